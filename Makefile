@@ -1,0 +1,101 @@
+# spark-jms. `make` alone lists what there is. Every target sets up what it needs, once.
+#
+# Variables: PYTHON (makes the virtual environment; default python3), VENV (.venv), JMSQ_CACHE (.cache),
+#            ARGS (more arguments for pytest, the demo or the benchmarks), JAVA_HOME (tried first when looking for Java).
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory --warn-undefined-variables
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+JMSQ_CACHE ?= $(CURDIR)/.cache
+override JMSQ_CACHE := $(abspath $(JMSQ_CACHE))
+export JMSQ_CACHE
+
+PY := $(abspath $(VENV))/bin/python
+JAVA_FILE := $(JMSQ_CACHE)/java-home
+INSTALLED := $(VENV)/.jmsq-installed
+INSTALLED_BENCH := $(VENV)/.jmsq-installed-bench
+
+# Spark's workers run the python3 of the PATH unless told; a foreign SPARK_HOME would be another Spark than the pinned one.
+export PYSPARK_PYTHON := $(PY)
+export PYSPARK_DRIVER_PYTHON := $(PY)
+export PYTHONUNBUFFERED := 1
+unexport SPARK_HOME
+
+# Commands that start Spark run with the Java that set-up found.
+SPARK_RUN := JAVA_HOME="$$(cat '$(JAVA_FILE)')" $(PY)
+FAST_TESTS := $(wildcard tests/unit tests/contract tests/simulation)
+
+.PHONY: help
+help: ## this list
+	@awk 'BEGIN {FS = ":.*## "; print "make TARGET, where TARGET is one of"} \
+	  /^[a-z-]+:.*## / {printf "  %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+.PHONY: setup
+setup: $(INSTALLED) java jars ## virtual environment, Java, Delta's jars: once (offline afterwards)
+
+.PHONY: demo
+demo: setup ## a year of flights through queues and topics, with a kill in the middle and a computed account
+	@$(SPARK_RUN) -m spark_jms.demo $(ARGS)
+
+.PHONY: test
+test: setup lint ## everything CI runs: set-up, lint, every test layer (under 30 minutes)
+	@$(SPARK_RUN) -m pytest -q tests $(ARGS)
+
+.PHONY: check
+check: lint ## format, lint, types, architecture, fast tests (under 3 minutes; needs no Java)
+	@$(PY) -m pytest -q $(FAST_TESTS) $(ARGS)
+
+.PHONY: lint
+lint: $(INSTALLED) ## format, lint, types, architecture
+	@echo "== ruff" && $(PY) -m ruff format --check --quiet . || { echo "run: make format" >&2; exit 1; }
+	@$(PY) -m ruff check --quiet .
+	@echo "== mypy" && $(PY) -m mypy --no-error-summary
+	@echo "== import-linter" && $(abspath $(VENV))/bin/lint-imports --no-logo
+
+.PHONY: format
+format: $(INSTALLED) ## format the code and apply ruff's safe fixes
+	@$(PY) -m ruff check --quiet --fix . || true
+	@$(PY) -m ruff format .
+
+.PHONY: bench
+bench: setup $(INSTALLED_BENCH) ## benchmarks, side by side with Spark's Kafka connector and Delta's own streaming
+	@$(SPARK_RUN) benchmarks/run.py $(ARGS)
+
+.PHONY: soak
+soak: setup ## the tests that take minutes to hours
+	@$(SPARK_RUN) -m pytest -q -m soak tests $(ARGS)
+
+.PHONY: clean
+clean: ## remove what builds and tests leave behind (keeps .venv and the cached jars)
+	@rm -rf build dist ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis \
+	  spark-warehouse metastore_db derby.log
+	@find . \( -path ./.git -o -path './$(VENV)' -o -path ./.cache \) -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf
+
+# ---- set-up, one stamp a step ---------------------------------------------------------------------------------------
+
+$(PY):
+	@bash spark_jms/setup/venv.sh '$(PYTHON)' '$(VENV)'
+
+$(INSTALLED): setup.py constraints.txt | $(PY)
+	@echo "== Python packages into $(VENV) (once; about a minute)"
+	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,demo]'
+	@touch $@
+
+$(INSTALLED_BENCH): $(INSTALLED)
+	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	@touch $@
+
+# Asked every time (it takes a moment): a Java that is gone, or another JAVA_HOME, is noticed.
+.PHONY: java
+java: $(INSTALLED)
+	@$(PY) -m spark_jms.setup java --install --write '$(JAVA_FILE)'
+
+.PHONY: jars
+jars: java
+	@$(SPARK_RUN) -m spark_jms.setup jars

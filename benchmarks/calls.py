@@ -1,0 +1,111 @@
+"""The in-process calls of spark-jms that commit and planning time are measured by: one function for each, nothing else.
+
+Only this file knows the names. Commit: the plain client's `producer.send` (one message, one commit). Planning: the
+reader that Spark itself would call, `latestOffset` and `partitions`. Housekeeping: the round that runs beside readers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from benchmarks.errors import CellFailedError
+
+BODY = b"x" * 16
+NEVER = 2**62
+
+
+def apply(root: Path, destinations: Mapping[str, Mapping[str, Any]]) -> None:
+    """Creates destinations."""
+    import spark_jms
+
+    root.mkdir(parents=True, exist_ok=True)
+    spark_jms.apply(str(root), {"destinations": {name: dict(kind) for name, kind in destinations.items()}})
+
+
+@contextlib.contextmanager
+def committer(root: Path, destination: str, *, housekeeping: bool) -> Iterator[Callable[[], None]]:
+    """A call that sends one message, durably, in one commit; without housekeeping, senders do no upkeep either."""
+    import spark_jms
+
+    with contextlib.ExitStack() as stack:
+        if not housekeeping:
+            stack.enter_context(patch("spark_jms.log.housekeeping._SINK_ONLY_EVERY_VERSIONS", NEVER))
+        context = stack.enter_context(spark_jms.connect(str(root), housekeeping=False))
+        producer = context.producer(destination)
+
+        def commit() -> None:
+            producer.send(body=BODY)
+
+        yield commit
+
+
+def housekeep(root: Path, destination: str) -> None:
+    """One round of what runs beside every reader: purge, compaction, log checkpoint, clean-up when it is due."""
+    from spark_jms.checkpoint.housekeeper import Housekeeper
+    from spark_jms.log.domain import Domain
+    from store import open_store
+
+    domain = Domain(str(root))
+    with open_store(domain.store_uri) as store:
+        housekeeper = Housekeeper(domain, store, destination)
+        try:
+            if not housekeeper.run():
+                raise CellFailedError(f"somebody else does the housekeeping of {destination}")
+        finally:
+            housekeeper.close()
+
+
+def fill(spark: Any, root: Path, destination: str, messages: int, tasks: int) -> None:
+    """One batch send of small messages from so many tasks."""
+    frame = spark.range(0, messages, 1, tasks).selectExpr("cast(cast(id as string) as binary) as body")
+    writer = frame.write.format("jmsq").option("root", str(root)).option("destination", destination)
+    writer.mode("append").save()
+
+
+@contextlib.contextmanager
+def planner(root: Path, destination: str, limit: int | None, *, housekeeping: bool) -> Iterator[Callable[[], int]]:
+    """A call that plans one batch, of `limit` messages or of everything, and says how many partitions it has.
+
+    Each call acknowledges the batch before it, as in a query: the offsets go round as Spark sends them. A reader does
+    the housekeeping from a thread of its own; without housekeeping that task is taken from it.
+    """
+    from pyspark_jmsq import DefaultSource
+
+    options = {"root": str(root), "destination": destination}
+    if limit is not None:
+        options["maxMessagesPerTrigger"] = str(limit)
+    reader: Any = DefaultSource(options).streamReader(None)
+    offset = reader.initialOffset()
+    read_limit = reader.getDefaultReadLimit()
+    if not housekeeping:
+        reader._open(offset["consumer"])
+        reader._cleaning.close()
+
+    def plan() -> int:
+        nonlocal offset
+        end = reader.latestOffset(offset, read_limit)
+        count = len(reader.partitions(offset, end))
+        if count == 0:
+            raise CellFailedError("nothing was there to plan")
+        offset = end
+        return count
+
+    try:
+        yield plan
+    finally:
+        reader.stop()
+
+
+def version_and_files(root: Path, destination: str) -> tuple[int, int]:
+    """Version and number of active files of the destination's table, found under the root by its name."""
+    from deltalake import DeltaTable
+
+    logs = [log.parent for log in root.rglob("_delta_log") if destination in log.parent.relative_to(root).parts]
+    if not logs:
+        raise FileNotFoundError(f"no Delta table of {destination!r} under the root")
+    table = DeltaTable(str(min(logs, key=lambda path: len(path.parts))))
+    return table.version(), len(table.file_uris())

@@ -1,0 +1,74 @@
+"""spark-jms itself, as the two contracts of a peer want it: through its public surface only."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.base import Sender
+from benchmarks.workbench import Workbench
+
+DESTINATION = "orders"
+MEMBERS = 4
+ALL = "jmsq all columns"
+TWO = "jmsq body,sequence"
+
+
+class JmsqPeer:
+    """A root for each destination number, holding one distributed queue of 4 members."""
+
+    family = "jmsq"
+    consumes = True
+    sink_cell = "jmsq"
+    source_cells: tuple[str, ...] = (ALL, TWO)
+    latency_cell = "jmsq"
+
+    def __init__(self, bench: Workbench) -> None:
+        self._bench = bench
+        self._home = bench.new_path("jmsq")
+
+    def begin(self, number: int) -> None:
+        import spark_jms
+
+        root = self._root(number)
+        root.mkdir(parents=True, exist_ok=True)
+        spark_jms.apply(str(root), {"destinations": {DESTINATION: {"kind": "distributed-queue", "members": MEMBERS}}})
+
+    def sink(self, frame: Any, number: int) -> Any:
+        renamed = frame.withColumnRenamed("value", "body")
+        writer = renamed.writeStream.format("jmsq").option("root", str(self._root(number)))
+        return writer.option("destination", DESTINATION)
+
+    def source(self, cell: str, number: int) -> Any:
+        reader = self._bench.spark.readStream.format("jmsq").option("root", str(self._root(number)))
+        reader = reader.option("destination", DESTINATION)
+        if cell == TWO:
+            reader = reader.option("columns", "body,sequence")
+        return reader.load()
+
+    def latency_source(self, number: int) -> Any:
+        return self.source(ALL, number)
+
+    @contextlib.contextmanager
+    def sender(self, number: int) -> Iterator[Sender]:
+        import spark_jms
+
+        with spark_jms.connect(str(self._root(number))) as context:
+            producer = context.producer(DESTINATION)
+
+            def send(payloads: Sequence[bytes]) -> None:
+                if len(payloads) == 1:
+                    producer.send(body=payloads[0])
+                else:
+                    producer.send_many([{"body": payload} for payload in payloads])
+
+            yield send
+
+    def end(self, number: int) -> None:
+        shutil.rmtree(self._root(number), ignore_errors=True)
+
+    def _root(self, number: int) -> Path:
+        return self._home / f"root-{number}"

@@ -1,0 +1,128 @@
+"""From produce to read at 100 messages a second: producer -> source query (processingTime 0) -> foreachBatch.
+
+A message is stamped with the time it was *due* by the clock of the rate, not with the time its turn came: a producer
+that is held up by its own commit pays for the messages that wait meanwhile. Read is when foreachBatch has the rows in
+hand. Windows alternate between the peers; the start of each is warm-up, and the whole first window is the cold one.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.errors import CellFailedError
+from benchmarks.measure import PAYLOAD_BYTES, Meter, settle
+from benchmarks.peers import LatencyPeer, Sender
+from benchmarks.results import Comparison, Sample
+from benchmarks.stats import percentile, steady
+from benchmarks.workbench import Workbench
+
+P50, P99 = "latency p50", "latency p99"
+BURST_S = 0.01
+FIRST_MESSAGE_TIMEOUT_S = 90
+DRAIN_TIMEOUT_S = 30
+PRIME = 0  # a message that is due at 0 is not measured: it shows that the road is open
+_PAD = os.urandom(PAYLOAD_BYTES).hex().encode()
+
+
+@dataclass
+class Window:
+    """What arrived of one window: (due ns, latency ms) of every message, and how often the priming one was seen."""
+
+    got: list[tuple[int, float]] = field(default_factory=list)
+    primed: threading.Event = field(default_factory=threading.Event)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def on_batch(self, frame: Any, batch_id: int) -> None:
+        rows = frame.selectExpr("cast(split(cast(body as string), ' ')[0] as bigint) as due").collect()
+        now = time.time_ns()
+        with self.changed:
+            self.got.extend((row.due, (now - row.due) / 1e6) for row in rows if row.due != PRIME)
+            self.changed.notify_all()
+        if any(row.due == PRIME for row in rows):
+            self.primed.set()
+
+
+def payload(due_ns: int) -> bytes:
+    """1 KiB: the time in ns, a space, and random hexadecimal."""
+    head = b"%d " % due_ns
+    return head + _PAD[: PAYLOAD_BYTES - len(head)]
+
+
+def run(bench: Workbench, peers: Sequence[LatencyPeer]) -> None:
+    windows = bench.options.runs + 1
+    bench.recorder.part("latency", windows * len(peers))
+    for peer in peers:
+        if peer.latency_cell != "spark-kafka":
+            bench.recorder.compare(Comparison(P50, peer.latency_cell, "spark-kafka", 1.2, at_least=False))
+            bench.recorder.compare(Comparison(P99, peer.latency_cell, "spark-kafka"))
+    for number in range(windows):
+        for peer in peers:
+            bench.recorder.doing(f"latency {peer.latency_cell}")
+            cells = [(P50, peer.latency_cell), (P99, peer.latency_cell)]
+            bench.recorder.attempt(cells, lambda peer=peer, number=number: _window(bench, peer, number))  # type: ignore[misc]
+            bench.recorder.step()
+
+
+def _window(bench: Workbench, peer: LatencyPeer, run_number: int) -> None:
+    """One window of one peer on a destination of its own."""
+    number = 100_000 + run_number
+    peer.begin(number)
+    settle(bench.spark)
+    window = Window()
+    writer = peer.latency_source(number).writeStream.foreachBatch(window.on_batch)
+    writer = writer.option("checkpointLocation", str(bench.new_path("checkpoint")))
+    query = writer.trigger(processingTime="0 seconds").start()
+    try:
+        with peer.sender(number) as send:
+            send([payload(PRIME)])
+            if not window.primed.wait(FIRST_MESSAGE_TIMEOUT_S):
+                raise CellFailedError(f"no message within {FIRST_MESSAGE_TIMEOUT_S} s; query: {query.exception()}")
+            with Meter() as meter:
+                start_ns, sent = produce(send, bench.options.rate, bench.options.warm_s + bench.options.latency_s)
+                with window.changed:
+                    whole = window.changed.wait_for(lambda: len(window.got) >= sent, DRAIN_TIMEOUT_S)
+    finally:
+        query.stop()
+    peer.end(number)
+    if not whole or len(window.got) != sent:
+        raise CellFailedError(f"{len(window.got):,} of {sent:,} messages arrived")
+    found = steady(window.got, start_ns, bench.options.warm_s)
+    detail: dict[str, float | str] = {"messages": len(found), "max_ms": round(max(found), 1)}
+    for table, percent in ((P50, 50), (P99, 99)):
+        value = percentile(found, percent)
+        sample = Sample(table, peer.latency_cell, run_number, value, "ms", meter.seconds, meter.noise, detail)
+        bench.recorder.sample(sample)
+
+
+def produce(send: Sender, rate: int, seconds: float) -> tuple[int, int]:
+    """A thread sends what is due every 10 ms until rate × seconds are sent. Start in epoch ns, and the count."""
+    total, failure = round(rate * seconds), []
+    start_ns, start = time.time_ns(), time.perf_counter()
+
+    def work() -> None:
+        sent = 0
+        try:
+            while sent < total:
+                due = min(int((time.perf_counter() - start) * rate) + 1, total)
+                if due > sent:
+                    send([payload(start_ns + int(number * 1e9 / rate)) for number in range(sent, due)])
+                    sent = due
+                time.sleep(BURST_S)
+        except Exception as error:  # noqa: BLE001 - raised below, in the thread that waits
+            failure.append(error)
+
+    thread = threading.Thread(target=work, name="producer", daemon=True)
+    thread.start()
+    thread.join(seconds * 4 + 60)
+    if failure:
+        raise CellFailedError(f"the producer failed: {type(failure[0]).__name__}: {failure[0]}") from failure[0]
+    if thread.is_alive():
+        raise CellFailedError(
+            f"the producer cannot keep {rate} messages a second: not done after {seconds * 4 + 60:.0f} s"
+        )
+    return start_ns, total

@@ -1,0 +1,113 @@
+"""What every cell needs: a meter for time and noise, the input made once, and one way to run a query to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.errors import CellFailedError
+from benchmarks.results import Noise
+
+PAYLOAD_BYTES = 1024
+INPUT_FILES = 16
+FILES_PER_BATCH = 4  # 16 files, 4 at a time: 4 micro-batches
+QUERY_TIMEOUT_S = 1800
+
+
+class Meter:
+    """Wall time of a block, the load before it, and the share of all cores that processes not ours used meanwhile.
+
+    Ours are this process and all below it: the JVM, the Python workers, the broker. The processor time of workers that
+    ended is in their parents' account of reaped children. Not exact (a worker reaped by init is lost): a hint.
+    """
+
+    seconds = 0.0
+    noise = Noise(0.0, 0.0)
+
+    def __enter__(self) -> Meter:
+        self._load = os.getloadavg()[0]
+        self._own, self._busy = own_cpu_s(), machine_busy_s()
+        self._start = time.perf_counter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.seconds = time.perf_counter() - self._start
+        others = machine_busy_s() - self._busy - (own_cpu_s() - self._own)
+        cores = psutil.cpu_count() or 1
+        share = min(1.0, max(0.0, others / (self.seconds * cores))) if self.seconds > 0 else 0.0
+        self.noise = Noise(round(self._load, 2), round(share, 3))
+
+
+def own_cpu_s() -> float:
+    """Processor seconds of this process, everything alive below it, and what these have reaped."""
+    me, total = psutil.Process(), 0.0
+    for process in [me, *me.children(recursive=True)]:
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            total += times.user + times.system
+            total += getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
+    return total
+
+
+def machine_busy_s() -> float:
+    """Processor seconds of the whole machine that were not idle; time stolen by the host counts as others'."""
+    times = psutil.cpu_times()
+    names = ("user", "nice", "system", "irq", "softirq", "steal")
+    return float(sum(getattr(times, name, 0.0) for name in names))
+
+
+def settle(spark: Any) -> None:
+    """Between cells: dirty pages to disk and garbage collected, so that no cell pays for the one before it."""
+    os.sync()
+    spark.sparkContext._jvm.System.gc()
+
+
+def input_directory(cache: Path, rows: int) -> Path:
+    """Parquet of one column `value`, 1 KiB of random bytes a row, uncompressed; made once for a number of rows."""
+    home = cache / "input" / f"random-{rows}x{PAYLOAD_BYTES}-{INPUT_FILES}"
+    if (home / "_DONE").exists():
+        return home
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir(parents=True)
+    random = np.random.default_rng(7)
+    for number in range(INPUT_FILES):
+        count = rows // INPUT_FILES + (number < rows % INPUT_FILES)
+        data = pa.py_buffer(random.bytes(count * PAYLOAD_BYTES))
+        fixed = pa.FixedSizeBinaryArray.from_buffers(pa.binary(PAYLOAD_BYTES), count, [None, data])
+        table = pa.table({"value": fixed.cast(pa.binary())})
+        path = home / f"part-{number:04d}.parquet"
+        pq.write_table(table, path, compression="none", use_dictionary=False, row_group_size=16384)
+    (home / "_DONE").touch()
+    return home
+
+
+def input_stream(spark: Any, home: Path) -> Any:
+    stream = spark.readStream.schema("value binary").option("maxFilesPerTrigger", FILES_PER_BATCH)
+    return stream.parquet(str(home))
+
+
+def run_to_end(writer: Any, rows: int) -> dict[str, float | str]:
+    """Runs the query with AvailableNow and proves that it moved exactly `rows` rows; says its batches."""
+    query = writer.trigger(availableNow=True).start()
+    try:
+        if not query.awaitTermination(QUERY_TIMEOUT_S):
+            raise CellFailedError(f"the query did not end within {QUERY_TIMEOUT_S} s")
+        progress = [p for p in query.recentProgress if p["numInputRows"] > 0]
+    finally:
+        query.stop()
+    moved = sum(p["numInputRows"] for p in progress)
+    if moved != rows:
+        raise CellFailedError(f"moved {moved:,} of {rows:,} rows")
+    return {"batches": len(progress), "batch_ms": " ".join(str(p["batchDuration"]) for p in progress)}

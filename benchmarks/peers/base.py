@@ -1,0 +1,46 @@
+"""The two contracts of a peer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+Sender = Callable[[Sequence[bytes]], None]
+"""Hands the payloads over; may return before they are durable, as the peer's ordinary client does."""
+
+
+class ThroughputPeer(Protocol):
+    """One sink cell and its source cells.
+
+    `begin(n)` makes an empty destination number n, `end(n)` deletes it. `sink` gets a stream of one column `value`.
+    Where reading consumes (`consumes`), every source cell is given a destination of its own, filled by the same sink.
+    """
+
+    family: str
+    sink_cell: str
+    source_cells: tuple[str, ...]
+    consumes: bool
+
+    def begin(self, number: int) -> None: ...
+
+    def sink(self, frame: Any, number: int) -> Any: ...
+
+    def source(self, cell: str, number: int) -> Any: ...
+
+    def end(self, number: int) -> None: ...
+
+
+class LatencyPeer(Protocol):
+    """Producer and source of the latency part; `source` has a binary column `body`."""
+
+    family: str
+    latency_cell: str
+
+    def begin(self, number: int) -> None: ...
+
+    def latency_source(self, number: int) -> Any: ...
+
+    def sender(self, number: int) -> AbstractContextManager[Sender]: ...
+
+    def end(self, number: int) -> None: ...

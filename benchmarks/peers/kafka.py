@@ -1,0 +1,197 @@
+"""Spark's Kafka connector, and the single-node KRaft broker it talks to: on loopback, started and stopped here."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import shutil
+import socket
+import subprocess
+import time
+import uuid
+from base64 import urlsafe_b64encode
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import jars
+from benchmarks.errors import PeerMissingError
+from benchmarks.peers.base import Sender
+from benchmarks.workbench import Workbench
+
+HEAP = "1g"
+START_TIMEOUT_S = 120
+STOP_TIMEOUT_S = 30
+CALL_TIMEOUT_S = 30
+PARTITIONS = 4
+
+SERVER = """\
+process.roles=broker,controller
+node.id=1
+controller.listener.names=CONTROLLER
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+controller.quorum.bootstrap.servers=127.0.0.1:{controller}
+log.dirs={data}
+num.partitions=4
+auto.create.topics.enable=false
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=4
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+group.initial.rebalance.delay.ms=0
+log.segment.delete.delay.ms=1000
+"""
+LOGGING = """\
+status = off
+rootLogger.level = warn
+rootLogger.appenderRef.c.ref = C
+appender.c.type = Console
+appender.c.name = C
+appender.c.target = SYSTEM_ERR
+appender.c.layout.type = PatternLayout
+appender.c.layout.pattern = %d %p %c{1}: %m%n
+"""
+
+
+class Broker:
+    """One Java process; `stop` ends exactly that process, and is called at exit whatever happens.
+
+    Where `setpriv` exists the kernel ends it too when this process dies without saying goodbye.
+    """
+
+    def __init__(self, home: Path, broker_jars: list[Path]) -> None:
+        self._home = home
+        self._jars = broker_jars
+        self._process: subprocess.Popen[bytes] | None = None
+        self.bootstrap = ""
+
+    def start(self) -> None:
+        conf = self._home / "conf"
+        conf.mkdir(parents=True)
+        (conf / "log4j2.properties").write_text(LOGGING, encoding="utf-8")
+        port, controller = free_ports(2)
+        self.bootstrap = f"127.0.0.1:{port}"
+        properties = conf / "server.properties"
+        text = SERVER.format(port=port, controller=controller, data=self._home / "data")
+        properties.write_text(text, encoding="utf-8")
+        self._format(properties)
+        leash = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
+        command = [*leash, *self._java(f"-Xms{HEAP}", f"-Xmx{HEAP}", "-XX:+UseG1GC"), "kafka.Kafka", str(properties)]
+        with (self._home / "broker.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        atexit.register(self.stop)
+        self._wait_until_up()
+
+    def stop(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(STOP_TIMEOUT_S)
+        shutil.rmtree(self._home, ignore_errors=True)
+
+    def _java(self, *options: str) -> list[str]:
+        path = ":".join([str(self._home / "conf"), *(str(jar) for jar in self._jars)])
+        return [jars.java(), *options, "-cp", path]
+
+    def _format(self, properties: Path) -> None:
+        cluster = urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+        # A leading dash would be read as an option.
+        arguments = ["format", "--standalone", "-c", str(properties), "-t", cluster.replace("-", "A")]
+        command = [*self._java("-Xmx256m"), "kafka.tools.StorageTool", *arguments]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False)
+        if run.returncode != 0:
+            raise PeerMissingError(f"Kafka {jars.KAFKA}: formatting failed: {(run.stdout + run.stderr)[-300:]}")
+
+    def _wait_until_up(self) -> None:
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import AdminClient
+
+        admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if self._process is None or self._process.poll() is not None:
+                raise PeerMissingError(f"Kafka {jars.KAFKA}: the broker died: {self._log_tail()}")
+            with contextlib.suppress(KafkaException):
+                admin.list_topics(timeout=2)
+                return
+        raise PeerMissingError(f"Kafka {jars.KAFKA}: not up within {START_TIMEOUT_S} s: {self._log_tail()}")
+
+    def _log_tail(self) -> str:
+        return (self._home / "broker.log").read_text(encoding="utf-8", errors="replace")[-300:]
+
+
+class KafkaPeer:
+    """Topics of 4 partitions; acks=all, a linger of 5 ms and batches of 128 KiB: what it does best with here."""
+
+    family = "kafka"
+    consumes = False
+    sink_cell = "spark-kafka"
+    source_cells: tuple[str, ...] = ("spark-kafka",)
+    latency_cell = "spark-kafka"
+
+    def __init__(self, bench: Workbench, broker: Broker) -> None:
+        from confluent_kafka.admin import AdminClient
+
+        self._bench = bench
+        self._bootstrap = broker.bootstrap
+        self._admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+
+    def begin(self, number: int) -> None:
+        from confluent_kafka.admin import NewTopic
+
+        made = self._admin.create_topics([NewTopic(self._topic(number), PARTITIONS, 1)])
+        for future in made.values():
+            future.result(CALL_TIMEOUT_S)
+
+    def sink(self, frame: Any, number: int) -> Any:
+        writer = frame.writeStream.format("kafka").option("kafka.bootstrap.servers", self._bootstrap)
+        writer = writer.option("topic", self._topic(number)).option("kafka.acks", "all")
+        return writer.option("kafka.linger.ms", "5").option("kafka.batch.size", "131072")
+
+    def source(self, cell: str, number: int) -> Any:
+        reader = self._bench.spark.readStream.format("kafka").option("kafka.bootstrap.servers", self._bootstrap)
+        return reader.option("subscribe", self._topic(number)).option("startingOffsets", "earliest").load()
+
+    def latency_source(self, number: int) -> Any:
+        return self.source(self.latency_cell, number).withColumnRenamed("value", "body")
+
+    @contextlib.contextmanager
+    def sender(self, number: int) -> Iterator[Sender]:
+        from confluent_kafka import Producer
+
+        producer = Producer({"bootstrap.servers": self._bootstrap, "linger.ms": 0, "acks": "all"})
+
+        def send(payloads: Sequence[bytes]) -> None:
+            for payload in payloads:
+                producer.produce(self._topic(number), value=payload)
+            producer.poll(0)
+
+        yield send
+        producer.flush(CALL_TIMEOUT_S)
+
+    def end(self, number: int) -> None:
+        for future in self._admin.delete_topics([self._topic(number)]).values():
+            future.result(CALL_TIMEOUT_S)
+
+    def _topic(self, number: int) -> str:
+        return f"bench-{number}"
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports free now; another process may take one before the broker does, then the start fails by name."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for listening in sockets:
+            listening.bind(("127.0.0.1", 0))
+        return [int(listening.getsockname()[1]) for listening in sockets]

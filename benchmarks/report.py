@@ -1,0 +1,161 @@
+"""Results as tables: for the terminal (rich) and for docs/BENCHMARKS.md. Pure: results in, text out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.markup import escape
+from rich.table import Table
+
+from benchmarks.results import Results
+from benchmarks.stats import COLD_RUN, Spread
+
+HEADINGS = ("cell", "median", "min–max", "cold run", "ratio (pair by pair)", "against", "target", "", "noise")
+QUICK = "A quick run: too small to be warm. It shows that everything works and is NOT honest for publishing."
+METHOD = """\
+All cells of a table were measured in one run of `make bench`, in turn (A B C A B C …), after one cold cycle that is
+shown and not counted. Spark runs as `{master}`, one session (one JVM) for all peers; messages are 1 KiB of random
+bytes; between cells dirty pages are written to disk and garbage is collected. Throughput is messages over the wall
+time of the whole query, its start included. **sink**: Parquet file stream of {rows:,} messages → destination,
+AvailableNow, 4 micro-batches. **source**: the same data → `noop`, AvailableNow; each query is proved to have moved
+every row. **latency**: {rate} messages a second for {latency_s:g} s after {warm_s:g} s of warm-up, processingTime 0,
+checkpoint on local disk; from the time a message was due at the producer to the time `foreachBatch` has it.
+**commit** is one `send` of the plain client; **planning** is `latestOffset` + `partitions`; their destinations are
+sampled in turn, {rounds} rounds. A ratio is taken of the two cells of the same cycle; its spread is the smallest and
+largest of these pairs. *Noise* is the worst of the counted runs: load average before a cell / share of all cores that
+other processes used during it. The peers: Spark's Kafka connector against one KRaft broker on loopback (4 partitions,
+acks=all, linger 5 ms, batches of 128 KiB, no keys), and Delta's own streaming, with its defaults and tuned
+(`snapshotPartitions=2`, no statistics)."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table, as text."""
+
+    cell: str
+    median: str
+    low_high: str
+    cold: str
+    ratio: str
+    against: str
+    target: str
+    verdict: str
+    noise: str
+
+    def fields(self) -> tuple[str, ...]:
+        return (
+            *(self.cell, self.median, self.low_high, self.cold, self.ratio),
+            *(self.against, self.target, self.verdict, self.noise),
+        )
+
+
+def number(value: float) -> str:
+    """Three figures where they matter: 123,456 · 123 · 12.3 · 1.23."""
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def low_high(found: Spread) -> str:
+    return f"{number(found.low)}–{number(found.high)}"
+
+
+def rows(results: Results, table: str) -> list[Row]:
+    """One row for each cell, the absent ones with their reason in the place of the figures."""
+    return [_row(results, table, cell) for cell in results.cells(table)]
+
+
+def _row(results: Results, table: str, cell: str) -> Row:
+    figure, comparison = results.figure(table, cell), results.comparison(table, cell)
+    cold = results.by_run(table, cell).get(COLD_RUN)
+    ratio_text = against = target = verdict = ""
+    if comparison is not None:
+        ratio = results.ratio(comparison)
+        ratio_text = f"{ratio.median:.2f} × ({ratio.low:.2f}–{ratio.high:.2f})" if ratio else "–"
+        against, target = comparison.against, comparison.target
+        said = comparison.verdict(ratio)
+        verdict = "" if said == "no target" else said
+    absence, noise, note = results.absence(table, cell), results.noise(table, cell), results.note(table, cell)
+    name = f"{cell} ({note})" if note else cell
+    if figure is None:
+        median, spread_text = absence or "no counted run", ""
+    else:
+        median, spread_text = number(figure.median), low_high(figure)
+        if absence is not None:
+            median += f" ({figure.count} runs; then {absence})"
+    return Row(
+        cell=name,
+        median=median,
+        low_high=spread_text,
+        cold=number(cold) if cold is not None else "",
+        ratio=ratio_text,
+        against=against,
+        target=target,
+        verdict=verdict,
+        noise=f"{noise.load_before:.1f} / {noise.others_cpu_share:.0%}" if noise else "",
+    )
+
+
+def terminal_tables(results: Results) -> list[Table]:
+    """One rich table for each table of results."""
+    styles = {"met": "green", "missed": "red", "not measured": "yellow"}
+    tables = []
+    for name in results.tables():
+        table = Table(title=_title(results, name), title_justify="left", show_lines=False)
+        for heading in HEADINGS:
+            table.add_column(heading, overflow="fold")
+        for row in rows(results, name):
+            style = styles.get(row.verdict)
+            fields = [escape(text) for text in row.fields()]
+            if style:
+                fields[7] = f"[{style}]{fields[7]}[/{style}]"
+            table.add_row(*fields)
+        tables.append(table)
+    return tables
+
+
+def markdown(results: Results, date: str) -> str:
+    """docs/BENCHMARKS.md, whole."""
+    lines = ["# Benchmarks", "", f"Written by `make bench` (`benchmarks/run.py --write-docs`), {date}.", ""]
+    if results.options.get("quick"):
+        lines += [f"**{QUICK}**", ""]
+    lines += ["## The machine", "", *(f"- {name}: {value}" for name, value in results.machine.items()), ""]
+    lines += ["## How it is measured", "", METHOD.format(**{"master": "local[2]", **results.options}), ""]
+    lines += ["## Targets", "", *_targets(results), ""]
+    for name in results.tables():
+        lines += [f"## {_title(results, name)}", "", *_markdown_table(rows(results, name)), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def targets(results: Results) -> list[tuple[str, str, str, str, str]]:
+    """(table, cell, ratio, target, verdict) of every comparison that has a target."""
+    found: list[tuple[str, str, str, str, str]] = []
+    for comparison in results.comparisons:
+        if comparison.bound is not None:
+            ratio = results.ratio(comparison)
+            text = f"{ratio.median:.2f} × ({ratio.low:.2f}–{ratio.high:.2f})" if ratio else "–"
+            what = f"{comparison.cell} ÷ {comparison.against}"
+            found.append((comparison.table, what, text, comparison.target, comparison.verdict(ratio)))
+    return found
+
+
+def _targets(results: Results) -> list[str]:
+    lines = ["| | ratio | measured | target | |", "|---|---|---|---|---|"]
+    lines += [f"| {' | '.join(_cell(text) for text in target)} |" for target in targets(results)]
+    return lines
+
+
+def _title(results: Results, table: str) -> str:
+    unit = results.unit(table)
+    return f"{table} ({unit})" if unit else table
+
+
+def _markdown_table(found: Sequence[Row]) -> list[str]:
+    lines = [f"| {' | '.join(HEADINGS)} |", "|---|---:|---:|---:|---:|---|---|---|---|"]
+    lines += [f"| {' | '.join(_cell(text) for text in row.fields())} |" for row in found]
+    return lines
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,89 @@
+"""What the parts share: the Spark session, the work directory, the cache, the options and the recorder."""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.recorder import Recorder
+
+MASTER = "local[2]"
+PARTS = ("sink", "source", "latency", "commit", "planning")
+FAMILIES = ("jmsq", "kafka", "delta")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How much of what to measure."""
+
+    rows: int
+    runs: int
+    parts: tuple[str, ...]
+    only: tuple[str, ...]
+    quick: bool
+    latency_s: float
+    warm_s: float
+    rate: int
+    versions: tuple[int, ...]
+    files: tuple[int, ...]
+    backlogs: tuple[int, ...]
+    rounds: int
+    build_budget_s: float
+
+    def __post_init__(self) -> None:
+        for name, given, known in (("--parts", self.parts, PARTS), ("--only", self.only, FAMILIES)):
+            unknown = sorted(set(given) - set(known))
+            if unknown:
+                raise ValueError(f"{name}: {', '.join(unknown)} is not one of {', '.join(known)}")
+        for name, value in (
+            ("--rows", self.rows),
+            ("--runs", self.runs),
+            ("--rate", self.rate),
+            ("--rounds", self.rounds),
+        ):
+            if value < 1:
+                raise ValueError(f"{name} must be 1 or more, not {value}")
+
+    def wants(self, *parts: str) -> bool:
+        return bool(set(parts) & set(self.parts))
+
+
+@dataclass
+class Workbench:
+    """One session for all peers: the connector's jars on its class path, Delta's as the project's set-up adds them."""
+
+    spark: Any
+    work: Path
+    cache: Path
+    options: Options
+    recorder: Recorder
+
+    def new_path(self, purpose: str) -> Path:
+        """A path nobody used before, on the disk that all peers share."""
+        return self.work / f"{purpose}-{uuid.uuid4().hex[:12]}"
+
+
+def open_session(work: Path, connector_jars: list[Path]) -> Any:
+    """The project's own session, plus Kafka's connector on the class path (local mode: the driver runs the tasks)."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    from spark_jms.setup.session import spark_session
+
+    conf = {
+        "spark.driver.memory": "3g",
+        "spark.local.dir": str(work / "spark-local"),
+        "spark.sql.warehouse.dir": str(work / "warehouse"),
+        "spark.sql.shuffle.partitions": "4",
+        "spark.sql.streaming.numRecentProgressUpdates": "5000",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+    }
+    if connector_jars:
+        conf["spark.driver.extraClassPath"] = os.pathsep.join(str(jar) for jar in connector_jars)
+    session = spark_session("spark-jms-bench", master=MASTER, delta=True, conf=conf)
+    session.sparkContext.setLogLevel("ERROR")
+    return session

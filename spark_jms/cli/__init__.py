@@ -1,0 +1,1 @@
+"""The `jmsq` command (C14): see `spark_jms.cli.main`."""

@@ -1,0 +1,53 @@
+"""`jmsq apply` and `jmsq list`: what destinations there are (C3, C14)."""
+
+from __future__ import annotations
+
+import click
+
+from spark_jms.cli.settings import Settings, command
+
+
+@command("apply", short_help="Create and change destinations as a module file says.")
+@click.argument("module", metavar="MODULE.yaml", type=click.Path(dir_okay=False))
+def apply(settings: Settings, module: str) -> None:
+    """Create and change destinations as a module file says.
+
+    Applying it again changes nothing. Members may be added while jobs run; they are removed only when they are empty.
+    Destinations that the file does not name stay as they are.
+    """
+    from spark_jms.module import apply as apply_module
+
+    changes = apply_module(settings.root, module)
+    if settings.as_json:
+        settings.out.document(changes)
+    else:
+        rows = [(change.destination, change.what, change.detail) for change in changes]
+        settings.out.table("", ("destination", "", "detail"), rows, "")
+
+
+@command("list", short_help="List the destinations with what they are declared as.")
+def list_destinations(settings: Settings) -> None:
+    """List the destinations with what they are declared as."""
+    from spark_jms.cli.output import human_bytes, human_ms
+    from spark_jms.module import declare
+
+    domain = settings.domain()
+    found = [domain.log(name).refresh().destination for name in domain.destinations()]
+    if settings.as_json:
+        settings.out.document(
+            [{"name": d.name, **declare(d), "subscriptions": sorted(d.subscriptions), "epoch": d.epoch} for d in found]
+        )
+        return
+    columns = ("destination", "kind", "members", "routing", "max message", "retention", "in doubt", "subscriptions")
+    rows = [
+        (d.name, d.kind, d.members, f"{d.routing} {list(d.weights)}" if d.weights else d.routing,
+         human_bytes(d.max_message_bytes), human_ms(d.retention_ms), human_ms(d.in_doubt_timeout_ms),
+         ", ".join(sorted(d.subscriptions)))
+        for d in found
+    ]  # fmt: skip
+    settings.out.table(
+        "", columns, rows, f"{domain.root} has no destinations: jmsq apply --root {domain.root} MODULE.yaml"
+    )
+
+
+COMMANDS = (apply, list_destinations)

@@ -1,0 +1,128 @@
+"""The `jmsq` command: apply, list, stat, send, receive, browse, purge, subscriptions, claims, acks … (C14, C16).
+
+Exit codes: 0 done · 1 error (one line on stderr) · 2 wrong usage · 3 receive: nothing came in time · 130 interrupted ·
+141 whoever read our output is gone. With --json an error is {"error": {"type", "message"}} on stderr.
+
+Command modules import click alone at their top; pyarrow, deltalake and rich are loaded by the command that runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from spark_jms.cli import administration, completion, destinations, messages, statistics
+from spark_jms.cli.settings import Settings, global_options
+
+EXIT_ERROR, EXIT_USAGE, EXIT_NOTHING, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, 3, 130, 141
+DEBUG_VARIABLE = "JMSQ_DEBUG"
+
+
+class _OutputGone(Exception):
+    """click ends the process with 1 on a broken pipe; this passes it by."""
+
+
+class Jmsq(click.Group):
+    """The group of all commands; its `main` turns every outcome into an exit code and at most one line."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError as error:
+            raise _OutputGone from error
+        return result
+
+    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, complete_var: str | None = None,
+             standalone_mode: bool = True, **extra: Any) -> Any:  # fmt: skip
+        if not standalone_mode:
+            return super().main(args, prog_name, complete_var, False, **extra)
+        given = list(sys.argv[1:] if args is None else args)
+        try:
+            result = super().main(given, prog_name or "jmsq", complete_var, False, **extra)
+            code = result if isinstance(result, int) else 0
+        except _OutputGone:
+            _silence_stdout()
+            code = EXIT_PIPE
+        except Exception as error:  # noqa: BLE001  what is not ours goes on up
+            code = _explain(error, "--json" in given)
+        sys.exit(code)
+
+
+def _explain(error: Exception, as_json: bool) -> int:
+    """Say what went wrong; the exit code."""
+    from spark_jms.errors import JmsqError
+    from store.errors import StoreError
+
+    kind, text, code = type(error).__name__, str(error), EXIT_ERROR
+    if isinstance(error, click.Abort):
+        code = EXIT_INTERRUPTED if isinstance(error.__cause__, KeyboardInterrupt) else EXIT_ERROR
+        kind, text = ("Interrupted", "interrupted") if code == EXIT_INTERRUPTED else ("Aborted", "nothing was done")
+    elif isinstance(error, click.ClickException):
+        text, code = error.format_message(), error.exit_code
+        if isinstance(error, click.UsageError) and error.ctx is not None:
+            text += f" (see `{error.ctx.command_path} --help`)"
+    elif not isinstance(error, (JmsqError, StoreError, OSError)):
+        raise error
+    if os.environ.get(DEBUG_VARIABLE):
+        import traceback
+
+        traceback.print_exception(error)
+    if as_json:
+        click.echo(json.dumps({"error": {"type": kind, "message": text}}), err=True)
+    else:
+        click.echo(f"jmsq: {text}", err=True)
+    return code
+
+
+def _silence_stdout() -> None:
+    """The interpreter flushes stdout when it ends; it must find something to flush to."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):  # stdout is no file (tests)
+        return
+
+
+def _version(context: click.Context, _: click.Parameter, value: bool) -> None:
+    if value and not context.resilient_parsing:
+        from spark_jms import __version__
+
+        click.echo(f"jmsq {__version__}")
+        context.exit()
+
+
+@click.group(
+    cls=Jmsq, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Exit codes: 0 done, 1 error, 2 wrong usage, 3 receive: nothing came in time, 130 interrupted.",
+)  # fmt: skip
+@global_options
+@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Show the version.")
+@click.pass_context
+def cli(context: click.Context) -> None:
+    """Message queues whose destinations are Delta tables.
+
+    A domain is a ROOT (a directory or an object store's URL) with destinations; `jmsq apply MODULE.yaml` makes them.
+    """
+    context.ensure_object(Settings)
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help(), err=True)
+        context.exit(EXIT_USAGE)
+
+
+for _command in (*destinations.COMMANDS, *statistics.COMMANDS, *messages.COMMANDS, *administration.COMMANDS,
+                 *completion.COMMANDS):  # fmt: skip
+    cli.add_command(_command)
+
+
+def main() -> None:
+    """The entry point of the `jmsq` script."""
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

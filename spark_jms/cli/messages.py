@@ -1,0 +1,340 @@
+"""`jmsq send`, `receive`, `browse`: messages from and to a shell, by the client package (C11, C14)."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import click
+
+from spark_jms.cli.settings import Settings, command, destination_argument
+
+if TYPE_CHECKING:
+    from spark_jms.cli.output import Output
+    from spark_jms.client import Browser, Consumer, Context, Message, Producer
+
+EXIT_NOTHING = 3
+_CHUNK_MESSAGES = 1000
+_READ_BYTES = 4 * 2**20
+_MAX_LINE_BYTES = 2**30
+_ACKNOWLEDGE_EVERY = 500  # messages, or
+_ACKNOWLEDGE_EVERY_S = 1.0
+_TABLE_LIMIT = 100
+_CLIPPED_CHARS = 80
+_WHOLE_BITS = {"byte": 8, "short": 16, "int": 32, "long": 64}
+_TYPES = ("string", "boolean", *_WHOLE_BITS, "float", "double")
+
+
+def _connect(settings: Settings) -> Context:
+    from spark_jms.client import connect
+
+    return connect(settings.root, housekeeping=False)
+
+
+# -- send -------------------------------------------------------------------------------------------------------------
+def _property(value: str) -> tuple[str, object]:
+    left, equals, text = value.partition("=")
+    name, colon, kind = left.partition(":")
+    if not equals or not name or (colon and kind not in _TYPES):
+        raise click.BadParameter(f"{value!r} is not NAME=VALUE or NAME:TYPE=VALUE, TYPE one of {', '.join(_TYPES)}")
+    try:
+        return name, _typed(kind or "string", text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no {kind} (property {name})") from None
+
+
+def _typed(kind: str, text: str) -> object:
+    if kind == "string":
+        return text
+    if kind == "boolean":
+        if text.lower() not in ("true", "false"):
+            raise ValueError(kind)
+        return text.lower() == "true"
+    if kind in ("float", "double"):
+        return float(text)
+    number, bits = int(text), _WHOLE_BITS[kind]
+    if not -(2 ** (bits - 1)) <= number < 2 ** (bits - 1):
+        raise ValueError(kind)
+    return number
+
+
+def _duration_ms(value: str) -> int:
+    from spark_jms.core.duration import parse_duration_ms
+
+    try:
+        return parse_duration_ms(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+@command("send", short_help="Send messages.")
+@destination_argument
+@click.option("--text", help="A text message.")
+@click.option(
+    "--file", "file", type=click.File("rb"), metavar="FILE", help="A file as one text message ('-': standard input)."
+)
+@click.option("--binary", is_flag=True, help="With --file: send its bytes as they are.")
+@click.option("--stdin", "lines", is_flag=True, help="Every line of standard input as a text message.")
+@click.option("-p", "--property", "properties", multiple=True, type=_property, metavar="NAME[:TYPE]=VALUE",
+              help=f"A property; TYPE is {', '.join(_TYPES)}. May be repeated.")  # fmt: skip
+@click.option("--group", "group_id", help="Unit of order (JMSXGroupID).")
+@click.option("--priority", type=click.IntRange(0, 9), help="0 to 9; 4 if not given.")
+@click.option("--correlation-id", help="JMSCorrelationID.")
+@click.option("--type", "type_", help="JMSType.")
+@click.option("--reply-to", help="JMSReplyTo.")
+@click.option(
+    "--time-to-live", type=_duration_ms, metavar="DURATION", help="Expires after so long, such as '10 minutes'."
+)
+@click.option("--delay", type=_duration_ms, metavar="DURATION", help="Is not delivered before so long.")
+@click.option("--count", type=click.IntRange(1), default=1, help="Send it so many times.")
+def send(settings: Settings, destination: str, text: str | None, file: BinaryIO | None, binary: bool, lines: bool,
+         properties: tuple[tuple[str, object], ...], type_: str | None, time_to_live: int | None, delay: int | None,
+         count: int, **headers: Any) -> None:  # fmt: skip
+    """Send messages: one --text, one --file, or every line of standard input with --stdin.
+
+    When the command ends with 0, all of them are in the table. Many messages are sent in chunks, each of which is one
+    commit: when sending fails in the middle, the error says how many were sent.
+    """
+    if [text is not None, file is not None, lines].count(True) != 1:
+        raise click.UsageError("give one of --text, --file and --stdin")
+    if lines and count != 1:
+        raise click.UsageError("--count does not go with --stdin")
+    if binary and file is None:
+        raise click.UsageError("--binary goes with --file")
+    common = {
+        **headers,
+        "properties": dict(properties),
+        "type": type_,
+        "time_to_live_ms": time_to_live,
+        "delivery_delay_ms": delay,
+    }
+    common = {name: value for name, value in common.items() if value not in (None, {})}
+    body: dict[str, Any] = {"text": text} if file is None else _file_body(file, binary)
+    with _connect(settings) as context:
+        producer = context.producer(destination)
+        if not lines and count == 1:
+            sent = producer.send(**body, **common)
+            _tell_sent(
+                settings,
+                destination,
+                1,
+                {"message_id": sent.message_id, "member": sent.member, "sequence": sent.sequence},
+            )
+            return
+        with settings.out.progress(f"sending to {destination}", None if lines else count) as bar:
+            for part in _lines(sys.stdin.buffer, common) if lines else _repeated({**body, **common}, count):
+                bar.advance(producer.send_many(part, chunk_messages=_CHUNK_MESSAGES).messages)
+        _tell_sent(settings, destination, bar.done, _commits(producer))
+
+
+def _file_body(file: BinaryIO, binary: bool) -> dict[str, Any]:
+    data = file.read()
+    if binary:
+        return {"body": data}
+    try:
+        return {"text": data.decode()}
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"{file.name} is not UTF-8 text (byte {error.start}): send it with --binary") from error
+
+
+def _repeated(message: dict[str, Any], count: int) -> Iterator[list[dict[str, Any]]]:
+    for done in range(0, count, _CHUNK_MESSAGES):
+        yield [message] * min(_CHUNK_MESSAGES, count - done)
+
+
+def _lines(source: BinaryIO, common: dict[str, Any]) -> Iterator[list[dict[str, Any]]]:
+    """What can be read without waiting is sent at once, so that a slow pipe's lines do not wait for each other."""
+    rest, number = b"", 0
+    read = getattr(source, "read1", source.read)
+    while data := read(_READ_BYTES):
+        *whole, rest = (rest + data).split(b"\n")
+        if len(rest) > _MAX_LINE_BYTES:
+            raise click.UsageError(
+                f"line {number + len(whole) + 1} of standard input is longer than {_MAX_LINE_BYTES} bytes"
+            )
+        if whole:
+            yield [{"text": _decoded(line, number + i + 1), **common} for i, line in enumerate(whole)]
+            number += len(whole)
+    if rest:
+        yield [{"text": _decoded(rest, number + 1), **common}]
+
+
+def _decoded(line: bytes, number: int) -> str:
+    try:
+        return line.removesuffix(b"\r").decode()
+    except UnicodeDecodeError as error:
+        raise click.UsageError(
+            f"line {number} of standard input is not UTF-8 text; the lines of the parts before it are sent"
+        ) from error
+
+
+def _commits(producer: Producer) -> dict[str, Any]:
+    return {"commits": producer.statistics().commits}
+
+
+def _tell_sent(settings: Settings, destination: str, count: int, more: dict[str, Any]) -> None:
+    if settings.as_json:
+        settings.out.document({"destination": destination, "sent": count, **more})
+    elif "message_id" in more:
+        settings.out.say(
+            f"sent {more['message_id']} to {destination}, member {more['member']}, sequence {more['sequence']}"
+        )
+    else:
+        settings.out.say(f"sent {count:,} message(s) to {destination}")
+
+
+# -- receive ----------------------------------------------------------------------------------------------------------
+@command("receive", short_help="Receive messages, which consumes them.")
+@destination_argument
+@click.option("--subscription", help="The durable subscription of a topic; made if it is new.")
+@click.option("--starting-position", metavar="POSITION",
+              help="Where a new subscription starts: latest (default), earliest, or as startingPosition.")  # fmt: skip
+@click.option("--selector", help="A JMS selector, such as \"color = 'red'\".")
+@click.option(
+    "--max", "limit", type=click.IntRange(0), default=1, show_default=True, help="At most so many; 0: no end."
+)
+@click.option("--timeout", "timeout_s", type=click.FloatRange(0, 31_536_000), metavar="SECONDS", default=5.0,
+              show_default=True, help="How long to wait for each; 0: do not wait.")  # fmt: skip
+@click.option("--ack/--no-ack", default=True, help="--no-ack gives them back afterwards, flagged as redelivered.")
+def receive(settings: Settings, destination: str, subscription: str | None, starting_position: str | None,
+            selector: str | None, limit: int, timeout_s: float, ack: bool) -> int:  # fmt: skip
+    """Receive messages, which consumes them. A message is acknowledged after it has been written out.
+
+    Exit code 3: nothing came in time.
+    """
+    received = 0
+    prefetch = min(limit or _ACKNOWLEDGE_EVERY, _ACKNOWLEDGE_EVERY)
+    out = settings.out
+    with _connect(settings) as context:
+        consumer = context.consumer(destination, selector, subscription, starting_position, prefetch=prefetch)
+        for message in _received(consumer, limit, timeout_s, ack):
+            _print_message(out, message)
+            received += 1
+    if not received and not settings.as_json:
+        click.echo(f"jmsq: nothing came from {destination} within {timeout_s:g} s", err=True)
+    return 0 if received else EXIT_NOTHING
+
+
+def _received(consumer: Consumer, limit: int, timeout_s: float, ack: bool) -> Iterator[Message]:
+    """Acknowledges what the caller has come back from: some at a time, and always before it waits."""
+    newest: Message | None = None
+    count = waiting = 0
+    since_s = time.monotonic()
+    while not limit or count < limit:
+        message = consumer.receive(0)
+        if message is None and newest is not None:
+            newest.acknowledge()
+            newest, waiting = None, 0
+        if message is None:
+            message = consumer.receive(timeout_s) if timeout_s else None
+        if message is None:
+            return
+        yield message
+        count += 1
+        if ack:
+            newest, waiting = message, waiting + 1
+            if waiting >= _ACKNOWLEDGE_EVERY or time.monotonic() - since_s >= _ACKNOWLEDGE_EVERY_S:
+                newest.acknowledge()
+                newest, waiting, since_s = None, 0, time.monotonic()
+    if newest is not None:
+        newest.acknowledge()
+
+
+def _print_message(out: Output, message: Message) -> None:
+    if out.as_json:
+        out.record(message.to_dict())
+        return
+    headers = [f"member {message.member}", f"sequence {message.sequence}", message.message_id]
+    for name, value in (("group", message.group_id), ("type", message.type), ("correlation", message.correlation_id),
+                        ("reply to", message.reply_to)):  # fmt: skip
+        if value is not None:
+            headers.append(f"{name} {value}")
+    headers += [f"{name}={value}" for name, value in message.properties.items()]
+    if message.redelivered:
+        headers.append(f"redelivered (delivery {message.delivery_count})")
+    out.say(f"-- {'  '.join(headers)}")
+    out.say(_body(message))
+
+
+def _body(message: Message) -> str:
+    if message.map is not None:
+        return ", ".join(f"{name}={value!r}" for name, value in message.map.items())
+    if message.body is not None:
+        shown = message.body[: _CLIPPED_CHARS // 2].hex()
+        return f"{len(message.body):,} bytes: {shown}{'…' if len(message.body) > _CLIPPED_CHARS // 2 else ''}"
+    return message.text or ""
+
+
+# -- browse -----------------------------------------------------------------------------------------------------------
+@command("browse", short_help="Look at messages without consuming them.")
+@destination_argument
+@click.option("--subscription", help="What this durable subscription of a topic still has to get.")
+@click.option("--selector", help="A JMS selector, such as \"color = 'red'\".")
+@click.option(
+    "--limit", type=click.IntRange(0), help=f"At most so many; 0: all. If not given: {_TABLE_LIMIT}, with --json all."
+)
+@click.option("--all", "everything", is_flag=True, help="Also what is finished and still in the table.")
+def browse(settings: Settings, destination: str, subscription: str | None, selector: str | None, limit: int | None,
+           everything: bool) -> None:  # fmt: skip
+    """Look at messages without consuming them: what is not finished, also what is in a consumer's hands or delayed.
+
+    Of a topic without --subscription: everything that is still in the table.
+    """
+    if everything and subscription:
+        raise click.UsageError(
+            "--all shows every message of the table, whatever subscription: leave one of the two out"
+        )
+    out = settings.out
+    with _connect(settings) as context:
+        browser = (
+            _everything(context, destination, selector)
+            if everything
+            else context.browser(destination, selector, subscription)
+        )
+        if out.as_json:
+            for message in itertools.islice(browser, limit or None):
+                out.record(message.to_dict())
+            return
+        shown = _TABLE_LIMIT if limit is None else limit
+        messages = list(itertools.islice(browser, shown + 1 if shown else None))
+        _table(
+            out,
+            messages[:shown] if shown else messages,
+            f"{destination} has no such messages" if selector else f"{destination} is empty",
+        )
+        if shown and len(messages) > shown:
+            out.say("there are more: --limit 0 shows all, --json is for scripts")
+
+
+def _everything(context: Context, destination: str, selector: str | None) -> Browser:
+    from spark_jms.client.browser import Browser
+    from spark_jms.core.record_set import RecordSet
+    from spark_jms.core.selector import Selector
+
+    class Everything(Browser):
+        def _states(self) -> dict[int, RecordSet]:
+            self._check()
+            return {}
+
+    context.domain.log(destination)
+    return Everything(context.domain, context.store, destination, None, Selector.parse(selector), None, context.check)
+
+
+def _table(out: Output, messages: Iterable[Message], empty: str) -> None:
+    from spark_jms.checkpoint.views import moment
+    from spark_jms.cli.output import clip
+
+    rows = [
+        (m.member, m.sequence, moment(m.timestamp_ms), m.priority, m.group_id, m.type,
+         " ".join(f"{name}={value}" for name, value in m.properties.items()),
+         m.delivery_count if m.redelivered else None, clip(_body(m), _CLIPPED_CHARS))
+        for m in messages
+    ]  # fmt: skip
+    columns = ("member", "sequence", "sent", "priority", "group", "type", "properties", "delivery", "body")
+    out.table("", columns, rows, empty)
+
+
+COMMANDS = (send, receive, browse)

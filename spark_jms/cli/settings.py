@@ -1,0 +1,125 @@
+"""What every command of `jmsq` knows: the root, and whether a script is reading (C14).
+
+`--root` and `--json` may stand before the command or after it; the one after it wins, then the one before it, then
+JMSQ_ROOT. Nothing heavy is imported here: `jmsq --help` and the shell's completion load this module.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+if TYPE_CHECKING:
+    from spark_jms.cli.output import Output
+    from spark_jms.log.domain import Domain
+    from store import Store
+
+ROOT_VARIABLE = "JMSQ_ROOT"
+_REGISTER = "_jmsq/destinations"
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+@dataclass
+class Settings:
+    given_root: str | None = None
+    as_json: bool = False
+
+    @property
+    def root(self) -> str:
+        root = self.given_root or os.environ.get(ROOT_VARIABLE)
+        if not root:
+            raise click.UsageError(f"which domain? Give --root ROOT, or set {ROOT_VARIABLE}")
+        return root
+
+    @property
+    def out(self) -> Output:
+        from spark_jms.cli.output import Output
+
+        return Output(self.as_json)
+
+    def domain(self) -> Domain:
+        from spark_jms.log.domain import Domain
+
+        return Domain(self.root)
+
+    @contextmanager
+    def opened(self) -> Iterator[tuple[Domain, Store]]:
+        """The domain and its store."""
+        from spark_jms.checkpoint import views
+
+        domain = self.domain()
+        with views.opened_store(domain) as store:
+            yield domain, store
+
+
+def names_or_all(domain: Domain, given: tuple[str, ...]) -> list[str]:
+    """The destinations named, once each, or all. Raises InvalidDestinationError for one that is not there."""
+    for name in given:
+        domain.log(name)
+    return list(dict.fromkeys(given)) or domain.destinations()
+
+
+# -- options and arguments --------------------------------------------------------------------------------------------
+def _remember_root(context: click.Context, _: click.Parameter, value: str | None) -> None:
+    settings = context.ensure_object(Settings)
+    settings.given_root = value or settings.given_root
+
+
+def _remember_json(context: click.Context, _: click.Parameter, value: bool) -> None:
+    settings = context.ensure_object(Settings)
+    settings.as_json = value or settings.as_json
+
+
+def global_options(function: _Function) -> _Function:
+    """--root and --json."""
+    as_json = click.option(
+        "--json", is_flag=True, expose_value=False, callback=_remember_json,
+        help="For scripts: one JSON document, or one a line for messages.",
+    )  # fmt: skip
+    root = click.option(
+        "--root", metavar="ROOT", expose_value=False, callback=_remember_root,
+        help=f"The domain: a directory or an object store's URL.  [env: {ROOT_VARIABLE}]",
+    )  # fmt: skip
+    return as_json(root(function))
+
+
+def command(name: str, **attributes: Any) -> Callable[[Callable[..., Any]], click.Command]:
+    """A command with the global options; its function gets the Settings first and may return an exit code."""
+
+    def decorate(function: Callable[..., Any]) -> click.Command:
+        made: click.Command = click.command(name, **attributes)(global_options(click.pass_obj(function)))  # type: ignore[no-untyped-call]
+        return made
+
+    return decorate
+
+
+def destination_argument(function: _Function) -> _Function:
+    return click.argument("destination", metavar="DEST", shell_complete=complete_destination)(function)
+
+
+def destinations_argument(function: _Function) -> _Function:
+    return click.argument("destinations", metavar="[DEST]...", nargs=-1, shell_complete=complete_destination)(function)
+
+
+# -- completion -------------------------------------------------------------------------------------------------------
+def complete_destination(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Destination names. A local root is only listed, so that the shell does not wait for any library to load."""
+    settings = context.find_object(Settings) or Settings()
+    root = settings.given_root or os.environ.get(ROOT_VARIABLE)
+    if not root:
+        return []
+    try:
+        local = os.path.join(os.path.expanduser(root.removeprefix("file://")), _REGISTER)
+        if "://" not in root.removeprefix("file://"):
+            names = sorted(name for name in os.listdir(local) if not name.startswith("."))
+        else:
+            names = settings.domain().destinations()
+    except Exception:  # noqa: BLE001  a shell that completes a word is no place for an error
+        return []
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]

@@ -1,0 +1,209 @@
+"""`jmsq stat`: backlog, claims, holders, files and rates of destinations, once or again and again (C13, C14)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from spark_jms.cli.settings import Settings, command, destinations_argument, names_or_all
+
+if TYPE_CHECKING:
+    from spark_jms.checkpoint.views import SubscriptionRow
+    from spark_jms.log.domain import Domain
+    from store import Store
+
+_DEFAULT_WATCH_S = 2.0
+
+
+@dataclass(frozen=True)
+class MemberStatistics:
+    """`stored_messages` are in the table, finished or not; `backlog` are unfinished, summed over subscriptions."""
+
+    member: int
+    last_sequence: int
+    stored_messages: int
+    files: int
+    bytes: int
+    backlog: int
+    claimed: int
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Messages a second since the look before; `finished` counts every subscription's."""
+
+    sent_per_s: float
+    finished_per_s: float
+
+
+@dataclass(frozen=True)
+class DestinationStatistics:
+    destination: str
+    kind: str
+    version: int
+    versions_since_checkpoint: int
+    files: int
+    bytes: int
+    stored_messages: int
+    sent: int
+    backlog: int
+    claimed: int
+    members: list[MemberStatistics]
+    subscriptions: list[SubscriptionRow]
+    rates: Rates | None = None
+
+
+def collect(domain: Domain, store: Store, destination: str) -> DestinationStatistics:
+    """Reads only. The sum of a topic's subscriptions counts as its backlog."""
+    from spark_jms.checkpoint import views
+
+    log = domain.log(destination)
+    rows = views.subscriptions(domain, store, destination)
+    with log.lock:
+        snapshot = log.refresh()
+        declared = snapshot.destination
+        members = []
+        for member in range(declared.members):
+            files, own = snapshot.member_files(member).files, [row for row in rows if row.member == member]
+            members.append(MemberStatistics(
+                member, snapshot.last_sequence(member), sum(f.rows for f in files), len(files),
+                sum(f.bytes for f in files), sum(row.backlog for row in own), sum(row.claimed for row in own),
+            ))  # fmt: skip
+        version, since = snapshot.version, log.versions_since_checkpoint()
+    return DestinationStatistics(
+        destination, declared.kind, version, since, sum(m.files for m in members), sum(m.bytes for m in members),
+        sum(m.stored_messages for m in members), sum(m.last_sequence for m in members), sum(m.backlog for m in members),
+        sum(m.claimed for m in members), members, rows,
+    )  # fmt: skip
+
+
+def with_rates(
+    now: DestinationStatistics, before: DestinationStatistics | None, seconds: float
+) -> DestinationStatistics:
+    if before is None or seconds <= 0:
+        return now
+    done = [sum(row.last_sequence - row.backlog for row in s.subscriptions) for s in (now, before)]
+    return replace(now, rates=Rates((now.sent - before.sent) / seconds, max(done[0] - done[1], 0) / seconds))
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+def _seconds(value: str) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a number of seconds; a destination goes before --watch") from None
+    if not 0.05 <= seconds <= 86_400:
+        raise click.BadParameter(f"{value} is not within 0.05 to 86400 seconds")
+    return seconds
+
+
+@command("stat", short_help="Show backlog, claims, holders, files and rates.")
+@destinations_argument
+@click.option("--watch", "watch_s", metavar="[SECONDS]", type=_seconds, is_flag=False, flag_value=str(_DEFAULT_WATCH_S),
+              help=f"Again and again, every so many seconds (default {_DEFAULT_WATCH_S:.0f}), with rates.")  # fmt: skip
+@click.option("--times", type=click.IntRange(1), help="With --watch: stop after so many looks.")
+def stat(settings: Settings, destinations: tuple[str, ...], watch_s: float | None, times: int | None) -> None:
+    """Show backlog, claims, holders, files and rates of all destinations, or of those named."""
+    if times is not None and watch_s is None:
+        raise click.UsageError("--times goes with --watch")
+    with settings.opened() as (domain, store):
+        if watch_s is None:
+            _show(settings, domain.root, [collect(domain, store, name) for name in names_or_all(domain, destinations)])
+        elif settings.as_json:
+            for looked in _looks(domain, store, destinations, watch_s, times):
+                settings.out.record(_document(domain.root, looked))
+        else:
+            _watch(settings, domain, _looks(domain, store, destinations, watch_s, times))
+
+
+def _looks(domain: Domain, store: Store, given: tuple[str, ...], every_s: float,
+           times: int | None) -> Iterator[list[DestinationStatistics]]:  # fmt: skip
+    before: dict[str, DestinationStatistics] = {}
+    before_s = time.monotonic()
+    looked = 0
+    while True:
+        now_s = time.monotonic()
+        now = [
+            with_rates(collect(domain, store, name), before.get(name), now_s - before_s)
+            for name in names_or_all(domain, given)
+        ]
+        yield now
+        looked += 1
+        if times is not None and looked >= times:
+            return
+        before, before_s = {s.destination: s for s in now}, now_s
+        time.sleep(every_s)
+
+
+def _watch(settings: Settings, domain: Domain, looks: Iterator[list[DestinationStatistics]]) -> None:
+    console = settings.out.console()
+    if not console.is_terminal:
+        for looked in looks:
+            _show(settings, domain.root, looked)
+        return
+    from rich.console import Group
+    from rich.live import Live
+
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        for looked in looks:
+            live.update(Group(*_tables(looked)), refresh=True)
+
+
+def _document(root: str, found: Sequence[DestinationStatistics]) -> dict[str, object]:
+    from spark_jms.checkpoint.views import moment
+    from spark_jms.log.storage import now_ms
+
+    return {"root": root, "time": moment(now_ms()), "destinations": list(found)}
+
+
+def _show(settings: Settings, root: str, found: Sequence[DestinationStatistics]) -> None:
+    out = settings.out
+    if out.as_json:
+        out.document(_document(root, found))
+    elif not found:
+        out.say(f"{root} has no destinations: jmsq apply --root {root} MODULE.yaml")
+    else:
+        for made in _tables(found):
+            out.show(made)
+
+
+def _tables(found: Sequence[DestinationStatistics]) -> list[Any]:
+    from spark_jms.cli.output import human_bytes, table
+
+    columns: tuple[str, ...]
+    if any(s.rates for s in found):  # what moves, so that it fits a terminal
+        columns = ("name", "sent", "sent/s", "done/s", "backlog", "claimed", "stored", "files", "size")
+    else:
+        columns = ("name", "kind", "members", "sent", "backlog", "claimed", "stored", "files", "size", "version")
+    totals = []
+    for s in found:
+        sent, done = (s.rates.sent_per_s, s.rates.finished_per_s) if s.rates else (None, None)
+        values = {
+            "name": s.destination, "kind": s.kind, "members": len(s.members), "sent": s.sent, "sent/s": sent, "done/s": done,
+            "backlog": s.backlog, "claimed": s.claimed, "stored": s.stored_messages, "files": s.files,
+            "size": human_bytes(s.bytes), "version": s.version,
+        }  # fmt: skip
+        totals.append([values[column] for column in columns])
+    rows = []
+    for s in found:
+        for member in s.members:
+            lines: list[SubscriptionRow | None] = [row for row in s.subscriptions if row.member == member.member]
+            for i, row in enumerate(lines or [None]):
+                here = (member.files, human_bytes(member.bytes)) if i == 0 else (None, None)
+                kept = (row.subscription, row.backlog, row.claimed, row.holder) if row else (None, None, None, None)
+                rows.append((s.destination, member.member, kept[0], member.last_sequence, *kept[1:], *here))
+    return [
+        table("Destinations", columns, totals),
+        table(
+            "Members",
+            ("destination", "member", "subscription", "last", "backlog", "claimed", "holder", "files", "size"),
+            rows,
+        ),
+    ]
+
+
+COMMANDS = (stat,)

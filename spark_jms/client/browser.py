@@ -1,0 +1,73 @@
+"""Looking at a destination without taking anything (C11)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+from spark_jms.checkpoint import views
+from spark_jms.checkpoint.fetch import fetch
+from spark_jms.checkpoint.scan import scan
+from spark_jms.client.encoding import from_batch
+from spark_jms.client.message import Message
+from spark_jms.core.ranges import Ranges
+from spark_jms.core.record_set import RecordSet
+from spark_jms.core.selector import Selector
+from spark_jms.log.domain import Domain
+from store import Store
+
+_WINDOW = 10_000  # messages of a member looked through at a time
+
+
+class Browser:
+    """Made by `Context.browser`. Each iteration is a snapshot of its own: the messages that are in the table when it
+    begins and not finished, member by member in order, also those that are claimed, delayed or expired. Of a topic
+    without a subscription, all that is still in the table. `delivery_count` is what the next delivery would say.
+    Messages that are purged while browsing are left out."""
+
+    def __init__(self, domain: Domain, store: Store, destination: str, subscription: str | None,
+                 selector: Selector | None, limit: int | None, check: Callable[[], None]) -> None:  # fmt: skip
+        self.destination = destination
+        self._domain, self._store, self._subscription = domain, store, subscription
+        self._selector, self._limit, self._check = selector, limit, check
+        self._states()  # a wrong subscription is told now
+
+    def __iter__(self) -> Iterator[Message]:
+        return itertools.islice(self._messages(), self._limit)
+
+    def _states(self) -> dict[int, RecordSet]:
+        self._check()
+        return views.states(self._domain, self._store, self.destination, self._subscription)
+
+    def _messages(self) -> Iterator[Message]:
+        table = self._domain.log(self.destination)
+        states = self._states()
+        with table.lock:
+            snapshot = table.refresh()
+            there = {m: Ranges.of(*((f.first, f.last) for f in files.files)) for m, files in snapshot.members.items()}
+        for member, left in sorted(there.items()):
+            state = states.get(member)
+            if state is not None:
+                left = left & state.unfinished(1, left.last) if left else left
+            while left:
+                window = left.take(_WINDOW)
+                left = left - window
+                picks = self._selected(member, window)
+                redelivered = state.redelivered(picks) if state and picks else {}
+                for batch in fetch(table, self.destination, member, picks, redelivered, fail_on_data_loss=False):
+                    yield from from_batch(batch, None)
+                self._check()
+
+    def _selected(self, member: int, window: Ranges) -> Ranges:
+        if self._selector is None:
+            return window
+        table = self._domain.log(self.destination)
+        for attempt in (1, 2):
+            with table.lock:
+                files = table.refresh().member_files(member).overlapping(window.first, window.last)
+            try:
+                return scan(table.storage, files, window, self._selector, frozenset(), None).picks
+            except FileNotFoundError:  # replaced by compaction
+                if attempt == 2:
+                    raise
+        return window

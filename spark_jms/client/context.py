@@ -1,0 +1,240 @@
+"""One application's connection to a domain: its store, its background threads, all it has made (C11)."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TypeVar
+
+import pyarrow as pa
+
+from spark_jms.checkpoint.housekeeper import Housekeeper
+from spark_jms.checkpoint.positions import ensure_subscription
+from spark_jms.checkpoint.subscriber import Settings, Subscriber
+from spark_jms.checkpoint.upkeep import Upkeep
+from spark_jms.client.browser import Browser
+from spark_jms.client.consumer import DEFAULT_PREFETCH, MAX_PREFETCH, MODES, Consumer
+from spark_jms.client.listener import ExceptionListener, Listening, MessageListener
+from spark_jms.client.producer import Producer
+from spark_jms.core.selector import Selector
+from spark_jms.errors import ClosedError, DomainError, InvalidDestinationError, ModuleFileError, OptionError
+from spark_jms.log.delta_log import DeltaLog
+from spark_jms.log.domain import Domain
+from spark_jms.log.housekeeping import after_send
+from store import Store, open_store
+
+T = TypeVar("T", Producer, Consumer)
+ROOT_VARIABLE = "JMSQ_ROOT"
+HAND_OVER_EVERY_S = 0.1
+TABLE_EVERY_S = 1.0
+HOUSEKEEPING_EVERY_S = 2.0
+
+
+def connect(root: str | os.PathLike[str] | None = None, *, housekeeping: bool = True) -> Context:
+    """Open the domain at `root`, or at what the environment variable JMSQ_ROOT says. Use it in a `with` statement.
+
+    `housekeeping=False` leaves purge and compaction to others: for programs that live for a moment.
+    Raises DomainError when there is no domain.
+    """
+    where = os.fspath(root) if root is not None else os.environ.get(ROOT_VARIABLE, "")
+    if not where:
+        raise DomainError(f"no root: give connect(root) the domain's directory or URL, or set {ROOT_VARIABLE}")
+    domain = Domain(where)
+    pa.array(
+        [0]
+    )  # pyarrow looks for pandas at its first array, for a third of a second: now, not with the first message
+    return Context(domain, housekeeping)
+
+
+@dataclass(frozen=True)
+class ContextStatistics:
+    producers: int
+    consumers: int
+    destinations: tuple[str, ...]  # those under this context's housekeeping
+
+
+class Context:
+    """Thread-safe; one is enough for a process. Closing it closes everything that was made by it.
+
+    Errors of its background threads are raised by the next call of any of its objects, once.
+    """
+
+    def __init__(self, domain: Domain, housekeeping: bool) -> None:
+        self.domain = domain
+        self.root = domain.root
+        self.store: Store = open_store(domain.store_uri)
+        self._upkeep = Upkeep("client")
+        self._cleaning = Upkeep("client housekeeping")  # its own thread: compaction must not hold up a hand-over
+        self._lock = threading.RLock()
+        self._housekeeping = housekeeping
+        self._housekeepers: dict[str, Housekeeper] = {}
+        self._producers: list[Producer] = []
+        self._consumers: list[Consumer] = []
+        self._closed = False
+
+    # -- what it makes --------------------------------------------------------------------------------------------
+    def producer(self, destination: str) -> Producer:
+        """Raises InvalidDestinationError, which lists the destinations there are."""
+        log = self._use(destination)
+        producer = Producer(log, self.check, self._after_send, self._forget(self._producers))
+        return self._keep(self._producers, producer)
+
+    def consumer(
+        self, destination: str, selector: str | None = None, subscription: str | None = None,
+        starting_position: str | None = None, acknowledge: str = "client", prefetch: int = DEFAULT_PREFETCH,
+        members: int | Iterable[int] | None = None, listener: MessageListener | None = None,
+        exception_listener: ExceptionListener | None = None, fail_on_data_loss: bool = True,
+    ) -> Consumer:  # fmt: skip
+        """A consumer of a queue, or of a topic's durable `subscription`, which is made at `starting_position` (default
+        "latest": what is sent from now on) if it is new. `members` pins it to some members of the destination.
+
+        `prefetch` messages are claimed at a time and then nobody else's: keep it small where handling one takes long.
+        With `fail_on_data_loss=False` messages deleted from the table are skipped, instead of DataLossError.
+
+        With a `listener` the messages go there, in a thread that runs until the consumer is closed.
+        Raises OptionError, InvalidSelectorError, InvalidDestinationError.
+        """
+        log = self._use(destination)
+        if acknowledge not in MODES:
+            raise OptionError(f"acknowledge is {acknowledge!r}, but must be one of {', '.join(MODES)}")
+        if type(prefetch) is not int or not 1 <= prefetch <= MAX_PREFETCH:
+            raise OptionError(f"prefetch is {prefetch!r}, but must be a whole number from 1 to {MAX_PREFETCH}")
+        if exception_listener is not None and listener is None:
+            raise OptionError("an exception_listener needs a listener: without one, receive() raises what goes wrong")
+        settings = Settings(Selector.parse(selector), False, fail_on_data_loss, members=_pinned(log, members))
+        name = _subscription(log, subscription, starting_position)
+        consumer_name = f"client-{secrets.token_hex(6)}"
+        subscriber = Subscriber(self.domain, self.store, destination, name, consumer_name, settings)
+        consumer = Consumer(subscriber, acknowledge, prefetch, self.check, self._consumer_closed)
+        self._keep(self._consumers, consumer)
+        self._upkeep.add(consumer.tend, HAND_OVER_EVERY_S)
+        self._upkeep.add(consumer.tick, TABLE_EVERY_S)
+        if listener is not None:
+            consumer.listening = Listening(consumer, listener, exception_listener)
+            consumer.listening.start()
+        return consumer
+
+    def browser(self, destination: str, selector: str | None = None, subscription: str | None = None,
+                limit: int | None = None) -> Browser:  # fmt: skip
+        """What is in a destination, without consuming it. Raises InvalidDestinationError, InvalidSelectorError."""
+        self._log(destination)
+        if limit is not None and (type(limit) is not int or limit < 0):
+            raise OptionError(f"limit is {limit!r}, but must be a whole number, 0 or more")
+        return Browser(self.domain, self.store, destination, subscription, Selector.parse(selector), limit, self.check)
+
+    def destinations(self) -> list[str]:
+        self.check()
+        return self.domain.destinations()
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+    def _log(self, destination: str) -> DeltaLog:
+        self.check()
+        try:
+            log = self.domain.log(destination)
+        except (ModuleFileError, TypeError) as error:
+            raise InvalidDestinationError(f"{destination!r} is no destination: {error}") from None
+        log.refresh()
+        return log
+
+    def _use(self, destination: str) -> DeltaLog:
+        log = self._log(destination)
+        with self._lock:
+            if self._housekeeping and destination not in self._housekeepers:
+                self._housekeepers[destination] = Housekeeper(self.domain, self.store, destination)
+                self._cleaning.add(self._housekeepers[destination].run, HOUSEKEEPING_EVERY_S)
+        return log
+
+    def _after_send(self, log: DeltaLog, version: int) -> None:
+        if not self._housekeeping:
+            after_send(log, version)
+
+    def _keep(self, among: list[T], made: T) -> T:
+        with self._lock:
+            among.append(made)
+        return made
+
+    def _forget(self, among: list[T]) -> Callable[[T], None]:
+        def forget(one: T) -> None:
+            with self._lock:
+                if one in among:
+                    among.remove(one)
+
+        return forget
+
+    def _consumer_closed(self, consumer: Consumer) -> None:
+        self._upkeep.remove(consumer.tend)
+        self._upkeep.remove(consumer.tick)
+        self._forget(self._consumers)(consumer)
+
+    def check(self) -> None:
+        """Raise what went wrong in the background; ClosedError when closed."""
+        if self._closed:
+            raise ClosedError("this context is closed: connect again")
+        self._upkeep.check()
+        self._cleaning.check()
+
+    # -- the end --------------------------------------------------------------------------------------------------
+    def statistics(self) -> ContextStatistics:
+        with self._lock:
+            return ContextStatistics(len(self._producers), len(self._consumers), tuple(sorted(self._housekeepers)))
+
+    def close(self) -> None:
+        """Consumers give back what is not acknowledged; then everything ends. Raises what nobody was told."""
+        with self._lock:
+            if self._closed:
+                return
+            consumers, producers = list(self._consumers), list(self._producers)
+        untold: list[Exception] = []
+        for close in [one.close for one in consumers] + [one.close for one in producers]:
+            try:
+                close()
+            except Exception as error:  # noqa: BLE001 - the others are closed first; raised below
+                untold.append(error)
+        with self._lock:
+            self._closed = True
+        self._upkeep.close()
+        self._cleaning.close()
+        for housekeeper in self._housekeepers.values():
+            housekeeper.close()
+        self.store.close()
+        for upkeep in (self._upkeep, self._cleaning):
+            try:
+                upkeep.check()
+            except Exception as error:  # noqa: BLE001 - as above
+                untold.append(error)
+        if untold:
+            raise untold[0]
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _subscription(log: DeltaLog, subscription: str | None, starting_position: str | None) -> str:
+    destination = log.snapshot.destination
+    if not destination.is_topic:
+        return ensure_subscription(log, None, starting_position)
+    if not subscription:
+        raise OptionError(f'{destination.name} is a topic: name the durable subscription with subscription="…"')
+    try:
+        return ensure_subscription(log, subscription, starting_position)
+    except ModuleFileError as error:
+        raise OptionError(str(error)) from None
+
+
+def _pinned(log: DeltaLog, members: int | Iterable[int] | None) -> frozenset[int] | None:
+    if members is None:
+        return None
+    pinned = frozenset([members] if isinstance(members, int) else members)
+    there = log.snapshot.destination.members
+    if not pinned or not all(type(m) is int and 0 <= m < there for m in pinned):
+        raise OptionError(f"members is {members!r}, but {log.name} has the members 0 to {there - 1}: name some of them")
+    return pinned

@@ -1,0 +1,120 @@
+"""The books of one consumer: what is prefetched, what the application has, what it is done with (C8, C11).
+
+    prefetched   claimed from the queue, not shown to the application    given back as it was
+    delivered    in the application's hands                              given back flagged and counted
+    finished     acknowledged by the application, not yet in the store   never given back
+    returning    given back, not yet in the store                        with or without the flag
+
+Plain values without I/O; the consumer's lock guards them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from spark_jms.client.message import Message
+from spark_jms.core.ranges import EMPTY, Ranges
+
+Key = tuple[int, int]  # member, sequence
+Parts = dict[str, dict[int, Ranges]]  # claim -> member -> sequences
+
+
+@dataclass(frozen=True)
+class ConsumerStatistics:
+    """Counts since the consumer was created; `prefetched`, `unacknowledged` and `returning` are as of now."""
+
+    received: int = 0
+    redelivered: int = 0  # of the received
+    acknowledged: int = 0
+    expired: int = 0
+    returned: int = 0
+    listener_failures: int = 0
+    prefetched: int = 0
+    unacknowledged: int = 0
+    returning: int = 0
+
+
+@dataclass(frozen=True)
+class Return:
+    """Messages on their way back to the queue."""
+
+    claim: str
+    member: int
+    picks: Ranges
+    delivered: bool
+
+
+def parts_of(claims: Mapping[Key, str]) -> Parts:
+    """Single messages and their claims as ranges."""
+    numbers: dict[str, dict[int, list[int]]] = {}
+    for (member, sequence), claim in claims.items():
+        numbers.setdefault(claim, {}).setdefault(member, []).append(sequence)
+    return {c: {m: Ranges.from_numbers(n) for m, n in members.items()} for c, members in numbers.items()}
+
+
+class Delivery:
+    def __init__(self) -> None:
+        self.prefetched: deque[tuple[Message, str]] = deque()
+        self.delivered: dict[Key, str] = {}
+        self.finished: dict[Key, str] = {}
+        self.returning: list[Return] = []
+        self.generation = 0  # rises when delivered messages are given back
+        self.received = self.redelivered = self.acknowledged = self.expired = self.returned = 0
+
+    def add(self, messages: Iterable[Message], claim: str) -> None:
+        self.prefetched.extend((message, claim) for message in messages)
+
+    def take(self, now_ms: int) -> Message | None:
+        """The next prefetched message. One that has expired since it was claimed is finished without being shown."""
+        while self.prefetched:
+            message, claim = self.prefetched.popleft()
+            key = (message.member, message.sequence)
+            if 0 < message.expiration_ms <= now_ms:
+                self.finished[key] = claim
+                self.expired += 1
+                continue
+            self.delivered[key] = claim
+            self.received += 1
+            self.redelivered += message.redelivered
+            return message
+        return None
+
+    def finish(self, keys: Iterable[Key] | None = None) -> None:
+        """The application is done with these delivered messages, or with all."""
+        for key in list(self.delivered) if keys is None else keys:
+            if key in self.delivered:
+                self.finished[key] = self.delivered.pop(key)
+
+    def stored(self, keys: Iterable[Key]) -> None:
+        """The store knows that these are finished."""
+        for key in keys:
+            if self.finished.pop(key, None) is not None:
+                self.acknowledged += 1
+
+    def give_back(self, *, delivered: bool, keys: Iterable[Key] | None = None) -> None:
+        """Send everything prefetched back, and of the delivered messages `keys`, or all if `delivered`."""
+        unseen = {(m.member, m.sequence): claim for m, claim in self.prefetched}
+        self.prefetched.clear()
+        chosen = list(self.delivered) if delivered else [key for key in keys or () if key in self.delivered]
+        seen = {key: self.delivered.pop(key) for key in chosen}
+        if seen:
+            self.generation += 1
+        self.returned += len(seen) + len(unseen)
+        for claims, flagged in ((seen, True), (unseen, False)):
+            for claim, members in parts_of(claims).items():
+                self.returning += [Return(claim, member, picks, flagged) for member, picks in members.items()]
+
+    def is_returning(self) -> Ranges:
+        """For tests and statistics: how many messages are on their way back."""
+        out = EMPTY
+        for item in self.returning:
+            out = out | item.picks
+        return out
+
+    def statistics(self, listener_failures: int) -> ConsumerStatistics:
+        return ConsumerStatistics(
+            self.received, self.redelivered, self.acknowledged, self.expired, self.returned, listener_failures,
+            len(self.prefetched), len(self.delivered), sum(item.picks.count for item in self.returning),
+        )  # fmt: skip

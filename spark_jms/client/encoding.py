@@ -1,0 +1,199 @@
+"""Between Python values and message columns, both ways (C2).
+
+A map message is a JSON object in `text`, marked by the vendor property JMS_JMSQ_BodyType = 'map'. Text, booleans,
+null, whole numbers (64 bits) and finite numbers with a point are themselves; what JSON cannot say is an object of one
+entry: {"bytes": "<base64>"} and {"double": "NaN" | "Infinity" | "-Infinity"}.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from spark_jms.client.message import Message, Receipt
+from spark_jms.core.message import (
+    BODY_TYPE_PROPERTY,
+    COLUMNS,
+    DEFAULT_PRIORITY,
+    NON_PERSISTENT,
+    PERSISTENT,
+    decode_properties,
+    encode_properties,
+)
+from spark_jms.errors import MessageFormatError
+
+_MODES = {"PERSISTENT": PERSISTENT, "NON_PERSISTENT": NON_PERSISTENT}
+_LONG = 2**63
+_INT = 2**31
+_DOUBLES = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_OWN_FIELD = {"JMSXGroupID": "group_id", "JMSXGroupSeq": "group_seq"}
+# field -> (column, type, what is left out of the batch because `normalise` puts it there)
+_FIELDS: dict[str, tuple[str, type, object]] = {
+    "text": ("text", str, None), "body": ("body", bytes, None),
+    "group_id": ("JMSXGroupID", str, None), "group_seq": ("JMSXGroupSeq", int, None),
+    "priority": ("JMSPriority", int, DEFAULT_PRIORITY), "correlation_id": ("JMSCorrelationID", str, None),
+    "reply_to": ("JMSReplyTo", str, None), "type": ("JMSType", str, None),
+    "expiration_ms": ("JMSExpiration", int, 0), "delivery_time_ms": ("JMSDeliveryTime", int, 0),
+    "delivery_mode": ("JMSDeliveryMode", int, PERSISTENT),
+}  # fmt: skip
+ARGUMENTS = (*_FIELDS, "map", "properties", "time_to_live_ms", "delivery_delay_ms")
+
+
+# -- what a sender gives ----------------------------------------------------------------------------------------------
+def compose(now_ms: int, arguments: Mapping[str, Any]) -> Message:
+    """The template that these arguments of `send` describe. Raises MessageFormatError, which names the argument."""
+    unknown = [name for name in arguments if name not in ARGUMENTS]
+    if unknown:
+        names = ", ".join(map(repr, unknown))
+        raise MessageFormatError(f"a message has no {names}: accepted are {', '.join(ARGUMENTS)}")
+    given = {name: value for name, value in arguments.items() if value is not None}
+    for relative, absolute in (("time_to_live_ms", "expiration_ms"), ("delivery_delay_ms", "delivery_time_ms")):
+        duration = given.pop(relative, None)
+        if duration is None:
+            continue
+        if absolute in given:
+            raise MessageFormatError(f"{relative} and {absolute} say the same thing: give one of them")
+        if type(duration) is not int or duration < 0:
+            raise MessageFormatError(f"{relative} is {duration!r}, but must be whole milliseconds, 0 or more")
+        if duration:
+            given[absolute] = now_ms + duration
+    if isinstance(given.get("body"), bytearray | memoryview):
+        given["body"] = bytes(given["body"])
+    if isinstance(given.get("delivery_mode"), str):
+        given["delivery_mode"] = _MODES.get(given["delivery_mode"], given["delivery_mode"])
+    return Message(**given)
+
+
+def to_batch(messages: Sequence[Message]) -> pa.RecordBatch:
+    """The columns of templates, without those in which nothing is set. Raises MessageFormatError; writes nothing."""
+    columns: dict[str, list[Any]] = {column: [] for column, _, _ in _FIELDS.values()}
+    properties = []
+    for message in messages:
+        for name, (column, kind, default) in _FIELDS.items():
+            value = getattr(message, name)
+            if value is not None and type(value) is not kind:
+                value = _same(name, value, kind)
+            columns[column].append(None if value == default else value)
+        if message.map is not None:
+            columns["text"][-1] = _encode_map(message)
+        properties.append(_properties(message))
+    kept = {c: values for c, values in columns.items() if c == "text" or any(v is not None for v in values)}
+    if any(properties):
+        kept["properties"] = properties
+    return pa.RecordBatch.from_arrays([_array(c, values) for c, values in kept.items()], names=list(kept))
+
+
+def _same(name: str, value: object, kind: type) -> Any:
+    """A value of a subclass as the plain one; what is no such value is refused."""
+    if not isinstance(value, kind) or isinstance(value, bool):
+        allowed = " (PERSISTENT, NON_PERSISTENT, 2 or 1)" if name == "delivery_mode" else ""
+        given = f"{repr(value)[:100]}, a {type(value).__name__}"
+        raise MessageFormatError(f"{name} is {given}, but must be {kind.__name__}{allowed}")
+    return kind.__str__(value) if kind is str else kind(value)
+
+
+def _array(column: str, values: list[Any]) -> pa.Array:
+    try:
+        return pa.array(values, COLUMNS[column])
+    except UnicodeEncodeError as error:
+        raise MessageFormatError(f"{column} holds text that is not Unicode ({error}): send it as bytes") from error
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+        raise MessageFormatError(f"{column} does not fit {COLUMNS[column]}: {error}") from error
+
+
+def _properties(message: Message) -> list[tuple[str, str]] | None:
+    for name in message.properties:
+        if not isinstance(name, str):
+            raise MessageFormatError(f"{name!r} cannot be a property name: names are text")
+        if name in _OWN_FIELD:
+            raise MessageFormatError(f"{name} has an argument of its own: {_OWN_FIELD[name]}=…")
+        if name.startswith("JMS_JMSQ_") or name == "JMSXDeliveryCount":
+            raise MessageFormatError(f"property {name} is set by spark-jms: choose another name")
+    encoded = encode_properties(message.properties) or {}
+    if message.map is not None:
+        encoded[BODY_TYPE_PROPERTY] = "map"
+    return list(encoded.items()) or None
+
+
+def _encode_map(message: Message) -> str:
+    if message.text is not None or message.body is not None:
+        raise MessageFormatError("a message has one body: give text, body or map")
+    if not isinstance(message.map, Mapping):
+        raise MessageFormatError(f"map is a {type(message.map).__name__}, but must be a mapping of names to values")
+    return json.dumps({_name(n): _map_value(n, v) for n, v in message.map.items()}, ensure_ascii=False, allow_nan=False)
+
+
+def _name(name: object) -> str:
+    if not isinstance(name, str) or not name:
+        raise MessageFormatError(f"{name!r} cannot be a name in a map message: names are text and not empty")
+    return name
+
+
+def _map_value(name: str, value: object) -> object:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        if not -_LONG <= value < _LONG:
+            raise MessageFormatError(f"map value {name!r} is {value}, which does not fit 64 bits: send it as text")
+        return int(value)
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return float(value)
+        return {"double": "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"}
+    if isinstance(value, bytes | bytearray | memoryview):
+        return {"bytes": base64.b64encode(value).decode()}
+    raise MessageFormatError(
+        f"map value {name!r} is a {type(value).__name__}: a map holds bool, int, float, str, bytes and None; "
+        "send nested values as JSON text"
+    )
+
+
+# -- what a receiver gets ---------------------------------------------------------------------------------------------
+def from_batch(batch: pa.RecordBatch, receipt: Receipt | None) -> list[Message]:
+    """The rows of a batch that has all message columns."""
+    columns = [batch.column(name).to_pylist() for name in COLUMNS]
+    return [_message(*row, receipt=receipt) for row in zip(*columns, strict=True)]
+
+
+def _message(message_id: str, timestamp_ms: int, priority: int, expiration_ms: int, delivery_time_ms: int,
+             delivery_mode: int, correlation_id: str | None, reply_to: str | None, type_: str | None, destination: str,
+             redelivered: bool, delivery_count: int, group_id: str | None, group_seq: int | None,
+             properties: Iterable[tuple[str, str]] | None, text: str | None, body: bytes | None, member: int,
+             sequence: int, *, receipt: Receipt | None) -> Message:  # fmt: skip
+    stored = dict(properties or ())
+    values = None
+    if text is not None and stored.get(BODY_TYPE_PROPERTY) == "map":
+        values = decode_map(text)
+    return Message(
+        None if values is not None else text, body, values, decode_properties(stored), group_id, group_seq, priority,
+        correlation_id, reply_to, type_, expiration_ms, delivery_time_ms, delivery_mode, message_id, timestamp_ms,
+        destination, redelivered, delivery_count, member, sequence, receipt,
+    )  # fmt: skip
+
+
+def decode_map(text: str) -> dict[str, Any] | None:
+    """None when the text is no JSON object, which another writer may have sent: then it stays a text message."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return {name: _decode_value(entry) for name, entry in value.items()} if isinstance(value, dict) else None
+
+
+def _decode_value(entry: Any) -> Any:
+    match entry:
+        case {"bytes": str(text), **rest} if not rest:
+            try:
+                return base64.b64decode(text, validate=True)
+            except ValueError:
+                return entry
+        case {"double": str(text), **rest} if not rest:
+            return _DOUBLES.get(text, entry)
+    return entry

@@ -1,0 +1,200 @@
+"""Sending without Spark: a message or many, one commit each time (C2, C4, C11)."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any
+
+from spark_jms.client.encoding import compose, to_batch
+from spark_jms.client.message import Message
+from spark_jms.core.ranges import EMPTY, Ranges
+from spark_jms.errors import ClosedError, DuplicateTransactionError, JmsqError, MessageFormatError
+from spark_jms.log.committer import Sent, Transaction, send
+from spark_jms.log.delta_log import DeltaLog
+from spark_jms.log.files import MessageWriter
+from spark_jms.log.storage import now_ms
+
+CHUNK_MESSAGES = 1000
+CHUNK_BYTES = 32 * 2**20
+_TOKEN = re.compile(r"m\d+-(.*)\.parquet\Z")
+
+
+@dataclass(frozen=True)
+class ProducerStatistics:
+    """Counts since the producer was created. `bytes` are those of the bodies."""
+
+    messages: int = 0
+    commits: int = 0
+    bytes: int = 0
+    duplicates: int = 0  # calls of send_many that found their transaction in the log
+
+
+@dataclass(frozen=True)
+class SendReport:
+    """What `send_many` did. `duplicate`: the transaction was in the log already and nothing was sent."""
+
+    messages: int
+    commits: int
+    sequences: Mapping[int, Ranges] = field(default_factory=dict)
+    duplicate: bool = False
+
+
+class Producer:
+    """Made by `Context.producer`. Thread-safe. When `send` returns, the message is in the table; when it raises, it is
+    not. Messages of one producer keep their order in each member, and those
+    of one `group_id` in all; what several threads send has no order among them.
+
+    Single messages go round robin over the members; a chunk of `send_many` is dealt out in equal consecutive shares.
+    """
+
+    def __init__(self, log: DeltaLog, check: Callable[[], None], sent: Callable[[DeltaLog, int], None],
+                 closed: Callable[[Producer], None]) -> None:  # fmt: skip
+        self.destination = log.name
+        self._log, self._check_context, self._sent, self._on_close = log, check, sent, closed
+        self._turns = itertools.count(random.randrange(2**31))
+        self._lock = threading.Lock()
+        self._statistics = ProducerStatistics()
+        self._closed = False
+
+    # -- sending --------------------------------------------------------------------------------------------------
+    def send(self, template: Message | None = None, /, **arguments: Any) -> Message:
+        """Send one message and give it as it was sent, with its id, member and sequence.
+
+        Arguments: text, body or map; properties, group_id, group_seq, priority (0-9), correlation_id, reply_to, type,
+        expiration_ms or time_to_live_ms, delivery_time_ms or delivery_delay_ms, delivery_mode. Or a Message as a
+        template. Raises MessageFormatError or MessageSizeError before anything is written.
+        """
+        self._check()
+        if template is not None and arguments:
+            raise MessageFormatError("give a Message or arguments, not both: dataclasses.replace changes a Message")
+        now = now_ms()
+        message = template if template is not None else compose(now, arguments)
+        sent = self._commit(iter([[_template(message, now)]]), now, None)
+        file = sent.files[0]
+        token = _TOKEN.match(file.path)
+        assert token is not None
+        assert file.rows == 1
+        return replace(
+            message, message_id=f"ID:{token[1]}-0", timestamp_ms=now, delivery_time_ms=message.delivery_time_ms or now,
+            destination=self.destination, redelivered=False, delivery_count=0, member=file.member,
+            sequence=sent.sequences[file.member].first, _receipt=None,
+        )  # fmt: skip
+
+    def send_many(self, messages: Iterable[Message | Mapping[str, Any]], *, chunk_messages: int = CHUNK_MESSAGES,
+                  transaction: tuple[str, int] | None = None) -> SendReport:  # fmt: skip
+        """Send Messages, or dicts with the arguments of `send`, in chunks: each is one commit, all of it or nothing.
+
+        A chunk has `chunk_messages` messages, or fewer when their bodies reach 32 MiB. When a chunk fails, those before
+        it are sent and the error says how many messages that were. With `transaction=(application id, version)` all of
+        it is one commit, and it is sent once, however often it is repeated: a version not above the last one of that
+        application id sends nothing.
+        """
+        self._check()
+        if chunk_messages < 1:
+            raise MessageFormatError(f"chunk_messages is {chunk_messages}, but must be 1 or more")
+        now = now_ms()
+        chunks = _chunks(messages, chunk_messages, now)
+        if transaction is not None:
+            sent = self._commit(chunks, now, _transaction(transaction))
+            return SendReport(sum(f.rows for f in sent.files), int(sent.version >= 0), sent.sequences, sent.version < 0)
+        total = SendReport(0, 0)
+        try:
+            for chunk in chunks:
+                sent = self._commit(iter([chunk]), now_ms(), None)
+                sequences = {m: total.sequences.get(m, EMPTY) | r for m, r in sent.sequences.items()}
+                total = SendReport(total.messages + len(chunk), total.commits + 1, {**total.sequences, **sequences})
+        except JmsqError as error:
+            if not total.messages:
+                raise
+            raise type(error)(f"{error} (the {total.messages} messages of the chunks before are sent)") from error
+        return total
+
+    def _commit(self, chunks: Iterator[Sequence[Message]], now: int, transaction: Transaction | None) -> Sent:
+        destination = self._log.snapshot.destination
+        writer = MessageWriter(self._log.storage, destination, next(self._turns), now)
+        size = 0
+        try:
+            for chunk in chunks:
+                batch = to_batch(chunk)
+                writer.write(batch)
+                size += sum(map(_body_bytes, chunk))
+            staged = writer.close()
+        except BaseException:
+            writer.abort()
+            raise
+        sent = send(self._log, staged, destination.epoch, transaction)
+        with self._lock:
+            s = self._statistics
+            done = sent.version >= 0
+            rows = sum(f.rows for f in sent.files)
+            self._statistics = ProducerStatistics(
+                s.messages + rows, s.commits + done, s.bytes + done * size, s.duplicates + (not done)
+            )
+        if sent.version >= 0:
+            self._sent(self._log, sent.version)
+        return sent
+
+    # -- the end --------------------------------------------------------------------------------------------------
+    def _check(self) -> None:
+        if self._closed:
+            raise ClosedError(f"this producer of {self.destination} is closed: create a new one")
+        self._check_context()
+
+    def statistics(self) -> ProducerStatistics:
+        return self._statistics
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._on_close(self)
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _template(message: Message, now: int) -> Message:
+    if not isinstance(message, Message):
+        raise MessageFormatError(
+            f"a {type(message).__name__} is no message: give a Message or a dict of send's arguments"
+        )
+    return message
+
+
+def _chunks(messages: Iterable[Message | Mapping[str, Any]], limit: int, now: int) -> Iterator[list[Message]]:
+    chunk: list[Message] = []
+    size = 0
+    for item in messages:
+        message = compose(now_ms(), item) if isinstance(item, Mapping) else _template(item, now)
+        chunk.append(message)
+        size += _body_bytes(message)
+        if len(chunk) >= limit or size >= CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _body_bytes(message: Message) -> int:
+    """About how large: text counts its characters, what is no body is refused later."""
+    values = message.map.values() if isinstance(message.map, Mapping) else (message.text, message.body)
+    return sum(len(value) if isinstance(value, str | bytes | bytearray) else 8 for value in values)
+
+
+def _transaction(transaction: tuple[str, int]) -> Transaction:
+    match transaction:
+        case (str(app_id), int(version)) if app_id and not isinstance(version, bool) and 0 <= version < 2**63:
+            return Transaction(f"app/{app_id}", version)
+    raise DuplicateTransactionError(
+        f"transaction is {transaction!r}, but must be (application id, version): text and a whole number from 0 on"
+    )

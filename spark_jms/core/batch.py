@@ -1,0 +1,98 @@
+"""The offset is the batch: what a Spark offset says, and the limits and shares by which a batch is made (C5, C6)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from spark_jms.core.ranges import Ranges
+from spark_jms.errors import FormatVersionError, OffsetError
+
+OFFSET_VERSION = 1
+MAX_RANGES_PER_MEMBER = 20_000  # keeps an offset small; what is over comes in the next batch
+
+
+@dataclass(frozen=True)
+class MemberPick:
+    """One member's part of a batch. `redelivered`: delivery count -> those delivered before."""
+
+    epoch: int
+    picks: Ranges
+    redelivered: Mapping[int, Ranges] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """All that is needed to produce the batch again. The first offset of a query has a consumer and no claim."""
+
+    consumer: str
+    claim: str = ""
+    members: Mapping[int, MemberPick] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        return sum(pick.picks.count for pick in self.members.values())
+
+    def to_json(self) -> dict[str, object]:
+        """Keys in a fixed order, so that Spark sees equal batches as equal offsets."""
+        members = {}
+        for member, pick in sorted(self.members.items()):
+            entry: dict[str, object] = {"epoch": pick.epoch, "pick": pick.picks.to_json()}
+            if pick.redelivered:
+                entry["redelivered"] = {str(count): r.to_json() for count, r in sorted(pick.redelivered.items())}
+            members[str(member)] = entry
+        return {"v": OFFSET_VERSION, "consumer": self.consumer, "claim": self.claim, "members": members}
+
+    @staticmethod
+    def from_json(value: object) -> Batch:
+        """Raises OffsetError (damaged, of another source) or FormatVersionError (newer)."""
+        if not isinstance(value, dict) or not {"v", "consumer", "claim", "members"} <= value.keys():
+            raise OffsetError(
+                f"the offset in the checkpoint is not one of spark-jms: {str(value)[:200]!r}. Use the checkpointLocation "
+                "that belongs to this query, or a fresh one."
+            )
+        if type(value["v"]) is int and value["v"] > OFFSET_VERSION:
+            raise FormatVersionError(
+                f"the checkpoint's offset has version {value['v']}, this spark-jms reads up to {OFFSET_VERSION}: "
+                "install a later spark-jms"
+            )
+        try:
+            members = {
+                int(member): MemberPick(
+                    int(entry["epoch"]),
+                    Ranges.from_json(entry["pick"]),
+                    {int(count): Ranges.from_json(r) for count, r in entry.get("redelivered", {}).items()},
+                )
+                for member, entry in value["members"].items()
+            }
+            if not (isinstance(value["consumer"], str) and isinstance(value["claim"], str)):
+                raise ValueError("consumer and claim must be text")
+            return Batch(value["consumer"], value["claim"], members)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise OffsetError(
+                f"the offset in the checkpoint is damaged ({error}): {str(value)[:200]!r}. Restore the checkpoint from a "
+                "copy, or start with a fresh checkpointLocation."
+            ) from error
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Admission control. None = no limit. A batch waits for `min_messages`, but not longer than `max_delay_ms`."""
+
+    max_messages: int | None = None
+    max_bytes: int | None = None
+    min_messages: int = 1
+    max_delay_ms: int = 900_000
+
+
+def fair_shares(limit: int, wanted: Mapping[int, int]) -> dict[int, int]:
+    """Share `limit` out among members that want so many each: nobody gets more than it wants, nothing is left over
+    while somebody still wants, and what one member gets differs from another's only if it wants less, or by 1."""
+    shares = dict.fromkeys(wanted, 0)
+    hungry = sorted((count, member) for member, count in wanted.items() if count > 0)
+    left = limit
+    for i, (count, member) in enumerate(hungry):
+        share = min(count, -(-left // (len(hungry) - i)) if i < len(hungry) - 1 else left)
+        shares[member] = share
+        left -= share
+    return shares

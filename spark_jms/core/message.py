@@ -1,0 +1,370 @@
+"""The JMS message as columns: what Spark sees, what a Delta file holds, and the way between them (C2).
+
+A message has 19 columns. Fourteen of them are stored in the destination's files; the others follow from where the
+message lies (`member`, `sequence`, `JMSDestination`) and from how often it was handed out (`JMSRedelivered`,
+`JMSXDeliveryCount`). Typed properties are text in the map `properties`; the types that are not string stand in the
+vendor property `JMS_JMSQ_Types` ("amount:double,count:long"). A map message is JSON in `text`, marked by the vendor
+property `JMS_JMSQ_BodyType`. Times are milliseconds since 1970 UTC, as in JMS; 0 in JMSExpiration means never.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_jms.errors import MessageFormatError, MessageSizeError
+
+PERSISTENT, NON_PERSISTENT = 2, 1
+DEFAULT_PRIORITY = 4
+TYPES_PROPERTY = "JMS_JMSQ_Types"
+BODY_TYPE_PROPERTY = "JMS_JMSQ_BodyType"
+PROPERTY_TYPES = ("boolean", "byte", "short", "int", "long", "float", "double", "string")
+
+_MAP = pa.map_(pa.string(), pa.string())
+COLUMNS: dict[str, pa.DataType] = {
+    "JMSMessageID": pa.string(),
+    "JMSTimestamp": pa.int64(),
+    "JMSPriority": pa.int32(),
+    "JMSExpiration": pa.int64(),
+    "JMSDeliveryTime": pa.int64(),
+    "JMSDeliveryMode": pa.int32(),
+    "JMSCorrelationID": pa.string(),
+    "JMSReplyTo": pa.string(),
+    "JMSType": pa.string(),
+    "JMSDestination": pa.string(),
+    "JMSRedelivered": pa.bool_(),
+    "JMSXDeliveryCount": pa.int32(),
+    "JMSXGroupID": pa.string(),
+    "JMSXGroupSeq": pa.int32(),
+    "properties": _MAP,
+    "text": pa.string(),
+    "body": pa.binary(),
+    "member": pa.int32(),
+    "sequence": pa.int64(),
+}
+# Set by whoever stores or delivers the message: accepted from a sender (a stream may be piped on) and written anew.
+PROVIDER_COLUMNS = (
+    "JMSMessageID",
+    "JMSTimestamp",
+    "JMSDestination",
+    "JMSRedelivered",
+    "JMSXDeliveryCount",
+    "member",
+    "sequence",
+)
+DERIVED_COLUMNS = ("JMSDestination", "JMSRedelivered", "JMSXDeliveryCount", "member", "sequence")
+ORDINAL = "ordinal"
+STORED_SCHEMA = pa.schema(
+    [pa.field(ORDINAL, pa.int64())] + [pa.field(n, t) for n, t in COLUMNS.items() if n not in DERIVED_COLUMNS]
+)
+PARTITION_SCHEMA = pa.schema([pa.field("member", pa.int32()), pa.field("first_sequence", pa.int64())])
+# Columns worth a dictionary in Parquet; bodies and ids are unique, so a dictionary would only cost.
+DICTIONARY_COLUMNS = [n for n in STORED_SCHEMA.names if n not in (ORDINAL, "JMSMessageID", "text", "body")]
+STATISTICS_COLUMNS = ("JMSPriority", "JMSTimestamp", "JMSDeliveryTime", "JMSExpiration", "JMSXGroupID")
+
+_SPARK_TYPES = {
+    pa.string(): "string",
+    pa.int64(): "bigint",
+    pa.int32(): "int",
+    pa.bool_(): "boolean",
+    pa.binary(): "binary",
+    _MAP: "map<string,string>",
+}
+_PROPERTY_NAME = re.compile(r"[^\W\d][\w$]*\Z")
+_RESERVED_NAME = re.compile(r"JMS(?!X|_)")
+_ARROW_PROPERTY_TYPES = (
+    (pa.types.is_boolean, "boolean"),
+    (pa.types.is_int8, "byte"),
+    (pa.types.is_int16, "short"),
+    (pa.types.is_int32, "int"),
+    (pa.types.is_int64, "long"),
+    (pa.types.is_float32, "float"),
+    (pa.types.is_float64, "double"),
+    (pa.types.is_string, "string"),
+    (pa.types.is_large_string, "string"),
+)
+
+
+def spark_schema(columns: tuple[str, ...] = tuple(COLUMNS)) -> str:
+    """The DDL of these message columns, in this order."""
+    return ", ".join(f"{name} {_SPARK_TYPES[COLUMNS[name]]}" for name in columns)
+
+
+def arrow_schema(columns: tuple[str, ...] = tuple(COLUMNS)) -> pa.Schema:
+    return pa.schema([pa.field(name, COLUMNS[name]) for name in columns])
+
+
+def check_sendable(schema: pa.Schema) -> None:
+    """Refuse a schema that cannot become messages: unknown or doubled columns, no body at all (C2)."""
+    names = schema.names
+    unknown = [n for n in names if n not in COLUMNS]
+    if unknown:
+        raise MessageFormatError(
+            f"unknown message column(s) {', '.join(map(repr, unknown))}: accepted are {', '.join(COLUMNS)}; "
+            "put other values into `properties` (a map or a struct)"
+        )
+    doubled = {n for n in names if names.count(n) > 1}
+    if doubled:
+        raise MessageFormatError(f"column(s) {', '.join(sorted(doubled))} appear more than once")
+    if "text" not in names and "body" not in names:
+        raise MessageFormatError(
+            f"a message needs a `text` (string) or a `body` (binary) column; there are only: {', '.join(names) or 'none'}"
+        )
+    for field in schema:
+        _check_type(field)
+
+
+def _check_type(field: pa.Field) -> None:
+    kind, want = field.type, COLUMNS[field.name]
+    if pa.types.is_null(kind):
+        return
+    if field.name in PROVIDER_COLUMNS:
+        return
+    if field.name == "properties":
+        if pa.types.is_struct(kind):
+            bad = [
+                f"{kind.field(i).name} {kind.field(i).type}"
+                for i in range(kind.num_fields)
+                if _property_type(kind.field(i).type) is None
+            ]
+            if bad:
+                raise MessageFormatError(
+                    f"properties of type {', '.join(bad)} cannot be message properties: "
+                    f"cast them to one of {', '.join(PROPERTY_TYPES)}"
+                )
+            return
+        good = pa.types.is_map(kind) and pa.types.is_string(kind.key_type) and pa.types.is_string(kind.item_type)
+    elif pa.types.is_int64(want) or pa.types.is_int32(want):
+        good = pa.types.is_integer(kind) or (
+            field.name in ("JMSExpiration", "JMSDeliveryTime") and pa.types.is_timestamp(kind)
+        )
+    elif pa.types.is_binary(want):
+        good = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
+    else:
+        good = kind == want or pa.types.is_large_string(kind)
+    if not good:
+        hint = "cast(col as binary)" if field.name == "body" else f"cast(col as {_SPARK_TYPES[want]})"
+        raise MessageFormatError(
+            f"column {field.name!r} is {kind}, but must be {_SPARK_TYPES[want]}"
+            f"{' or a struct of simple values' if field.name == 'properties' else ''}: {hint}"
+        )
+
+
+def _property_type(kind: pa.DataType) -> str | None:
+    return next((name for test, name in _ARROW_PROPERTY_TYPES if test(kind)), None)
+
+
+def normalise(batch: pa.RecordBatch, now_ms: int, max_message_bytes: int) -> pa.RecordBatch:
+    """What a sender gave, as stored columns without `ordinal` and `JMSMessageID` (those depend on the file).
+
+    `batch` must have passed `check_sendable`. Raises MessageFormatError / MessageSizeError and names the row.
+    """
+    rows, given = batch.num_rows, dict(zip(batch.schema.names, batch.columns, strict=True))
+
+    def column(name: str, default: object) -> pa.Array:
+        array = given.get(name)
+        if array is None or array.null_count == rows:
+            return (
+                pa.nulls(rows, COLUMNS[name]) if default is None else pa.repeat(pa.scalar(default, COLUMNS[name]), rows)
+            )
+        if pa.types.is_timestamp(array.type):
+            array = pc.cast(array, pa.timestamp("ms", array.type.tz), safe=False)
+        array = _cast(name, array)
+        return array if default is None or array.null_count == 0 else pc.fill_null(array, default)
+
+    out = {
+        "JMSTimestamp": pa.repeat(pa.scalar(now_ms, pa.int64()), rows),
+        "JMSPriority": _within("JMSPriority", column("JMSPriority", DEFAULT_PRIORITY), 0, 9),
+        "JMSExpiration": _within("JMSExpiration", column("JMSExpiration", 0), 0, None),
+        "JMSDeliveryTime": column("JMSDeliveryTime", now_ms),
+        "JMSDeliveryMode": _within(
+            "JMSDeliveryMode", column("JMSDeliveryMode", PERSISTENT), NON_PERSISTENT, PERSISTENT
+        ),
+        **{n: column(n, None) for n in ("JMSCorrelationID", "JMSReplyTo", "JMSType", "JMSXGroupID", "JMSXGroupSeq")},
+        "properties": _properties(given.get("properties"), rows),
+        "text": column("text", None),
+        "body": column("body", None),
+    }
+    _check_bodies(out["text"], out["body"], max_message_bytes)
+    return pa.RecordBatch.from_arrays(list(out.values()), names=list(out))
+
+
+def _cast(name: str, array: pa.Array) -> pa.Array:
+    want = COLUMNS[name]
+    if array.type == want:
+        return array
+    try:
+        return pc.cast(array, want)
+    except pa.ArrowInvalid as error:
+        raise MessageFormatError(f"column {name!r} does not fit {_SPARK_TYPES[want]}: {error}") from error
+
+
+def _within(name: str, array: pa.Array, low: int, high: int | None) -> pa.Array:
+    bounds = pc.min_max(array).as_py()
+    if bounds["min"] is not None and (bounds["min"] < low or (high is not None and bounds["max"] > high)):
+        bad = bounds["min"] if bounds["min"] < low else bounds["max"]
+        raise MessageFormatError(
+            f"{name} is {bad}, but must be {low} to {high if high is not None else 'any later time'}"
+        )
+    return array
+
+
+def _check_bodies(text: pa.Array, body: pa.Array, max_message_bytes: int) -> None:
+    if text.null_count < len(text) and body.null_count < len(body):
+        both = pc.and_(pc.is_valid(text), pc.is_valid(body))
+        if pc.any(both).as_py():
+            raise MessageFormatError(
+                f"row {pc.index(both, True).as_py()} has both `text` and `body`: a message has one body; set one to null"
+            )
+    for name, array in (("text", text), ("body", body)):
+        if array.null_count == len(array):
+            continue
+        largest = pc.max(pc.binary_length(array)).as_py()
+        if largest is not None and largest > max_message_bytes:
+            row = pc.index(pc.binary_length(array), largest).as_py()
+            raise MessageSizeError(
+                f"the `{name}` of row {row} has {largest} bytes, more than the destination's maxMessageSize of "
+                f"{max_message_bytes} bytes: raise the limit in the module file, or send a reference to the data instead"
+            )
+
+
+def _properties(array: pa.Array | None, rows: int) -> pa.Array:
+    if array is None or array.null_count == rows:
+        return pa.nulls(rows, _MAP)
+    if pa.types.is_struct(array.type):
+        array = _struct_to_map(array)
+    array = array if array.type == _MAP else array.cast(_MAP)
+    check_property_names(pc.unique(array.keys).to_pylist())
+    return array
+
+
+def check_property_names(names: list[str]) -> None:
+    for name in names:
+        if not _PROPERTY_NAME.match(name) or _RESERVED_NAME.match(name):
+            raise MessageFormatError(
+                f"{name!r} cannot be a property name: it must be an identifier (letters, digits, _ and $), and names "
+                "that begin with JMS belong to JMS (JMSX… and JMS_… are allowed)"
+            )
+
+
+def _struct_to_map(array: pa.StructArray) -> pa.MapArray:
+    """A struct of typed values as the map and its JMS_JMSQ_Types entry, by kernels: no loop over rows."""
+    rows = len(array)
+    fields = [array.type.field(i) for i in range(array.type.num_fields)]
+    types = ",".join(f"{f.name}:{_property_type(f.type)}" for f in fields if _property_type(f.type) != "string")
+    names = [f.name for f in fields] + ([TYPES_PROPERTY] if types else [])
+    values = [pc.cast(part, pa.string()) for part in array.flatten()]
+    if types:
+        values.append(pa.repeat(pa.scalar(types), rows))
+    if not names:
+        return pa.nulls(rows, _MAP)
+    # interleave: row 0's values, row 1's values …; a null value means the message lacks that property
+    width = len(names)
+    order = pa.array(np.arange(rows * width).reshape(width, rows).T.ravel())
+    flat = pa.concat_arrays(values).take(order)
+    keys = (
+        pa.array(names * rows, pa.string())
+        if rows * width < 64
+        else pa.DictionaryArray.from_arrays(
+            pa.array(np.tile(np.arange(width, dtype=np.int32), rows)), pa.array(names)
+        ).cast(pa.string())
+    )
+    keep = np.asarray(flat.is_valid())
+    offsets = np.concatenate(([0], np.cumsum(keep.reshape(rows, width).sum(axis=1)))).astype(np.int32)
+    mask = pa.array(keep)
+    return pa.MapArray.from_arrays(pa.array(offsets), keys.filter(mask), flat.filter(mask))
+
+
+def deliver(
+    stored: pa.RecordBatch,
+    columns: tuple[str, ...],
+    destination: str,
+    member: int,
+    sequences: npt.NDArray[np.int64],
+    delivery_counts: npt.NDArray[np.int32] | int,
+) -> pa.RecordBatch:
+    """Stored rows as message columns, exactly of `arrow_schema(columns)`: adds where they lie and how often they were
+    handed out, 1 = for the first time (C2, C8)."""
+    rows = stored.num_rows
+    arrays = []
+    for name in columns:
+        if name == "sequence":
+            arrays.append(pa.array(sequences))
+        elif name == "member":
+            arrays.append(pa.repeat(pa.scalar(member, pa.int32()), rows))
+        elif name == "JMSDestination":
+            arrays.append(pa.repeat(pa.scalar(destination, pa.string()), rows))
+        elif name == "JMSXDeliveryCount":
+            arrays.append(_counts(delivery_counts, rows))
+        elif name == "JMSRedelivered":
+            arrays.append(pc.greater(_counts(delivery_counts, rows), 1))
+        else:
+            arrays.append(stored.column(name))
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
+
+
+def _counts(delivery_counts: npt.NDArray[np.int32] | int, rows: int) -> pa.Array:
+    if isinstance(delivery_counts, int):
+        return pa.repeat(pa.scalar(delivery_counts, pa.int32()), rows)
+    return pa.array(delivery_counts, pa.int32())
+
+
+def stored_columns(columns: tuple[str, ...]) -> list[str]:
+    """Which columns of a file are needed for these message columns."""
+    return [n for n in columns if n not in DERIVED_COLUMNS]
+
+
+# -- typed properties as Python values ------------------------------------------------------------------------------------
+def encode_properties(properties: Mapping[str, object] | None) -> dict[str, str] | None:
+    """Python values to the stored text form: bool, int, float and str keep their JMS type (C2)."""
+    if not properties:
+        return None
+    check_property_names(list(properties))
+    out, types = {}, []
+    for name, value in properties.items():
+        kind, text = _encode(name, value)
+        out[name] = text
+        if kind != "string":
+            types.append(f"{name}:{kind}")
+    if types:
+        out[TYPES_PROPERTY] = ",".join(types)
+    return out
+
+
+def _encode(name: str, value: object) -> tuple[str, str]:
+    if isinstance(value, bool):
+        return "boolean", "true" if value else "false"
+    if isinstance(value, int):
+        if not -(2**63) <= value < 2**63:
+            raise MessageFormatError(f"property {name!r} is {value}, which does not fit 64 bits: send it as text")
+        return "long", str(int(value))
+    if isinstance(value, float):
+        return "double", repr(float(value))  # a numpy float is a float, but its repr is not
+    if isinstance(value, str):
+        return "string", value
+    raise MessageFormatError(
+        f"property {name!r} is a {type(value).__name__}: properties are bool, int, float or str; other values go into the body"
+    )
+
+
+def decode_properties(stored: Mapping[str, str] | list[tuple[str, str]] | None) -> dict[str, object]:
+    """The inverse of `encode_properties`, for the eight JMS types."""
+    entries = dict(stored or {})
+    types = dict(part.split(":", 1) for part in entries.pop(TYPES_PROPERTY, "").split(",") if ":" in part)
+    entries.pop(BODY_TYPE_PROPERTY, None)
+    return {name: _decode(text, types.get(name, "string")) for name, text in entries.items()}
+
+
+def _decode(text: str | None, kind: str) -> object:
+    if text is None or kind == "string":
+        return text
+    if kind == "boolean":
+        return text == "true"
+    if kind in ("float", "double"):
+        return float(text)
+    return int(text)

@@ -1,0 +1,204 @@
+"""Sets of sequence numbers as sorted, disjoint, closed ranges (C5).
+
+A pick of a whole backlog is one range whatever its size; a selector's pick may be half a million single numbers. Both
+must be cheap, so the bounds are two numpy arrays and every operation is a vectorised sweep. Values are immutable.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+Int64Array = npt.NDArray[np.int64]
+_EMPTY = np.empty(0, dtype=np.int64)
+_LARGEST = 2**62  # a bound and its neighbours fit 64 bits
+_INLINE_RANGES = 16  # below this, JSON pairs are readable and small enough
+
+
+class Ranges:
+    """An immutable set of integers >= 1. `lo[i] <= hi[i] < lo[i+1] - 1`: neighbours are always merged."""
+
+    __slots__ = ("hi", "lo")
+
+    def __init__(self, lo: Int64Array, hi: Int64Array) -> None:
+        self.lo = lo
+        self.hi = hi
+
+    # -- making ---------------------------------------------------------------------------------------------------
+    @staticmethod
+    def of(*pairs: tuple[int, int]) -> Ranges:
+        """`Ranges.of((1, 5), (9, 9))`; pairs may overlap and come in any order; empty ones (lo > hi) are dropped."""
+        kept = [(lo, hi) for lo, hi in pairs if lo <= hi]
+        if not kept:
+            return EMPTY
+        lo, hi = (np.array(side, dtype=np.int64) for side in zip(*kept, strict=True))
+        return _merge(lo, hi)
+
+    @staticmethod
+    def from_numbers(numbers: Iterable[int] | Int64Array) -> Ranges:
+        array = np.unique(np.asarray(numbers if isinstance(numbers, np.ndarray) else list(numbers), dtype=np.int64))
+        return _merge(array, array) if array.size else EMPTY
+
+    # -- asking ---------------------------------------------------------------------------------------------------
+    def __bool__(self) -> bool:
+        return self.lo.size > 0
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Ranges):
+            return NotImplemented
+        return np.array_equal(self.lo, other.lo) and np.array_equal(self.hi, other.hi)
+
+    def __hash__(self) -> int:
+        return hash((self.lo.tobytes(), self.hi.tobytes()))
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return zip(self.lo.tolist(), self.hi.tolist(), strict=True)
+
+    def __contains__(self, number: int) -> bool:
+        i = int(np.searchsorted(self.lo, number, side="right")) - 1
+        return i >= 0 and number <= int(self.hi[i])
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{lo}" if lo == hi else f"{lo}-{hi}" for lo, hi in list(self)[:8])
+        return f"Ranges({shown}{', …' if len(self) > 8 else ''})"
+
+    def __len__(self) -> int:
+        """How many ranges (not numbers: see `count`)."""
+        return int(self.lo.size)
+
+    @property
+    def count(self) -> int:
+        """How many numbers."""
+        return int((self.hi - self.lo).sum()) + len(self)
+
+    @property
+    def first(self) -> int:
+        return int(self.lo[0])
+
+    @property
+    def last(self) -> int:
+        return int(self.hi[-1])
+
+    def numbers(self) -> Int64Array:
+        """Every number, ascending; costs 8 bytes each, so only for sets that are bounded."""
+        if not self:
+            return _EMPTY
+        lengths = self.hi - self.lo + 1
+        starts = np.repeat(self.lo - np.concatenate(([0], np.cumsum(lengths)[:-1])), lengths)
+        return starts + np.arange(int(lengths.sum()), dtype=np.int64)
+
+    # -- combining ------------------------------------------------------------------------------------------------
+    def __or__(self, other: Ranges) -> Ranges:
+        if not self or not other:
+            return self or other
+        return _merge(np.concatenate((self.lo, other.lo)), np.concatenate((self.hi, other.hi)))
+
+    def __sub__(self, other: Ranges) -> Ranges:
+        return _sweep(self, other, wanted=lambda a, b: (a > 0) & (b == 0)) if self and other else self
+
+    def __and__(self, other: Ranges) -> Ranges:
+        return _sweep(self, other, wanted=lambda a, b: (a > 0) & (b > 0)) if self and other else EMPTY
+
+    def between(self, low: int, high: int) -> Ranges:
+        """The part within [low, high]."""
+        return self & Ranges.of((low, high))
+
+    def take(self, count: int) -> Ranges:
+        """The lowest `count` numbers."""
+        if count <= 0:
+            return EMPTY
+        ends = np.cumsum(self.hi - self.lo + 1)
+        i = int(np.searchsorted(ends, count))
+        if i >= len(self):
+            return self
+        over = int(ends[i]) - count
+        hi = self.hi[: i + 1].copy()
+        hi[-1] -= over
+        return Ranges(self.lo[: i + 1], hi)
+
+    def take_ranges(self, ranges: int) -> Ranges:
+        """The lowest `ranges` ranges: bounds the size of what has to be written down."""
+        return self if len(self) <= ranges else Ranges(self.lo[:ranges], self.hi[:ranges])
+
+    # -- writing down ---------------------------------------------------------------------------------------------
+    def to_json(self) -> list[list[int]] | str:
+        """Pairs where that is short, else compressed deltas in base64: a set of one batch stays a few KB."""
+        if len(self) <= _INLINE_RANGES:
+            return [[lo, hi] for lo, hi in self]
+        edges = np.empty(2 * len(self), dtype=np.int64)
+        edges[0::2], edges[1::2] = self.lo, self.hi
+        return base64.b64encode(
+            zlib.compress(
+                np.diff(edges, prepend=0).astype("<u4").tobytes()
+                if _fits(edges)
+                else b"\xff" + edges.astype("<i8").tobytes(),
+                1,
+            )
+        ).decode()
+
+    @staticmethod
+    def from_json(value: object) -> Ranges:
+        """The inverse of `to_json`; ValueError says what does not fit."""
+        if isinstance(value, list):
+            for pair in value:
+                if not (isinstance(pair, list) and len(pair) == 2 and all(type(n) is int for n in pair)):
+                    raise ValueError(f"a range must be two integers, not {pair!r}")
+            if not all(-_LARGEST <= n <= _LARGEST for pair in value for n in pair):
+                raise ValueError("a range has a bound beyond 64 bits")
+            return Ranges.of(*((lo, hi) for lo, hi in value))
+        if not isinstance(value, str):
+            raise ValueError(f"ranges must be a list of pairs or a base64 text, not {type(value).__name__}")
+        try:
+            raw = zlib.decompress(base64.b64decode(value, validate=True))
+        except zlib.error as error:
+            raise ValueError(f"ranges are damaged: {error}") from error
+        wide = len(raw) % 8 == 1
+        edges = (
+            np.frombuffer(raw[1:], "<i8").astype(np.int64)
+            if wide
+            else np.cumsum(np.frombuffer(raw, "<u4").astype(np.int64))
+        )
+        if edges.size % 2 or not edges.size:
+            raise ValueError("ranges are damaged: an odd number of bounds")
+        return _merge(edges[0::2].copy(), edges[1::2].copy())
+
+
+EMPTY = Ranges(_EMPTY, _EMPTY)
+
+
+def union(many: Iterable[Ranges]) -> Ranges:
+    kept = [r for r in many if r]
+    if not kept:
+        return EMPTY
+    return _merge(np.concatenate([r.lo for r in kept]), np.concatenate([r.hi for r in kept]))
+
+
+def _fits(edges: Int64Array) -> bool:
+    steps = np.diff(edges, prepend=0)
+    return bool(steps.min() >= 0 and steps.max() < 2**32)
+
+
+def _merge(lo: Int64Array, hi: Int64Array) -> Ranges:
+    order = np.argsort(lo, kind="stable")
+    lo, hi = lo[order], np.maximum.accumulate(hi[order])
+    starts = np.concatenate(([True], lo[1:] > hi[:-1] + 1))
+    ends = np.concatenate((starts[1:], [True]))
+    return Ranges(lo[starts], hi[ends])
+
+
+def _sweep(a: Ranges, b: Ranges, wanted: Callable[[Int64Array, Int64Array], npt.NDArray[np.bool_]]) -> Ranges:
+    """Walk all bounds of both sets once; `wanted(depth in a, depth in b)` says where the result is."""
+    points = np.concatenate((a.lo, a.hi + 1, b.lo, b.hi + 1))
+    one = np.int64(1)
+    depth_a = np.concatenate((np.full(len(a), one), np.full(len(a), -one), np.zeros(2 * len(b), np.int64)))
+    depth_b = np.concatenate((np.zeros(2 * len(a), np.int64), np.full(len(b), one), np.full(len(b), -one)))
+    order = np.argsort(points, kind="stable")
+    points = points[order]
+    inside = wanted(np.cumsum(depth_a[order]), np.cumsum(depth_b[order]))
+    real = np.concatenate((points[1:] > points[:-1], [False])) & inside
+    lo, hi = points[:-1][real[:-1]], points[1:][real[:-1]] - 1
+    return _merge(lo, hi) if lo.size else EMPTY

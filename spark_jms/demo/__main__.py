@@ -1,0 +1,104 @@
+"""python -m spark_jms.demo: run the story, print the account; exit code 1 if anything was lost, doubled or out of order."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from spark_jms.demo import flights
+from spark_jms.demo.errors import DemoError
+from spark_jms.demo.processes import end_descendants
+from spark_jms.demo.report import show
+from spark_jms.demo.screen import Screen
+from spark_jms.demo.story import Outcome, Story
+
+INTERRUPTED = 130
+
+
+def main(arguments: list[str] | None = None) -> int:
+    given = _arguments(arguments)
+    signal.signal(signal.SIGTERM, _interrupt)
+    if given.keep is not None:
+        work = given.keep.absolute()
+        if work.exists() and any(work.iterdir()):
+            print(f"{given.keep} is not empty: name a new directory", file=sys.stderr)
+            return 2
+        work.mkdir(parents=True, exist_ok=True)
+    else:
+        work = Path(tempfile.mkdtemp(prefix="jmsq-demo-"))
+    screen = Screen(given.plain)
+    story = None
+    started = time.monotonic()
+    try:
+        with screen:
+            story = Story(work, given.rows, screen)
+            outcome = story.run()
+        show(screen, outcome, time.monotonic() - started)
+        if given.keep is not None:
+            _write(outcome, work / "account.json")
+        return 1 if outcome.problems else 0
+    except DemoError as error:
+        print(f"\nThe demo could not go on: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nInterrupted; cleaning up.", file=sys.stderr)
+        return INTERRUPTED
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not stop the cleaning
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if story is not None:
+            story.close()
+        end_descendants()
+        if given.keep is None:
+            shutil.rmtree(work, ignore_errors=True)
+        else:
+            print(
+                f"\nKept: {given.keep} (domain/ is the root for `jmsq stat --root`, received/ the Delta tables, logs/)"
+            )
+
+
+def _arguments(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m spark_jms.demo",
+        description="A year of flights through a queue and a topic, with a kill in the middle and a computed account.",
+    )
+    parser.add_argument("--rows", type=_rows, metavar="N", help=f"only the first N flights (all: {flights.ROWS:,})")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="work there and leave everything, with account.json")
+    parser.add_argument(
+        "--plain", action="store_true", help="lines instead of moving bars (so it is without a terminal)"
+    )
+    return parser.parse_args(arguments)
+
+
+def _rows(text: str) -> int:
+    rows = int(text)
+    if not 2000 <= rows <= flights.ROWS:
+        raise argparse.ArgumentTypeError(
+            f"must be 2,000 to {flights.ROWS:,}: with fewer there is no middle to be killed in"
+        )
+    return rows
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _write(outcome: Outcome, path: Path) -> None:
+    values = {
+        "queue": asdict(outcome.queue), "subscriptions": [asdict(s) for s in outcome.subscriptions],
+        "speeds": [asdict(s) for s in outcome.speeds], "marks": outcome.marks,
+        "depth": [[round(s.second, 2), s.sent, s.backlog] for s in outcome.samples],
+        "in_doubt": outcome.in_doubt, "taken_over": outcome.taken_over, "problems": outcome.problems,
+    }  # fmt: skip
+    path.write_text(json.dumps(values, indent=1))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,237 @@
+"""The account: computed from the tables that the receivers wrote and from the flights that were sent. Nothing here asks
+the queue what it believes; the only thing taken from it is how many messages of each member were committed (`last`).
+
+    lost          a (member, sequence) from 1 to the member's last, or a flight of the feed, that no table has
+    duplicated    a (member, sequence), or a flight, that the tables have more than once
+    altered       a flight whose 20 columns are not all as in the feed
+    order         of an aircraft: put its flights in the order in which they arrived, whichever receiver took them; they
+                  must be legs 1, 2, 3 … as sent. Arrival = time of the Delta commit of the output, then the place in its
+                  file. One clock stamps both tables, and a receiver gets an aircraft's next flight only after the
+                  commit of the one before was acknowledged, so equal or crossing times would show as disorder
+    two hands     in each sample of the open claims: aircraft of which two receivers had flights in hand at once
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import unquote
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from spark_jms.core.message import arrow_schema
+from spark_jms.demo.flights import FEED_SCHEMA, FLIGHT_COLUMNS
+from spark_jms.demo.queries import MESSAGE_COLUMNS
+from spark_jms.demo.watch import Sample
+
+Integers = npt.NDArray[np.int64]
+_SCHEMA = pa.schema([*arrow_schema(MESSAGE_COLUMNS), *(field for field in FEED_SCHEMA if field.name != "leg")])
+_PLACE = (pa.field("commit_ms", pa.int64()), pa.field("place", pa.int64()))
+RECEIVED_COLUMNS = tuple(_SCHEMA.names)
+
+
+@dataclass(frozen=True)
+class QueueAccount:
+    sent: int
+    received: Mapping[str, int]  # receiver -> messages in its table
+    commits: Mapping[str, int]  # receiver -> micro-batches that its table has
+    by_member: Mapping[int, Mapping[str, int]]
+    lost: int
+    duplicated: int
+    altered: int
+    redelivered: int
+    most_deliveries: int
+    aircraft: int
+    in_order: int
+    by_several: int  # aircraft whose flights went to more than one receiver
+    without_unit: int
+    samples: int
+    samples_shared: int
+    in_two_hands: int
+
+    @property
+    def problems(self) -> list[str]:
+        checks = {"lost": self.lost, "duplicated": self.duplicated, "altered": self.altered,
+                  "aircraft out of order": self.aircraft - self.in_order,
+                  "aircraft in two receivers' hands at once": self.in_two_hands}  # fmt: skip
+        return [f"{count:,} {what}" for what, count in checks.items() if count]
+
+
+@dataclass(frozen=True)
+class SubscriptionAccount:
+    name: str
+    selector: str | None
+    expected: int
+    received: int
+    lost: int
+    duplicated: int
+    unwanted: int = 0
+
+    @property
+    def problems(self) -> list[str]:
+        checks = {"lost": self.lost, "duplicated": self.duplicated, "not asked for": self.unwanted}
+        return [f"subscription {self.name}: {count:,} {what}" for what, count in checks.items() if count]
+
+
+@dataclass
+class Speed:
+    """Rows and seconds of a stage."""
+
+    stage: str
+    rows: int
+    seconds: float
+    remark: str = ""
+    per_second: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.per_second = round(self.rows / self.seconds) if self.seconds > 0 else 0
+
+
+# -- reading what arrived ----------------------------------------------------------------------------------------------
+def arrivals(table: Path, columns: Sequence[str] = RECEIVED_COLUMNS) -> tuple[pa.Table, int]:
+    """What a receiver's Delta table holds of these columns, with `commit_ms` and `place` (in its file); and in how many data commits.
+
+    Read from the Delta log itself: which commit added which file, and when, is what tells the order of arrival.
+    """
+    parts, commits = [], 0
+    for entry in sorted((table / "_delta_log").glob("*.json")):
+        actions = [json.loads(line) for line in entry.read_text().splitlines() if line]
+        added = [unquote(action["add"]["path"]) for action in actions if "add" in action]
+        commit_ms = next((a["commitInfo"]["timestamp"] for a in actions if "commitInfo" in a), 0)
+        rows = 0
+        for path in added:
+            part = pq.read_table(table / path).select(columns)
+            rows += len(part)
+            part = part.append_column("commit_ms", pa.repeat(pa.scalar(commit_ms, pa.int64()), len(part)))
+            parts.append(part.append_column("place", pa.array(np.arange(len(part), dtype=np.int64))))
+        commits += rows > 0
+    nothing = pa.schema([*(_SCHEMA.field(name) for name in columns), *_PLACE]).empty_table()
+    return pa.concat_tables(parts) if parts else nothing, commits
+
+
+def queue_account(flights: pa.Table, tables: Mapping[str, Path], last: Mapping[int, int],
+                  samples: Sequence[Sample] = ()) -> QueueAccount:  # fmt: skip
+    """`last`: member -> its last sequence number."""
+    read = {name: arrivals(path) for name, path in tables.items()}
+    names = list(read)
+    received = pa.concat_tables(
+        [
+            t.append_column("receiver", pa.repeat(pa.scalar(i, pa.int8()), len(t)))
+            for i, (t, _) in enumerate(read.values())
+        ]
+    ).combine_chunks()
+    member, sequence = _integers(received, "member"), _integers(received, "sequence")
+    receiver, number = _integers(received, "receiver"), _integers(received, "number")
+    lost_sequences, twice_sequences = _dense(member, sequence, last)
+    lost_flights, twice_flights = _once(number, _integers(flights, "number"))
+    grouped = pc.drop_null(pc.unique(flights["tailnum"]))
+    in_order, several = _orders(received)
+    shared, hands = _two_hands(samples, _units_by_sequence(received, last))
+    by_member = {
+        m: {n: int(((member == m) & (receiver == i)).sum()) for i, n in enumerate(names)} for m in sorted(last)
+    }
+    return QueueAccount(
+        sent=sum(last.values()), received={name: len(t) for name, (t, _) in read.items()},
+        commits={name: commits for name, (_, commits) in read.items()}, by_member=by_member,
+        lost=max(lost_sequences, lost_flights), duplicated=max(twice_sequences, twice_flights),
+        altered=_altered(flights, received), redelivered=pc.sum(received["JMSRedelivered"]).as_py() or 0,
+        most_deliveries=pc.max(received["JMSXDeliveryCount"]).as_py() or 0, aircraft=len(grouped),
+        in_order=in_order, by_several=several, without_unit=flights["tailnum"].null_count,
+        samples=len(samples), samples_shared=shared, in_two_hands=hands,
+    )  # fmt: skip
+
+
+def subscription_account(name: str, selector: str | None, expected: pa.Table, table: Path) -> SubscriptionAccount:
+    received = _integers(arrivals(table)[0], "number")
+    wanted = _integers(expected, "number")
+    lost, duplicated = _once(received, wanted)
+    unwanted = int((~np.isin(received, wanted)).sum())
+    return SubscriptionAccount(name, selector, len(wanted), len(received), lost, duplicated, unwanted)
+
+
+# -- inside ------------------------------------------------------------------------------------------------------------
+def _integers(table: pa.Table, name: str) -> Integers:
+    """The column as numbers; -1 where there is none."""
+    column = pc.fill_null(pc.cast(table[name], pa.int64()), -1)
+    return np.asarray(column.to_numpy(), dtype=np.int64)
+
+
+def _once(found: Integers, wanted: Integers) -> tuple[int, int]:
+    """(how many of `wanted` are missing, how many of `found` are there again)."""
+    return len(np.setdiff1d(wanted, found)), len(found) - len(np.unique(found))
+
+
+def _dense(member: Integers, sequence: Integers, last: Mapping[int, int]) -> tuple[int, int]:
+    lost = twice = 0
+    for m, until in last.items():
+        missing, again = _once(sequence[member == m], np.arange(1, until + 1))
+        lost, twice = lost + missing, twice + again
+    return lost, twice
+
+
+def _altered(flights: pa.Table, received: pa.Table) -> int:
+    """Flights that came and are not in every column as they were sent; also those that were never sent."""
+    number, sent = _integers(received, "number"), _integers(flights, "number")
+    known = np.isin(number, sent)
+    differs = np.zeros(int(known.sum()), dtype=bool)
+    came = received.filter(pa.array(known))
+    original = flights.take(pa.array(np.searchsorted(sent, number[known])))
+    for name in FLIGHT_COLUMNS:
+        a, b = came[name], original[name]
+        unequal = pc.or_(pc.fill_null(pc.not_equal(a, b), False), pc.xor(pc.is_null(a), pc.is_null(b)))
+        differs |= unequal.to_numpy()
+    return int(differs.sum()) + int((~known).sum())
+
+
+def _orders(received: pa.Table) -> tuple[int, int]:
+    """(aircraft whose legs arrived as 1, 2, 3 …, aircraft that went to several receivers)."""
+    units = received.filter(pc.is_valid(received["JMSXGroupID"]))
+    if not len(units):
+        return 0, 0
+    aircraft = np.asarray(pc.index_in(units["JMSXGroupID"], pc.unique(units["JMSXGroupID"])).to_numpy(), dtype=np.int64)
+    order = np.lexsort((_integers(units, "place"), _integers(units, "commit_ms"), aircraft))
+    aircraft, leg, receiver = (
+        aircraft[order],
+        _integers(units, "JMSXGroupSeq")[order],
+        _integers(units, "receiver")[order],
+    )
+    first = np.concatenate(([True], aircraft[1:] != aircraft[:-1]))
+    right = np.where(first, leg == 1, leg == np.concatenate(([0], leg[:-1] + 1)))
+    starts = np.flatnonzero(first)
+    several = np.minimum.reduceat(receiver, starts) != np.maximum.reduceat(receiver, starts)
+    return int(np.logical_and.reduceat(right, starts).sum()), int(several.sum())
+
+
+def _units_by_sequence(received: pa.Table, last: Mapping[int, int]) -> dict[int, Integers]:
+    """member -> array: sequence -> number of its aircraft, -1 = none."""
+    member, sequence = _integers(received, "member"), _integers(received, "sequence")
+    codes = pc.fill_null(pc.index_in(received["JMSXGroupID"], pc.drop_null(pc.unique(received["JMSXGroupID"]))), -1)
+    units = np.asarray(codes.to_numpy(), dtype=np.int64)
+    out = {}
+    for m, until in last.items():
+        out[m] = np.full(until + 2, -1, dtype=np.int64)
+        out[m][sequence[member == m]] = units[member == m]
+    return out
+
+
+def _two_hands(samples: Sequence[Sample], units: Mapping[int, Integers]) -> tuple[int, int]:
+    """(samples in which two receivers had messages of one member in hand, aircraft that both of them had)."""
+    shared, guilty = 0, set[int]()
+    for sample in samples:
+        in_hand: dict[tuple[int, str], set[int]] = {}
+        for claim in sample.claims:
+            codes = np.concatenate([units[claim.member][lo : hi + 1] for lo, hi in claim.picks])
+            in_hand.setdefault((claim.member, claim.consumer), set()).update(np.unique(codes[codes >= 0]).tolist())
+        members = [member for member, _ in in_hand]
+        shared += len(members) > len(set(members))
+        for (member, consumer), mine in in_hand.items():
+            for (other_member, other), theirs in in_hand.items():
+                if member == other_member and consumer < other:
+                    guilty |= mine & theirs
+    return shared, len(guilty)

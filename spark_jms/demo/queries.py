@@ -1,0 +1,79 @@
+"""The Spark side of the demo: four streaming queries in the few lines that they take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spark_jms.demo.flights import FLIGHT_COLUMNS, FLIGHT_SCHEMA
+from spark_jms.setup.session import spark_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+MESSAGE_COLUMNS = ("member", "sequence", "JMSMessageID", "JMSRedelivered", "JMSXDeliveryCount", "JMSXGroupID",
+                   "JMSXGroupSeq")  # fmt: skip
+READ_COLUMNS = ",".join([*MESSAGE_COLUMNS, "text"])
+PROPERTIES = ("carrier", "origin", "dest", "distance", "dep_delay")
+
+
+def session(app_name: str, warehouse: Path) -> SparkSession:
+    """Small: three of them share the machine, and live for two minutes, so compiling much does not pay."""
+    java_options = f"-Dderby.system.home={warehouse} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    found = spark_session(app_name, conf={
+        "spark.driver.memory": "1g",
+        "spark.sql.warehouse.dir": str(warehouse),
+        "spark.driver.extraJavaOptions": java_options,
+    })  # fmt: skip
+    found.sparkContext.setLogLevel("ERROR")
+    return found
+
+
+def as_messages(flights: DataFrame) -> DataFrame:
+    """A flight as a message: JSON text, typed properties to select by, and the aircraft as the unit of order."""
+    from pyspark.sql import functions as f
+
+    return flights.select(
+        f.to_json(f.struct(*FLIGHT_COLUMNS)).alias("text"),
+        f.struct(*PROPERTIES).alias("properties"),
+        f.col("tailnum").alias("JMSXGroupID"),
+        f.col("leg").alias("JMSXGroupSeq"),
+    )
+
+
+def as_flights(messages: DataFrame) -> DataFrame:
+    """A message as a flight again, with what the queue says of it."""
+    from pyspark.sql import functions as f
+
+    parsed = messages.select(*MESSAGE_COLUMNS, f.from_json("text", FLIGHT_SCHEMA).alias("flight"))
+    return parsed.select(*MESSAGE_COLUMNS, "flight.*")
+
+
+def send_feed(spark: SparkSession, feed: Path, root: Path, destination: str, checkpoint: Path,
+              where: str = "true", files_per_trigger: int = 1) -> StreamingQuery:  # fmt: skip
+    """Files -> messages: what is in the directory now, in micro-batches that keep the files' order."""
+    schema = f"{FLIGHT_SCHEMA}, leg int"
+    files = spark.readStream.schema(schema).option("maxFilesPerTrigger", files_per_trigger).parquet(str(feed))
+    writer = as_messages(files.where(where)).writeStream.format("jmsq").queryName(f"feed-{destination}")
+    writer = writer.option("root", str(root)).option("destination", destination)
+    return writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+
+
+def receive(spark: SparkSession, root: Path, destination: str, output: Path, checkpoint: Path, name: str,
+            available_now: bool = False, **options: Any) -> StreamingQuery:  # fmt: skip
+    """Messages -> a Delta table: Delta's sink takes each micro-batch once, however often it is repeated."""
+    reader = spark.readStream.format("jmsq").option("root", str(root)).option("destination", destination)
+    messages = reader.option("columns", READ_COLUMNS).options(**options).load()
+    writer = as_flights(messages).writeStream.format("delta").queryName(name).outputMode("append")
+    writer = writer.option("checkpointLocation", str(checkpoint))
+    writer = writer.trigger(availableNow=True) if available_now else writer
+    return writer.start(str(output))
+
+
+def create_output(spark: SparkSession, output: Path) -> None:
+    """An empty table of received flights, unless it is there: a fresh session's first write to Delta takes seconds."""
+    from spark_jms.core.message import spark_schema
+
+    schema = f"{spark_schema(MESSAGE_COLUMNS)}, {FLIGHT_SCHEMA}"
+    spark.createDataFrame([], schema).write.format("delta").mode("ignore").save(str(output))

@@ -1,0 +1,84 @@
+"""A receiver: one Spark driver of its own, so that it can be killed. Started by the demo, speaks JSON lines.
+
+    out   {"event": "ready"}, {"event": "batch", …} for each micro-batch, {"event": "stopped"}
+    in    "go" starts the query, "stop" (or the end of the input: the demo is gone) ends it
+
+Everything it has to remember is in its checkpoint and in the queue: started again after kill -9, it goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from spark_jms.demo.queries import create_output, receive, session
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming import StreamingQuery
+
+_LOOK_S = 0.1
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m spark_jms.demo.receiver", description=__doc__)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--batch", type=int, required=True, help="most messages of a micro-batch")
+    given = parser.parse_args(arguments)
+    # Only our lines go to the demo: what Spark and its children print to the standard output goes to the log.
+    out = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
+    os.dup2(2, 1)
+    orders: queue.Queue[str] = queue.Queue()
+    threading.Thread(target=_listen, args=(sys.stdin, orders), daemon=True).start()
+    work: Path = given.work
+    spark = session(f"demo receiver {given.name}", work / "warehouse" / given.name)
+    output = work / "received" / given.name
+    create_output(spark, output)
+    _tell(out, "ready")
+    if orders.get() == "go":
+        query = receive(spark, work / "domain", "flights", output, work / "checkpoints" / given.name, given.name,
+                        maxMessagesPerTrigger=given.batch)  # fmt: skip
+        _follow(query, orders, out)
+        query.stop()
+    _tell(out, "stopped")
+    spark.stop()
+    return 0
+
+
+def _listen(source: TextIO, orders: queue.Queue[str]) -> None:
+    for line in source:
+        orders.put(line.strip())
+    orders.put("stop")
+
+
+def _follow(query: StreamingQuery, orders: queue.Queue[str], out: TextIO) -> None:
+    """Report each micro-batch until told to stop. Raises what ends the query."""
+    seen = -1
+    while True:
+        for progress in query.recentProgress:
+            if progress["batchId"] > seen and progress["numInputRows"]:
+                seen = progress["batchId"]
+                end = progress["sources"][0]["endOffset"]
+                consumer = (json.loads(end) if isinstance(end, str) else end)["consumer"]
+                _tell(out, "batch", batch=seen, rows=progress["numInputRows"], consumer=consumer,
+                      ms=progress["durationMs"]["triggerExecution"])  # fmt: skip
+        try:
+            if orders.get(timeout=_LOOK_S) == "stop":
+                return
+        except queue.Empty:
+            if (error := query.exception()) is not None:
+                raise error from None
+
+
+def _tell(out: TextIO, event: str, **values: object) -> None:
+    out.write(json.dumps({"event": event, **values}) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

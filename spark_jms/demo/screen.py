@@ -1,0 +1,96 @@
+"""What the demo shows: stages, bars and the queue's depth. With rich on a terminal; as plain lines anywhere else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+PLAIN_EVERY_S = 5.0
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float], width: int = 60) -> str:
+    """The values as a row of blocks; the highest of each slice, so that no peak is lost."""
+    if not values:
+        return ""
+    top, size = max(*values, 1), min(width, len(values))
+    slices = [values[len(values) * i // size : len(values) * (i + 1) // size] for i in range(size)]
+    return "".join(_BLOCKS[-(-max(part) * 8 // top).__int__()] for part in slices)
+
+
+class Screen:
+    """Use as a context manager. Everything may be called from any thread."""
+
+    def __init__(self, plain: bool = False) -> None:
+        self.console = Console(highlight=False)
+        if not self.console.is_terminal:
+            self.console.width = 120
+        self.plain = plain or not self.console.is_terminal
+        self._progress = Progress(TextColumn("  {task.description:<22}"), BarColumn(30), MofNCompleteColumn(),
+                                  TextColumn("{task.fields[note]}"))  # fmt: skip
+        self._tasks: dict[str, TaskID] = {}
+        self._totals: dict[str, int] = {}
+        self._footer = Text("")
+        self._live: Live | None = None
+        self._started_s = self._said_s = time.monotonic()
+        self._stage = 0
+
+    def __enter__(self) -> Screen:
+        if not self.plain:
+            self._live = Live(Group(self._progress, self._footer), console=self.console, refresh_per_second=5)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.settle()
+
+    def settle(self) -> None:
+        """No more moving parts: what comes now is printed below the last state of the bars."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def stage(self, title: str, explanation: str) -> None:
+        self._stage += 1
+        elapsed = time.monotonic() - self._started_s
+        self.console.print(f"\n[bold]{self._stage}. {title}[/bold]  [dim]({elapsed:.0f} s)[/dim]")
+        self.console.print(f"   {explanation}", style="dim" if not self.plain else None, soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        self.console.print(f"   {text}", soft_wrap=True)
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        made = Table(box=None, padding=(0, 2))
+        for column in columns:
+            right = all(isinstance(row[columns.index(column)], int | float) for row in rows)
+            made.add_column(column, justify="right" if right else "left")
+        for row in rows:
+            made.add_row(*(f"{value:,}" if isinstance(value, int) else str(value) for value in row))
+        self.console.print(f"\n[bold]{title}[/bold]", soft_wrap=True)
+        self.console.print(made)
+
+    def bar(self, name: str, done: int, total: int, note: str = "") -> None:
+        """Show `done` of `total` on the bar of this name, made when it is new."""
+        self._totals[name] = total
+        if name not in self._tasks:
+            self._tasks[name] = self._progress.add_task(name, total=total, note=note)
+        self._progress.update(self._tasks[name], completed=min(done, total), total=total, note=note)
+
+    def depth(self, values: Sequence[int], now: int) -> None:
+        """The queue's depth until now. In plain mode this is also where the bars are told, now and then."""
+        line = f"  waiting in the queue: {now:>8,}  {sparkline(values, 60)}"
+        self._footer.plain = line
+        if self.plain and time.monotonic() - self._said_s > PLAIN_EVERY_S:
+            self._said_s = time.monotonic()
+            bars = ", ".join(f"{task.description} {task.completed:,.0f}" for task in self._progress.tasks)
+            self.console.print(f"   [{self._said_s - self._started_s:4.0f} s] waiting {now:,}; {bars}", markup=False)

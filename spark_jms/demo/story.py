@@ -1,0 +1,320 @@
+"""What happens, step by step. Read `Story.run` first."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import spark_jms
+from spark_jms.demo import answers, flights, queries
+from spark_jms.demo.account import QueueAccount, Speed, SubscriptionAccount, queue_account, subscription_account
+from spark_jms.demo.errors import DemoError
+from spark_jms.demo.processes import READY_TIMEOUT_S, STOP_TIMEOUT_S, Receiver
+from spark_jms.demo.screen import Screen
+from spark_jms.demo.watch import Sample, Watch
+from spark_jms.log.domain import Domain
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+MEMBERS = 4
+MODULE = {
+    "destinations": {
+        "flights": {"kind": "distributed-queue", "members": MEMBERS, "inDoubtTimeout": "5 minutes"},
+        "delays": {"kind": "topic"},
+    }
+}
+DELAYED, LATE = "dep_delay > 15", "dep_delay > 60"
+KILL_AT = 0.2  # of all messages received
+BATCHES = 30  # micro-batches that one receiver alone would need …
+LEAST_BATCH = 500  # … but not smaller ones
+STUCK_AFTER_S = 120.0
+_TICK_S = 0.2
+
+
+@dataclass
+class Outcome:
+    """What the run showed. `problems` is empty when everything is as promised."""
+
+    queue: QueueAccount
+    subscriptions: list[SubscriptionAccount]
+    speeds: list[Speed]
+    samples: list[Sample]
+    marks: list[tuple[float, str]]
+    in_doubt: int
+    taken_over: int
+    problems: list[str] = field(default_factory=list)
+
+
+class Story:
+    """One run in the directory `work`. `close` leaves no process behind, wherever `run` was."""
+
+    def __init__(self, work: Path, rows: int | None, screen: Screen) -> None:
+        self.work, self.screen = work, screen
+        self.root = work / "domain"
+        self.flights = flights.load(rows)
+        self.total = len(self.flights)
+        batch = max(self.total // BATCHES, LEAST_BATCH)
+        self.files = flights.feed_files(self.total)
+        self.receivers = [Receiver(name, work, batch) for name in ("a", "b")]
+        self.speeds: list[Speed] = []
+        self.problems: list[str] = []
+        self._watch: Watch | None = None
+        self._spark: SparkSession | None = None
+
+    def run(self) -> Outcome:
+        self.prepare()
+        self.send_first_half()
+        self.ask_the_backlog()
+        in_doubt, taken_over = self.receive_and_kill()
+        subscriptions = self.publish()
+        self.drain()
+        return self.account(subscriptions, in_doubt, taken_over)
+
+    # -- the steps ------------------------------------------------------------------------------------------------
+    def prepare(self) -> None:
+        self.screen.stage(
+            "Destinations",
+            f"{self.total:,} flights will be messages. `jmsq apply` makes a queue `flights` of {MEMBERS} members, which\n"
+            "   receivers share out among themselves, and a topic `delays`. Each is a Delta table. No broker is started;\n"
+            "   three Spark drivers are: this one sends, `a` and `b` receive.",
+        )
+        for change in spark_jms.apply(self.root, MODULE):
+            self.screen.say(f"{change.destination}: {change.what} ({change.detail})")
+        self._watch = Watch(self.root, "flights")
+        for receiver in self.receivers:
+            receiver.start()
+        (self.work / "logs").mkdir(exist_ok=True)
+        with stderr_to(self.work / "logs" / "demo.log"):  # the JVM keeps it
+            self._spark = queries.session("spark-jms demo", self.work / "warehouse" / "demo")
+        for receiver in self.receivers:
+            receiver.wait_until("ready", READY_TIMEOUT_S, self.tick)
+
+    def send_first_half(self) -> None:
+        self.screen.stage(
+            "Send the first half of the year; nobody receives yet",
+            "A streaming query reads files as they arrive and writes messages: format(\"jmsq\"). Each micro-batch is one\n"
+            "   commit. JMSXGroupID = tail number: the flights of an aircraft keep their order.",
+        )  # fmt: skip
+        rows = flights.write_feed(self.flights, self.work / "feed", 0, self.files // 2, self.files)
+        self._timed("send, nobody receives", rows, self._send("flights"))
+
+    def ask_the_backlog(self) -> None:
+        self.screen.stage(
+            "Ask the backlog", "What waits in the queue is a table. Browsing by SQL takes nothing out of it."
+        )
+        found = answers.by_spark(self.spark, self.root)
+        try:
+            found += answers.by_delta_readers(self.root)
+        except ModuleNotFoundError as error:
+            self.screen.say(f"(no {error.name}: pip install {error.name} to see any Delta reader do the same)")
+        for answer in found:
+            self.screen.table(answer.question, answer.columns, answer.rows)
+        by_carrier = [answer.rows for answer in found if "which carriers wait" in answer.question.lower()]
+        if any(rows != by_carrier[0] for rows in by_carrier):
+            self.problems.append("Spark and DuckDB do not agree about the backlog")
+
+    def receive_and_kill(self) -> tuple[int, int]:
+        """(messages that `a` had in hand when it was killed, messages that b received until a was back)."""
+        a, b = self.receivers
+        self.screen.stage(
+            "Two queries share the queue, the second half arrives, and one is killed",
+            "Receivers share the members: a newcomer is handed some when a micro-batch ends. Each writes its own Delta\n"
+            "   table. When a fifth has arrived, `a` gets kill -9 in the middle of a micro-batch.",
+        )
+        self.watch.mark("start")
+        for receiver in self.receivers:
+            receiver.go()
+        rows = flights.write_feed(self.flights, self.work / "feed", self.files // 2, self.files, self.files)
+        started, query = time.monotonic(), self._send("flights")
+        self._until(lambda: a.rows + b.rows >= KILL_AT * self.total and len(a.batches) > 1 and len(b.batches) > 1,
+                    "both receive")  # fmt: skip
+        time.sleep(min(a.batch_ms[-3:]) / 2000)  # into the next micro-batch
+        a.kill_9()
+        self.watch.mark("kill")
+        killed_s, b_before = self.watch.second, b.rows
+        self._until(lambda: self.watch.last.second > killed_s + 0.6, "the queue is looked at after the kill")
+        in_hand = [claim for claim in self.watch.last.claims if claim.consumer == a.consumer]
+        in_doubt = sum(claim.picks.count for claim in in_hand)
+        self.screen.say(
+            f"kill -9: `a` is gone with {in_doubt:,} messages in hand (members {_list(in_hand)}). They are kept for it,\n"
+            "   and so are later flights of the same aircraft, for their order's sake; all the rest is free at once."
+        )
+        self._until(lambda: self._seen_with(b.consumer, killed_s) == set(range(MEMBERS)) or self._only_in_doubt(a.consumer),
+                    "b takes over")  # fmt: skip
+        self.watch.mark("take-over")
+        self.screen.say(f"`b` has messages of all {MEMBERS} members in hand {self.watch.second - killed_s:.1f} s later. "
+                        "`a` is started again, with its checkpoint.")  # fmt: skip
+        a.start()
+        a.wait_until("ready", READY_TIMEOUT_S, self.tick)
+        a.go()
+        self.watch.mark("restart")
+        taken_over = b.rows - b_before
+        batches = len(a.batches)
+        self._until(lambda: len(a.batches) > batches or self._empty(), "a has finished what it had in hand")
+        away_s = self.watch.second - killed_s
+        self.screen.say(f"`a` has finished that micro-batch, {away_s:.0f} s after the kill; `b` received {taken_over:,} "
+                        "until it was back.")  # fmt: skip
+        self._await(query)
+        self.speeds.append(Speed("send, two receive", rows, time.monotonic() - started))
+        return in_doubt, taken_over
+
+    def publish(self) -> list[SubscriptionAccount]:
+        self.screen.stage(
+            "A topic with two durable subscriptions",
+            f"`ops` and `statistics` subscribe and go away; then every flight with {DELAYED} is published. A subscription\n"
+            f"   is a named position in the table: both find what was sent meanwhile, `ops` only what its selector\n"
+            f'   "{LATE}" lets through. (The queue is still being emptied beside it.)',
+        )
+        with spark_jms.connect(self.root, housekeeping=False) as context:
+            for name in ("ops", "statistics"):
+                context.consumer("delays", subscription=name).close()
+        expected = {None: _where(self.flights, 15), LATE: _where(self.flights, 60)}
+        self._timed("publish to the topic", len(expected[None]), self._send("delays", DELAYED, max(self.files // 3, 1)))
+        out = []
+        for name, selector in (("ops", LATE), ("statistics", None)):
+            options = {"subscription": name} | ({"selector": selector} if selector else {})
+            output = self.work / "received" / name
+            query = queries.receive(self.spark, self.root, "delays", output, self.work / "checkpoints" / name, name,
+                                    available_now=True, **options)  # fmt: skip
+            self._timed(f"receive as {name}", len(expected[selector]), query)
+            out.append(subscription_account(name, selector, expected[selector], output))
+            self.screen.say(f"{name}: {out[-1].received:,} messages")
+        return out
+
+    def drain(self) -> None:
+        self.screen.stage("Until the queue is empty", "Both receivers go on until every message is acknowledged.")
+        self._until(self._empty, "the queue is empty")
+        self.watch.mark("empty")
+        seconds = self.watch.second - self.watch.marks[0][0]
+        self.speeds.append(Speed("receive, kill and restart within", self.total, seconds))
+        for receiver in self.receivers:
+            receiver.stop()
+        for receiver in self.receivers:
+            receiver.wait_until("stopped", STOP_TIMEOUT_S, lambda: None)
+            self.speeds.append(
+                Speed(f"receiver {receiver.name}, in batches it reported", receiver.rows, sum(receiver.batch_ms) / 1000)
+            )
+
+    def account(self, subscriptions: list[SubscriptionAccount], in_doubt: int, taken_over: int) -> Outcome:
+        self.screen.stage(
+            "The account", "Computed from the two tables that were written and from the flights that were sent."
+        )
+        snapshot = Domain(str(self.root)).log("flights").refresh()
+        last = {member: snapshot.last_sequence(member) for member in range(MEMBERS)}
+        tables = {receiver.name: self.work / "received" / receiver.name for receiver in self.receivers}
+        queue = queue_account(self.flights, tables, last, self.watch.samples)
+        problems = self.problems + queue.problems + [p for s in subscriptions for p in s.problems]
+        if queue.sent != self.total:
+            problems.append(f"{queue.sent:,} messages were committed, but there are {self.total:,} flights")
+        return Outcome(
+            queue, subscriptions, self.speeds, self.watch.samples, self.watch.marks, in_doubt, taken_over, problems
+        )
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+        for receiver in self.receivers:
+            receiver.clean_up()
+        if self._spark is not None:
+            self._spark.stop()
+
+    # -- waiting --------------------------------------------------------------------------------------------------
+    @property
+    def spark(self) -> SparkSession:
+        assert self._spark is not None
+        return self._spark
+
+    @property
+    def watch(self) -> Watch:
+        assert self._watch is not None
+        return self._watch
+
+    def tick(self) -> None:
+        """Look whether everybody is well, and show how far they are."""
+        self.watch.check()
+        for receiver in self.receivers:
+            receiver.check()
+        last = self.watch.last
+        self.screen.bar("sent", last.sent, self.total)
+        for receiver in self.receivers:
+            ms = receiver.batch_ms[-1] if receiver.batch_ms else 0
+            self.screen.bar(f"received by {receiver.name}", receiver.rows, self.total,
+                            f"{len(receiver.batches)} batches, the last in {ms / 1000:.1f} s" if ms else "")  # fmt: skip
+        self.screen.depth([sample.backlog for sample in self.watch.samples], last.backlog)
+
+    def _until(self, condition: Callable[[], bool], what: str) -> None:
+        """Raises DemoError when nothing moves for long."""
+        moved_s, state = time.monotonic(), (-1, -1, -1)
+        while not condition():
+            self.tick()
+            now = (self.watch.last.sent, self.watch.last.backlog, sum(r.rows for r in self.receivers))
+            if now != state:
+                moved_s, state = time.monotonic(), now
+            elif time.monotonic() - moved_s > STUCK_AFTER_S:
+                raise DemoError(f"nothing moved for {STUCK_AFTER_S:.0f} s while waiting until {what}: {self.watch.last.backlog:,} "
+                                "messages wait")  # fmt: skip
+            time.sleep(_TICK_S)
+
+    def _await(self, query: StreamingQuery) -> None:
+        while not query.awaitTermination(1):
+            self.tick()
+        self.tick()
+
+    def _timed(self, stage: str, rows: int, query: StreamingQuery) -> None:
+        started = time.monotonic()
+        self._await(query)
+        self.speeds.append(Speed(stage, rows, time.monotonic() - started))
+
+    def _send(self, destination: str, where: str = "true", files_per_trigger: int = 1) -> StreamingQuery:
+        checkpoint = self.work / "checkpoints" / f"send-{destination}"
+        return queries.send_feed(
+            self.spark, self.work / "feed", self.root, destination, checkpoint, where, files_per_trigger
+        )
+
+    def _seen_with(self, consumer: str, since_s: float) -> set[int]:
+        """Members of which the consumer had messages in hand since then."""
+        return {
+            member for sample in self.watch.samples if sample.second > since_s for member in sample.members_of(consumer)
+        }
+
+    def _empty(self) -> bool:
+        return self.watch.last.sent == self.total and self.watch.last.backlog == 0
+
+    def _only_in_doubt(self, consumer: str) -> bool:
+        last = self.watch.last
+        return last.sent == self.total and last.backlog == sum(
+            c.picks.count for c in last.claims if c.consumer == consumer
+        )
+
+
+def _where(table: pa.Table, minutes: int) -> pa.Table:
+    return table.filter(pc.fill_null(pc.greater(table["dep_delay"], minutes), False))
+
+
+def _list(claims: list) -> str:  # type: ignore[type-arg]
+    return ", ".join(str(member) for member in sorted({claim.member for claim in claims})) or "none"
+
+
+@contextlib.contextmanager
+def stderr_to(path: Path) -> Iterator[None]:
+    """What is started inside writes its errors to the file; afterwards they are on the terminal again."""
+    sys.stderr.flush()
+    saved = os.dup(2)
+    with path.open("ab") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)

@@ -1,0 +1,86 @@
+"""Looking at the queue from outside while it works: depth over time, and who has which messages in hand."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from spark_jms.checkpoint import views
+from spark_jms.core.ranges import Ranges
+from spark_jms.errors import JmsqError
+from spark_jms.log.domain import Domain
+
+EVERY_S = 0.5
+
+
+@dataclass(frozen=True)
+class OpenClaim:
+    """Messages of one member that a consumer has taken and not acknowledged."""
+
+    member: int
+    consumer: str
+    picks: Ranges
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The destination at one moment. `backlog` is what nobody has acknowledged: the lag of the queue."""
+
+    second: float
+    sent: int
+    backlog: int
+    claims: tuple[OpenClaim, ...]
+
+    def members_of(self, consumer: str) -> list[int]:
+        return sorted({claim.member for claim in self.claims if claim.consumer == consumer})
+
+
+class Watch:
+    """Samples a queue twice a second, in a thread, by reading only. `check()` raises what went wrong there."""
+
+    def __init__(self, root: Path, destination: str) -> None:
+        self.samples: list[Sample] = []
+        self.marks: list[tuple[float, str]] = []
+        self._domain, self._destination = Domain(str(root)), destination
+        self._started_s = time.monotonic()
+        self._stop = threading.Event()
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._loop, name="demo watch", daemon=True)
+        self._thread.start()
+
+    @property
+    def second(self) -> float:
+        return time.monotonic() - self._started_s
+
+    @property
+    def last(self) -> Sample:
+        return self.samples[-1] if self.samples else Sample(0.0, 0, 0, ())
+
+    def mark(self, what: str) -> None:
+        self.marks.append((self.second, what))
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(timeout=10)
+
+    def _loop(self) -> None:
+        with views.opened_store(self._domain) as store:
+            log = self._domain.log(self._destination)
+            while not self._stop.wait(EVERY_S):
+                try:
+                    states = views.states(self._domain, store, self._destination, None)
+                    snapshot = log.snapshot
+                    last = {member: snapshot.last_sequence(member) for member in states}
+                    claims = tuple(OpenClaim(member, claim.consumer, claim.picks)
+                                   for member, state in states.items() for claim in state.claims.values())  # fmt: skip
+                    backlog = sum(state.unfinished(1, last[member]).count for member, state in states.items())
+                    self.samples.append(Sample(self.second, sum(last.values()), backlog, claims))
+                except (JmsqError, OSError) as error:  # told by check(), in the demo's own thread
+                    self._error = error
+                    return

@@ -1,0 +1,76 @@
+"""python -m spark_jms.setup java|jars|check   (only the standard library: it runs when little else works)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from spark_jms.setup.errors import JavaNotFoundError, SetupError
+from spark_jms.setup.jars import delta_jars, ensure_delta_jars, jar_dir
+from spark_jms.setup.java import PREFERRED_MAJORS, Java, can_install, find_java, install_java
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m spark_jms.setup", description="Prepares this machine for spark-jms."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    java = commands.add_parser("java", help="print the Java home that Spark will run on")
+    java.add_argument(
+        "--install", action="store_true", help="install it where that is possible (root, Debian or Ubuntu)"
+    )
+    java.add_argument("--write", type=Path, metavar="FILE", help="write the home to a file, and print only what is new")
+    commands.add_parser("jars", help="fetch Delta's jars into the cache, once")
+    commands.add_parser("check", help="tell what is there, verify every checksum, fetch nothing")
+    options = parser.parse_args(arguments)
+    try:
+        if options.command == "java":
+            _java(options.install, options.write)
+        elif options.command == "jars":
+            _jars()
+        else:
+            _check()
+    except SetupError as error:
+        print(f"spark-jms: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _java(install: bool, file: Path | None) -> None:
+    try:
+        java = find_java()
+    except JavaNotFoundError:
+        if not (install and can_install()):
+            raise
+        java = install_java()
+    if file is None:
+        print(java.home)
+    elif not file.is_file() or file.read_text(encoding="utf-8").strip() != str(java.home):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{java.home}\n", encoding="utf-8")
+        print(f"== {_describe(java)}")
+
+
+def _jars() -> None:
+    try:
+        delta_jars()
+    except SetupError:
+        print("== Delta's jars (once; about a minute)", flush=True)
+    jars, fetched = ensure_delta_jars()
+    if fetched:
+        print(f"   {len(jars)} jars in {jar_dir()}")
+
+
+def _check() -> None:
+    print(_describe(find_java()))
+    print(f"Delta: {len(delta_jars(verify=True))} jars in {jar_dir()}, checksums right")
+
+
+def _describe(java: Java) -> str:
+    tried = "" if java.major in PREFERRED_MAJORS else " (newer than the versions tried)"
+    return f"Java {java.version}{tried}: {java.home} ({java.origin})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,220 @@
+"""Delta's jars: fetched once by Ivy, kept in a cache, used as files from then on.
+
+The cache is JMSQ_CACHE, else `.cache` of the clone this file lies in, else `spark-jms` in the user's cache directory.
+In it, `jars/<coordinate>/` holds the jars and `manifest.json` with size and SHA-256 of each. The directory appears by
+one rename, so it is whole or not there, however many set-ups run at once.
+
+Ivy runs with a home of its own: with the user's it reads ~/.m2 first, and a repository that holds poms without their
+jars (a `mvn` run with exclusions leaves such) makes it fail. What PySpark ships itself is left out of the cache:
+Spark's own class path comes first, the second copy would only cost time at every start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from spark_jms.setup.errors import DeltaJarsCorruptError, DeltaJarsMissingError, DeltaJarsResolveError, SetupError
+from spark_jms.setup.java import find_java
+
+COORDINATE = "io.delta:delta-spark_4.2_2.13:4.4.0"
+MANIFEST = "manifest.json"
+RESOLVE_TIMEOUT_S = 900
+RESOLVE_TRIES = 2
+# Ivy starts inside spark-submit, before any session; `user.home` comes from the password file, not from HOME.
+RESOLVE_PROGRAM = """
+import os, sys
+from pyspark.sql import SparkSession
+home, ivy, coordinate = sys.argv[1:4]
+builder = SparkSession.builder.master("local[1]").appName("jmsq-setup")
+for key, value in {
+    "spark.jars.packages": coordinate,
+    "spark.jars.ivy": ivy,
+    "spark.driver.extraJavaOptions": "-Duser.home=" + home,
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    **{key: os.environ[name] for key, name in (
+        ("spark.jars.repositories", "JMSQ_IVY_REPOSITORIES"), ("spark.jars.ivySettings", "JMSQ_IVY_SETTINGS"),
+    ) if os.environ.get(name)},
+}.items():
+    builder = builder.config(key, value)
+builder.getOrCreate().stop()
+"""
+
+
+@dataclass(frozen=True)
+class Jar:
+    """One file of the manifest."""
+
+    name: str
+    size_bytes: int
+    sha256: str
+
+
+def cache_dir(environment: Mapping[str, str] | None = None) -> Path:
+    """Where set-up keeps what it fetched."""
+    environment = os.environ if environment is None else environment
+    if named := environment.get("JMSQ_CACHE", "").strip():
+        return Path(named).expanduser().absolute()
+    clone = Path(__file__).resolve().parents[2]
+    if (clone / "setup.py").is_file() and (clone / "Makefile").is_file():
+        return clone / ".cache"
+    base = environment.get("XDG_CACHE_HOME", "").strip()
+    return (Path(base) if base else Path.home() / ".cache") / "spark-jms"
+
+
+def jar_dir(cache: Path | None = None, coordinate: str = COORDINATE) -> Path:
+    return (cache or cache_dir()) / "jars" / coordinate.replace(":", "_")
+
+
+def delta_jars(cache: Path | None = None, *, verify: bool = False) -> list[str]:
+    """The cached jars, for `spark.jars`. Sizes are checked always, checksums with `verify` (set-up does).
+
+    Raises DeltaJarsMissingError or DeltaJarsCorruptError, which name the command to run.
+    """
+    directory = jar_dir(cache)
+    paths = []
+    for jar in read_manifest(directory):
+        path = directory / jar.name
+        if not path.is_file() or path.stat().st_size != jar.size_bytes or (verify and _sha256(path) != jar.sha256):
+            raise DeltaJarsCorruptError(f"{path} differs from {MANIFEST}.\nRun: {_command()}")
+        paths.append(str(path))
+    return paths
+
+
+def read_manifest(directory: Path) -> list[Jar]:
+    try:
+        content = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+        jars = [Jar(str(jar["name"]), int(jar["size_bytes"]), str(jar["sha256"])) for jar in content["jars"]]
+    except FileNotFoundError:
+        raise DeltaJarsMissingError(f"Delta's jars are not in {directory}.\nRun: {_command()}") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DeltaJarsCorruptError(f"{directory / MANIFEST} is not readable ({error}).\nRun: {_command()}") from error
+    if not jars:
+        raise DeltaJarsCorruptError(f"{directory / MANIFEST} names no jar.\nRun: {_command()}")
+    return jars
+
+
+def ensure_delta_jars(
+    cache: Path | None = None, resolve: Callable[[Path], Iterable[Path]] | None = None
+) -> tuple[list[str], bool]:
+    """The jars, fetched if they are not whole in the cache. The second value tells whether anything was fetched."""
+    try:
+        return delta_jars(cache, verify=True), False
+    except SetupError:
+        pass
+    directory = jar_dir(cache)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="jmsq-ivy-") as scratch:
+        store_jars((resolve or resolve_by_ivy)(Path(scratch)), directory)
+    return delta_jars(cache, verify=True), True
+
+
+def store_jars(sources: Iterable[Path], directory: Path) -> None:
+    """Copies jars into a directory that appears whole or not at all. A good one made meanwhile by another set-up
+    stays."""
+    staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    try:
+        jars = []
+        for source in sorted(sources, key=lambda path: path.name):
+            shutil.copyfile(source, staging / source.name)
+            jars.append({"name": source.name, "size_bytes": source.stat().st_size, "sha256": _sha256(source)})
+        manifest = {"coordinate": COORDINATE, "jars": jars}
+        (staging / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        staging.chmod(0o755)
+        _replace_directory(staging, directory)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def resolve_by_ivy(scratch: Path) -> list[Path]:
+    """Runs Ivy by way of PySpark with a home of its own; the jars lie in `scratch` and vanish with it."""
+    home, ivy = scratch / "home", scratch / "ivy"
+    home.mkdir()
+    environment = {key: value for key, value in os.environ.items() if key not in ("SPARK_HOME", "SPARK_CONF_DIR")}
+    environment |= {"HOME": str(home), "JAVA_HOME": str(find_java().home), "PYSPARK_PYTHON": sys.executable}
+    environment.pop("PYSPARK_SUBMIT_ARGS", None)
+    command = [sys.executable, "-c", RESOLVE_PROGRAM, str(home), str(ivy), COORDINATE]
+    output = ""
+    for _ in range(RESOLVE_TRIES):  # a fetch cut short is gone on with: Ivy keeps what it has
+        try:
+            done = subprocess.run(
+                command,
+                env=environment,
+                cwd=scratch,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=RESOLVE_TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise DeltaJarsResolveError(f"Ivy did not end within {RESOLVE_TIMEOUT_S} s.\nRun: {_command()}") from error
+        if done.returncode == 0:
+            return without_sparks_own((ivy / "jars").glob("*.jar"), sparks_own_jars())
+        output = done.stdout
+    wanted = [line for line in output.splitlines() if re.search(r"not found|UNRESOLVED|Exception|Error", line)]
+    detail = "\n".join(f"  {line.strip()}" for line in (wanted or output.splitlines())[-12:])
+    raise DeltaJarsResolveError(f"Ivy could not fetch {COORDINATE}:\n{detail}\nRun, with a network: {_command()}")
+
+
+def sparks_own_jars() -> list[str]:
+    """The file names of the jars inside the installed PySpark."""
+    spec = find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise SetupError("PySpark is not installed in this Python.\nRun: pip install spark-jms")
+    return [path.name for path in (Path(spec.origin).parent / "jars").glob("*.jar")]
+
+
+def without_sparks_own(fetched: Iterable[Path], own: Iterable[str]) -> list[Path]:
+    """Leaves out artifacts that Spark has, in whatever version. Ivy names its files
+    `<organisation>_<artifact>-<version>.jar`."""
+    artifacts = {artifact_of(name) for name in own}
+    return sorted(path for path in fetched if artifact_of(path.name.partition("_")[2] or path.name) not in artifacts)
+
+
+def artifact_of(file_name: str) -> str:
+    """ "delta-storage" of "delta-storage-4.4.0.jar"."""
+    return re.sub(r"-\d[^-]*(-[^-]+)?\.jar$|\.jar$", "", file_name)
+
+
+def _replace_directory(staging: Path, directory: Path) -> None:
+    try:
+        staging.rename(directory)
+        return
+    except OSError:
+        if not directory.is_dir():
+            raise
+    try:
+        for jar in read_manifest(directory):
+            if _sha256(directory / jar.name) != jar.sha256:
+                raise DeltaJarsCorruptError
+    except (SetupError, OSError):
+        broken = Path(tempfile.mkdtemp(prefix=".broken.", dir=directory.parent))
+        directory.rename(broken / directory.name)
+        staging.rename(directory)
+        shutil.rmtree(broken, ignore_errors=True)
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for block in iter(lambda: file.read(1 << 20), b""):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _command() -> str:
+    return f"{sys.executable} -m spark_jms.setup jars"

@@ -1,0 +1,69 @@
+"""One way to a Spark session, for the demo, the jobs, the notebooks and the tests: jars, Delta, Python, Java,
+loopback."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from spark_jms.setup.errors import SessionConflictError
+from spark_jms.setup.jars import delta_jars
+from spark_jms.setup.java import find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# The same as conf/spark-defaults.conf (a test holds them together); a wheel carries no conf/.
+SPARK_DEFAULTS: Mapping[str, str] = {
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.session.timeZone": "UTC",
+}
+DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+DELTA = {
+    "spark.sql.extensions": DELTA_EXTENSION,
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+LOCAL = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.sql.shuffle.partitions": "2",
+}
+
+
+def spark_session(
+    app_name: str, master: str = "local[2]", delta: bool = True, conf: Mapping[str, str] | None = None
+) -> SparkSession:
+    """A session ready for `format("jmsq")` and, with `delta`, for Delta tables. `conf` goes over everything set here.
+
+    As with Spark's own builder, a session that already runs in this process is returned as it is; one without Delta,
+    when Delta is asked for, is SessionConflictError. JAVA_HOME and PYSPARK_PYTHON are set in this process: Java is
+    looked for unless JAVA_HOME fits, workers run this very Python unless PYSPARK_PYTHON says otherwise.
+    """
+    from pyspark.sql import SparkSession
+
+    if SparkSession.getActiveSession() is None:
+        os.environ["JAVA_HOME"] = str(find_java().home)
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        if master.startswith("local"):
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder.appName(app_name).master(master)
+    for key, value in session_conf(master, delta, conf).items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    if delta and DELTA_EXTENSION not in (session.conf.get("spark.sql.extensions", "") or ""):
+        raise SessionConflictError
+    return session
+
+
+def session_conf(master: str, delta: bool, conf: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What `spark_session` sets, as a value: also for `spark-submit --conf`."""
+    settings = {**SPARK_DEFAULTS, "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+    if master.startswith("local"):
+        settings |= LOCAL
+    if delta:
+        settings |= {**DELTA, "spark.jars": ",".join(delta_jars())}
+    return {**settings, **(conf or {})}

@@ -1,0 +1,125 @@
+"""Batch reads: browsing never consumes (C1, C13, C16). Option `view` shows what the store knows as rows:
+
+messages          what is not finished: in the queue, or for the topic's `subscription`
+all               everything that is still in the table
+acknowledgements  who acknowledged which sequences when
+claims            what is in consumers' hands
+subscriptions     positions and backlog of each subscription and member
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from spark_jms.core.message import spark_schema
+from spark_jms.spark.options import Options
+from spark_jms.spark.source import MemberPartition, read_partition
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+
+_TARGET_PARTITION_BYTES = 128 * 2**20
+_VIEW_SCHEMAS = {
+    "acknowledgements": "destination string, subscription string, member int, consumer string, claim string, epoch bigint, "
+    "acknowledged timestamp, messages bigint, first bigint, last bigint, ranges string",
+    "claims": "destination string, subscription string, member int, claim string, consumer string, session string, "
+    "live boolean, messages bigint, first bigint, last bigint, made timestamp, in_doubt_since timestamp",
+    "subscriptions": "destination string, subscription string, member int, floor bigint, last_sequence bigint, "
+    "backlog bigint, claimed bigint, holder string, epoch bigint",
+}
+
+
+def view_schema(options: Options) -> str:
+    return _VIEW_SCHEMAS.get(options.view) or spark_schema(options.columns)
+
+
+@dataclass
+class ViewPartition(InputPartition):
+    """A small table that the driver has made already."""
+
+    rows: list[tuple[Any, ...]]
+
+
+class JmsqReader(DataSourceReader):
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        from spark_jms.checkpoint import views
+        from spark_jms.log.domain import Domain
+
+        o = self.options
+        domain = Domain(o.root)
+        if o.view == "acknowledgements":
+            with views.opened_store(domain) as store:
+                return [ViewPartition(views.acknowledgements(domain, store, o.destination, o.subscription))]
+        if o.view in ("claims", "subscriptions"):
+            with views.opened_store(domain) as store:
+                rows = getattr(views, o.view)(domain, store, o.destination, o.subscription)
+            return [ViewPartition([views.as_row(row) for row in rows])]
+        return self._message_partitions(domain)
+
+    def _message_partitions(self, domain: Any) -> list[InputPartition]:
+        from spark_jms.checkpoint import views
+        from spark_jms.checkpoint.scan import hint, scan
+        from spark_jms.core.ranges import Ranges
+        from spark_jms.core.selector import Selector
+
+        o = self.options
+        table = domain.log(o.destination)
+        snapshot = table.refresh()
+        states = {}
+        if o.view == "messages":
+            with views.opened_store(domain) as store:
+                states = views.states(domain, store, o.destination, o.subscription)
+        selector = Selector.parse(o.selector)
+        out: list[InputPartition] = []
+        for member, files in sorted(snapshot.members.items()):
+            if not files.files:
+                continue
+            picks = Ranges.of(*((f.first, f.last) for f in files.files))
+            state = states.get(member)
+            if state is not None:
+                picks = picks & state.unfinished(1, snapshot.last_sequence(member))
+            if selector is not None:
+                picks = scan(table.storage, files.files, picks, selector, frozenset(), None).picks
+            redelivered = state.redelivered(picks) if state else {}
+            for group in _groups([f for f in files.files if picks.between(f.first, f.last)]):
+                part = picks.between(group[0].first, group[-1].last)
+                out.append(
+                    MemberPartition(
+                        o.root,
+                        o.destination,
+                        member,
+                        o.columns,
+                        part,
+                        redelivered,
+                        [hint(f) for f in group],
+                        fail_on_data_loss=False,
+                    )
+                )
+        return out
+
+    def read(self, partition: InputPartition) -> Iterator[RecordBatch] | Iterator[tuple[Any, ...]]:
+        if isinstance(partition, ViewPartition):
+            yield from partition.rows
+        elif isinstance(partition, MemberPartition):
+            yield from read_partition(partition)
+
+
+def _groups(files: list[Any]) -> Iterator[list[Any]]:
+    """Consecutive files of about 128 MiB together: one Spark partition each."""
+    group: list[Any] = []
+    size = 0
+    for file in files:
+        group.append(file)
+        size += file.bytes
+        if size >= _TARGET_PARTITION_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group

@@ -1,0 +1,56 @@
+"""format("jmsq"): where Spark comes in (C1). Importing this module is cheap; the work is imported when it is asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
+    from pyspark.sql.types import StructType
+
+    from spark_jms.spark.options import Options
+
+
+class JmsqDataSource(DataSource):
+    """Streams, browses and sends messages. Options: see docs/OPTIONS.md; a wrong one raises OptionError."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "jmsq"
+
+    def _parsed(self) -> Options:
+        from spark_jms.spark.options import parse_options
+
+        return parse_options(self.options)
+
+    def schema(self) -> str:
+        from spark_jms.spark.browser import view_schema
+
+        return view_schema(self._parsed())
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from spark_jms.spark.browser import JmsqReader
+
+        return JmsqReader(self._parsed())
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from spark_jms.spark.source import JmsqStreamReader
+
+        return JmsqStreamReader(self._parsed())
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from spark_jms.spark.sink import JmsqWriter
+
+        return JmsqWriter(self._parsed(), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from spark_jms.spark.sink import JmsqStreamWriter
+
+        return JmsqStreamWriter(self._parsed(), schema, overwrite)

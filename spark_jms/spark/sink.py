@@ -1,0 +1,112 @@
+"""Sending from Spark: tasks write files, the driver makes them messages in one commit (C1, C4, C5).
+
+A micro-batch is the transaction (query id, batch id): its commit is in the log once, however often Spark repeats it. A
+batch write has no such name of its own, since two writes in one foreachBatch share the query's; it is repeatable only by
+`txnAppId` and `txnVersion`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from spark_jms.errors import DuplicateTransactionError, OptionError
+from spark_jms.log.committer import Transaction, send
+from spark_jms.log.domain import Domain
+from spark_jms.log.files import MessageWriter, StagedFile, discard
+from spark_jms.log.housekeeping import after_send
+from spark_jms.spark.options import Options
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+    from pyspark.sql.types import StructType
+
+
+@dataclass
+class StagedMessage(WriterCommitMessage):
+    """What a task tells the driver."""
+
+    partition: int
+    query_id: str
+    route_epoch: int
+    files: list[StagedFile]
+
+
+class _Writer:
+    """Made on the driver for each batch and again for its commit; a pickled copy runs in each task."""
+
+    def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        from spark_jms.core.message import check_sendable
+
+        if overwrite:
+            raise OptionError('messages are sent, not overwritten: use mode("append") and outputMode("append")')
+        self.options = options
+        check_sendable(to_arrow_schema(schema))
+        self.domain_root = options.root
+        self.destination = Domain(options.root).log(options.destination).refresh().destination
+
+    def write(self, iterator: Iterator[RecordBatch]) -> StagedMessage:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        query_id = context.getLocalProperty("sql.streaming.queryId") or ""
+        batch_id = int(context.getLocalProperty("streaming.sql.batchId") or int.from_bytes(os.urandom(4), "big"))
+        storage = Domain(self.options.root).log(self.options.destination).storage
+        writer = MessageWriter(storage, self.destination, turn=batch_id + context.partitionId())
+        try:
+            for batch in iterator:
+                writer.write(batch)
+            return StagedMessage(context.partitionId(), query_id, self.destination.epoch, writer.close())
+        except BaseException:
+            writer.abort()
+            raise
+
+    def _discard(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Spark aborts after a failed task, and after a commit that failed or of which it never heard the end. Only when
+        a task's message is missing is it certain that nothing was committed; else the files stay, for they may be in
+        the log, and housekeeping removes them if they are not."""
+        if None not in messages:
+            return
+        storage = Domain(self.options.root).log(self.options.destination).storage
+        for message in messages:
+            if isinstance(message, StagedMessage):
+                discard(storage, message.files)
+
+    def _send(self, messages: Sequence[WriterCommitMessage | None], transaction: Transaction | None) -> None:
+        staged = sorted((m for m in messages if isinstance(m, StagedMessage)), key=lambda m: m.partition)
+        files = [file for message in staged for file in message.files]
+        if not files:
+            return
+        log = Domain(self.options.root).log(self.options.destination)
+        sent = send(log, files, min(m.route_epoch for m in staged), transaction)
+        after_send(log, sent.version)
+
+
+class JmsqStreamWriter(_Writer, DataSourceStreamArrowWriter):
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        query_id = next((m.query_id for m in messages if isinstance(m, StagedMessage)), "")
+        self._send(messages, Transaction(f"sink/{query_id}", batchId))
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        self._discard(messages)
+
+
+class JmsqWriter(_Writer, DataSourceArrowWriter):
+    def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
+        if (options.txn_app_id is None) != (options.txn_version is None):
+            raise DuplicateTransactionError()
+        super().__init__(options, schema, overwrite)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        app_id, version = self.options.txn_app_id, self.options.txn_version
+        self._send(messages, Transaction(f"app/{app_id}", version) if app_id and version is not None else None)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._discard(messages)

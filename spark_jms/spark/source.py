@@ -1,0 +1,237 @@
+"""The streaming source: one partition per member and batch, the offset is the batch (C1, C4, C5, C6, C8).
+
+The reader lives in one driver-side process per query and keeps the claims; tasks get all they need in their partition.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from spark_jms.errors import MemberUnavailableError, TriggerError
+from spark_jms.spark.options import Options
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+
+    from spark_jms.checkpoint.subscriber import Subscriber
+    from spark_jms.core.batch import Batch, Limits
+    from spark_jms.core.ranges import Ranges
+    from spark_jms.core.selector import Selector
+    from spark_jms.log.domain import Domain
+    from spark_jms.log.files import FileHint
+
+log = logging.getLogger("spark_jms")
+IDLE_WAIT_S = 0.2  # latestOffset waits so long for news, since Spark would ask again at once
+_POLL_S = 0.005
+AVAILABLE_NOW_WAIT_S = 10.0  # for members that others hold
+
+
+@dataclass
+class MemberPartition(InputPartition):
+    """One member's part of a batch: ranges, files as a hint, and how often messages were delivered before."""
+
+    root: str
+    destination: str
+    member: int
+    columns: tuple[str, ...]
+    picks: Ranges
+    redelivered: Mapping[int, Ranges]
+    files: list[FileHint]
+    fail_on_data_loss: bool
+
+
+class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self._targets: dict[int, int] | None = None
+        self._subscriber: Subscriber | None = None
+        self._closing = ExitStack()
+
+    # -- planning, in the driver-side process ---------------------------------------------------------------------
+    def _open(self, consumer: str) -> Subscriber:
+        """The subscriber appears with the first offset that Spark gives back: only that tells who this query is. A
+        query that died in its first batch is asked for an initial offset again, but goes on as who it was."""
+        from spark_jms.checkpoint.housekeeper import Housekeeper
+        from spark_jms.checkpoint.subscriber import Settings, Subscriber
+        from spark_jms.checkpoint.upkeep import Upkeep
+        from store import open_store
+
+        if self._subscriber is not None and self._subscriber.consumer != consumer:
+            self.stop()
+        if self._subscriber is None:
+            o = self.options
+            domain, subscription, selector = self._resolved()
+            self._closing = ExitStack()  # whatever fails on the way, what was opened is closed by `stop`
+            store = self._closing.enter_context(open_store(domain.store_uri))
+            settings = Settings(selector, True, o.fail_on_data_loss, o.in_doubt_timeout_ms)
+            subscriber = Subscriber(domain, store, o.destination, subscription, consumer, settings)
+            self._closing.callback(subscriber.close)
+            housekeeper = Housekeeper(domain, store, o.destination)
+            self._closing.callback(housekeeper.close)
+            self._closing.callback(subscriber.tick)  # the last acknowledgements reach their table
+            self._upkeep = Upkeep(o.destination)
+            self._closing.callback(self._upkeep.close)
+            self._upkeep.add(subscriber.boundary, every_s=0.25)
+            self._upkeep.add(subscriber.tick, every_s=1.0)
+            self._cleaning = Upkeep(f"{o.destination} housekeeping")  # a compaction must not hold up a hand-over
+            self._closing.callback(self._cleaning.close)
+            self._cleaning.add(housekeeper.run, every_s=2.0)
+            self._subscriber = subscriber
+        self._upkeep.check()
+        self._cleaning.check()
+        return self._subscriber
+
+    def _resolved(self) -> tuple[Domain, str, Selector | None]:
+        from spark_jms.checkpoint.positions import ensure_subscription
+        from spark_jms.core.selector import Selector
+        from spark_jms.log.domain import Domain
+
+        o = self.options
+        domain, selector = Domain(o.root), Selector.parse(o.selector)
+        return domain, ensure_subscription(domain.log(o.destination), o.subscription, o.starting_position), selector
+
+    def initialOffset(self) -> dict[str, Any]:
+        from spark_jms.core.batch import Batch
+
+        self._resolved()  # a wrong option or destination fails here, before anything is logged
+        return Batch(self._subscriber.consumer if self._subscriber else f"query-{secrets.token_hex(6)}").to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(self.options.max_messages or 2**62)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        from spark_jms.log.domain import Domain
+
+        snapshot = Domain(self.options.root).log(self.options.destination).refresh()
+        self._targets = {m: snapshot.last_sequence(m) for m in range(snapshot.destination.members)}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        from spark_jms.core.batch import Batch
+
+        if isinstance(limit, ReadAllAvailable):  # our own default is a ReadMaxRows, so this is Trigger.Once
+            raise TriggerError()
+        before = Batch.from_json(start)
+        subscriber = self._open(before.consumer)
+        batch = self._drain(subscriber, before) if self._targets is not None else self._wait(subscriber, before)
+        return batch.to_json() if batch is not None else start
+
+    def _limits(self) -> Limits:
+        from spark_jms.core.batch import Limits
+
+        o = self.options
+        return Limits(o.max_messages, o.max_bytes, o.min_messages, o.max_delay_ms)
+
+    def _wait(self, subscriber: Subscriber, before: Batch) -> Batch | None:
+        """The next batch, waiting a little for one: polling is one look at a file name."""
+        deadline = time.monotonic() + IDLE_WAIT_S
+        batch = subscriber.next_batch(before, self._limits())
+        while batch is None and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+            if subscriber.boundary() or subscriber.has_news():
+                batch = subscriber.next_batch(before, self._limits())
+        return batch
+
+    def _drain(self, subscriber: Subscriber, before: Batch) -> Batch | None:
+        """Trigger.AvailableNow: what was there at the start, on the members that can be had within a bounded wait."""
+        deadline = time.monotonic() + AVAILABLE_NOW_WAIT_S
+        while True:
+            batch = subscriber.next_batch(before, self._limits(), self._targets)
+            if batch is not None:
+                return batch
+            left = subscriber.left_over(self._targets or {})
+            if not left and not subscriber.unsettled(before):
+                return None
+            if time.monotonic() > deadline:
+                if subscriber.unsettled(before):
+                    raise MemberUnavailableError(
+                        f"{self.options.destination}: the last batch is not acknowledged, since a member is in another "
+                        f"consumer's hands and was not handed over within {AVAILABLE_NOW_WAIT_S:.0f} s: start the query "
+                        "again within inDoubtTimeout, or its messages are delivered a second time; see `jmsq claims`"
+                    )
+                for member, count in sorted(left.items()):
+                    log.warning(
+                        "%s: Trigger.AvailableNow leaves %d message(s) of member %d to the consumer that holds them",
+                        self.options.destination,
+                        count,
+                        member,
+                    )
+                return None
+            time.sleep(_POLL_S * 4)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The lag, which Spark shows as `latestOffset` in the progress."""
+        if self._subscriber is None or self._subscriber.closed:
+            return None
+        backlog = self._subscriber.backlog()
+        return {"backlog": sum(backlog.values()), "members": {str(m): n for m, n in backlog.items()}}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        from spark_jms.checkpoint.scan import hint
+        from spark_jms.core.batch import Batch
+
+        batch = Batch.from_json(end)
+        if not batch.claim or end == start:
+            return []
+        subscriber = self._open(batch.consumer)
+        withheld = subscriber.resume(batch)
+        out: list[InputPartition] = []
+        with subscriber.table.lock:
+            snapshot = subscriber.table.refresh()
+            for member, pick in sorted(batch.members.items()):
+                picks = pick.picks - withheld[member] if member in withheld else pick.picks
+                if picks:
+                    files = [hint(f) for f in snapshot.member_files(member).overlapping(picks.first, picks.last)]
+                    out.append(
+                        MemberPartition(
+                            self.options.root,
+                            self.options.destination,
+                            member,
+                            self.options.columns,
+                            picks,
+                            pick.redelivered,
+                            files,
+                            self.options.fail_on_data_loss,
+                        )
+                    )
+        return out
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing: the next latestOffset acknowledges, in the same write that claims."""
+
+    def stop(self) -> None:
+        self._subscriber = None
+        self._closing.close()
+
+    # -- reading, in a task ---------------------------------------------------------------------------------------
+    def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
+        assert isinstance(partition, MemberPartition)
+        yield from read_partition(partition)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"options": self.options, "_targets": None, "_subscriber": None}
+
+
+def read_partition(partition: MemberPartition) -> Iterator[RecordBatch]:
+    """The partition's messages in order."""
+    from spark_jms.checkpoint.fetch import fetch
+    from spark_jms.log.domain import Domain
+
+    yield from fetch(
+        Domain(partition.root).log(partition.destination),
+        partition.destination,
+        partition.member,
+        partition.picks,
+        partition.redelivered,
+        columns=partition.columns,
+        files=partition.files,
+        fail_on_data_loss=partition.fail_on_data_loss,
+    )

@@ -1,0 +1,304 @@
+"""The file backend: concurrent requests of one process become one write, several processes share one journal.
+
+Group commit. A request is a plan in a queue. The first in the queue leads: it takes the journal lock, runs all plans
+that have queued up meanwhile on the newest ledger, writes their entries as one frame, syncs once, tells everybody, and
+leaves the lead to the next in the queue. So the slower the disk, the more requests share a write, and a plan sees what
+the plans before it did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar, cast
+
+from store.contract import StoreStatistics
+from store.errors import StoreBusyError, StoreClosedError, StoreError, StoreNotFoundError, StoreWriteError
+from store.file.disk import Disk
+from store.file.heartbeat import Heartbeat
+from store.file.journal import Journal, write_error
+from store.file.lock import JournalLock
+from store.ledger import Ended, Ledger
+from store.session import Backend, Transaction
+
+T = TypeVar("T")
+
+COMPACT_MIN_BYTES = 1024 * 1024
+COMPACT_RATIO = 4.0
+
+
+class _Request:
+    __slots__ = ("error", "leads", "plan", "result", "wake")
+
+    def __init__(self, plan: Callable[[Transaction], Any]) -> None:
+        self.plan = plan
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.leads = False
+        self.wake = threading.Lock()  # held until it is served or has to lead
+        self.wake.acquire()
+
+
+class FileBackend(Backend):
+    """One per directory and process; shared by all stores that are opened on it."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        session_timeout_ms: int = 10_000,
+        create: bool = True,
+        fsync: bool = True,
+        compact_min_bytes: int = COMPACT_MIN_BYTES,
+        compact_ratio: float = COMPACT_RATIO,
+        disk: Disk | None = None,
+        clock_ms: Callable[[], float] | None = None,
+    ) -> None:
+        self._pid = os.getpid()
+        self._closed = False
+        self._user_count = 1
+        self._clock_ms = clock_ms or (lambda: time.monotonic() * 1000.0)
+        self._disk = disk or Disk()
+        self._queue: deque[_Request] = deque()
+        self._queue_lock = threading.Lock()
+        self._has_leader = False
+        self._round = threading.Lock()
+        self._mirror = threading.Lock()
+        self._create = create
+        directory = os.path.abspath(path)
+        if not create and not os.path.isdir(directory):
+            raise StoreNotFoundError(path)
+        try:
+            os.makedirs(directory, exist_ok=True)
+            self._lock = JournalLock(directory, self._disk, session_timeout_ms)
+        except OSError as error:
+            raise write_error(error, path) from error
+        self._heartbeat = Heartbeat(directory, self._disk, session_timeout_ms)
+        self._journal = Journal(
+            directory,
+            self._lock,
+            self._disk,
+            fsync=fsync,
+            compact_min_bytes=compact_min_bytes,
+            compact_ratio=compact_ratio,
+        )
+        _backends.add(self)
+        try:
+            self.write(lambda transaction: self._heartbeat.sweep(transaction.ledger.sessions))
+        except BaseException:
+            self.release()
+            raise
+
+    # ---- the port
+
+    def read(self, question: Callable[[Ledger], T]) -> T:
+        try:
+            return self._ask(question)
+        except StoreBusyError:
+            # The hint is unreadable or missing: its writer died in the middle, or somebody removed the lock file. A
+            # round as the leader looks the journal through and writes a new one.
+            self.write(lambda _: None)
+            return self._ask(question)
+
+    def _ask(self, question: Callable[[Ledger], T]) -> T:
+        self._check()
+        with self._mirror:
+            self._check()
+            try:
+                self._journal.refresh()
+            except OSError as error:
+                raise StoreWriteError(f"{self._journal.path}: {error.strerror or error}") from error
+            return question(self._journal.ledger)
+
+    def write(self, plan: Callable[[Transaction], T]) -> T:
+        self._check()
+        request = _Request(plan)
+        with self._queue_lock:
+            self._queue.append(request)
+            leads, self._has_leader = not self._has_leader, True
+        if not leads:
+            leads = self._follow(request)
+        if leads:
+            try:
+                self._lead()
+            finally:
+                self._hand_on(request)
+        if request.error is not None:
+            raise request.error
+        return cast(T, request.result)
+
+    def _follow(self, request: _Request) -> bool:
+        """Until it is served, or has to lead. Each waits for its own wake-up: one common lock would starve some."""
+        try:
+            request.wake.acquire()
+        except BaseException:  # interrupted: it must not be left behind as the leader that never comes
+            with self._queue_lock:
+                if not request.leads and request in self._queue:
+                    self._queue.remove(request)
+            if request.leads:
+                self._hand_on(request)
+            raise
+        return request.leads
+
+    def _hand_on(self, request: _Request) -> None:
+        """The next in the queue leads; with nobody there, whoever comes next."""
+        with self._queue_lock:
+            if request in self._queue:  # interrupted before the round began
+                self._queue.remove(request)
+            if self._queue:
+                self._queue[0].leads = True
+                self._queue[0].wake.release()
+            else:
+                self._has_leader = False
+
+    def _lead(self) -> None:
+        with self._round:
+            try:
+                self._check()
+                dirty = self._lock.acquire()
+            except (OSError, StoreError) as error:
+                self._settle(self._drain(), error)
+                return
+            clean = False
+            try:
+                with self._mirror:
+                    clean = self._serve(dirty)
+            finally:
+                self._lock.release(clean)
+
+    def _drain(self) -> list[_Request]:
+        with self._queue_lock:
+            requests = list(self._queue)
+            self._queue.clear()
+        return requests
+
+    def _serve(self, dirty: bool) -> bool:
+        """One round as the leader. True when the journal is known to end with a good frame."""
+        requests = self._drain()
+        caught_up = False
+        try:
+            self._journal.catch_up(dirty, self._create)
+            caught_up = True
+            transaction = Transaction(self._journal.ledger)
+            for request in requests:
+                self._run(request, transaction)
+            if transaction.entries:
+                self._journal.append(transaction.entries)
+        except BaseException as error:
+            self._settle(requests, error)  # whatever it is: nobody may wait for ever
+            if isinstance(error, StoreError):
+                return caught_up and self._journal.sound
+            self._journal.invalidate()  # the ledger may be ahead of the file
+            if isinstance(error, OSError):
+                return False
+            raise
+        self._settle(requests, None)
+        return self._tidy(transaction)
+
+    def _tidy(self, transaction: Transaction) -> bool:
+        ended = [name for entry in transaction.entries if isinstance(entry, Ended) for name in entry.session_ids]
+        self._heartbeat.bury(ended)
+        if self._journal.wants_compaction():
+            self._journal.compact()
+        return self._journal.sound
+
+    @staticmethod
+    def _run(request: _Request, transaction: Transaction) -> None:
+        try:
+            request.result = request.plan(transaction)
+        except Exception as error:  # noqa: BLE001 - raised where it was asked for; what the others asked for goes on
+            request.error = error
+
+    @staticmethod
+    def _settle(requests: list[_Request], error: BaseException | None) -> None:
+        """Wakes all of them, with this error where they have none of their own."""
+        for request in requests:
+            if error is not None and request.error is None:
+                if isinstance(error, StoreError):
+                    request.error = type(error)(*error.args)  # one instance each: they are raised in several threads
+                elif isinstance(error, OSError):
+                    request.error = write_error(error, "the store's files")
+                else:
+                    request.error = StoreWriteError(f"the write was interrupted by {type(error).__name__}")
+            request.wake.release()
+
+    def attach(self, session_id: str, label: str) -> None:
+        self._check()
+        try:
+            self._heartbeat.attach(session_id, label)
+        except OSError as error:
+            raise write_error(error, self._heartbeat.directory) from error
+
+    def detach(self, session_id: str) -> None:
+        if self._pid == os.getpid():
+            self._heartbeat.detach(session_id)
+
+    def alive(self, session_ids: Collection[str]) -> frozenset[str]:
+        self._check()
+        try:
+            return self._heartbeat.alive(session_ids)
+        except OSError as error:
+            raise write_error(error, self._heartbeat.directory) from error
+
+    def clock_ms(self) -> float:
+        return self._clock_ms()
+
+    def sleep_ms(self, duration_ms: float) -> None:
+        self._disk.sleep_ms(duration_ms)
+
+    def statistics(self) -> StoreStatistics:
+        journal = self._journal
+        return StoreStatistics(
+            physical_write_count=journal.physical_write_count,
+            physical_write_bytes=journal.physical_write_bytes,
+            compaction_count=journal.compaction_count,
+            failed_compaction_count=journal.failed_compaction_count,
+            torn_tail_count=journal.torn_tail_count,
+            lock_break_count=self._lock.break_count,
+        )
+
+    def retain(self) -> bool:
+        """One user more; False when the last one has closed it already."""
+        with self._round:
+            self._user_count += not self._closed
+            return not self._closed
+
+    def release(self) -> None:
+        if self._pid != os.getpid():
+            return
+        with self._round, self._mirror:
+            self._user_count -= 1
+            if self._closed or self._user_count > 0:
+                return
+            self._closed = True
+            self._heartbeat.close()
+            self._journal.close()
+            self._lock.close()
+
+    def _check(self) -> None:
+        if self._pid != os.getpid():
+            raise StoreClosedError("the store was opened by the parent of this forked process")
+        if self._closed:
+            raise StoreClosedError("the store is closed")
+
+    def abandon(self) -> None:
+        """In a forked child, without any lock: one of the parent's threads may have held it at the fork."""
+        for drop in (self._heartbeat.abandon, self._journal.close, self._lock.close):
+            with contextlib.suppress(OSError):
+                drop()
+
+
+_backends: weakref.WeakSet[FileBackend] = weakref.WeakSet()
+
+
+def _abandon_in_child() -> None:
+    for backend in list(_backends):
+        backend.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_in_child)

@@ -1,0 +1,359 @@
+"""The journal of a store directory: one file that all processes append to, under one lock, and fold into one ledger.
+
+Whoever may write (it has the lock) calls `catch_up`, then `append`; whoever reads calls `refresh`. Readers trust the
+hint (see lock.py) and so never see what was not acknowledged. A bad frame is judged under the lock only:
+
+    good frames behind it                                          damage: StoreCorruptError, nothing is changed
+    the file is as long as was acknowledged, and it begins before  damage: the same
+    otherwise                                                      a torn last write: cut off
+
+Compaction writes the ledger as the first frames of the next generation: made aside, synced, then *linked* to its
+name, which fails if somebody was first; the highest generation that has its name is the journal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+
+from store.errors import (
+    SessionLostError,
+    StoreBusyError,
+    StoreCorruptError,
+    StoreError,
+    StoreFullError,
+    StoreNotFoundError,
+    StoreWriteError,
+)
+from store.file.codec import DecodeError, decode, encode
+from store.file.disk import Disk
+from store.file.frame import (
+    FRAME_HEADER_BYTES,
+    HEADER_BYTES,
+    Header,
+    decode_header,
+    encode_frame,
+    encode_header,
+    find_frame,
+    scan,
+)
+from store.file.lock import Hint, JournalLock
+from store.ledger import Entry, Ledger, LedgerError, Restored
+
+_NAME = re.compile(r"^journal-(\d{10})\.log$")
+_SNAPSHOT_FRAME_BYTES = 8 * 1024 * 1024
+_OBJECT_OVERHEAD_BYTES, _RECORD_OVERHEAD_BYTES = 8, 96
+_REFRESH_TRIES = 100
+
+
+def write_error(error: OSError, what: str) -> StoreWriteError:
+    kind = StoreFullError if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else StoreWriteError
+    return kind(f"{what}: {error.strerror or error}")
+
+
+class Journal:
+    """Not thread-safe: the backend calls it under its own lock."""
+
+    def __init__(
+        self,
+        directory: str,
+        lock: JournalLock,
+        disk: Disk,
+        *,
+        fsync: bool,
+        compact_min_bytes: int,
+        compact_ratio: float,
+    ) -> None:
+        self.directory = directory
+        self._lock = lock
+        self._disk = disk
+        self._fsync = fsync
+        self._compact_min_bytes = compact_min_bytes
+        self._compact_ratio = compact_ratio
+        self._compact_not_below_bytes = 0
+        self.ledger = Ledger()
+        self._fd = -1
+        self._header = Header(0, b"")
+        self._length = 0
+        self._raw_hint = b""
+        self._recovered = False
+        self.sound = True  # no half-written frame of ours is left behind
+        self.physical_write_count = self.physical_write_bytes = 0
+        self.compaction_count = self.failed_compaction_count = self.torn_tail_count = 0
+
+    @property
+    def generation(self) -> int:
+        return self._header.generation
+
+    @property
+    def path(self) -> str:
+        return self._path(self.generation)
+
+    def _path(self, generation: int) -> str:
+        return os.path.join(self.directory, f"journal-{generation:010d}.log")
+
+    # ---- reading
+
+    def refresh(self) -> None:
+        """Fold what others acknowledged since; one pread when there is nothing new."""
+        for _ in range(_REFRESH_TRIES):
+            raw, hint = self._lock.look()
+            if raw == self._raw_hint and self._fd >= 0:
+                return
+            if hint is None:  # caught in the middle of its change
+                continue
+            try:
+                if self._fd < 0 or hint.generation != self.generation:
+                    self._load(hint.generation)
+                self._fold(hint.length)
+            except FileNotFoundError:
+                self.invalidate()  # compacted away between the two looks
+                continue
+            self._raw_hint = raw
+            return
+        raise StoreBusyError(f"{self._lock.path} names no journal that can be read")
+
+    def _load(self, generation: int) -> None:
+        """Begin anew with the file of this generation; the ledger is empty until it is folded."""
+        self.invalidate()
+        path = self._path(generation)
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            header = decode_header(self._disk.pread_all(fd, HEADER_BYTES, 0), path)
+            if header.generation != generation:
+                raise StoreCorruptError(path, 16, f"the header names generation {header.generation}")
+        except BaseException:
+            os.close(fd)
+            raise
+        self._fd, self._header, self._length = fd, header, HEADER_BYTES
+
+    def _fold(self, until: int) -> None:
+        """Everything up to `until` was acknowledged, so all of it must be good."""
+        if until <= self._length:
+            return
+        data = self._disk.pread_all(self._fd, until - self._length, self._length)
+        found = scan(data, self._length, self._header.seed)
+        self._apply(found.payloads, found.end)
+        if found.wrong or found.end != until:
+            raise StoreCorruptError(
+                self.path, found.end, found.wrong or "the file is shorter than what was acknowledged"
+            )
+
+    def _apply(self, payloads: Iterable[tuple[int, bytes]], end: int) -> None:
+        for offset, payload in payloads:
+            try:
+                for entry in decode(payload):
+                    self.ledger.apply(entry)
+            except (DecodeError, LedgerError) as error:
+                self.invalidate()
+                raise StoreCorruptError(self._path(self.generation), offset, str(error)) from error
+        self._length = end
+
+    def invalidate(self) -> None:
+        """Forget the ledger: it may hold what was never written. The next look reads the file from its start."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self._length, self._raw_hint = -1, 0, b""
+        self.ledger = Ledger()
+
+    # ---- writing, under the journal lock
+
+    def catch_up(self, dirty: bool, create: bool) -> None:
+        """The newest ledger, and a file that ends with a good frame."""
+        if not dirty and self._recovered:
+            self.refresh()
+            if os.fstat(self._fd).st_size == self._length and not self._lock.must_switch():
+                return
+        for _ in range(_REFRESH_TRIES):
+            self._recover(create)
+            if not self._lock.must_switch():
+                break
+            with contextlib.suppress(FileExistsError):  # the one that was broken off finished its compaction: after it
+                self._switch()
+                self._lock.switched()
+                break
+        self._recovered = self.sound = True
+
+    def _generations(self) -> list[int]:
+        return sorted(int(found[1]) for found in map(_NAME.match, os.listdir(self.directory)) if found)
+
+    def _recover(self, create: bool) -> None:
+        generations = self._generations()
+        _, hint = self._lock.look()
+        if not generations:
+            self.invalidate()
+            if hint is not None:
+                raise StoreCorruptError(self._path(hint.generation), 0, "the journal is gone")
+            if not create:
+                raise StoreNotFoundError(self.directory)
+            self._make(1, [])
+            generations = [1]
+        generation = generations[-1]
+        if hint is not None and hint.generation > generation:
+            raise StoreCorruptError(self._path(hint.generation), 0, "the journal is gone")
+        if self._fd < 0 or self.generation != generation:
+            self._load(generation)
+        acknowledged = hint.length if hint and hint.synced and hint.generation == generation else 0
+        self._read_to_end(acknowledged)
+        self._publish()
+        self._tidy(generation)
+
+    def _read_to_end(self, acknowledged: int) -> None:
+        size = os.fstat(self._fd).st_size
+        if size < self._length:
+            raise StoreCorruptError(self.path, size, f"the file is cut off, {self._length} bytes were read before")
+        data = self._disk.pread_all(self._fd, size - self._length, self._length)
+        found = scan(data, self._length, self._header.seed)
+        if found.wrong:
+            later = find_frame(data[found.end - self._length :], found.end, self._header.seed)
+            if later is not None:
+                raise StoreCorruptError(self.path, found.end, f"{found.wrong}, and good data follows at byte {later}")
+            if found.end < acknowledged <= size:
+                raise StoreCorruptError(self.path, found.end, f"{found.wrong}, and it was acknowledged")
+        self._apply(found.payloads, found.end)
+        try:
+            if found.wrong:
+                self._disk.truncate(self._fd, found.end)
+                self.torn_tail_count += 1
+            if self._fsync:  # its writer may have died before it could
+                self._disk.sync(self._fd)
+        except OSError as error:
+            self.invalidate()
+            raise write_error(error, self.path) from error
+
+    def _publish(self) -> None:
+        self._lock.publish(Hint(self.generation, self._length, self._fsync))
+        self._raw_hint = b""
+
+    def _tidy(self, generation: int) -> None:
+        with contextlib.suppress(OSError):
+            for name in os.listdir(self.directory):
+                found = _NAME.match(name)
+                if (found and int(found[1]) < generation) or (name.startswith("journal-") and name.endswith(".tmp")):
+                    self._disk.unlink(os.path.join(self.directory, name))
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        """One frame, one write, one sync. The ledger has these entries applied already; on failure it is forgotten."""
+        frame = encode_frame(encode(entries), self._length, self._header.seed)
+        try:
+            self._disk.pwrite_all(self._fd, frame, self._length)
+            if self._fsync:
+                self._disk.sync(self._fd)
+        except OSError as error:
+            raise self._undo(error) from error
+        if self._lock.superseded():
+            self.invalidate()
+            raise SessionLostError(
+                "this process was stopped while it wrote, and another went on; it is unknown if this last commit counts"
+            )
+        self.physical_write_count += 1
+        self.physical_write_bytes += len(frame)
+        self._length += len(frame)
+        try:
+            self._publish()
+        except OSError:  # it is durable all the same: the lock stays marked, and the next writer tells the readers
+            self.sound = self._recovered = False
+
+    def _undo(self, error: OSError) -> StoreError:
+        """Cut off what was half written. Should that fail too, the lock stays marked for the next writer."""
+        path, length = self.path, self._length
+        try:
+            self._disk.truncate(self._fd, length)
+            if self._fsync:
+                with contextlib.suppress(OSError):
+                    self._disk.sync(self._fd)
+        except OSError:
+            self.sound = False
+        self.invalidate()
+        return write_error(error, path)
+
+    # ---- compaction
+
+    def wants_compaction(self) -> bool:
+        if self._length <= max(self._compact_min_bytes, self._compact_not_below_bytes):
+            return False
+        ledger = self.ledger
+        live = ledger.object_bytes + _OBJECT_OVERHEAD_BYTES * ledger.object_count
+        return self._length > self._compact_ratio * (live + _RECORD_OVERHEAD_BYTES * len(ledger.records))
+
+    def compact(self) -> None:
+        """All that was acknowledged stays in the old generation until the new one has its name: failing is harmless."""
+        length = self._length
+        try:
+            self._switch()
+        except OSError:
+            self.failed_compaction_count += 1
+            # Where it failed decides which generation counts; the look at the directory, by whoever writes next, tells.
+            self.invalidate()
+            self.sound = self._recovered = False
+        self._compact_not_below_bytes = 2 * (self._length or length)
+
+    def _switch(self) -> None:
+        before = self.path
+        generation = self.generation + 1
+        self._make(generation, self.ledger.snapshot())
+        fd = -1
+        try:
+            fd = os.open(self._path(generation), os.O_RDWR | os.O_CLOEXEC)
+            header = decode_header(self._disk.pread_all(fd, HEADER_BYTES, 0), self._path(generation))
+            length = os.fstat(fd).st_size
+        except BaseException:
+            if fd >= 0:
+                os.close(fd)
+            self._disk.unlink(self._path(generation))  # else it would count as the newer one
+            raise
+        os.close(self._fd)
+        self._fd, self._header, self._length = fd, header, length
+        self._publish()
+        self.compaction_count += 1
+        with contextlib.suppress(OSError):
+            self._disk.unlink(before)
+
+    def _make(self, generation: int, entries: Iterable[Entry]) -> None:
+        """A new generation with these entries, whole or not at all. FileExistsError when somebody was first."""
+        target = self._path(generation)
+        aside = f"{target}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+        header = Header(generation, secrets.token_bytes(16))
+        fd = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            try:
+                self._disk.pwrite_all(fd, encode_header(header), 0)
+                offset = HEADER_BYTES
+                for chunk in _chunks(entries):
+                    frame = encode_frame(encode(chunk), offset, header.seed)
+                    self._disk.pwrite_all(fd, frame, offset)
+                    offset += len(frame)
+                self._disk.sync(fd)
+            finally:
+                os.close(fd)
+            self._disk.link(aside, target)
+        finally:
+            with contextlib.suppress(OSError):
+                self._disk.unlink(aside)
+        try:
+            self._disk.sync_directory(self.directory)
+        except OSError:
+            self._disk.unlink(target)
+            raise
+
+    def close(self) -> None:
+        self.invalidate()
+
+
+def _chunks(entries: Iterable[Entry]) -> Iterable[list[Entry]]:
+    chunk: list[Entry] = []
+    size = 0
+    for entry in entries:
+        chunk.append(entry)
+        size += FRAME_HEADER_BYTES
+        if isinstance(entry, Restored):
+            size += sum(len(key) + len(value) for key, value in entry.objects)
+        if size >= _SNAPSHOT_FRAME_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk

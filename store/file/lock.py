@@ -1,0 +1,186 @@
+"""`journal.lock`: who may write now, and how far the journal is good.
+
+One small file with slots. HINT: generation and length up to which everything is written, synced and
+acknowledged; readers look at nothing else to see whether there is news (one pread), and never read beyond it. STAMP:
+set while somebody writes; found set after taking the lock, its owner died in the middle and the journal must be
+looked through. SWITCH: the owner before was stopped (SIGSTOP) for too long while it held the lock, so that the lock
+file was replaced; set until the journal goes on in a new generation.
+
+Breaking a lock is safe since the breaker goes on in a new generation of the journal: whatever the stopped process
+still writes goes to the old file, and before it acknowledges it looks whether the file it locked still has its name.
+The operating system's lock (flock) is released at death, so that a crash never needs the breaking.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import struct
+import zlib
+from dataclasses import dataclass
+
+from store.errors import StoreBusyError, StoreWriteError
+from store.file.disk import Disk
+
+_HINT = struct.Struct("<4sBQQI")
+_HINT_MARK = b"HINT"
+_STAMP = struct.Struct("<QQ")
+_STAMP_AT, _SWITCH_AT, _SLOTS_BYTES = 64, 128, 192
+_PAUSE_CREDIT_MS = 100.0
+_BREAK_LIMIT = 3
+_NO_STAMP = bytes(_STAMP.size)
+
+
+@dataclass(frozen=True)
+class Hint:
+    """`synced` is False when the writer did not ask for durability: after a power loss such a hint proves nothing."""
+
+    generation: int
+    length: int
+    synced: bool
+
+
+def _encode_hint(hint: Hint) -> bytes:
+    first = struct.pack("<4sBQQ", _HINT_MARK, hint.synced, hint.generation, hint.length)
+    return first + struct.pack("<I", zlib.crc32(first))
+
+
+def _decode_hint(data: bytes) -> Hint | None:
+    if len(data) < _HINT.size:
+        return None
+    mark, synced, generation, length, check = _HINT.unpack_from(data)
+    if mark != _HINT_MARK or check != zlib.crc32(data[: _HINT.size - 4]):
+        return None
+    return Hint(generation, length, bool(synced))
+
+
+class JournalLock:
+    """Taken by one thread of a process at a time (the backend sees to that)."""
+
+    def __init__(self, directory: str, disk: Disk, break_after_ms: float) -> None:
+        self.path = os.path.join(directory, "journal.lock")
+        self._disk = disk
+        self._break_after_ms = break_after_ms
+        self.break_count = 0
+        # Two descriptors: readers follow a replaced lock file at once, the writer must go on seeing the one it locked.
+        self._read_fd = self._open_file()
+        try:
+            self._write_fd = self._open_file()
+        except BaseException:
+            os.close(self._read_fd)
+            raise
+
+    def _open_file(self) -> int:
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        if os.fstat(fd).st_size < _SLOTS_BYTES:
+            try:
+                # Only the part that is missing: another process may be writing its slots at this moment.
+                os.pwrite(fd, b"\0", _SLOTS_BYTES - 1)
+            except OSError:
+                os.close(fd)
+                raise
+        return fd
+
+    # ---- readers
+
+    def look(self) -> tuple[bytes, Hint | None]:
+        """The raw hint (to compare) and the hint; follows a replaced lock file."""
+        if os.fstat(self._read_fd).st_nlink == 0:
+            self._reopen(self._read_fd)
+        raw = os.pread(self._read_fd, _HINT.size, 0)
+        return raw, _decode_hint(raw)
+
+    def _reopen(self, stale_fd: int) -> None:
+        fd = self._open_file()
+        os.dup2(fd, stale_fd, inheritable=False)
+        os.close(fd)
+
+    # ---- the writer
+
+    def acquire(self) -> bool:
+        """Takes the lock. True when the owner before died or was stopped in the middle: look the journal through."""
+        replaced, pause_ms = False, 0.05
+        waited_ms, before_ns, before_stamp, breaks = 0.0, self._disk.boottime_ns(), b"", 0
+        while True:
+            locked = self._try_lock()
+            if self.superseded():
+                if locked:
+                    fcntl.flock(self._write_fd, fcntl.LOCK_UN)
+                self._reopen(self._write_fd)
+                replaced, waited_ms = True, 0.0
+                continue
+            stamp = os.pread(self._write_fd, _STAMP.size, _STAMP_AT)
+            if locked:
+                os.pwrite(self._write_fd, _STAMP.pack(os.getpid(), self._disk.boottime_ns()), _STAMP_AT)
+                return replaced or stamp != _NO_STAMP
+            # A pause of our own (we may have been stopped, or the machine) must not count as one of the owner's.
+            now_ns = self._disk.boottime_ns()
+            waited_ms = waited_ms + min((now_ns - before_ns) / 1e6, _PAUSE_CREDIT_MS) if stamp == before_stamp else 0.0
+            before_ns, before_stamp = now_ns, stamp
+            if waited_ms > self._break_after_ms:
+                if breaks >= _BREAK_LIMIT:
+                    raise StoreBusyError(f"{self.path} stayed locked for {breaks} x {self._break_after_ms:.0f} ms")
+                breaks, waited_ms = breaks + 1, 0.0
+                self._supersede(stamp)
+            self._disk.sleep_ms(pause_ms)
+            pause_ms = min(pause_ms * 2, 2.0)
+
+    def _try_lock(self) -> bool:
+        try:
+            fcntl.flock(self._write_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                return False
+            raise StoreWriteError(f"cannot lock {self.path}: {error}") from error
+        return True
+
+    def superseded(self) -> bool:
+        """The file that this process locked is no longer the lock."""
+        return os.fstat(self._write_fd).st_nlink == 0
+
+    def publish(self, hint: Hint) -> None:
+        self._disk.pwrite_all(self._write_fd, _encode_hint(hint), 0)
+
+    def release(self, clean: bool) -> None:
+        if clean:
+            with contextlib.suppress(OSError):  # it stays marked then: the next one looks the journal through
+                os.pwrite(self._write_fd, _NO_STAMP, _STAMP_AT)
+        fcntl.flock(self._write_fd, fcntl.LOCK_UN)
+
+    def _supersede(self, stamp: bytes) -> None:
+        """Replace the lock file under `breaker.lock`, unless its owner has moved meanwhile."""
+        fresh = f"{self.path}.{os.getpid()}.tmp"
+        breaker = os.open(
+            os.path.join(os.path.dirname(self.path), "breaker.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        )
+        try:
+            fcntl.flock(breaker, fcntl.LOCK_EX)
+            if self.superseded() or os.pread(self._write_fd, _STAMP.size, _STAMP_AT) != stamp:
+                return
+            slots = bytearray(os.pread(self._write_fd, _SLOTS_BYTES, 0))
+            # The stamp stays set in the new file: whoever takes it looks the journal through.
+            slots[_SWITCH_AT] = 1
+            new = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+            try:
+                os.pwrite(new, bytes(slots), 0)
+            finally:
+                os.close(new)
+            os.rename(fresh, self.path)
+            self.break_count += 1
+        finally:
+            os.close(breaker)
+
+    def must_switch(self) -> bool:
+        """The owner before was broken off and may still write to the journal it knows: go on in a new generation."""
+        return os.pread(self._write_fd, 1, _SWITCH_AT) not in (b"", b"\0")
+
+    def switched(self) -> None:
+        os.pwrite(self._write_fd, b"\0", _SWITCH_AT)
+
+    def close(self) -> None:
+        for fd in (self._read_fd, self._write_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._read_fd = self._write_fd = -1

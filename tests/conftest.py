@@ -1,0 +1,67 @@
+"""Shared by every layer: the layer of a test is its folder; it gives the marker, the order, and the time limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# How long an example takes says more about the machine than about the code; a failing one prints how to repeat it.
+settings.register_profile("spark-jms", deadline=None, print_blob=True)
+settings.load_profile("spark-jms")
+
+HERE = Path(__file__).parent
+# Folder -> seconds a test may take, in the order in which the layers run: what fails fast is told first.
+LAYERS = {"unit": 60, "contract": 120, "simulation": 180, "process": 300, "spark": 300, "soak": 7200}
+
+
+def layer_of(path: Path) -> str | None:
+    """The layer of a test file: the folder under tests/ that it lies in."""
+    parts = path.relative_to(HERE).parts if path.is_relative_to(HERE) else ()
+    return parts[0] if parts and parts[0] in LAYERS else None
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects by marker
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {layer: position for position, layer in enumerate(LAYERS)}
+    for item in items:
+        layer = layer_of(item.path)
+        if layer is None:
+            continue
+        item.add_marker(layer)
+        if item.get_closest_marker("timeout") is None:
+            limit = "soak" if item.get_closest_marker("soak") else layer
+            item.add_marker(pytest.mark.timeout(LAYERS[limit]))
+    items.sort(key=lambda item: order.get(layer_of(item.path) or "", len(order)))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    """The root of an empty domain, as options take it."""
+    directory = tmp_path / "domain"
+    directory.mkdir()
+    return str(directory)
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """One session for the whole run, with Delta, its warehouse out of the tree."""
+    from spark_jms.setup import spark_session
+
+    warehouse = tmp_path_factory.mktemp("warehouse")
+    session = spark_session(
+        "spark-jms tests",
+        conf={
+            "spark.sql.warehouse.dir": str(warehouse),
+            "spark.driver.extraJavaOptions": f"-Dderby.system.home={warehouse}",
+        },
+    )
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()

@@ -1,0 +1,250 @@
+"""The plain client in one application: acknowledging, receiving, listening. On each store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import spark_jms
+from spark_jms.client import Consumer, Context, Message
+from spark_jms.errors import (
+    IllegalStateException,
+)
+from spark_jms.testing import memory_domain, wait_until
+
+FOUR = {"kind": "distributed-queue", "members": 4}
+
+
+@pytest.fixture(params=["memory", "file"])
+def root(request: pytest.FixtureRequest) -> Iterator[str]:
+    with memory_domain(request.param, orders="queue", prices="topic", spread=FOUR,
+                       small={"kind": "queue", "max_message_bytes": 10}) as where:  # fmt: skip
+        yield where
+
+
+@pytest.fixture
+def context(root: str) -> Iterator[Context]:
+    with spark_jms.connect(root) as opened:
+        yield opened
+
+
+def texts(consumer: Consumer, count: int) -> list[str | None]:
+    """The next messages' texts."""
+    got = [consumer.receive(timeout_s=10) for _ in range(count)]
+    assert all(got)
+    return [m.text for m in got if m]
+
+
+def send_texts(context: Context, *values: str, to: str = "orders") -> None:
+    context.producer(to).send_many({"text": value} for value in values)
+
+
+# -- acknowledging -----------------------------------------------------------------------------------------------------
+def test_client_mode_acknowledges_all_that_was_delivered(context: Context) -> None:
+    """C8"""
+    send_texts(context, *"abcd")
+    with context.consumer("orders") as consumer:
+        messages = [consumer.receive(timeout_s=5) for _ in range(3)]
+        assert messages[1] is not None
+        messages[1].acknowledge()
+        assert [m.text for m in context.browser("orders")] == ["d"]
+        messages[1].acknowledge()  # idempotent
+        assert consumer.statistics().acknowledged == 3
+    with context.consumer("orders") as other:
+        message = other.receive(timeout_s=5)
+        assert message is not None
+        assert (message.text, message.redelivered) == ("d", False)
+
+
+def test_individual_mode_acknowledges_one(context: Context) -> None:
+    """C8"""
+    send_texts(context, *"abc")
+    with context.consumer("orders", acknowledge="individual") as consumer:
+        messages = [consumer.receive(timeout_s=5) for _ in range(3)]
+        assert messages[1] is not None
+        messages[1].acknowledge()
+        messages[1].acknowledge()
+        assert [m.text for m in context.browser("orders")] == ["a", "c"]
+    with context.consumer("orders") as other:
+        got = [other.receive(timeout_s=5) for _ in range(2)]
+        assert [(m.text, m.redelivered, m.delivery_count) for m in got if m] == [("a", True, 2), ("c", True, 2)]
+
+
+@pytest.mark.parametrize("mode", ["auto", "dups-ok"])
+def test_modes_that_acknowledge_by_themselves(context: Context, mode: str) -> None:
+    """C8: with the next receive; the last one is not acknowledged by closing."""
+    send_texts(context, *"abcde")
+    with context.consumer("orders", acknowledge=mode) as consumer:
+        assert texts(consumer, 4) == list("abcd")
+    with context.consumer("orders", acknowledge=mode) as consumer:
+        got = [consumer.receive(timeout_s=5) for _ in range(2)]
+        assert [(m.text, m.redelivered) for m in got if m] == [("d", True), ("e", False)]
+        assert consumer.receive(0) is None  # acknowledges e
+    assert list(context.browser("orders")) == []
+
+
+def test_lazy_acknowledgements_are_written_within_a_second_or_so(context: Context) -> None:
+    """C8: dups-ok, although nothing more is received."""
+    send_texts(context, *"ab")
+    consumer = context.consumer("orders", acknowledge="dups-ok")
+    texts(consumer, 2)
+    wait_until(lambda: [m.text for m in context.browser("orders")] == ["b"])
+
+
+def test_recover_delivers_again_flagged_and_in_order(context: Context) -> None:
+    """C8"""
+    send_texts(context, *"abcdef")
+    with context.consumer("orders", acknowledge="individual", prefetch=4) as consumer:
+        messages = [consumer.receive(timeout_s=5) for _ in range(3)]
+        assert messages[0] is not None
+        messages[0].acknowledge()
+        consumer.recover()
+        again = [consumer.receive(timeout_s=5) for _ in range(5)]
+        flags = [(m.text, m.redelivered, m.delivery_count) for m in again if m]
+        assert flags == [("b", True, 2), ("c", True, 2), ("d", False, 1), ("e", False, 1), ("f", False, 1)]
+        assert messages[1] is not None
+        messages[1].acknowledge()  # its second delivery is in this consumer's hands: that one is meant
+        consumer.recover()
+        assert messages[2] is not None
+        with pytest.raises(IllegalStateException, match="recover"):
+            messages[2].acknowledge()
+        assert texts(consumer, 4) == list("cdef")
+
+
+def test_close_gives_back_at_once(context: Context) -> None:
+    """C8, C9: what was seen comes flagged, what was prefetched as it was."""
+    send_texts(context, *"abc")
+    with context.consumer("orders") as first:
+        assert texts(first, 1) == ["a"]
+        assert first.statistics().prefetched == 2
+    with context.consumer("orders") as second:
+        got = [second.receive(timeout_s=5) for _ in range(3)]
+        assert [(m.text, m.delivery_count) for m in got if m] == [("a", 2), ("b", 1), ("c", 1)]
+
+
+def test_acknowledgements_reach_their_table(root: str) -> None:
+    """C5, C14: at the latest when the consumer is closed."""
+    from spark_jms.checkpoint.views import acknowledgements
+
+    with spark_jms.connect(root) as context:
+        send_texts(context, *"ab")
+        with context.consumer("orders") as consumer:
+            texts(consumer, 2)
+            message = consumer.receive(0)
+            assert message is None
+            consumer.recover()
+            message = consumer.receive(timeout_s=5)
+            assert message is not None
+            message.acknowledge()
+        rows = acknowledgements(context.domain, context.store, "orders")
+        assert [(row[7], row[8], row[9]) for row in rows] == [(1, 1, 1)]
+
+
+# -- receiving ---------------------------------------------------------------------------------------------------------
+def test_receive_waits_no_longer_than_asked(context: Context) -> None:
+    """C11"""
+    consumer = context.consumer("orders")
+    assert consumer.receive(timeout_s=0) is None
+    assert consumer.receive(timeout_s=0.05) is None
+    send_texts(context, "a")
+    assert texts(consumer, 1) == ["a"]
+
+
+def test_order_is_kept_per_producer_and_member(context: Context) -> None:
+    """C4"""
+    producers = {name: context.producer("spread") for name in ("one", "two")}
+    for n in range(60):
+        for name, producer in producers.items():
+            producer.send(text=f"{name}/{n}")
+    consumer = context.consumer("spread", acknowledge="dups-ok")
+    got: dict[tuple[int, str], list[int]] = {}
+    for _ in range(120):
+        message = consumer.receive(timeout_s=10)
+        assert message is not None
+        name, number = (message.text or "").split("/")
+        got.setdefault((message.member, name), []).append(int(number))
+    assert len(got) == 8
+    assert all(numbers == sorted(numbers) for numbers in got.values())
+
+
+def test_a_selector_leaves_the_other_messages(context: Context) -> None:
+    """C7"""
+    producer = context.producer("orders")
+    for n in range(6):
+        producer.send(text=str(n), properties={"even": n % 2 == 0}, priority=n)
+    with context.consumer("orders", selector="even AND JMSPriority > 0") as even, context.consumer("orders") as rest:
+        assert texts(even, 2) == ["2", "4"]
+        assert texts(rest, 4) == ["0", "1", "3", "5"]
+
+
+def test_delayed_and_expired_messages(context: Context) -> None:
+    """C12, C17: a delayed one comes when it is time, an expired one never."""
+    producer = context.producer("orders")
+    late = producer.send(text="late", delivery_delay_ms=300)
+    producer.send(text="gone", expiration_ms=1)
+    producer.send(text="now")
+    consumer = context.consumer("orders", acknowledge="auto")
+    assert texts(consumer, 2) == ["now", "late"]
+    assert late.delivery_time_ms == late.timestamp_ms + 300
+    assert consumer.receive(0) is None
+    assert list(context.browser("orders")) == []
+
+
+def test_a_topic_has_a_copy_for_each_subscription(context: Context) -> None:
+    """C10: durable: what is sent while nobody listens is kept."""
+    first = context.consumer("prices", subscription="billing")
+    with context.consumer("prices", subscription="audit"):
+        send_texts(context, "a", to="prices")
+    send_texts(context, "b", to="prices")
+    assert texts(first, 2) == ["a", "b"]
+    with context.consumer("prices", subscription="audit", acknowledge="auto") as again:
+        assert texts(again, 2) == ["a", "b"]
+    with context.consumer("prices", subscription="late") as late:
+        assert late.receive(0) is None
+    with context.consumer("prices", subscription="all", starting_position="earliest") as everything:
+        assert texts(everything, 2) == ["a", "b"]
+
+
+def test_a_consumer_can_be_pinned_to_members(context: Context) -> None:
+    """D3"""
+    sent = [context.producer("spread").send(text=str(n)) for n in range(8)]
+    with context.consumer("spread", members=2) as pinned:
+        got = [m for m in (pinned.receive(timeout_s=1) for _ in range(3)) if m]
+    assert {m.message_id for m in got} == {m.message_id for m in sent if m.member == 2}
+
+
+# -- listener ----------------------------------------------------------------------------------------------------------
+def test_a_listener_gets_messages_and_what_it_refuses_again(context: Context) -> None:
+    """C8, C11: the message that failed comes before those behind it, flagged; the exception listener is told."""
+    seen: list[tuple[str | None, int]] = []
+    told: list[Exception] = []
+
+    def listen(message: Message) -> None:
+        seen.append((message.text, message.delivery_count))
+        if message.text == "b" and not message.redelivered:
+            raise ValueError("not yet")
+
+    with context.consumer("orders", acknowledge="auto", listener=listen, exception_listener=told.append) as consumer:
+        send_texts(context, *"abc")
+        wait_until(lambda: len(seen) == 4 and consumer.statistics().acknowledged == 3)
+        with pytest.raises(IllegalStateException, match="listener"):
+            consumer.receive(0)
+        assert consumer.statistics().listener_failures == 1
+    assert seen == [("a", 1), ("b", 1), ("b", 2), ("c", 1)]
+    assert [str(error) for error in told] == ["not yet"]
+
+
+def test_a_listener_may_close_its_consumer(context: Context) -> None:
+    """C11"""
+    seen: list[str | None] = []
+
+    def listen(message: Message) -> None:
+        seen.append(message.text)
+        consumer.close()
+
+    consumer = context.consumer("orders", listener=listen)
+    send_texts(context, *"ab")
+    wait_until(lambda: context.statistics().consumers == 0)
+    assert seen == ["a"]
+    assert [(m.text, m.redelivered) for m in context.browser("orders")] == [("a", True), ("b", False)]

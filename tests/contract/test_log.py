@@ -1,0 +1,404 @@
+"""The Delta log as a queue, on a local directory and on an object store (C3, C5, C13)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from spark_jms.core.destination import Destination
+from spark_jms.core.message import PARTITION_SCHEMA, STORED_SCHEMA
+from spark_jms.core.ranges import Ranges
+from spark_jms.errors import ForeignWriteError, InvalidDestinationError, UnreadableTableError
+from spark_jms.log.committer import Decision, Transaction, commit, send
+from spark_jms.log.delta_log import LOG, DeltaLog, commit_path
+from spark_jms.log.domain import _create_table, create_domain, create_subscription, metadata_action
+from spark_jms.log.files import FileHint, MessageWriter, StagedFile, read_stored
+from spark_jms.log.housekeeping import checkpoint, clean_up, compact, purge
+from spark_jms.log.storage import LocalStorage, ObjectStorage, open_storage
+
+ORDERS = Destination("orders", "distributed-topic", 2)
+
+
+def local_table(path: Path, destination: Destination = ORDERS) -> LocalStorage:
+    """As `apply` makes it, by delta-rs."""
+    domain = create_domain(str(path))
+    _create_table(domain, destination.name, STORED_SCHEMA, destination)
+    storage = domain.storage.child(destination.name)
+    assert isinstance(storage, LocalStorage)
+    return storage
+
+
+def memory_table(path: Path, destination: Destination = ORDERS) -> ObjectStorage:
+    """delta-rs cannot make tables in obstore's memory: version 0 of a local one is copied there."""
+    model = local_table(path, destination)
+    storage = open_storage(f"memory://{uuid.uuid4().hex}").child(destination.name)
+    assert isinstance(storage, ObjectStorage)
+    first = model.get(commit_path(0))
+    assert first is not None
+    assert storage.create(commit_path(0), first)
+    return storage
+
+
+@pytest.fixture(params=["local", "object store"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> LocalStorage | ObjectStorage:
+    return (local_table if request.param == "local" else memory_table)(tmp_path / "domain")
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> DeltaLog:
+    return DeltaLog(local_table(tmp_path / "domain"), "orders")
+
+
+def staged(
+    log: DeltaLog, texts: Sequence[str], destination: Destination | None = None, group: str | None = None
+) -> list[StagedFile]:
+    writer = MessageWriter(log.storage, destination or log.refresh().destination, turn=0)
+    properties = pa.array([{"color": "red"}] * len(texts))
+    groups = pa.array([group] * len(texts), pa.string())
+    writer.write(pa.RecordBatch.from_pydict({"text": list(texts), "properties": properties, "JMSXGroupID": groups}))
+    return writer.close()
+
+
+def put(log: DeltaLog, *texts: str, transaction: Transaction | None = None) -> dict[int, Ranges]:
+    epoch = log.refresh().destination.epoch
+    return dict(send(log, staged(log, texts), epoch, transaction).sequences)
+
+
+def fresh(log: DeltaLog) -> DeltaLog:
+    return DeltaLog(log.storage, log.name)
+
+
+def texts(log: DeltaLog) -> dict[tuple[int, int], str]:
+    """(member, sequence) -> text of all that is in the table; fails on a number that is there twice."""
+    out: dict[tuple[int, int], str] = {}
+    for member, files in sorted(log.refresh().members.items()):
+        for f in files.files:
+            for batch, sequences in read_stored(
+                log.storage, FileHint(f.path, f.first, f.rows, f.bytes), Ranges.of((f.first, f.last)), ["text"]
+            ):
+                for sequence, text in zip(sequences.tolist(), batch.column("text").to_pylist(), strict=True):
+                    assert (member, sequence) not in out
+                    out[member, sequence] = text
+    return out
+
+
+# -- storage --------------------------------------------------------------------------------------------------------------
+def test_create_is_exclusive_between_instances_of_one_process(tmp_path: Path) -> None:
+    """C5: two Domains of one process, or of two containers with the same process number, never share a temporary file."""
+    for i in range(300):
+        stores = [LocalStorage(tmp_path) for _ in range(2)]
+        start, won, errors = threading.Barrier(2), [False, False], []
+
+        def race(
+            which: int, i: int = i, stores: list[LocalStorage] = stores, start: threading.Barrier = start,
+            won: list[bool] = won, errors: list[Exception] = errors,
+        ) -> None:  # fmt: skip
+            try:
+                start.wait()
+                won[which] = stores[which].create(f"c{i}", b"%d" % which * 500)
+            except Exception as error:  # noqa: BLE001 - told below
+                errors.append(error)
+
+        threads = [threading.Thread(target=race, args=(which,)) for which in range(2)]
+        [t.start() for t in threads]
+        [t.join() for t in threads]
+        assert not errors
+        assert sorted(won) == [False, True]
+        assert stores[0].get(f"c{i}") == b"%d" % won.index(True) * 500
+    assert not [info.path for info in LocalStorage(tmp_path).list("") if info.path.startswith(".")]
+
+
+# -- numbering ------------------------------------------------------------------------------------------------------------
+def test_concurrent_committers_stay_dense(storage: LocalStorage | ObjectStorage) -> None:
+    """C5: senders that race from their own copies of the log give each number once, without gaps."""
+    errors: list[BaseException] = []
+
+    def run(name: str) -> None:
+        try:
+            log = DeltaLog(storage, "orders")
+            for i in range(12):
+                put(log, f"{name}-{i}-a", f"{name}-{i}-b", f"{name}-{i}-c")
+        except BaseException as error:  # noqa: BLE001 - told below
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(f"s{n}",)) for n in range(4)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert not errors
+    log = DeltaLog(storage, "orders")
+    got = texts(log)
+    assert sorted(got.values()) == sorted(f"s{n}-{i}-{k}" for n in range(4) for i in range(12) for k in "abc")
+    for member in (0, 1):
+        last = log.snapshot.last_sequence(member)
+        assert sorted(s for m, s in got if m == member) == list(range(1, last + 1))
+        for n in range(4):  # order per sender and member
+            mine = [
+                (int(t.split("-")[1]), t) for (m, _), t in sorted(got.items()) if m == member and t.startswith(f"s{n}-")
+            ]
+            assert mine == sorted(mine)
+    assert log.snapshot.version == 48
+
+
+_SENDER = """
+import sys
+import pyarrow as pa
+from spark_jms.log.committer import send
+from spark_jms.log.domain import Domain
+from spark_jms.log.files import MessageWriter
+
+log = Domain(sys.argv[1]).log("orders")
+for i in range(15):
+    writer = MessageWriter(log.storage, log.refresh().destination, i)
+    writer.write(pa.RecordBatch.from_pydict({"text": [f"{sys.argv[2]}-{i}-{k}" for k in "abc"]}))
+    send(log, writer.close(), 1)
+"""
+
+
+def test_committers_of_several_processes_stay_dense(tmp_path: Path) -> None:
+    """C5: the same between processes, on a local directory."""
+    log = DeltaLog(local_table(tmp_path / "domain"), "orders")
+    create_domain(str(tmp_path / "domain")).storage.create("_jmsq/destinations/orders", b"")
+    senders = [subprocess.Popen([sys.executable, "-c", _SENDER, str(tmp_path / "domain"), f"s{n}"]) for n in range(3)]
+    assert [sender.wait() for sender in senders] == [0, 0, 0]
+    got = texts(log)
+    assert sorted(got.values()) == sorted(f"s{n}-{i}-{k}" for n in range(3) for i in range(15) for k in "abc")
+    for member in (0, 1):
+        assert sorted(s for m, s in got if m == member) == list(range(1, log.snapshot.last_sequence(member) + 1))
+
+
+def test_a_transaction_counts_once(storage: LocalStorage | ObjectStorage) -> None:
+    """C5: a repeated (app id, version) writes nothing and deletes its own files; the first one's stay."""
+    log, other = DeltaLog(storage, "orders"), DeltaLog(storage, "orders")
+    first = staged(log, ["a", "b"])
+    assert send(log, first, 1, Transaction("q", 7)).version == 1
+    again = staged(other, ["a", "b"])
+    assert send(other, again, 1, Transaction("q", 7)).version == -1
+    assert send(other, staged(other, ["old"]), 1, Transaction("q", 6)).version == -1
+    assert send(log, first, 1, Transaction("q", 7)).version == -1  # the very same files: they are messages by now
+    assert sorted(texts(other).values()) == ["a", "b"]
+    assert {info.path for info in storage.list("") if info.path.endswith(".parquet")} == {f.path for f in first}
+
+
+def test_numbers_go_on_after_everything_was_purged(storage: LocalStorage | ObjectStorage) -> None:
+    """C5: numbering does not depend on the files that are left."""
+    log = DeltaLog(storage, "orders")
+    put(log, "a", "b", "c", "d")
+    create_subscription(log, "s", lambda snapshot: {0: 0, 1: 0})
+    assert purge(log, lambda *_: True).purged_messages == 4
+    assert put(fresh(log), "e", "f") == {0: Ranges.of((3, 3)), 1: Ranges.of((3, 3))}
+
+
+def test_a_send_keeps_its_route_when_a_member_is_added(storage: LocalStorage | ObjectStorage) -> None:
+    """C4, C5: files staged by an older route go where they were routed to, so a producer's order stays."""
+    log = DeltaLog(storage, "orders")
+    files = staged(log, [str(i) for i in range(9)])
+    change(log, members=3)
+    assert send(log, files, 1).sequences == {f.member: Ranges.of((1, f.rows)) for f in files}
+    assert all(storage.exists(f.path) for f in files)
+
+
+def test_a_topic_has_no_holes(table: DeltaLog) -> None:
+    """C10, C13: a file behind one that is still wanted stays, so that "earliest" of a later subscription is complete."""
+    create_subscription(table, "s", lambda snapshot: {0: 0, 1: 0})
+    for i in range(3):
+        put(table, f"{i}-a", f"{i}-b")
+    assert purge(table, lambda name, member, sequences: sequences.first > 1).purged_files == 0
+    assert purge(table, lambda name, member, sequences: sequences.last < 3).purged_files == 4
+
+
+def test_a_send_is_routed_anew_when_its_member_is_gone(storage: LocalStorage | ObjectStorage) -> None:
+    """C4: files staged for a member that was removed are written again for those left, properties and order kept."""
+    log = DeltaLog(storage, "orders")
+    change(log, members=3)
+    files = staged(log, [str(i) for i in range(9)])
+    change(log, members=2)
+    sent = send(log, files, 2)
+    assert set(sent.sequences) == {0, 1}
+    assert sum(r.count for r in sent.sequences.values()) == 9
+    assert sorted(texts(log).values()) == [str(i) for i in range(9)]
+    assert [storage.exists(f.path) for f in files] == [f.member < 2 for f in files]
+    moved = next(f for f in sent.files if f.path not in {old.path for old in files})
+    ours = log.snapshot.files[moved.path]
+    hint = FileHint(ours.path, ours.first, ours.rows, ours.bytes)
+    rows = [b for b, _ in read_stored(storage, hint, Ranges.of((ours.first, ours.last)), ["properties"])]
+    assert rows[0].column("properties").to_pylist()[0] == [("color", "red")]
+
+
+def change(log: DeltaLog, **fields: int) -> None:
+    commit(
+        log,
+        lambda snapshot: Decision(
+            "SET TBLPROPERTIES",
+            [metadata_action(snapshot, snapshot.destination.changed_to(replace(snapshot.destination, **fields)))],
+        ),
+    )
+
+
+# -- what others wrote, what is damaged -----------------------------------------------------------------------------------
+def test_foreign_commits_are_refused_by_name(table: DeltaLog) -> None:
+    """C5: an append or a delete by delta-rs is named with its version, by readers that follow and by new ones."""
+    from deltalake import DeltaTable, write_deltalake
+
+    put(table, "a", "b")
+    schema = pa.schema([*STORED_SCHEMA, *PARTITION_SCHEMA])
+    row = pa.Table.from_pylist([{"ordinal": 0, "text": "foreign", "member": 0, "first_sequence": 99}], schema=schema)
+    write_deltalake(table.storage.uri, row, mode="append")
+    for log in (table, fresh(table)):
+        with pytest.raises(ForeignWriteError, match=r"version 2 \(WRITE by .*delta-rs"):
+            put(log, "c")
+        with pytest.raises(ForeignWriteError):  # not only the first time it is asked
+            log.refresh()
+    table.storage.delete(commit_path(2))
+    DeltaTable(table.storage.uri).delete("member = 0")
+    with pytest.raises(ForeignWriteError, match=r"version 2 \(DELETE"):
+        fresh(table).refresh()
+
+
+def test_damage_has_a_name(table: DeltaLog) -> None:
+    """C5: a damaged, an empty or an unfit commit, checkpoint or pointer is an UnreadableTableError."""
+    put(table, "a", "b")
+    for data in (
+        b"{",
+        b"",
+        b'{"add":{"path":"m0-aaaaaaaaaaaa.parquet"}}\n',
+        b'{"commitInfo":{"engineInfo":"spark-jms/1"}}\n{"txn":{}}\n',
+    ):
+        table.storage.put(commit_path(2), data)
+        with pytest.raises((UnreadableTableError, ForeignWriteError), match="version 2|not written"):
+            fresh(table).refresh()
+        with pytest.raises((UnreadableTableError, ForeignWriteError)):
+            table.refresh()
+    table.storage.delete(commit_path(2))
+    assert put(table, "c", "d")
+    checkpoint(table, every=1)
+    name = f"{LOG}/{2:020d}.checkpoint.parquet"
+    whole = table.storage.get(name)
+    assert whole is not None
+    table.storage.put(name, whole[: len(whole) // 2])
+    with pytest.raises(UnreadableTableError, match="checkpoint"):
+        fresh(table).refresh()
+    table.storage.put(name, whole)
+    table.storage.put(f"{LOG}/_last_checkpoint", b"{}")
+    with pytest.raises(UnreadableTableError, match="_last_checkpoint"):
+        fresh(table).refresh()
+    with pytest.raises(InvalidDestinationError, match="jmsq apply"):
+        DeltaLog(LocalStorage(table.storage.root / "nothing"), "nothing").refresh()  # type: ignore[union-attr]
+
+
+def test_a_damaged_data_file_has_a_name(table: DeltaLog) -> None:
+    """C5: a data file that is cut or has other rows than the log says is an UnreadableTableError."""
+    put(table, "a", "b", "c", "d")
+    file = table.snapshot.member_files(0).files[0]
+    whole = table.storage.get(file.path)
+    assert whole is not None
+    for data in (whole[: len(whole) // 2], b""):
+        table.storage.put(file.path, data)
+        with pytest.raises(UnreadableTableError, match=file.path):
+            texts(fresh(table))
+    table.storage.put(file.path, whole)
+    with pytest.raises(UnreadableTableError, match="2 rows, the log says 3"):
+        list(read_stored(table.storage, FileHint(file.path, 1, 3, file.bytes), Ranges.of((1, 3)), ["text"]))
+
+
+# -- sleepers -------------------------------------------------------------------------------------------------------------
+def cleaned_up(log: DeltaLog) -> None:
+    """A checkpoint, and the log before it gone, as after a day."""
+    checkpoint(log, every=1)
+    for version in range(log.snapshot.version + 1):
+        log.storage.delete(commit_path(version))
+
+
+def test_a_sleeper_commits_nothing_into_a_log_that_was_cleaned_up(table: DeltaLog) -> None:
+    """C5: its next name is free for the wrong reason; it starts again from the checkpoint and its numbers are right."""
+    sleeper = fresh(table)
+    put(sleeper, "a", "b")
+    asleep = sleeper.snapshot
+    for i in range(5):
+        put(table, f"x{i}", f"y{i}")
+    cleaned_up(table)
+    assert not sleeper.append(asleep, "WRITE", [], {})  # slept between its refresh and its commit
+    assert not table.storage.exists(commit_path(2))
+    assert put(sleeper, "c", "d") == {0: Ranges.of((7, 7)), 1: Ranges.of((7, 7))}
+    assert texts(sleeper) == texts(fresh(table))
+
+
+# -- after all housekeeping, for everybody --------------------------------------------------------------------------------
+def test_declarations_after_a_checkpoint_are_readable(table: DeltaLog) -> None:
+    """C3, C16: a declaration written by one who started from a checkpoint is what Delta expects (maps, not lists)."""
+    from deltalake import DeltaTable
+
+    put(table, "a", "b")
+    checkpoint(table, every=1)
+    late = fresh(table)
+    create_subscription(late, "s", lambda snapshot: {0: 0, 1: 0})
+    change(late, file_grace_ms=7_200_000)
+    metadata = json.loads((late.storage.get(commit_path(3)) or b"").splitlines()[1])["metaData"]
+    assert metadata["format"] == {"provider": "parquet", "options": {}}
+    assert None not in metadata.values()
+    assert metadata["configuration"]["delta.deletedFileRetentionDuration"] == "interval 7200 seconds"
+    assert len(DeltaTable(late.storage.uri).file_uris()) == 2
+    checkpoint(late, every=1)
+    assert set(fresh(table).refresh().destination.subscriptions) == {"s"}
+
+
+def test_everybody_can_read_it_after_housekeeping(tmp_path: Path) -> None:
+    """C3, C13: delta-rs, DuckDB and polars see the same messages after compaction, purge, checkpoints and clean-up."""
+    from deltalake import DeltaTable
+
+    log = DeltaLog(local_table(tmp_path / "domain", replace(ORDERS, file_grace_ms=0)), "orders")
+    create_subscription(log, "s", lambda snapshot: {0: 0, 1: 0})
+    for i in range(30):
+        put(log, f"{i}-a", f"{i}-b", f"{i}-c")
+    expected = texts(log)
+    assert compact(log).compacted_files == 60
+    for i in range(12):
+        put(log, f"late-{i}", f"later-{i}")
+    assert texts(fresh(log)).items() >= expected.items()
+    assert purge(log, lambda name, member, sequences: member == 0 and sequences.last <= 60).purged_files == 1
+    checkpoint(log, every=1)
+    before = len(list(log.storage.list("")))
+    clean_up(log)
+    assert len(list(log.storage.list(""))) < before
+    put(log, "last", "the last")
+    expected = texts(log)
+    assert texts(fresh(log)) == expected
+    t = DeltaTable(log.storage.uri).to_pyarrow_table(columns=["member", "first_sequence", "ordinal", "text"])
+    found = {(r["member"], r["first_sequence"] + r["ordinal"]): r["text"] for r in t.to_pylist()}
+    assert found == expected
+    duckdb = pytest.importorskip("duckdb")
+    rows = duckdb.from_arrow(t).query("t", "select member, first_sequence + ordinal, text from t").fetchall()
+    assert {(m, s): x for m, s, x in rows} == expected
+    polars = pytest.importorskip("polars")
+    # Its own reader takes partition values from the path (none here, since numbers come after files), not from the log.
+    frame = polars.read_delta(log.storage.uri, use_pyarrow=True)
+    rows = frame.select("member", "first_sequence", "ordinal", "text").rows()
+    assert {(m, first + ordinal): x for m, first, ordinal, x in rows} == expected
+
+
+def test_a_table_restored_after_a_foreign_write_goes_on(tmp_path: Path) -> None:
+    """C3: what ForeignWriteError advises works: Delta's RESTORE to the version before, for old and new readers."""
+    from deltalake import DeltaTable, write_deltalake
+
+    domain = create_domain(str(tmp_path / "root"))
+    _create_table(domain, "orders", STORED_SCHEMA, Destination("orders", "queue"))
+    log = DeltaLog(domain.storage.child("orders"), "orders")
+    put(log, "a")
+    write_deltalake(log.storage.uri, DeltaTable(log.storage.uri).to_pyarrow_table(), mode="append")
+    for reader in (log, fresh(log)):
+        with pytest.raises(ForeignWriteError, match="Restore the table to version 1"):
+            reader.refresh()
+    DeltaTable(log.storage.uri).restore(1)
+    put(log, "b")
+    for reader in (log, fresh(log)):
+        assert reader.refresh().last_sequence(0) == 2
+        assert sum(f.rows for f in reader.snapshot.files.values()) == 2
+    assert sorted(DeltaTable(log.storage.uri).to_pyarrow_table()["text"].to_pylist()) == ["a", "b"]

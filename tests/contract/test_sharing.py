@@ -1,0 +1,46 @@
+"""Two consumers of one queue settle on their shares (C9)."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_jms import connect
+from spark_jms.checkpoint import members as members_module
+from spark_jms.checkpoint.subscriber import Settings, Subscriber
+from spark_jms.core.batch import Batch, Limits
+from spark_jms.log.domain import Domain
+from spark_jms.testing import memory_domain
+from store import open_store
+
+
+def test_a_late_consumer_gets_its_share_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C9: the first consumer had claims on all members; after a few batches each holds two and keeps them."""
+    monkeypatch.setattr(members_module, "MIN_HOLD_S", 0.0)
+    with (
+        memory_domain(orders={"kind": "distributed-queue", "members": 4}) as root,
+        connect(root, housekeeping=False) as c,
+    ):
+        c.producer("orders").send_many([{"text": str(n)} for n in range(4000)])
+        domain = Domain(root)
+        store = open_store(domain.store_uri)
+        first = Subscriber(domain, store, "orders", "-", "first", Settings())
+        second = Subscriber(Domain(root), store, "orders", "-", "second", Settings())
+        at = {first: Batch("first"), second: Batch("second")}
+        spans = []
+        for turn in range(24):
+            for subscriber in (first, second) if turn > 2 else (first,):
+                other = second if subscriber is first else first
+                batch = None
+                for _ in range(3):  # as the source does while it waits, with the other long at work
+                    batch = batch or subscriber.next_batch(at[subscriber], Limits(max_messages=20))
+                    other.boundary()
+                if batch is not None:
+                    at[subscriber] = batch
+                    spans.append((turn, subscriber.consumer, sorted(batch.members)))
+        settled = {who: members for turn, who, members in spans if turn >= 18}
+        assert sorted(len(members) for members in settled.values()) == [2, 2]
+        assert sorted(m for members in settled.values() for m in members) == [0, 1, 2, 3]
+        assert all(members == settled[who] for turn, who, members in spans if turn >= 18)
+        first.close()
+        second.close()
+        store.close()

@@ -1,0 +1,57 @@
+"""Crash points as the tests name them; crash_plugin/sitecustomize.py strikes in the processes."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+PLUGIN = Path(__file__).parent / "crash_plugin"
+POINTS = tuple(
+    f"{when}-{what}"
+    for what in ("file-write", "send-commit", "claim-write", "record-open", "purge", "compaction")
+    for when in ("before", "after")
+)
+# Beyond the twelve: rows of the acknowledgement table, a task about to read, planning, Delta checkpoints.
+MORE_POINTS = ("before-outbox", "after-outbox", "before-task-read", "after-plan", "before-checkpoint")
+AT_QUERY_START = ("before-record-open", "after-record-open")
+
+
+@dataclass(frozen=True)
+class Plan:
+    point: str
+    target: str  # worker | driver | pause
+    nth: int = 1
+    orphan: str = "continue"  # die | continue | linger
+
+
+class CrashDirectory:
+    """What the processes and the test share: the plan, the count of hits, and what was struck."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir(parents=True)
+
+    def arm(self, plan: Plan) -> None:
+        for name in ("plan.json", "fired.json", "hits"):
+            (self.path / name).unlink(missing_ok=True)
+        staged = self.path / "plan.writing"
+        staged.write_text(json.dumps(asdict(plan)))
+        os.rename(staged, self.path / "plan.json")
+
+    def disarm(self) -> None:
+        (self.path / "plan.json").unlink(missing_ok=True)
+
+    def fired(self) -> dict[str, Any] | None:
+        try:
+            return json.loads((self.path / "fired.json").read_text())
+        except FileNotFoundError:
+            return None
+
+    def hits(self) -> int:
+        try:
+            return (self.path / "hits").stat().st_size
+        except FileNotFoundError:
+            return 0

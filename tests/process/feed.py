@@ -1,0 +1,82 @@
+"""Numbered messages for a file stream, and the streams from them into a queue and out of it into a Delta table."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from spark_jms.core.destination import Destination
+from spark_jms.log.committer import send
+from spark_jms.log.domain import Domain, apply_destinations, create_domain
+from spark_jms.log.files import MessageWriter
+
+GROUPS = 7
+QUEUE = "orders"
+
+
+def make_queue(root: Path, **declared: Any) -> Domain:
+    domain = create_domain(str(root))
+    wanted = {"kind": "distributed-queue", "members": 4, **declared}
+    apply_destinations(domain, [Destination(QUEUE, **wanted)], lambda *_: True)
+    return domain
+
+
+def send_numbers(domain: Domain, numbers: range, turn: int = 0, *, units: bool = True) -> None:
+    """One commit by this process; a message without a unit of order goes round robin."""
+    log = domain.log(QUEUE)
+    destination = log.refresh().destination
+    groups = [f"g{n % GROUPS}" if units else None for n in numbers]
+    columns = [pa.array([str(n) for n in numbers]), pa.array(groups, pa.string())]
+    writer = MessageWriter(log.storage, destination, turn=turn)
+    writer.write(pa.RecordBatch.from_arrays(columns, names=["text", "JMSXGroupID"]))
+    send(log, writer.close(), destination.epoch)
+
+
+class Feed:
+    """A folder that a file stream reads, oldest first, one file a batch."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True)
+        self.sent = 0
+        self.files = 0
+        self._modified_ns = time.time_ns() - 3600 * 10**9
+
+    def add(self, files: int, rows: int) -> None:
+        for _ in range(files):
+            lines = "".join(f"{n}\n" for n in range(self.sent, self.sent + rows))
+            staged = self.folder / f".{self.files:06d}.txt"
+            staged.write_text(lines)
+            self._modified_ns += 10**9
+            os.utime(staged, ns=(self._modified_ns, self._modified_ns))
+            os.rename(staged, self.folder / f"{self.files:06d}.txt")
+            self.files += 1
+            self.sent += rows
+
+
+def producer(root: Path, feed: Feed, checkpoint: Path) -> dict[str, Any]:
+    return {
+        "from": "text",
+        "options": {"path": str(feed.folder), "maxFilesPerTrigger": "1"},
+        "select": ["value AS text", f"concat('g', cast(value AS bigint) % {GROUPS}) AS JMSXGroupID"],
+        "to": "jmsq",
+        "sinkOptions": {"root": str(root), "destination": QUEUE, "checkpointLocation": str(checkpoint)},
+        "trigger": "100 milliseconds",
+    }
+
+
+def consumer(root: Path, table: Path, checkpoint: Path, per_batch: int, **options: str) -> dict[str, Any]:
+    return {
+        "from": "jmsq",
+        "options": {"root": str(root), "destination": QUEUE, "maxMessagesPerTrigger": str(per_batch), **options},
+        "select": [
+            "cast(text AS bigint) AS n", "JMSXGroupID AS unit", "member", "sequence", "JMSRedelivered AS redelivered",
+            "JMSXDeliveryCount AS deliveries",
+        ],
+        "to": "delta",
+        "sinkOptions": {"path": str(table), "checkpointLocation": str(checkpoint)},
+    }  # fmt: skip

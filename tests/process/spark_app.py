@@ -1,0 +1,89 @@
+"""A Spark application under test: streams as its configuration says; a query that fails is reported and started again.
+
+    python spark_app.py CONFIG.json
+
+It writes events.jsonl and obeys the files `stop` and `restart-NAME` in its own directory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+POLL_S = 0.05
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss2m"
+
+
+class Application:
+    def __init__(self, config: dict[str, Any]) -> None:
+        from spark_jms.setup.session import spark_session
+
+        self.directory = Path(config["directory"])
+        self.config = config
+        self.spark = spark_session(
+            config["name"],
+            master=config.get("master", "local[2]"),
+            conf={
+                "spark.driver.memory": "640m",
+                "spark.python.authenticate.socketTimeout": "60s",  # a busy machine
+                "spark.driver.extraJavaOptions": f"{JAVA_OPTIONS} -Dderby.system.home={self.directory}",
+                "spark.sql.warehouse.dir": str(self.directory / "warehouse"),
+                "spark.sql.shuffle.partitions": "1",
+            },
+        )
+        self.spark.sparkContext.setLogLevel("ERROR")
+        self.queries: dict[str, Any] = {}
+
+    def event(self, what: str, query: str = "", error: str = "") -> None:
+        line = json.dumps({"at": time.time(), "event": what, "query": query, "error": error, "pid": os.getpid()})
+        with open(self.directory / "events.jsonl", "a") as file:
+            file.write(line + "\n")
+
+    def start(self, name: str) -> None:
+        stream = self.config["streams"][name]
+        reader = self.spark.readStream.format(stream["from"])
+        for key, value in stream["options"].items():
+            reader = reader.option(key, value)
+        schema = stream.get("schema")
+        frame = (reader.schema(schema) if schema else reader).load()
+        writer = frame.selectExpr(*stream["select"]).writeStream.format(stream["to"]).queryName(name)
+        for key, value in stream["sinkOptions"].items():
+            writer = writer.option(key, value)
+        self.queries[name] = writer.trigger(processingTime=stream.get("trigger", "0 seconds")).start()
+        self.event("started", name)
+
+    def run(self) -> None:
+        for name in self.config["streams"]:
+            self.start(name)
+        parent = os.getppid()
+        while not (self.directory / "stop").exists() and os.getppid() == parent:  # never outlives the test
+            for name, query in list(self.queries.items()):
+                self.look_after(name, query)
+            time.sleep(POLL_S)
+        for name, query in self.queries.items():
+            query.stop()
+            self.event("stopped", name)
+        self.spark.stop()
+        self.event("ended")
+
+    def look_after(self, name: str, query: Any) -> None:
+        wish = self.directory / f"restart-{name}"
+        if wish.exists():
+            query.stop()
+            self.start(name)
+            wish.unlink()
+        elif not query.isActive:
+            self.event("failed", name, str(query.exception()))
+            if self.config.get("restart", True):
+                self.start(name)
+            else:
+                del self.queries[name]
+
+
+if __name__ == "__main__":
+    os.environ["JMSQ_APP_PID"] = str(os.getpid())
+    Application(json.loads(Path(sys.argv[1]).read_text())).run()

@@ -1,0 +1,17 @@
+"""Everybody at once for half a minute (C4, C5, C9, C13); tests/soak has the two-minute run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spark_jms.log import delta_log
+from tests.process.concurrency import GAP_CHECK_MS, run_concurrently
+
+
+@pytest.mark.timeout(600)
+def test_four_writers_three_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C4, C5, C9, C13: dense sequences, exactly once, order, bounded files; purged to empty; a member added."""
+    monkeypatch.setattr(delta_log, "_GAP_CHECK_INTERVAL_MS", GAP_CHECK_MS)  # this process looks on as well
+    run_concurrently(tmp_path, seconds=24, rounds=1)

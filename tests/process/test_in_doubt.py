@@ -1,0 +1,174 @@
+"""Two consumers on one queue when one of them dies, comes back too late, or sleeps (C8, C9): what is promised then.
+
+The four tests share one pair of applications, because a start costs more than everything else here; each begins with
+both of them running and the queue empty.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.process import account
+from tests.process.apps import running, until
+from tests.process.crash import Plan
+from tests.process.pair import Consumer, OpenClaim, Pair
+
+TAKE_OVER_LIMIT_S = 10.0
+SESSION_TIMEOUT_S = 10.0  # of the file store, as open_store has it
+STRIKE_S, REVOKED_S = 90.0, 90.0
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    pair = Pair(tmp_path_factory.mktemp("pair"))
+    with running(pair.a.app, pair.b.app):
+        yield pair
+
+
+def strike(pair: Pair, plan: Plan) -> None:
+    """Traffic until A is struck at the planned point."""
+    pair.a.crash.arm(plan)
+
+    def struck() -> bool:
+        if pair.a.crash.fired():
+            return True
+        if pair.backlog() == 0:
+            pair.send(120)
+        return False
+
+    until(f"{plan}", struck, STRIKE_S)
+    if plan.target == "driver":
+        pair.a.app.reap()
+
+
+def check_revoked(pair: Pair, claim: OpenClaim, doubled_before: list[int], *, in_sink_of_a: bool) -> None:
+    """The claim's messages went to B, flagged; nothing else is flagged twice or arrived twice."""
+    b = [row for row in pair.b.rows if claim.holds(row)]
+    assert len(b) == claim.count, f"B has {len(b)} of the {claim.count} messages of the revoked claim"
+    assert all(row.redelivered and row.deliveries == 2 for row in b), f"not flagged: {b[:5]}"
+    a = [row for row in pair.a.rows if claim.holds(row)]
+    assert len(a) == (claim.count if in_sink_of_a else 0)
+    assert not any(row.redelivered for row in a)
+    fresh = set(pair.doubled()) - set(doubled_before)
+    assert fresh == {row.n for row in a}, "a duplicate does not belong to the revoked claim"
+    assert not pair.acknowledged_by(claim.claim), "a revoked claim was acknowledged"
+
+
+def received(one: Consumer, claim: OpenClaim) -> bool:
+    return one.count > 0 and sum(claim.holds(row) for row in one.rows) == claim.count
+
+
+def flagged(pair: Pair) -> set[tuple[int, int]]:
+    return {
+        (row.member, row.sequence) for row in [*pair.a.rows, *pair.b.rows] if row.redelivered or row.deliveries != 1
+    }
+
+
+@pytest.mark.timeout(600)
+def test_back_within_the_timeout_nothing_is_lost_or_doubled(pair: Pair) -> None:
+    """C5, C9: A dies with a batch in hand while B lives; B leaves it alone, A comes back and finishes it."""
+    pair.in_doubt_timeout(300_000)
+    pair.ready()
+    doubled = pair.doubled()
+    strike(pair, Plan("before-task-read", "driver", orphan="die"))
+    claim = pair.a.open_claim()
+    assert claim.batch == pair.a.newest("commits") + 1, "the claim is not of a batch at work"
+    pair.a.app.start()
+    until("A to finish its batch", lambda: received(pair.a, claim), REVOKED_S, or_fail=pair.a.app.check_alive)
+    pair.drained()
+    assert not any(claim.holds(row) for row in pair.b.rows), "B received what was in doubt"
+    assert pair.doubled() == doubled
+    pair.check_nothing_lost()
+    assert not flagged(pair) & {(m, s) for m, picks in claim.picks.items() for s in picks.numbers()}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("point", "nth", "in_sink"),
+    [("before-claim-write", 3, True), ("before-task-read", 2, False)],
+    ids=["sunk", "unsunk"],
+)
+def test_past_the_timeout_the_claim_is_redelivered_flagged(pair: Pair, point: str, nth: int, in_sink: bool) -> None:
+    """C8, C9: A dies with an open claim, after its batch reached the sink or before; past the time-out B gets it."""
+    pair.in_doubt_timeout(300_000)
+    pair.ready()
+    doubled, before = pair.doubled(), flagged(pair)
+    strike(pair, Plan(point, "driver", nth=nth, orphan="die"))
+    claim = pair.a.open_claim()
+    assert (claim.batch == pair.a.newest("commits")) == in_sink, "the crash came at another moment than meant"
+    pair.in_doubt_timeout(1000)
+    until("B to receive the revoked claim", lambda: received(pair.b, claim), REVOKED_S, or_fail=pair.b.app.check_alive)
+    pair.drained()
+    check_revoked(pair, claim, doubled, in_sink_of_a=in_sink)
+    assert flagged(pair) - before == {(m, int(s)) for m, picks in claim.picks.items() for s in picks.numbers()}
+    failures = len(pair.a.failures())
+    pair.ready()  # starts A again
+    assert pair.a.newest("commits") > claim.batch, "A does not go on"
+    assert not pair.a.failures(failures), "A's return failed"
+    check_revoked(pair, claim, doubled, in_sink_of_a=in_sink)
+    pair.check_nothing_lost()
+
+
+@pytest.mark.timeout(600)
+def test_a_stale_instance_acknowledges_nothing(pair: Pair) -> None:
+    """C9: A sleeps in the middle of a batch for longer than the session time-out; B takes over; A wakes and is refused."""
+    pair.in_doubt_timeout(1000)
+    pair.ready()
+    doubled = pair.doubled()
+    failures = len(pair.a.failures())
+    strike(pair, Plan("before-task-read", "pause"))
+    pair.a.app.freeze()
+    claim = pair.a.open_claim()
+    frozen = time.monotonic()
+    try:
+        until("B to receive the revoked claim", lambda: received(pair.b, claim), REVOKED_S)
+        assert time.monotonic() - frozen < SESSION_TIMEOUT_S + REVOKED_S / 2
+    finally:
+        pair.a.app.thaw()
+    until("A's query to be refused", lambda: pair.a.failures(failures), REVOKED_S, or_fail=pair.a.app.check_alive)
+    error = pair.a.failures(failures)[0]["error"]
+    assert "ConsumerClosedException" in error, error
+    pair.ready()  # its application has started it again
+    assert len(pair.a.failures(failures)) == 1, "A failed again"
+    pair.drained()
+    in_sink = any(claim.holds(row) for row in pair.a.rows)  # nobody can stop a sink's commit
+    check_revoked(pair, claim, doubled, in_sink_of_a=in_sink)
+    pair.check_nothing_lost()
+
+
+@pytest.mark.timeout(600)
+def test_take_over_of_what_was_not_claimed(pair: Pair) -> None:
+    """C9: kill -9 of A; B has A's unclaimed messages within 10 s, long before the claim's time-out."""
+    pair.in_doubt_timeout(300_000)
+    pair.ready()
+    before = pair.b.count
+    pair.send(1600, units=False)
+    until("A to be at work", lambda: pair.a.count and pair.holds(pair.a), 60)
+    members = pair.holds(pair.a)
+    pair.a.app.kill()
+    killed = time.monotonic()
+    last = account.last_sequences(pair.root, "orders", 4)
+    mine = {(row.member, row.sequence) for row in pair.a.rows}
+    free = {(m, s) for m in members for s in range(1, last[m] + 1)} - mine
+    # By the store, not by A's newest offset: A may have died between the claim and the offset that names it.
+    free -= {(m, int(s)) for m, state in pair.states().items() for s in state.claimed.numbers()}
+    free -= {(row.member, row.sequence) for row in pair.b.rows}
+    assert free, "A had nothing left that was not claimed"
+
+    def taken() -> bool:
+        if pair.b.count == before:
+            return False
+        return bool(free & {(row.member, row.sequence) for row in pair.b.rows})
+
+    until("B to receive from A's members", taken, 60, or_fail=pair.b.app.check_alive)
+    took_s = time.monotonic() - killed
+    print(f"take-over: first unclaimed message of A with B after {took_s:.1f} s (members {members}, {len(free)} free)")
+    assert took_s <= TAKE_OVER_LIMIT_S
+    until("all of A's unclaimed messages with B",
+          lambda: free <= {(row.member, row.sequence) for row in pair.b.rows}, 60, or_fail=pair.b.app.check_alive)  # fmt: skip
+    pair.a.app.start()
+    pair.ready()
+    pair.check_nothing_lost()

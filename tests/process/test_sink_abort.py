@@ -1,0 +1,43 @@
+"""Spark aborts a write whose commit failed: files that may be in the log must stay (C5). Found by after-send-commit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql.types import StringType, StructType
+
+from spark_jms.log.domain import Domain
+from spark_jms.log.files import MessageWriter, StagedFile
+from spark_jms.spark.options import parse_options
+from spark_jms.spark.sink import JmsqStreamWriter, StagedMessage
+from tests.process.feed import QUEUE, make_queue
+
+
+def staged(domain: Domain, turn: int) -> list[StagedFile]:
+    log = domain.log(QUEUE)
+    writer = MessageWriter(log.storage, log.refresh().destination, turn=turn)
+    writer.write(pa.RecordBatch.from_arrays([pa.array(["a", "b"])], names=["text"]))
+    return writer.close()
+
+
+def test_abort_after_the_commit_keeps_the_messages(tmp_path: Path) -> None:
+    """The worker that committed died before it could say so; Spark, not knowing, aborts with all tasks' messages."""
+    domain = make_queue(tmp_path)
+    options = parse_options({"root": str(tmp_path), "destination": QUEUE})
+    files = staged(domain, 0)
+    messages = [StagedMessage(0, "query", domain.log(QUEUE).snapshot.destination.epoch, files)]
+    writer = JmsqStreamWriter(options, StructType().add("text", StringType()), overwrite=False)
+    writer.commit([*messages], 0)
+    writer.abort([*messages], 0)
+    assert all((tmp_path / QUEUE / file.path).exists() for file in files)
+
+
+def test_abort_of_unfinished_tasks_removes_their_files(tmp_path: Path) -> None:
+    """A task is missing, so nothing was committed: what the others wrote can go at once."""
+    domain = make_queue(tmp_path)
+    options = parse_options({"root": str(tmp_path), "destination": QUEUE})
+    files = staged(domain, 0)
+    writer = JmsqStreamWriter(options, StructType().add("text", StringType()), overwrite=False)
+    writer.abort([StagedMessage(0, "query", 1, files), None], 0)
+    assert not any((tmp_path / QUEUE / file.path).exists() for file in files)

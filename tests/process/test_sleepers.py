@@ -1,0 +1,94 @@
+"""A process that sleeps (SIGSTOP, a suspended machine) between two steps of a send, while housekeeping goes on (C5, C13)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from spark_jms.errors import CommitConflictError
+from spark_jms.log import housekeeping
+from spark_jms.log.committer import Decision, number, send
+from spark_jms.log.delta_log import DeltaLog, commit_path
+from spark_jms.log.domain import Domain
+from spark_jms.log.files import MessageWriter, StagedFile, staged_grace_ms
+from spark_jms.log.housekeeping import clean_up, compact
+from spark_jms.log.snapshot import DataFile
+from spark_jms.log.storage import now_ms
+from tests.process.feed import QUEUE, make_queue
+
+
+def staged(log: DeltaLog) -> list[StagedFile]:
+    writer = MessageWriter(log.storage, log.refresh().destination, turn=0)
+    writer.write(pa.RecordBatch.from_arrays([pa.array(["a", "b"])], names=["text"]))
+    return writer.close()
+
+
+def test_files_that_clean_up_took_are_not_committed(tmp_path: Path) -> None:
+    """The sender slept longer than the grace; its files were taken for those of a dead one."""
+    log = make_queue(tmp_path).log(QUEUE)
+    files = staged(log)
+    clean_up(log, now=now_ms() + 2 * log.refresh().destination.file_grace_ms)
+    with pytest.raises(CommitConflictError, match="clean-up"):
+        send(log, files, log.snapshot.destination.epoch)
+    assert not log.refresh().files
+
+
+def test_clean_up_leaves_a_living_sender_alone(tmp_path: Path) -> None:
+    """Whatever the grace of removed files: what was staged a moment ago can be committed."""
+    log = make_queue(tmp_path, file_grace_ms=0).log(QUEUE)
+    files = staged(log)
+    clean_up(log, now=now_ms() + 1000)
+    assert send(log, files, log.snapshot.destination.epoch).version > 0
+    assert all((tmp_path / QUEUE / file.path).exists() for file in files)
+
+
+def test_files_that_clean_up_may_take_are_not_committed(tmp_path: Path) -> None:
+    """They are still there, but clean-up may have looked already and be about to delete them."""
+    log = make_queue(tmp_path, file_grace_ms=0).log(QUEUE)
+    age_ms = staged_grace_ms(log.refresh().destination) // 2 + 1000
+    files = [replace(file, modified_ms=file.modified_ms - age_ms) for file in staged(log)]
+    with pytest.raises(CommitConflictError, match="clean-up"):
+        send(log, files, log.snapshot.destination.epoch)
+    assert not log.refresh().files
+
+
+def test_a_compacted_file_that_clean_up_took_is_not_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compaction slept between writing its file and committing it: the files it read stay."""
+    log = make_queue(tmp_path).log(QUEUE)
+    for _ in range(40):
+        send(log, staged(log), log.refresh().destination.epoch)
+    before = set(log.refresh().files)
+    merge = housekeeping._merge
+
+    def slow_merge(log: DeltaLog, run: list[DataFile]) -> StagedFile:
+        merged = merge(log, run)
+        clean_up(log, now=now_ms() + 2 * log.refresh().destination.file_grace_ms)
+        return merged
+
+    monkeypatch.setattr(housekeeping, "_merge", slow_merge)
+    compact(log)
+    assert set(log.refresh().files) == before
+    assert all((tmp_path / QUEUE / path).exists() for path in before)
+
+
+@pytest.mark.parametrize("deleted", [[21], [20, 21], list(range(22))], ids=["own", "both", "all"])
+def test_a_version_that_was_cleaned_up_is_not_taken_again(tmp_path: Path, deleted: list[int]) -> None:
+    """The committer slept at version 20; the log went on, was checkpointed, and its old files are going, in any order."""
+    make_queue(tmp_path)
+    sleeper, other = Domain(str(tmp_path)).log(QUEUE), Domain(str(tmp_path)).log(QUEUE)
+    while other.refresh().version < 60:
+        if other.snapshot.version == 20:
+            sleeper.refresh()
+        send(other, staged(other), other.snapshot.destination.epoch)
+    assert sleeper.snapshot.version == 20
+    DeltaTable(tmp_path / QUEUE).create_checkpoint()
+    for version in deleted:
+        (tmp_path / QUEUE / commit_path(version)).unlink()
+    decision = Decision("WRITE", number(sleeper.snapshot, staged(sleeper), {}))
+    assert not sleeper.append(sleeper.snapshot, decision.operation, decision.actions, {})
+    assert not (tmp_path / QUEUE / commit_path(21)).exists()
+    assert sleeper.refresh().version == 60

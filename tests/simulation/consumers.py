@@ -1,0 +1,230 @@
+"""Consumers of one queue in one thread, driven by a seed: Spark queries with an emulated checkpoint, and plain clients.
+
+Nothing here is random but the schedule, and that comes from the seed: time is a number, a crash is `store.crash`, and
+between any two steps anything may happen to anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from spark_jms.checkpoint.fetch import fetch
+from spark_jms.checkpoint.subscriber import Settings, Subscriber
+from spark_jms.core.batch import Batch, Limits
+from spark_jms.core.ranges import EMPTY, Ranges
+from spark_jms.core.selector import Selector
+from spark_jms.errors import ConsumerClosedException, MemberUnavailableError
+from spark_jms.log.domain import Domain
+
+if TYPE_CHECKING:
+    from store import MemoryStore
+
+DESTINATION = "orders"
+
+
+@dataclass
+class Clock:
+    """Stands for the clocks of all processes, and for the module `time` where the code waits."""
+
+    now_ms: int
+    while_waiting: Callable[[], None] = lambda: None
+
+    def ms(self) -> int:
+        return self.now_ms
+
+    def monotonic(self) -> float:
+        return self.now_ms / 1000
+
+    def sleep(self, seconds: float) -> None:
+        self.now_ms += max(int(seconds * 1000), 1)
+        self.while_waiting()
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """One message as an application, or a sink after its commit, has got it."""
+
+    text: str
+    member: int
+    sequence: int
+    count: int
+    claim: str
+    consumer: str
+
+
+@dataclass
+class Consumer:
+    """A process with one subscriber, or without one while it is down."""
+
+    name: str
+    root: str
+    store: MemoryStore
+    clock: Clock
+    selector: str | None = None
+    limit: int = 20
+    retired: bool = False  # replaced by another driver on the same checkpoint: once down, it stays down
+    subscriber: Subscriber | None = None
+    planned: Callable[[str, Batch], None] = lambda consumer, batch: None
+    delivered: list[Delivery] = field(default_factory=list)
+
+    def _subscribe(self, consumer: str, *, replayable: bool) -> Subscriber:
+        self.domain = Domain(self.root)
+        settings = Settings(Selector.parse(self.selector), replayable)
+        subscriber = Subscriber(self.domain, self.store, DESTINATION, "-", consumer, settings, self.clock.ms)
+        subscriber.members._monotonic_s = self.clock.monotonic
+        return subscriber
+
+    @property
+    def up(self) -> bool:
+        return self.subscriber is not None
+
+    def crash(self) -> None:
+        assert self.subscriber is not None
+        self.store.crash(self.subscriber.members.session)
+        self.subscriber = None
+
+    def stall(self) -> None:
+        assert self.subscriber is not None
+        self.store.freeze(self.subscriber.members.session)
+
+    def go_on(self) -> None:
+        assert self.subscriber is not None
+        self.store.thaw(self.subscriber.members.session)
+
+    def close(self) -> None:
+        assert self.subscriber is not None
+        self.subscriber.close()
+        self.subscriber = None
+
+    def attempt(self, what: Callable[[], Any]) -> None:
+        """What may end a consumer by name ends it; any other error is a defect."""
+        try:
+            what()
+        except (ConsumerClosedException, MemberUnavailableError):
+            if self.subscriber is not None:
+                self.close()
+
+    def read(self, batch: Batch, withheld: dict[int, Ranges]) -> Iterator[Delivery]:
+        table = self.domain.log(DESTINATION)
+        for member, pick in sorted(batch.members.items()):
+            picks = pick.picks - withheld.get(member, EMPTY)
+            last = 0
+            for rows in fetch(table, DESTINATION, member, picks, pick.redelivered) if picks else ():
+                for row in rows.select(["text", "sequence", "JMSXDeliveryCount"]).to_pylist():
+                    assert row["sequence"] > last, "the order of a member is broken within a batch"
+                    last = row["sequence"]
+                    yield Delivery(row["text"], member, last, row["JMSXDeliveryCount"], batch.claim, batch.consumer)
+
+
+@dataclass
+class Checkpoint:
+    """What survives a query: Spark's two logs and the sink, which takes each batch number once."""
+
+    offsets: list[dict[str, Any]] = field(default_factory=list)
+    commits: int = 0  # batches 0..commits-1 are in the commit log
+    sink: dict[int, list[Delivery]] = field(default_factory=dict)
+
+
+class ConcurrentQuery(ConsumerClosedException):
+    """Spark's own: somebody else has written this batch into the checkpoint's logs."""
+
+
+class Query(Consumer):
+    """MicroBatchExecution in small: latestOffset -> offset log -> partitions, tasks -> sink -> commit log -> again."""
+
+    checkpoint: Checkpoint
+
+    def start(self) -> None:
+        """As Spark starts again: the last logged batch is run again if it is not in the commit log."""
+        offsets, commits = self.checkpoint.offsets, self.checkpoint.commits
+        self.batch_id = commits
+        known = offsets[0]["consumer"] if offsets else self.name
+        self.subscriber = self._subscribe(known, replayable=True)
+        self.start_offset = offsets[commits - 1] if commits else Batch(known).to_json()
+        self.end_offset: dict[str, Any] | None = None
+        self.rows: list[Delivery] = []
+        self.step = self.ask
+        if len(offsets) > commits:
+            self.end_offset, self.step = offsets[commits], self.run
+
+    def ask(self) -> None:
+        assert self.subscriber is not None
+        batch = self.subscriber.next_batch(Batch.from_json(self.start_offset), Limits(max_messages=self.limit))
+        if batch is not None:
+            self.planned(self.name, batch)
+            self.end_offset, self.step = batch.to_json(), self.log
+
+    def log(self) -> None:
+        assert self.end_offset is not None
+        if len(self.checkpoint.offsets) != self.batch_id:
+            raise ConcurrentQuery
+        self.checkpoint.offsets.append(self.end_offset)
+        self.step = self.run
+
+    def run(self) -> None:
+        assert self.subscriber is not None
+        assert self.end_offset is not None
+        batch = Batch.from_json(self.end_offset)
+        self.rows = list(self.read(batch, self.subscriber.resume(batch)))
+        self.step = self.write
+
+    def write(self) -> None:
+        if self.batch_id not in self.checkpoint.sink:  # an idempotent sink: (query, batch) once
+            self.checkpoint.sink[self.batch_id] = self.rows
+            self.delivered += self.rows
+        self.step = self.commit
+
+    def commit(self) -> None:
+        assert self.end_offset is not None
+        if self.checkpoint.commits != self.batch_id:
+            raise ConcurrentQuery
+        self.checkpoint.commits += 1
+        self.start_offset, self.end_offset, self.batch_id, self.step = (
+            self.end_offset,
+            None,
+            self.batch_id + 1,
+            self.ask,
+        )
+
+
+class Client(Consumer):
+    """Receives a few messages at a time, acknowledges some or all, gives some back, under a new name in each life."""
+
+    lives = 0
+
+    def start(self) -> None:
+        self.lives += 1
+        self.life = f"{self.name}-{self.lives}"
+        self.subscriber = self._subscribe(self.life, replayable=False)
+        self.mine: list[Delivery] = []
+
+    def receive(self) -> None:
+        assert self.subscriber is not None
+        batch = self.subscriber.next_batch(Batch(self.life), Limits(max_messages=self.limit))
+        if batch is not None:
+            self.planned(self.life, batch)
+            rows = list(self.read(batch, {}))
+            self.mine += rows
+            self.delivered += rows
+
+    def finish(self, count: int) -> None:
+        assert self.subscriber is not None
+        chosen = self.mine[:count]
+        left = self.subscriber.acknowledge_all(parts(chosen))
+        waiting = {(c, m, s) for c, members in left.items() for m, r in members.items() for s in r.numbers().tolist()}
+        self.mine = [d for d in chosen if (d.claim, d.member, d.sequence) in waiting] + self.mine[count:]
+
+    def give_back(self, count: int) -> None:
+        assert self.subscriber is not None
+        for claim, members in parts(self.mine[:count]).items():
+            if self.subscriber.release(claim, members, delivered=True):
+                self.mine = [d for d in self.mine if d.claim != claim or d.sequence not in members.get(d.member, EMPTY)]
+
+
+def parts(rows: list[Delivery]) -> dict[str, dict[int, Ranges]]:
+    out: dict[str, dict[int, list[int]]] = {}
+    for d in rows:
+        out.setdefault(d.claim, {}).setdefault(d.member, []).append(d.sequence)
+    return {claim: {m: Ranges.from_numbers(n) for m, n in members.items()} for claim, members in out.items()}

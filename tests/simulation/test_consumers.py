@@ -1,0 +1,379 @@
+"""Nothing lost, nothing twice without a revocation, whatever happens between any two steps (C5, C8, C9, C13).
+
+Each seed is one run: queries and clients share a queue while they crash, stall, come back and hand over, while messages
+are sent, purged and compacted and a member is added. Then the faults end and everything must be drained.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from spark_jms.checkpoint import subscriber as subscriber_module
+from spark_jms.checkpoint.housekeeper import Housekeeper
+from spark_jms.checkpoint.subscriber import read_state
+from spark_jms.core.batch import Batch
+from spark_jms.core.destination import Destination, record_name
+from spark_jms.core.ranges import EMPTY, Ranges, union
+from spark_jms.core.record_set import RecordSet
+from spark_jms.log import housekeeping
+from spark_jms.log.committer import Transaction, send
+from spark_jms.log.domain import Domain, apply_destinations, create_domain
+from spark_jms.log.files import MessageWriter
+from spark_jms.log.storage import now_ms
+from store import MemoryStore, Put
+from tests.simulation.consumers import DESTINATION, Checkpoint, Client, Clock, Consumer, Delivery, Query
+
+SEEDS = range(int(os.environ.get("JMSQ_SEEDS", "300")))
+CHUNK = 25
+STEPS = 80
+QUEUE = Destination(DESTINATION, "distributed-queue", 2, file_grace_ms=0)
+
+
+class World:
+    def __init__(self, root: Path, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.root = str(root)
+        self.clock = Clock(now_ms() + 3_600_000)  # later than any sender's, so that all is due
+        self.store = MemoryStore(clock_ms=self.clock.ms)
+        self.domain = Domain(self.root)
+        self.table = self.domain.log(DESTINATION)
+        self.housekeeper = Housekeeper(self.domain, self.store, DESTINATION)
+        self.sent: dict[tuple[int, int], str] = {}
+        self.count = 0
+        self.groups: dict[str, str | None] = {}
+        self.staged: list[tuple[list[Any], list[str], int]] = []
+        self.revoked: set[tuple[str, int]] = set()  # claim, sequence
+        self.consumers: list[Consumer] = []
+        self.stalled: list[Consumer] = []
+        self.crowd = self.random.randint(1, 4)
+        for i in range(self.crowd):
+            self.add_consumer(i)
+
+    def add_consumer(self, i: int) -> None:
+        kind = Query if i == 0 or self.random.random() < 0.6 else Client
+        selector = "JMSPriority > 6" if i > 0 and self.random.random() < 0.2 else None
+        limit = self.random.choice([1, 3, 10, 1000])
+        consumer = kind(f"{kind.__name__.lower()}{i}", self.root, self.store, self.clock, selector, limit)
+        consumer.planned = self.check_claim
+        if isinstance(consumer, Query):
+            consumer.checkpoint = Checkpoint()
+        self.consumers.append(consumer)
+
+    # -- what may happen ------------------------------------------------------------------------------------------
+    def step(self) -> None:
+        chosen = self.random.choices(*zip(*self.actions.items(), strict=True))[0]
+        getattr(self, chosen)()
+        self.clock.now_ms += self.random.choice([1, 10, 60, 300])
+
+    actions: ClassVar[dict[str, float]] = {
+        "send": 12, "stage": 2, "commit_staged": 2, "work": 70, "boundary": 12, "tick": 3, "crash": 3, "start": 8,
+        "stall": 1, "wake": 2, "close": 1, "zombie": 1, "release": 1, "wait": 1, "wait_long": 0.6, "purge": 3,
+        "compact": 2, "checkpoint": 0.3, "clean_up": 0.3, "add_member": 0.5,
+    }  # fmt: skip
+
+    def write(self) -> tuple[list[Any], list[str], int]:
+        destination = self.table.refresh().destination
+        texts = [str(self.count + i) for i in range(self.random.choice([1, 2, 5, 30]))]
+        self.count += len(texts)
+        groups = [self.random.choice([None, None, "a", "b", "c"]) for _ in texts]
+        self.groups.update(zip(texts, groups, strict=True))
+        columns = {"text": texts, "JMSXGroupID": pa.array(groups, pa.string()),
+                   "JMSPriority": [self.random.randint(0, 9) for _ in texts]}  # fmt: skip
+        writer = MessageWriter(self.table.storage, destination, self.random.randint(0, 9))
+        writer.write(pa.RecordBatch.from_pydict(columns))
+        return writer.close(), texts, destination.epoch
+
+    def put(self, staged: tuple[list[Any], list[str], int]) -> None:
+        files, texts, epoch = staged
+        transaction = Transaction("sender", self.count) if self.random.random() < 0.3 else None
+        sent = send(self.table, files, epoch, transaction)
+        got = {(m, s) for m, r in sent.sequences.items() for s in r.numbers().tolist()}
+        assert not got & self.sent.keys(), "a sequence was given twice"
+        assert len(got) == len(texts)
+        self.sent.update(dict.fromkeys(got, ""))
+        for file, first in self._numbered(sent):
+            rows = file.read(self.table, first)
+            self.sent.update(rows)
+        if transaction:
+            again = self.write()
+            for text in again[1]:
+                del self.groups[text]
+            assert send(self.table, again[0], again[2], transaction).version == -1
+
+    def _numbered(self, sent: Any) -> Iterator[tuple[Any, int]]:
+        at: dict[int, int] = {m: r.first for m, r in sent.sequences.items()}
+        for file in sent.files:
+            yield _Rows(file), at[file.member]
+            at[file.member] += file.rows
+
+    def send(self) -> None:
+        self.put(self.write())
+
+    def stage(self) -> None:
+        self.staged.append(self.write())
+
+    def commit_staged(self) -> None:
+        if self.staged:
+            staged = self.staged.pop(0)
+            if self.random.random() < 0.3:  # the sender died
+                for text in staged[1]:
+                    del self.groups[text]
+            else:
+                self.put(staged)
+
+    def one(self, *, up: bool) -> Consumer | None:
+        awake = [c for c in self.consumers if c.up is up and c not in self.stalled and (up or not c.retired)]
+        return self.random.choice(awake) if awake else None
+
+    def work(self) -> None:
+        consumer = self.one(up=True)
+        if isinstance(consumer, Query):
+            consumer.attempt(consumer.step)
+        elif isinstance(consumer, Client):
+            choice, count = self.random.random(), self.random.randint(1, 8)
+            if choice < 0.5 and len(consumer.mine) < 40:
+                consumer.attempt(consumer.receive)
+            elif choice < 0.9:
+                consumer.attempt(lambda: consumer.finish(count))
+            else:
+                consumer.attempt(lambda: consumer.give_back(count))
+
+    def boundary(self) -> None:
+        if consumer := self.one(up=True):
+            consumer.attempt(consumer.subscriber.boundary)  # type: ignore[union-attr]
+
+    def tick(self) -> None:
+        if consumer := self.one(up=True):
+            consumer.attempt(consumer.subscriber.tick)  # type: ignore[union-attr]
+
+    def crash(self) -> None:
+        if consumer := self.one(up=True):
+            consumer.crash()
+
+    def close(self) -> None:
+        if consumer := self.one(up=True):
+            consumer.close()
+
+    def start(self) -> None:
+        if consumer := self.one(up=False):
+            consumer.start()  # type: ignore[attr-defined]
+
+    def stall(self) -> None:
+        if consumer := self.one(up=True):
+            consumer.stall()
+            self.stalled.append(consumer)
+
+    def wake(self) -> None:
+        if self.stalled:
+            self.stalled.pop(0).go_on()
+
+    def zombie(self) -> None:
+        """The cluster starts a query again whose old driver is not dead; it dies when it next writes to the checkpoint."""
+        replaced = {id(c.checkpoint) for c in self.consumers if isinstance(c, Query) and c.up and c.retired}
+        queries = [c for c in self.consumers if isinstance(c, Query) and c.up and id(c.checkpoint) not in replaced]
+        if queries:
+            old = self.random.choice(queries)
+            old.retired = True  # two drivers at a time, not three: that is promised nowhere
+            new = Query(f"{old.name}'", old.root, old.store, old.clock, old.selector, old.limit)
+            new.checkpoint, new.planned = old.checkpoint, old.planned
+            new.start()
+            self.consumers.append(new)
+
+    def release(self) -> None:
+        """`jmsq claims --release` on a record that nobody holds at the moment."""
+        for member in range(self.members):
+            name = record_name(DESTINATION, "-", member)
+            info = self.store.info(name)
+            state = read_state(self.store, name)
+            if info and info.holder is None and state.claims:
+                with self.store.connect("admin") as session:
+                    handle = session.open(name)
+                    claim = self.random.choice(sorted(state.claims))
+                    handle.commit([Put("state", state.release(claim, delivered=True).to_bytes())])
+
+    def wait(self) -> None:
+        self.clock.now_ms += 11_000
+
+    def wait_long(self) -> None:
+        self.clock.now_ms += 61_000
+
+    def purge(self) -> None:
+        self.housekeeper._states.clear()
+        housekeeping.purge(self.table, self.housekeeper.is_done)
+
+    def compact(self) -> None:
+        housekeeping.compact(self.table)
+
+    def checkpoint(self) -> None:
+        housekeeping.checkpoint(self.table, every=1)
+
+    def clean_up(self) -> None:
+        housekeeping.clean_up(self.table)
+
+    def add_member(self) -> None:
+        now = self.table.refresh().destination
+        if now.members < 4:
+            apply_destinations(self.domain, [replace(now, members=now.members + 1)], lambda d, m: False)
+
+    @property
+    def members(self) -> int:
+        return self.table.refresh().destination.members
+
+    # -- what must be true ----------------------------------------------------------------------------------------
+    def check_claim(self, consumer: str, batch: Batch) -> None:
+        """A unit of order is in one consumer's hands only."""
+        for member, pick in batch.members.items():
+            state = read_state(self.store, record_name(DESTINATION, "-", member))
+            others = union(c.picks for c in state.claims.values() if c.consumer != batch.consumer)
+            held = {self.groups[self.sent[member, s]] for s in others.numbers().tolist()} - {None}
+            got = {self.groups[self.sent[member, s]] for s in pick.picks.numbers().tolist()}
+            assert not held & got, f"{consumer} got units of order {held & got} that others have"
+
+    def check_records(self) -> None:
+        for member in range(self.members):
+            state = read_state(self.store, record_name(DESTINATION, "-", member))
+            claims = list(state.claims.values())
+            assert sum(c.picks.count for c in claims) == state.claimed.count, "a message is in two claims"
+            assert not state.claimed & (state.done | Ranges.of((1, state.floor))), "a message is claimed and done"
+            assert not state.done or state.done.first > state.floor + 1
+            last = self.table.refresh().last_sequence(member)
+            assert max([state.floor, *(r.last for r in (state.done, state.claimed) if r)]) <= last
+            counted = list(state.deliveries.values())
+            assert sum(r.count for r in counted) == union(counted).count
+            assert not union(counted) & state.done
+
+    def drain(self) -> None:
+        """The faults end: everybody is up, time goes on, and it must end."""
+        for staged in self.staged:
+            self.put(staged)
+        self.staged = []
+        while self.stalled:
+            self.wake()
+        for consumer in self.consumers:
+            consumer.limit = 1000
+            if consumer.retired and consumer.up:
+                consumer.crash()
+        working = [c for c in self.consumers if not c.retired]
+        for _ in range(300):
+            for consumer in working:
+                if not consumer.up:
+                    consumer.start()  # type: ignore[attr-defined]
+                for _ in range(2):
+                    if isinstance(consumer, Query) and consumer.up:
+                        consumer.attempt(consumer.step)
+                    elif isinstance(consumer, Client) and consumer.up:
+                        consumer.attempt(consumer.receive)
+                    if isinstance(consumer, Client) and consumer.up:
+                        consumer.attempt(lambda c=consumer: c.finish(10_000))  # type: ignore[misc]
+                    self.clock.now_ms += 30
+                if consumer.up:
+                    consumer.attempt(consumer.subscriber.boundary)  # type: ignore[union-attr]
+            self.clock.now_ms += 400
+            if self.finished():
+                self.check_records()
+                return
+        raise AssertionError(f"stuck: {[(m, self.state(m)) for m in range(self.members)]}")
+
+    def state(self, member: int) -> RecordSet:
+        return read_state(self.store, record_name(DESTINATION, "-", member))
+
+    def finished(self) -> bool:
+        snapshot = self.table.refresh()
+        states = {m: self.state(m) for m in range(snapshot.destination.members)}
+        return all(s.floor == snapshot.last_sequence(m) and not s.claims for m, s in states.items())
+
+    def check_account(self) -> None:
+        numbers: dict[int, list[int]] = defaultdict(list)
+        for member, sequence in sorted(self.sent):
+            numbers[member].append(sequence)
+        for member, given in numbers.items():
+            assert given == list(range(1, len(given) + 1)), f"the sequences of member {member} have gaps"
+        every: dict[str, list[Delivery]] = defaultdict(list)
+        for consumer in self.consumers:
+            for d in consumer.delivered:
+                assert self.sent[d.member, d.sequence] == d.text
+                every[d.text].append(d)
+        lost = set(self.sent.values()) - every.keys()
+        assert not lost, f"lost: {sorted(lost, key=int)[:10]}"
+        assert every.keys() == set(self.sent.values())
+        for text, deliveries in every.items():
+            deliveries.sort(key=lambda d: d.count)
+            for before, after in pairwise(deliveries):
+                assert (before.claim, before.sequence) in self.revoked, (
+                    f"{text} twice, its claim was not revoked: {deliveries}"
+                )
+                assert after.count > before.count, f"{text} twice and not flagged: {deliveries}"
+        if self.crowd == 1 and isinstance(self.consumers[0], Query) and not self.revoked:
+            for member in numbers:
+                mine = [d.sequence for c in self.consumers for d in c.delivered if d.member == member]
+                assert len(self.consumers) > 1 or mine == sorted(mine), "a lone query got a member out of order"
+
+
+class _Rows:
+    """The texts of a sent file, as they will be numbered."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+
+    def read(self, table: Any, first: int) -> dict[tuple[int, int], str]:
+        with table.storage.open_input(self.file.path) as source:
+            texts = pq.ParquetFile(source).read(["text"], use_threads=False).column("text").to_pylist()
+        return {(self.file.member, first + i): text for i, text in enumerate(texts)}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A domain to copy: making tables takes longer than a whole run."""
+    root = tmp_path_factory.mktemp("model")
+    apply_destinations(create_domain(str(root), "memory://simulation"), [QUEUE], lambda d, m: False)
+    return root
+
+
+def run(model: Path, root: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> World:
+    shutil.copytree(model, root)
+    world = World(root, seed)
+
+    def revoking(self: RecordSet, claim_id: str, part: Ranges | None = None, *, delivered: bool) -> RecordSet:
+        claim = self.claims.get(claim_id)
+        picks = EMPTY if claim is None else claim.picks if part is None else claim.picks & part
+        world.revoked |= {(claim_id, s) for s in picks.numbers().tolist()}
+        return release(self, claim_id, part, delivered=delivered)
+
+    release = RecordSet.release
+    with monkeypatch.context() as patch:
+        patch.setattr(subscriber_module, "time", world.clock)
+        patch.setattr(RecordSet, "release", revoking)
+        world.clock.while_waiting = world.boundary
+        for i in range(STEPS):
+            world.step()
+            if i % 3 == 0:
+                world.check_records()
+        world.drain()
+        world.check_account()
+    return world
+
+
+@pytest.mark.parametrize("first", [SEEDS[i] for i in range(0, len(SEEDS), CHUNK)])
+def test_every_message_once(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+    one = os.environ.get("JMSQ_SEED")
+    if one and first:
+        pytest.skip("JMSQ_SEED names one run")
+    for seed in [int(one)] if one else SEEDS[first : first + CHUNK]:
+        try:
+            run(model, tmp_path / str(seed), seed, monkeypatch)
+        except Exception as error:
+            replay = f"JMSQ_SEED={seed} python -m pytest tests/simulation/test_consumers.py"
+            raise AssertionError(f"{error}\nreplay: {replay}") from error
+        shutil.rmtree(tmp_path / str(seed))

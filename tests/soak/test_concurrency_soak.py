@@ -1,0 +1,17 @@
+"""Everybody at once for two minutes (C4, C5, C9, C13)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spark_jms.log import delta_log
+from tests.process.concurrency import GAP_CHECK_MS, run_concurrently
+
+
+@pytest.mark.soak
+def test_two_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C4, C5, C9, C13: as tests/process/test_concurrency.py, longer, purged to empty twice."""
+    monkeypatch.setattr(delta_log, "_GAP_CHECK_INTERVAL_MS", GAP_CHECK_MS)  # this process looks on as well
+    run_concurrently(tmp_path, seconds=120, rounds=2)

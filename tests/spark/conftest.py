@@ -1,0 +1,85 @@
+"""A domain with a few destinations, and short ways to stream, send and browse."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from spark_jms.core.destination import Destination
+from spark_jms.log.domain import Domain, apply_destinations, create_domain
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+
+@dataclass
+class Bench:
+    """What a Spark test works with; stops its queries at the end."""
+
+    spark: SparkSession
+    root: str
+    path: Path
+    domain: Domain
+
+    def options(self, io: Any, destination: str, **options: object) -> Any:
+        io = io.format("jmsq").option("root", self.root).option("destination", destination)
+        for key, value in options.items():
+            io = io.option(key, value)
+        return io
+
+    def browse(self, destination: str, **options: object) -> DataFrame:
+        return self.options(self.spark.read, destination, **options).load()
+
+    def stream(self, destination: str, **options: object) -> DataFrame:
+        return self.options(self.spark.readStream, destination, **options).load()
+
+    def send(self, frame: DataFrame, destination: str, **options: object) -> None:
+        self.options(frame.write, destination, **options).mode("append").save()
+
+    def numbers(
+        self, first: int, last: int, extra: str = "cast(null as string) JMSXGroupID", partitions: int = 2
+    ) -> DataFrame:
+        return self.spark.range(first, last + 1, 1, partitions).selectExpr("cast(id as string) text", extra)
+
+    def drain(self, destination: str, checkpoint: str, out: str | None = None, **options: object) -> StreamingQuery:
+        """Everything that is there, into a Delta table under `out`."""
+        out = out or f"out-{checkpoint}"
+        writer = self.stream(destination, **options).writeStream.format("delta")
+        query = (
+            writer.option("checkpointLocation", str(self.path / checkpoint))
+            .trigger(availableNow=True)
+            .start(str(self.path / out))
+        )
+        query.awaitTermination()
+        return query
+
+    def output(self, name: str) -> DataFrame:
+        return self.spark.read.format("delta").load(str(self.path / name))
+
+    def texts(self, name: str) -> list[int]:
+        return sorted(int(row.text) for row in self.output(name).select("text").collect())
+
+
+@pytest.fixture
+def bench(spark: SparkSession, tmp_path: Path) -> Iterator[Bench]:
+    root = str(tmp_path / f"domain-{uuid.uuid4().hex[:6]}")
+    domain = create_domain(root)
+    apply_destinations(
+        domain,
+        [
+            Destination("orders", "distributed-queue", 4),
+            Destination("jobs", "queue"),
+            Destination("prices", "topic"),
+            Destination("small", "queue", max_message_bytes=100),
+        ],
+        lambda name, member: False,
+    )
+    yield Bench(spark, root, tmp_path, domain)
+    for query in spark.streams.active:
+        query.stop()

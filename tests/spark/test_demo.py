@@ -1,0 +1,239 @@
+"""The demo on a few flights, its account, its exit; and that the account would have told if something had been wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from spark_jms.core.ranges import Ranges
+from spark_jms.demo import flights
+from spark_jms.demo.account import queue_account, subscription_account
+from spark_jms.demo.screen import sparkline
+from spark_jms.demo.watch import OpenClaim, Sample
+
+ROWS = 6000
+BATCH = 50
+
+
+def demo(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
+    """In a session of its own, as a terminal would have it, so that what it leaves behind can be found."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "spark_jms.demo", "--plain", *arguments],
+        cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        env={**os.environ, "TMPDIR": str(cwd), "PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+
+
+def processes_in(directory: Path) -> list[str]:
+    """Command lines of the processes that a demo started there began: all of them inherit its TMPDIR."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (entry / "environ").read_bytes()
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if f"TMPDIR={directory}".encode() in environment.split(b"\0"):
+            found.append(command)
+    return found
+
+
+def until(condition: Callable[[], Any], timeout_s: float, what: str) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+# -- the run -----------------------------------------------------------------------------------------------------------
+@pytest.mark.timeout(600)
+def test_demo_tells_that_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
+    run = demo("--rows", str(ROWS), "--keep", "kept", cwd=tmp_path)
+    said, _ = run.communicate(timeout=580)
+    assert run.returncode == 0, said
+    account = json.loads((tmp_path / "kept" / "account.json").read_text())
+    queue = account["queue"]
+    assert account["problems"] == []
+    assert queue["sent"] == sum(queue["received"].values()) == ROWS
+    assert (
+        queue["lost"] == queue["duplicated"] == queue["altered"] == queue["redelivered"] == queue["in_two_hands"] == 0
+    )
+    assert queue["in_order"] == queue["aircraft"] > 1000
+    assert len(queue["by_member"]) == 4
+    assert sum(sum(by.values()) for by in queue["by_member"].values()) == ROWS
+    assert min(queue["received"].values()) > 0
+    assert [mark for _, mark in account["marks"]] == ["start", "kill", "take-over", "restart", "empty"]
+    ops, statistics = account["subscriptions"]
+    assert 0 < ops["received"] == ops["expected"] < statistics["received"] == statistics["expected"]
+    assert max(backlog for _, _, backlog in account["depth"]) > ROWS // 3
+    assert account["depth"][-1][2] == 0
+    for heading in ("kill -9", "Messages by member and receiver", "Waiting over time", "Nothing lost, nothing twice"):
+        assert heading in said
+    assert processes_in(tmp_path) == []
+
+
+@pytest.mark.timeout(240)
+def test_ctrl_c_leaves_no_process_and_no_file(tmp_path: Path) -> None:
+    run = demo("--rows", "2000", cwd=tmp_path)
+    until(lambda: any("demo.receiver" in line for line in processes_in(tmp_path)), 120, "no receiver was started")
+    run.send_signal(signal.SIGINT)
+    said, _ = run.communicate(timeout=100)
+    assert run.returncode == 130, said
+    until(lambda: processes_in(tmp_path) == [], 30, "processes are left")
+    assert list(tmp_path.glob("jmsq-demo-*")) == []
+
+
+def test_options_are_checked(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    for arguments, message in ((("--rows", "5"), "2,000 to 336,776"), (("--keep", "full"), "is not empty")):
+        run = demo(*arguments, cwd=tmp_path)
+        said, _ = run.communicate(timeout=60)
+        assert run.returncode == 2
+        assert message in said
+
+
+# -- the account -------------------------------------------------------------------------------------------------------
+class Tables:
+    """Two receivers' tables as a faultless run would have written them: batches of both in turn, members by aircraft."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.flights = flights.load(400)
+        self.tables = {name: directory / name for name in ("a", "b")}
+        self.last = {0: 0, 1: 0}
+        self.rows = [self._message(row) for row in self.flights.to_pylist()]
+
+    def _message(self, row: dict[str, Any]) -> dict[str, Any]:
+        member = sum(map(ord, row["tailnum"] or "")) % 2
+        self.last[member] += 1
+        row["JMSXGroupSeq"] = row.pop("leg")
+        return {"member": member, "sequence": self.last[member], "JMSMessageID": f"ID:{row['number']}", "JMSRedelivered": False,
+                "JMSXDeliveryCount": 1, "JMSXGroupID": row["tailnum"], **row}  # fmt: skip
+
+    def write(self) -> None:
+        types = {field.name: field.type for field in flights.FEED_SCHEMA} | {
+            "member": pa.int32(), "sequence": pa.int64(), "JMSMessageID": pa.string(), "JMSRedelivered": pa.bool_(),
+            "JMSXDeliveryCount": pa.int32(), "JMSXGroupID": pa.string(), "JMSXGroupSeq": pa.int32(),
+        }  # fmt: skip
+        for path in self.tables.values():
+            (path / "_delta_log").mkdir(parents=True)
+        for i in range(0, len(self.rows), BATCH):
+            table = self.tables["ab"[i // BATCH % 2]]
+            part = self.rows[i : i + BATCH]
+            pq.write_table(
+                pa.table({k: pa.array([r[k] for r in part], types[k]) for k in part[0]}), table / f"{i}.parquet"
+            )
+            actions = ({"commitInfo": {"timestamp": 1000 + i}}, {"add": {"path": f"{i}.parquet"}})
+            (table / "_delta_log" / f"{i:020}.json").write_text("\n".join(map(json.dumps, actions)))
+
+    def account(self, samples: tuple[Sample, ...] = ()) -> Any:
+        self.write()
+        return queue_account(self.flights, self.tables, self.last, samples)
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Tables:
+    return Tables(tmp_path)
+
+
+def test_a_faultless_run_has_no_problems(tables: Tables) -> None:
+    account = tables.account()
+    assert account.problems == []
+    assert account.received == {"a": 200, "b": 200}
+    assert account.by_several > 5
+    assert account.in_order == account.aircraft
+
+
+def test_lost_and_duplicated_messages_are_told(tables: Tables) -> None:
+    tables.rows[7] = tables.rows[300]
+    account = tables.account()
+    assert (account.lost, account.duplicated) == (1, 1)
+
+
+def test_a_flight_that_came_under_another_sequence_as_well_is_told(tables: Tables) -> None:
+    """The numbers of the queue alone would look faultless."""
+    numbers = {key: tables.rows[8][key] for key in ("member", "sequence")}
+    tables.rows[8] = {**tables.rows[7], **numbers}
+    account = tables.account()
+    assert (account.lost, account.duplicated) == (1, 1)
+
+
+def test_an_altered_column_is_told(tables: Tables) -> None:
+    tables.rows[3]["dest"] = "XXX"
+    tables.rows[9]["arr_time"] = None
+    assert tables.account().altered == 2
+
+
+def test_redelivered_messages_are_counted_and_no_problem(tables: Tables) -> None:
+    tables.rows[3] |= {"JMSRedelivered": True, "JMSXDeliveryCount": 2}
+    account = tables.account()
+    assert (account.redelivered, account.most_deliveries, account.problems) == (1, 2, [])
+
+
+def test_an_aircraft_out_of_order_is_told(tables: Tables) -> None:
+    legs = pc.value_counts(tables.flights["tailnum"].drop_null()).to_pylist()
+    busiest = max(legs, key=lambda entry: entry["counts"])["values"]
+    first, second = [i for i, row in enumerate(tables.rows) if row["tailnum"] == busiest][:2]
+    tables.rows[first], tables.rows[second] = tables.rows[second], tables.rows[first]
+    account = tables.account()
+    assert account.aircraft - account.in_order == 1
+    assert account.problems == ["1 aircraft out of order"]
+
+
+def test_an_aircraft_in_two_receivers_hands_is_told(tables: Tables) -> None:
+    row = next(row for row in tables.rows if row["JMSXGroupSeq"] == 2)
+    before = next(r for r in tables.rows if r["tailnum"] == row["tailnum"])
+    claims = [
+        OpenClaim(r["member"], who, Ranges.of((r["sequence"], r["sequence"])))
+        for r, who in ((row, "q1"), (before, "q2"))
+    ]
+    account = tables.account((Sample(0.5, 400, 400, tuple(claims)), Sample(1.0, 400, 400, tuple(claims[:1]))))
+    assert (account.samples, account.samples_shared, account.in_two_hands) == (2, 1, 1)
+
+
+def test_a_subscription_gets_what_it_asked_for(tables: Tables) -> None:
+    tables.write()
+    first_half = tables.flights.filter(pc.less_equal(tables.flights["number"], 50))
+    account = subscription_account("ops", None, first_half, tables.tables["a"])
+    assert (account.expected, account.received, account.lost, account.duplicated, account.unwanted) == (
+        50,
+        200,
+        0,
+        0,
+        150,
+    )
+    other = subscription_account("ops", None, first_half, tables.tables["b"])
+    assert other.lost == 50
+
+
+def test_the_feed_follows_the_year(tmp_path: Path) -> None:
+    table = flights.load(3000)
+    assert table["number"].to_pylist() == list(range(1, 3001))
+    assert (
+        pc.equal(table["time_hour"], table["time_hour"].take(pc.sort_indices(table["time_hour"]))).to_pylist()
+        == [True] * 3000
+    )
+    assert flights.write_feed(table, tmp_path, 0, 2, 4) + flights.write_feed(table, tmp_path, 2, 4, 4) == 3000
+    files = sorted(tmp_path.iterdir(), key=lambda path: path.stat().st_mtime)
+    assert files == sorted(tmp_path.glob("*.parquet"))
+    assert pa.concat_tables([pq.read_table(path) for path in files]).equals(table)
+
+
+def test_sparkline() -> None:
+    assert sparkline([]) == ""
+    assert sparkline([0, 4, 8, 0]) == " ▄█ "
+    assert len(sparkline(list(range(1000)), 60)) == 60
+    assert sparkline([0, 0]) == "  "

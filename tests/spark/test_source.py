@@ -1,0 +1,275 @@
+"""Receiving in Spark (C1, C4, C5, C6, C7, C8, C9, C10)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+if TYPE_CHECKING:
+    from tests.spark.conftest import Bench
+
+
+def wait(what: Callable[[], bool], seconds: float = 90) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.1)
+
+
+def batches(query: Any) -> list[int]:
+    return [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]]
+
+
+def test_everything_once_in_order(bench: Bench) -> None:
+    """C1, C4, C5: a drained queue is empty; each message once, in its member's order; a second run gets only what is new."""
+    bench.send(bench.numbers(1, 1000, partitions=1), "orders")
+    query = bench.drain("orders", "ck", maxMessagesPerTrigger=300)
+    assert batches(query) == [300, 300, 300, 100]
+    assert bench.texts("out-ck") == list(range(1, 1001))
+    assert bench.browse("orders").count() == 0
+    rows = bench.output("out-ck").select("member", "sequence", "text").collect()
+    for member in range(4):
+        mine = [int(r.text) for r in sorted(rows, key=lambda r: r.sequence) if r.member == member]
+        assert mine == sorted(mine)
+    bench.send(bench.numbers(1001, 1010), "orders")
+    assert batches(bench.drain("orders", "ck")) == [10]
+    assert bench.texts("out-ck") == list(range(1, 1011))
+
+
+def test_columns_are_chosen(bench: Bench) -> None:
+    """C6: `columns` reads only what is wanted, in that order; another one is refused."""
+    bench.send(bench.numbers(1, 10), "orders")
+    frame = bench.browse("orders", columns="sequence, text")
+    assert frame.columns == ["sequence", "text"]
+    assert frame.count() == 10
+    query = bench.drain("orders", "ck", columns="text,JMSXDeliveryCount")
+    assert query.exception() is None
+    assert bench.output("out-ck").columns == ["text", "JMSXDeliveryCount"]
+
+
+def test_bytes_limit(bench: Bench) -> None:
+    """C6: maxBytesPerTrigger bounds a batch and never blocks on one big message."""
+    bench.send(bench.spark.range(0, 200, 1, 1).selectExpr("cast(repeat('x', 1000) as binary) body"), "jobs")
+    sizes = batches(bench.drain("jobs", "ck", maxBytesPerTrigger=2000))
+    assert sum(sizes) == 200
+    assert len(sizes) > 1
+
+
+def test_minimum_or_delay(bench: Bench) -> None:
+    """C6: a batch waits for minMessagesPerTrigger, but not beyond maxTriggerDelay."""
+    sink = bench.stream("jobs", minMessagesPerTrigger=50, maxTriggerDelay="1 h").writeStream.format("noop")
+    query = sink.option("checkpointLocation", str(bench.path / "ck")).start()
+    bench.send(bench.numbers(1, 30), "jobs")
+    wait(
+        lambda: (
+            query.lastProgress is not None
+            and (query.lastProgress["sources"][0]["latestOffset"] or "").find('"backlog": 30') >= 0
+        )
+    )
+    assert batches(query) == []
+    bench.send(bench.numbers(31, 60), "jobs")
+    wait(lambda: batches(query) == [60])
+    query.stop()
+
+
+def test_lag_is_in_the_progress(bench: Bench) -> None:
+    """C6: the backlog is reported with each progress."""
+    bench.send(bench.numbers(1, 100), "orders")
+    query = bench.drain("orders", "ck", maxMessagesPerTrigger=60)
+    lags = [json.loads(p["sources"][0]["latestOffset"])["backlog"] for p in query.recentProgress if p["numInputRows"]]
+    assert lags[0] > lags[-1] >= 0
+
+
+def test_topic_subscriptions_are_independent(bench: Bench) -> None:
+    """C10: each durable subscription gets every message sent since it was made, whenever it runs."""
+    bench.send(bench.numbers(1, 5), "prices")
+    bench.drain("prices", "early", subscription="early", startingPosition="earliest")
+    bench.drain("prices", "late", subscription="late")
+    bench.send(bench.numbers(6, 9), "prices")
+    for name in ("early", "late"):
+        bench.drain("prices", name, subscription=name)
+    assert bench.texts("out-early") == list(range(1, 10))
+    assert bench.texts("out-late") == list(range(6, 10))
+    assert bench.browse("prices", subscription="late").count() == 0
+    assert bench.browse("prices").count() == 9
+
+
+@pytest.mark.parametrize(
+    ("position", "first"),
+    [
+        ('{"sequence": 4}', 4),
+        ('{"sequence": {"0": 7}}', 7),
+        ("earliest", 1),
+        ('{"time": "2020-01-01T00:00:00Z"}', 1),
+        ('{"time": 99999999999999}', 11),
+    ],
+)
+def test_starting_positions(bench: Bench, position: str, first: int) -> None:
+    """C6: a new subscription starts at a sequence, a time, or the earliest message."""
+    bench.send(bench.numbers(1, 10, partitions=1), "prices")
+    bench.drain("prices", "ck", subscription="s", startingPosition=position)
+    bench.send(bench.numbers(11, 12, partitions=1), "prices")
+    bench.drain("prices", "ck", subscription="s")
+    assert bench.texts("out-ck") == list(range(first, 13))
+
+
+def test_selectors_leave_the_rest(bench: Bench) -> None:
+    """C7: messages that do not match stay in a queue for others; for a topic's subscription they do not exist."""
+    frame = bench.numbers(1, 100).selectExpr(
+        "text", "named_struct('color', if(text % 2 = 0, 'red', 'blue')) properties"
+    )
+    for destination in ("orders", "prices"):
+        if destination == "prices":
+            bench.drain("prices", "first", subscription="reds", selector="color = 'red'")
+        bench.send(frame, destination)
+    bench.drain("orders", "reds", selector="color = 'red'")
+    assert bench.texts("out-reds") == list(range(2, 101, 2))
+    assert bench.browse("orders").count() == 50
+    assert bench.browse("orders", selector="color = 'blue'").count() == 50
+    bench.drain("orders", "rest")
+    assert bench.texts("out-rest") == list(range(1, 101, 2))
+    bench.drain("prices", "first", subscription="reds", selector="color = 'red'")
+    assert bench.texts("out-first") == list(range(2, 101, 2))
+    assert bench.browse("prices", subscription="reds").count() == 0
+
+
+def test_two_queries_share_a_queue(bench: Bench) -> None:
+    """C9: two queries on one queue divide its members; together they get each message once."""
+    queries = []
+    for name in ("a", "b"):
+        writer = bench.stream("orders", maxMessagesPerTrigger=100).writeStream.format("delta")
+        queries.append(
+            writer.option("checkpointLocation", str(bench.path / name)).start(str(bench.path / f"out-{name}"))
+        )
+    for i in range(8):
+        bench.send(bench.numbers(i * 100, i * 100 + 99), "orders")
+    wait(lambda: bench.browse("orders").count() == 0)
+    for query in queries:
+        query.stop()
+        assert query.exception() is None
+    both = [bench.texts(f"out-{name}") if (bench.path / f"out-{name}").exists() else [] for name in ("a", "b")]
+    assert sorted(both[0] + both[1]) == list(range(800))
+    assert both[0]
+    assert both[1]
+
+
+def test_available_now_leaves_what_others_hold(bench: Bench) -> None:
+    """C6, C9: messages in another consumer's open claim are left within a bounded wait, and the query ends."""
+    from spark_jms.checkpoint.subscriber import Settings, Subscriber
+    from spark_jms.core.batch import Batch, Limits
+    from store import open_store
+
+    bench.send(bench.numbers(1, 100), "orders")
+    with open_store(bench.domain.store_uri) as store:
+        other = Subscriber(bench.domain, store, "orders", "-", "other", Settings(replayable=False))
+        claimed = other.next_batch(Batch("other"), Limits(max_messages=10))
+        assert claimed is not None
+        assert claimed.count == 10
+        from spark_jms.checkpoint.upkeep import Upkeep
+
+        upkeep = Upkeep("other")
+        upkeep.add(other.boundary, 0.2)
+        bench.drain("orders", "ck")
+        upkeep.close()
+        got = bench.texts("out-ck")
+        assert 45 <= len(got) <= 90  # its share of the members at least; never what is claimed
+        assert bench.browse("orders").count() == 100 - len(got)
+        other.close()
+    bench.drain("orders", "ck")
+    assert bench.texts("out-ck") == list(range(1, 101))
+    rows = bench.output("out-ck").where("JMSRedelivered").select("JMSXDeliveryCount").collect()
+    assert [r.JMSXDeliveryCount for r in rows] == [2] * 10
+
+
+def test_lost_messages_and_fail_on_data_loss(bench: Bench) -> None:
+    """C5, C13: messages that vanish unread are a DataLossError, or skipped when failOnDataLoss is false."""
+    from spark_jms.log.housekeeping import purge
+
+    for first in (1, 11, 21):
+        bench.send(bench.numbers(first, first + 9, partitions=1), "jobs")
+    log = bench.domain.log("jobs")
+    purge(log, lambda subscription, member, sequences: sequences.last <= 10)
+    with pytest.raises(StreamingQueryException, match="(?s)DataLossError: jobs/-/0: 10 message.*failOnDataLoss"):
+        bench.drain("jobs", "ck")
+    log.storage.delete(log.refresh().member_files(0).files[0].path)
+    bench.drain("jobs", "ck", failOnDataLoss="false")
+    assert bench.texts("out-ck") == list(range(21, 31))
+
+
+def test_trigger_once_is_refused(bench: Bench) -> None:
+    """C5: Trigger.Once would leave its last batch unacknowledged: the error names the trigger to use."""
+    writer = bench.stream("jobs").writeStream.format("noop").option("checkpointLocation", str(bench.path / "ck"))
+    with pytest.raises(StreamingQueryException, match="(?s)TriggerError.*AvailableNow"):
+        writer.trigger(once=True).start().awaitTermination()
+
+
+def corrupt_last(folder: Path, text: str) -> None:
+    last = max((p for p in folder.iterdir() if p.name.isdigit()), key=lambda p: int(p.name))
+    lines = last.read_text().splitlines()
+    last.write_text("\n".join([*lines[:-1], text]))
+    (folder / f".{last.name}.crc").unlink(missing_ok=True)
+
+
+def test_corrupt_offset_is_named(bench: Bench) -> None:
+    """C5: a damaged offset in the checkpoint is an OffsetError that says what to do."""
+    bench.send(bench.numbers(1, 10), "jobs")
+    bench.drain("jobs", "ck")
+    corrupt_last(bench.path / "ck" / "offsets", '{"v":1,"consumer":5}')
+    with pytest.raises(StreamingQueryException, match="(?s)OffsetError.*checkpoint"):
+        bench.drain("jobs", "ck")
+
+
+@pytest.mark.parametrize(
+    ("destination", "options", "error"),
+    [
+        ("jobs", {"maxMessagesPerTrigger": "0"}, "OptionError: option maxMessagesPerTrigger is '0'"),
+        ("jobs", {"columns": "text,nope"}, "OptionError: option columns is 'text,nope'"),
+        ("jobs", {"selector": "color ="}, "InvalidSelectorError"),
+        ("jobs", {"startingPosition": "latest"}, "OptionError: .*jobs is a queue"),
+        ("prices", {}, "OptionError: prices is a topic: name the durable subscription"),
+        ("prices", {"subscription": "s", "startingPosition": "noon"}, "OptionError: option startingPosition"),
+        ("jobs", {"maxTriggerDelay": "soon"}, "OptionError: option maxTriggerDelay: 'soon' is not a duration"),
+        ("missing", {}, "InvalidDestinationError: there is no destination 'missing'"),
+    ],
+)
+def test_bad_options_are_named(bench: Bench, destination: str, options: dict[str, str], error: str) -> None:
+    """C6: each wrong option or destination fails the query at once, by name."""
+    with pytest.raises(Exception, match=f"(?s){error}"):
+        bench.drain(destination, "ck", **options)
+
+
+def test_a_task_finds_messages_that_compaction_moved(bench: Bench) -> None:
+    """C13: a batch whose files were replaced and deleted meanwhile is read from the new ones."""
+    from spark_jms.log.housekeeping import compact
+    from spark_jms.spark.source import MemberPartition, read_partition
+
+    for i in range(10):
+        bench.send(bench.numbers(i, i, partitions=1), "jobs")
+    from spark_jms.checkpoint.scan import hint
+    from spark_jms.core.ranges import Ranges
+
+    log = bench.domain.log("jobs")
+    files = [hint(f) for f in log.refresh().member_files(0).files]
+    compact(log)
+    for file in files:
+        log.storage.delete(file.path)
+    partition = MemberPartition(bench.root, "jobs", 0, ("text",), Ranges.of((1, 10)), {}, files, True)
+    texts = [t for b in read_partition(partition) for t in b.column("text").to_pylist()]
+    assert texts == [str(i) for i in range(10)]
+
+
+def test_a_lost_checkpoint_starts_a_new_consumer(bench: Bench) -> None:
+    """C9: without its checkpoint a query is somebody else: it gets what nobody has finished."""
+    bench.send(bench.numbers(1, 10), "orders")
+    bench.drain("orders", "ck")
+    shutil.rmtree(bench.path / "ck")
+    bench.send(bench.numbers(11, 12), "orders")
+    bench.drain("orders", "ck", out="out2")
+    assert bench.texts("out2") == [11, 12]

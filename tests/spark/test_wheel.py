@@ -1,0 +1,161 @@
+"""What a user gets who never sees this tree: a wheel, its real dependencies, an empty environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from spark_jms.setup import find_java
+
+PROJECT = Path(__file__).parents[2]
+PACKAGES = ("spark_jms", "store")
+SOURCES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "pyspark_jmsq.py", *PACKAGES)
+NOT_SHIPPED = {".sh", ".pyc"}
+OFFLINE = ("NewConnectionError", "NameResolutionError", "Network is unreachable", "ConnectTimeoutError")
+MODULE_FILE = """
+destinations:
+  orders: {kind: distributed-queue, members: 2}
+"""
+# Neither spark_session nor register: only Spark and the installed package.
+SEND_AND_BROWSE = """
+import sys
+from pathlib import Path
+import spark_jms
+from pyspark.sql import SparkSession
+
+root = sys.argv[1]
+assert Path(spark_jms.__file__).is_relative_to(sys.prefix), spark_jms.__file__
+spark = (
+    SparkSession.builder.master("local[2]").appName("wheel")
+    .config("spark.ui.enabled", "false")
+    .config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
+    .getOrCreate()
+)
+sent = spark.range(100).selectExpr("concat('order ', id) AS text")
+sent.write.format("jmsq").option("root", root).option("destination", "orders").mode("append").save()
+messages = spark.read.format("jmsq").option("root", root).option("destination", "orders").load().collect()
+assert sorted(m.text for m in messages) == sorted(f"order {n}" for n in range(100)), len(messages)
+assert len({m.JMSMessageID for m in messages}) == 100
+places = sorted((m.member, m.sequence) for m in messages)
+counts = {member: sum(1 for m, _ in places if m == member) for member, _ in places}
+assert len(counts) == 2, counts
+assert places == [(m, n) for m in sorted(counts) for n in range(1, counts[m] + 1)], "sequences are not dense"
+spark.stop()
+print("BROWSED", len(messages))
+"""
+
+pytestmark = pytest.mark.timeout(1200)
+
+
+@dataclass(frozen=True)
+class Installed:
+    """An environment with the wheel in it, and a directory to work in that is not the tree."""
+
+    venv: Path
+    work: Path
+
+    def run(self, *command: str, timeout_s: int = 180) -> subprocess.CompletedProcess[str]:
+        python = self.venv / "bin" / "python"
+        kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "SPARK_HOME", "JMSQ_ROOT")}
+        return run(
+            [str(self.venv / "bin" / command[0]), *command[1:]],
+            cwd=self.work,
+            env={
+                **kept,
+                "JAVA_HOME": str(find_java().home),
+                "PYSPARK_PYTHON": str(python),
+                "VIRTUAL_ENV": str(self.venv),
+            },
+            timeout_s=timeout_s,
+        )
+
+
+def run(
+    command: list[str], cwd: Path, timeout_s: int, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout_s, check=False)
+
+
+def must(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 0, f"{done.args}\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
+    return done.stdout
+
+
+def pip(*arguments: str, cwd: Path, python: str = sys.executable) -> None:
+    done = run([python, "-m", "pip", "--disable-pip-version-check", *arguments], cwd=cwd, timeout_s=900)
+    if done.returncode != 0 and "CI" not in os.environ and any(sign in done.stdout + done.stderr for sign in OFFLINE):
+        pytest.skip("no package index in reach")
+    must(done)
+
+
+@pytest.fixture(scope="module")
+def work() -> Iterator[Path]:
+    """Removed at the end: an environment with Spark is 1 GB, and pytest would keep three."""
+    directory = Path(tempfile.mkdtemp(prefix="jmsq-wheel-"))
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def wheel(work: Path) -> Path:
+    """Built from a copy: builds leave things in the tree that the next build would pick up."""
+    source = work / "source"
+    source.mkdir()
+    for name in SOURCES:
+        if (PROJECT / name).is_dir():
+            shutil.copytree(PROJECT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        elif (PROJECT / name).exists():
+            shutil.copy(PROJECT / name, source / name)
+    pip("wheel", "--no-deps", "-w", str(work / "dist"), str(source), cwd=work)
+    (path,) = (work / "dist").glob("spark_jms-*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def installed(work: Path, wheel: Path) -> Installed:
+    must(run([sys.executable, "-m", "venv", str(work / "venv")], cwd=work, timeout_s=120))
+    constraints = PROJECT / "constraints.txt"
+    python = str(work / "venv" / "bin" / "python")
+    pip("install", "--quiet", "-c", str(constraints), str(wheel), cwd=work, python=python)
+    return Installed(work / "venv", work)
+
+
+def test_the_wheel_holds_every_file_of_the_packages(wheel: Path) -> None:
+    expected = {
+        path.relative_to(PROJECT).as_posix()
+        for package in PACKAGES
+        for path in (PROJECT / package).rglob("*")
+        if path.is_file() and path.suffix not in NOT_SHIPPED and "__pycache__" not in path.parts
+    }
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert sorted({*expected, "pyspark_jmsq.py"} - names) == []
+    strangers = {name.split("/")[0] for name in names} - {*PACKAGES, "pyspark_jmsq.py"}
+    assert [name for name in strangers if not name.endswith(".dist-info")] == []
+
+
+def test_the_dependencies_agree(installed: Installed) -> None:
+    must(installed.run("python", "-m", "pip", "check"))
+
+
+def test_the_command_is_there(installed: Installed) -> None:
+    help_text = must(installed.run("jmsq", "--help"))
+    for word in ("apply", "list", "stat", "send", "receive", "browse"):
+        assert word in help_text
+
+
+def test_spark_finds_the_format_and_messages_come_back(installed: Installed) -> None:
+    (installed.work / "module.yaml").write_text(MODULE_FILE, encoding="utf-8")
+    root = str(installed.work / "domain")
+    must(installed.run("jmsq", "apply", "--root", root, "module.yaml"))
+    assert "BROWSED 100" in must(installed.run("python", "-c", SEND_AND_BROWSE, root))
+    assert json.loads(must(installed.run("jmsq", "stat", "--root", root, "--json")))

@@ -1,0 +1,132 @@
+"""Offsets, limits, shares, sharing of members, durations (C5, C6, C9)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_jms.core.batch import Batch, MemberPick, fair_shares
+from spark_jms.core.duration import parse_duration_ms
+from spark_jms.core.hand_over import wanted
+from spark_jms.core.ranges import Ranges
+from spark_jms.errors import FormatVersionError, OffsetError
+
+picks = st.lists(st.tuples(st.integers(1, 10**6), st.integers(1, 10**6)), min_size=1, max_size=30).map(
+    lambda pairs: Ranges.of(*((min(p), max(p)) for p in pairs))
+)
+
+
+@given(
+    st.dictionaries(st.integers(0, 20), st.tuples(st.integers(1, 99), picks, picks), max_size=5), st.text(), st.text()
+)
+def test_an_offset_is_its_batch(members: dict[int, tuple[int, Ranges, Ranges]], consumer: str, claim: str) -> None:
+    """C5: the batch comes from the offset alone, and equal batches are equal texts."""
+    batch = Batch(consumer, claim, {m: MemberPick(e, p, {2: r}) for m, (e, p, r) in members.items()})
+    text = json.dumps(batch.to_json())
+    assert Batch.from_json(json.loads(text)) == batch
+    assert json.dumps(Batch(consumer, claim, dict(reversed(list(batch.members.items())))).to_json()) == text
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        None,
+        [],
+        {},
+        {"v": 1},
+        {"v": 1, "consumer": "c", "claim": "x", "members": {"0": {}}},
+        {"v": 1, "consumer": 3, "claim": "x", "members": {}},
+        {"v": 1, "consumer": "c", "claim": "x", "members": {"0": {"epoch": 1, "pick": "?"}}},
+    ],
+)
+def test_a_corrupt_offset_is_named(bad: object) -> None:
+    """C5: a damaged or foreign offset says what it is and what to do."""
+    with pytest.raises(OffsetError, match="checkpoint"):
+        Batch.from_json(bad)
+
+
+def test_a_newer_offset_is_named() -> None:
+    """C16: an offset of a later version is refused by name."""
+    with pytest.raises(FormatVersionError, match="version 7"):
+        Batch.from_json({"v": 7, "consumer": "c", "claim": "", "members": {}})
+
+
+@given(st.integers(0, 200), st.dictionaries(st.integers(0, 9), st.integers(0, 60), max_size=8))
+def test_shares_are_fair(limit: int, want: dict[int, int]) -> None:
+    """C6: a limit is used up, nobody gets more than it has, and a smaller share is all of that member's."""
+    shares = fair_shares(limit, want)
+    assert sum(shares.values()) == min(limit, sum(want.values()))
+    assert all(0 <= shares[m] <= want[m] for m in want)
+    largest = max(shares.values(), default=0)
+    assert all(shares[m] == want[m] or shares[m] >= largest - 1 for m in want)
+
+
+def test_sharing_members() -> None:
+    """C9: free members are taken; fair shares are asked for; a consumer with a selector visits all."""
+    nobody = dict.fromkeys(range(4))
+    assert wanted("a", nobody, {}, visits_all=False, needed=set()) == [0, 1, 2, 3]
+    all_b: dict[int, str | None] = dict.fromkeys(range(4), "b")
+    asked = wanted("a", all_b, {}, visits_all=False, needed=set())
+    assert len(asked) == 2
+    assert wanted("a", {0: "a", 1: "a", 2: "b", 3: "b"}, {}, visits_all=False, needed=set()) == []
+    assert wanted("a", {0: "a", 1: "a", 2: "b", 3: "b"}, {}, visits_all=False, needed={3}) == [3]
+    assert wanted("a", {0: "a", 1: "b", 2: "b", 3: "b"}, {}, visits_all=True, needed=set()) == [1, 2, 3]
+    assert wanted("c", {0: "a", 1: "b"}, {0: ("d",)}, visits_all=False, needed=set()) == [1]
+    waiting = wanted("c", {0: "a", 1: "b"}, {0: ("c",)}, visits_all=False, needed=set())
+    assert waiting == [0]  # it keeps its place rather than asking everywhere
+
+
+@given(st.integers(1, 8), st.integers(1, 8), st.randoms(use_true_random=False))
+def test_sharing_settles(members: int, consumers: int, random: object) -> None:
+    """C9: asked-for members are handed over; soon every consumer has its floor share and nobody asks any more."""
+    names = [f"c{i}" for i in range(consumers)]
+    holders: dict[int, str | None] = dict.fromkeys(range(members))
+    waiters: dict[int, tuple[str, ...]] = {}
+    asked = 0
+    for _ in range(40):
+        asked = 0
+        for me in random.sample(names, len(names)):  # type: ignore[attr-defined]
+            for m in list(holders):  # my boundary: hand over what is asked for
+                if holders[m] == me and waiters.get(m):
+                    holders[m], *rest = waiters[m]
+                    waiters[m] = tuple(rest)
+            for m in wanted(me, holders, waiters, visits_all=False, needed=set()):
+                if holders[m] is None:
+                    holders[m] = me
+                elif me not in waiters.get(m, ()):
+                    waiters[m] = (*waiters.get(m, ()), me)
+                    asked += 1
+    counts = [list(holders.values()).count(me) for me in names]
+    assert sum(counts) == members
+    if members >= consumers:
+        assert min(counts) >= members // consumers
+        assert asked == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        ("500ms", 500),
+        ("30 s", 30_000),
+        ("15 minutes", 900_000),
+        ("1 day", 86_400_000),
+        ("2h", 7_200_000),
+        (250, 250),
+        ("1.5 s", 1500),
+        ("3 seconds", 3000),
+        ("1m", 60_000),
+    ],
+)
+def test_durations(text: object, ms: int) -> None:
+    """C6: durations as people write them."""
+    assert parse_duration_ms(text) == ms
+
+
+@pytest.mark.parametrize("bad", ["", "soon", "-1 s", "5 fortnights", True, None])
+def test_bad_durations(bad: object) -> None:
+    """C6: anything else says what is accepted."""
+    with pytest.raises(ValueError, match="duration"):
+        parse_duration_ms(bad)

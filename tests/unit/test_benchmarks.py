@@ -1,0 +1,297 @@
+"""The pure parts of the benchmark: figures, ratios, verdicts, the lines they are kept in and the tables they become."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from benchmarks import calls, jars, latency, report, scaling
+from benchmarks.recorder import Recorder
+from benchmarks.results import Absence, Comparison, Noise, Results, Sample, from_lines, to_line
+from benchmarks.stats import Spread, counted, pair_ratios, percentile, spread, steady
+from benchmarks.workbench import Options, Workbench
+
+pytestmark = pytest.mark.unit
+
+QUIET = Noise(0.1, 0.02)
+OPTIONS = Options(
+    rows=1_000_000,
+    runs=3,
+    parts=("sink",),
+    only=("jmsq", "kafka"),
+    quick=False,
+    latency_s=30,
+    warm_s=10,
+    rate=100,
+    versions=(10,),
+    files=(10,),
+    backlogs=(1000,),
+    rounds=20,
+    build_budget_s=900,
+)
+
+
+def sample(cell: str, run: int, value: float, noise: Noise = QUIET) -> Sample:
+    return Sample("sink", cell, run, value, "messages/s", 4.2, noise)
+
+
+@pytest.fixture
+def results() -> Results:
+    """jmsq 1.5, 2.0 and 1.0 times Kafka in the counted runs, ten times in the cold one."""
+    found = Results(machine={"CPU": "a | b", "cores": "2"}, options=asdict(OPTIONS))
+    for run, ours, theirs in ((0, 1000, 100), (1, 150, 100), (2, 240, 120), (3, 90, 90)):
+        found.samples += [sample("jmsq", run, ours), sample("spark-kafka", run, theirs)]
+    found.comparisons.append(Comparison("sink", "jmsq", "spark-kafka", 1.25))
+    return found
+
+
+@given(st.lists(st.floats(-1e9, 1e9), min_size=1), st.floats(0, 100))
+def test_percentile_is_between_smallest_and_largest(values: list[float], percent: float) -> None:
+    assert min(values) <= percentile(values, percent) <= max(values)
+
+
+@pytest.mark.parametrize(
+    ("values", "percent", "expected"),
+    [([3], 99, 3), ([1, 2, 3], 50, 2), ([4, 1, 3, 2], 50, 2.5), ([0, 10], 99, 9.9), ([5, 1], 0, 1), ([5, 1], 100, 5)],
+)
+def test_percentile_known(values: list[float], percent: float, expected: float) -> None:
+    assert percentile(values, percent) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("values", "percent"), [([], 50), ([1.0], -1), ([1.0], 101)])
+def test_percentile_refuses(values: list[float], percent: float) -> None:
+    with pytest.raises(ValueError, match="percent"):
+        percentile(values, percent)
+
+
+def test_spread_of_nothing_is_none_and_a_wrong_one_is_refused() -> None:
+    assert spread([]) is None
+    assert spread([3, 1, 2]) == Spread(2, 1, 3, 3)
+    with pytest.raises(ValueError, match="not a spread"):
+        Spread(median=5, low=1, high=3, count=3)
+
+
+def test_cold_run_is_not_counted() -> None:
+    assert counted({2: 20.0, 0: 1.0, 1: 10.0}) == {1: 10.0, 2: 20.0}
+
+
+def test_ratios_are_pairs_of_the_same_run() -> None:
+    assert pair_ratios({0: 9, 1: 2, 2: 9, 4: 1}, {0: 1, 1: 1, 2: 3, 3: 1}) == [2, 3]
+    assert pair_ratios({1: 2}, {1: 0}) == []
+
+
+def test_steady_drops_the_warm_up() -> None:
+    assert steady([(0, 9.0), (1_999_999_999, 8.0), (2_000_000_000, 1.0)], 0, 2) == [1.0]
+
+
+def test_ratio_and_verdict(results: Results) -> None:
+    comparison = results.comparisons[0]
+    ratio = results.ratio(comparison)
+    assert ratio == Spread(1.5, 1.0, 2.0, 3)
+    assert comparison.verdict(ratio) == "met"
+    assert replace(comparison, bound=1.6).verdict(ratio) == "missed"
+    assert replace(comparison, bound=1.2, at_least=False).verdict(ratio) == "missed"
+    assert replace(comparison, bound=None).verdict(ratio) == "no target"
+    assert comparison.verdict(None) == "not measured"
+
+
+def test_rows_tell_figures_cold_run_ratio_and_noise(results: Results) -> None:
+    results.samples.append(sample("spark-kafka", 4, 100, Noise(3.4, 0.5)))
+    jmsq, kafka = report.rows(results, "sink")
+    assert (jmsq.median, jmsq.low_high, jmsq.cold) == ("150", "90.0–240", "1,000")
+    assert (jmsq.ratio, jmsq.against, jmsq.target) == ("1.50 × (1.00–2.00)", "spark-kafka", "≥ 1.25 ×")
+    assert (jmsq.verdict, jmsq.noise) == ("met", "0.1 / 2%")
+    assert (kafka.ratio, kafka.noise) == ("", "3.4 / 50%")
+
+
+def test_an_absent_peer_stays_in_its_table_and_its_target_is_not_measured(results: Results) -> None:
+    results.samples = [s for s in results.samples if s.cell == "jmsq"]
+    results.absences.append(Absence("sink", "spark-kafka", "missing: no jars"))
+    rows = {row.cell: row for row in report.rows(results, "sink")}
+    assert rows["spark-kafka"].median == "missing: no jars"
+    assert rows["jmsq"].verdict == "not measured"
+    assert "missing: no jars" in report.markdown(results, "2026-01-01")
+
+
+def test_a_cell_that_failed_later_keeps_its_figure_and_tells(results: Results) -> None:
+    results.absences.append(Absence("sink", "jmsq", "CellFailedError: moved 1 of 2 rows"))
+    assert report.rows(results, "sink")[0].median == "150 (3 runs; then CellFailedError: moved 1 of 2 rows)"
+
+
+def test_lines_bring_back_the_results(results: Results) -> None:
+    results.absences.append(Absence("source", "spark-kafka", "missing: x"))
+    lines = [to_line("machine", results.machine), to_line("options", results.options), ""]
+    for kind, entries in (
+        ("sample", results.samples),
+        ("absence", results.absences),
+        ("comparison", results.comparisons),
+    ):
+        lines += [to_line(kind, entry) for entry in entries]
+    again = from_lines(lines)
+    assert again.samples == results.samples
+    assert again.comparisons == results.comparisons
+    assert report.markdown(again, "2026-01-01") == report.markdown(results, "2026-01-01")
+
+
+def test_an_unknown_line_is_an_error_with_its_number() -> None:
+    with pytest.raises(ValueError, match="line 1: kind 'guess'"):
+        from_lines(['{"kind": "guess"}'])
+
+
+def test_markdown_is_whole(results: Results) -> None:
+    text = report.markdown(results, "2026-01-01")
+    assert "- CPU: a | b" in text
+    assert "1,000,000 messages" in text
+    assert "| sink | jmsq ÷ spark-kafka | 1.50 × (1.00–2.00) | ≥ 1.25 × | met |" in text
+    assert "| jmsq | 150 | 90.0–240 | 1,000 | 1.50 × (1.00–2.00) | spark-kafka | ≥ 1.25 × | met | 0.1 / 2% |" in text
+    assert report.QUICK not in text
+    quick = replace(OPTIONS, quick=True)
+    assert report.QUICK in report.markdown(Results(options=asdict(quick)), "2026-01-01")
+
+
+def test_terminal_tables_render_what_looks_like_markup(results: Results) -> None:
+    results.absences.append(Absence("source", "spark-kafka", "missing: [/red] in a reason"))
+    out = io.StringIO()
+    console = Console(file=out, width=200)
+    for table in report.terminal_tables(results):
+        console.print(table)
+    assert "[/red] in a reason" in out.getvalue()
+    assert "sink (messages/s)" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(123_456.7, "123,457"), (99.94, "99.9"), (9.876, "9.88"), (0.0, "0.00"), (100.0, "100")]
+)
+def test_number(value: float, text: str) -> None:
+    assert report.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"parts": ("sink", "drain")}, "--parts: drain"),
+        ({"only": ("rabbit",)}, "--only: rabbit"),
+        ({"rows": 0}, "--rows"),
+        ({"rounds": 0}, "--rounds"),
+    ],
+)
+def test_options_are_refused_by_name(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(OPTIONS, **change)  # type: ignore[arg-type]
+
+
+def test_a_quick_run_is_small_and_never_published(capsys: pytest.CaptureFixture[str]) -> None:
+    from benchmarks import run
+
+    quick = run._options(run._parser().parse_args(["--quick"]))
+    full = run._options(run._parser().parse_args([]))
+    assert (full.rows, full.runs, full.backlogs[-1], full.versions[-1]) == (1_000_000, 3, 1_000_000, 5000)
+    assert quick.quick
+    assert quick.rows < full.rows
+    with pytest.raises(SystemExit, match="2"):
+        run.main(["--quick", "--write-docs"])
+    assert "not honest" in capsys.readouterr().err
+
+
+def test_payload_is_one_kib_and_carries_its_time() -> None:
+    for due in (latency.PRIME, 1_700_000_000_000_000_000):
+        payload = latency.payload(due)
+        assert len(payload) == 1024
+        assert int(payload.split(b" ")[0]) == due
+
+
+def test_connector_is_resolved_without_what_its_modules_depend_on() -> None:
+    module = ElementTree.fromstring(jars.ivy_module(jars.CONNECTOR))
+    found = module.findall("dependencies/dependency")
+    assert {entry.get("transitive") for entry in found} == {"false"}
+    assert len(found) == len(jars.CONNECTOR.modules)
+
+
+def test_parser_refuses_a_number_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    from benchmarks import run
+
+    parser = run._parser()
+    assert isinstance(parser, argparse.ArgumentParser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--versions", "ten"])
+    assert "--versions" in capsys.readouterr().err
+
+
+class FakeCalls:
+    """Destinations that count their commits; at version `refuse_at` the next one is refused."""
+
+    def __init__(self, refuse_at: int | None = None) -> None:
+        self.versions: dict[Path, int] = {}
+        self.swept: set[Path] = set()
+        self.refuse_at = refuse_at
+
+    def apply(self, root: Path, destinations: object) -> None:
+        self.versions[root] = 0
+
+    @contextlib.contextmanager
+    def committer(self, root: Path, destination: str, *, housekeeping: bool) -> Iterator[Callable[[], None]]:
+        def commit() -> None:
+            if self.versions[root] == self.refuse_at:
+                raise ValueError("refused")
+            self.versions[root] += 1
+
+        yield commit
+
+    @contextlib.contextmanager
+    def planner(
+        self, root: Path, destination: str, limit: int | None, *, housekeeping: bool
+    ) -> Iterator[Callable[[], int]]:
+        yield lambda: 1
+
+    def housekeep(self, root: Path, destination: str) -> None:
+        self.swept.add(root)
+
+    def fill(self, spark: object, root: Path, destination: str, messages: int, tasks: int) -> None:
+        self.versions[root] = 1
+
+    def version_and_files(self, root: Path, destination: str) -> tuple[int, int]:
+        return self.versions[root], 7
+
+
+def scaled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fake: FakeCalls) -> Results:
+    for name in ("apply", "committer", "planner", "housekeep", "fill", "version_and_files"):
+        monkeypatch.setattr(calls, name, getattr(fake, name))
+    options = replace(OPTIONS, parts=("commit", "planning"), versions=(3, 5), files=(4, 8), backlogs=(10, 20), rounds=2)
+    with Recorder(tmp_path / "results.jsonl", Console(file=io.StringIO())) as recorder:
+        scaling.run(Workbench(None, tmp_path, tmp_path, options, recorder))
+    return recorder.results
+
+
+def test_scaling_samples_every_mark_in_turn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake = FakeCalls()
+    results = scaled(monkeypatch, tmp_path, fake)
+    assert results.absences == []
+    cells = results.cells(scaling.COMMIT_VERSIONS)
+    assert cells == [f"version {size}, housekeeping {on}" for on in ("on", "off") for size in (3, 5)]
+    order = [(s.run, s.cell) for s in results.samples if s.table == scaling.COMMIT_VERSIONS]
+    assert order == [(run, cell) for run in range(3) for cell in cells]
+    assert results.note(scaling.COMMIT_VERSIONS, cells[1]) == "at version 5, 7 active files"
+    assert len(fake.swept) == 2 + 2 + 2 + 2  # versions, files, backlogs, whole backlogs
+    bounds = [(c.cell, c.against, c.bound) for c in results.comparisons if c.table == scaling.COMMIT_VERSIONS]
+    assert bounds == [(cells[1], cells[0], 1.3), (cells[3], cells[2], None)]
+    with (tmp_path / "results.jsonl").open(encoding="utf-8") as lines:
+        assert from_lines(lines).samples == results.samples
+
+
+def test_a_mark_that_cannot_be_built_is_a_target_not_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    results = scaled(monkeypatch, tmp_path, FakeCalls(refuse_at=4))
+    assert results.absence(scaling.COMMIT_VERSIONS, "version 5, housekeeping on") == "ValueError: refused"
+    verdicts = {(table, what): verdict for table, what, _, _, verdict in report.targets(results)}
+    what = "version 5, housekeeping on ÷ version 3, housekeeping on"
+    assert verdicts[scaling.COMMIT_VERSIONS, what] == "not measured"
+    assert verdicts[scaling.PLAN_VERSIONS, what] == "not measured"

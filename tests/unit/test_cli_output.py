@@ -1,0 +1,117 @@
+"""C14: what `jmsq` prints: values as JSON and for people, and lines of standard input as messages."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_jms.cli.messages import _lines, _property
+from spark_jms.cli.output import Output, cell, clip, human_bytes, human_ms, plain, visible
+from spark_jms.cli.statistics import DestinationStatistics, Rates, with_rates
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    when: datetime
+
+
+def test_values_as_json() -> None:
+    when = datetime(2026, 1, 31, 9, 0, 0, 5000, tzinfo=timezone(timedelta(hours=1)))
+    assert plain([Row("a", when), {1: float("nan")}, (float("-inf"), 0.5, None)]) == [
+        {"name": "a", "when": "2026-01-31T08:00:00.005Z"}, {"1": "nan"}, ["-inf", 0.5, None]]  # fmt: skip
+
+
+@given(st.text())
+def test_a_message_cannot_steer_a_terminal(text: str) -> None:
+    shown = visible(text)
+    assert not any(ord(c) < 32 and c not in "\n\t" for c in shown)
+    assert not any(0x7F <= ord(c) < 0xA0 for c in shown)
+    assert visible(shown) == shown
+    assert clip(text, 10).count("\n") == 0
+    assert len(clip(text, 10)) <= 10
+
+
+def test_control_characters_are_shown() -> None:
+    assert visible("a\x1b[31mb\x00\u202e") == "a\\x1b[31mb\\x00\\u202e"
+
+
+@pytest.mark.parametrize(("size", "shown"), [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (10 * 2**20, "10.0 MiB"), (2**50, "1024.0 TiB")])  # fmt: skip  # noqa: E501
+def test_sizes(size: int, shown: str) -> None:
+    assert human_bytes(size) == shown
+
+
+@pytest.mark.parametrize(("ms", "shown"), [(0, "0"), (250, "250 ms"), (1500, "1500 ms"), (30_000, "30 s"), (86_400_000, "1 d"), (90_000, "90 s")])  # fmt: skip  # noqa: E501
+def test_durations(ms: int, shown: str) -> None:
+    assert human_ms(ms) == shown
+
+
+def test_cells() -> None:
+    assert [cell(v) for v in (None, "", True, 1234567, 1234.56, "x")] == ["–", "–", "yes", "1,234,567", "1,234.6", "x"]
+
+
+def test_tables_take_text_as_it_is() -> None:
+    file = io.StringIO()
+    Output(False, file).table("", ("a", "b"), [("[red]x[/red] :smile:", 1)], "none")
+    assert "[red]x[/red] :smile:" in file.getvalue()
+    assert "\x1b" not in file.getvalue()
+    Output(False, file).table("", ("a",), [], "there is nothing")
+    assert file.getvalue().endswith("there is nothing\n")
+
+
+def test_json_is_ascii_where_the_output_is_not_unicode() -> None:
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding="latin-1")
+    Output(True, file).record({"text": "é€😀"})
+    assert json.loads(raw.getvalue()) == {"text": "é€😀"}
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\n\r", codec="utf-8"))), st.booleans(), st.integers(1, 7))
+def test_every_line_is_one_message(lines: list[str], ended: bool, step: int) -> None:
+    data = "\n".join(lines).encode() + (b"\n" if ended and lines else b"")
+
+    class Slow(io.BytesIO):
+        def read1(self, size: int | None = -1, /) -> bytes:
+            return super().read1(step)
+
+    got = [message["text"] for part in _lines(Slow(data), {"priority": 1}) for message in part]
+    wanted = lines if ended or (lines and lines[-1]) else lines[:-1]
+    assert got == wanted
+
+
+def test_a_line_that_is_no_text_is_named() -> None:
+    parts = _lines(io.BytesIO(b"good\n\xff\xfe\n"), {})
+    with pytest.raises(click.UsageError, match="line 2 of standard input is not UTF-8"):
+        list(parts)
+
+
+def test_typed_properties() -> None:
+    given = [
+        "a=",
+        "b=x=y",
+        "c:long=-9223372036854775808",
+        "d:double=1e3",
+        "e:boolean=FALSE",
+        "f:byte=-128",
+        "g:string=1",
+    ]
+    assert dict(map(_property, given)) == {
+        "a": "", "b": "x=y", "c": -(2**63), "d": 1000.0, "e": False, "f": -128, "g": "1"}  # fmt: skip
+    for wrong in ("a", "=1", ":int=1", "a:=1", "a:int=1.5", "a:short=32768", "a:double=x"):
+        with pytest.raises(click.BadParameter):
+            _property(wrong)
+
+
+def test_rates() -> None:
+    def looked(sent: int) -> DestinationStatistics:
+        return DestinationStatistics("d", "queue", 0, 0, 0, 0, 0, sent, 0, 0, [], [])
+
+    assert with_rates(looked(10), None, 1.0).rates is None
+    assert with_rates(looked(10), looked(4), 2.0).rates == Rates(3.0, 0.0)

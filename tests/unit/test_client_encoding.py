@@ -1,0 +1,226 @@
+"""Python values to message columns and back."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_jms.client.delivery import Delivery
+from spark_jms.client.encoding import ARGUMENTS, compose, from_batch, to_batch
+from spark_jms.client.message import Message
+from spark_jms.core.message import COLUMNS, PERSISTENT, STORED_SCHEMA, check_sendable, deliver, normalise
+from spark_jms.errors import IllegalStateException, MessageFormatError
+
+NOW = 1_700_000_000_000
+names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_$]{0,20}", fullmatch=True).filter(lambda n: not n.startswith("JMS"))
+texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=50)
+scalars = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | texts
+map_values = scalars | st.binary(max_size=50) | st.none()
+
+
+def round_trip(*messages: Message) -> list[Message]:
+    """As a file and a consumer would: the columns, normalised, stored and delivered."""
+    batch = to_batch(messages)
+    check_sendable(batch.schema)
+    rows = normalise(batch, NOW, 10 * 2**20)
+    numbers = np.arange(len(messages))
+    ids = pa.array([f"ID:x-{n}" for n in numbers])
+    stored = pa.RecordBatch.from_arrays([pa.array(numbers), ids, *rows.columns], schema=STORED_SCHEMA)
+    return from_batch(deliver(stored, tuple(COLUMNS), "orders", 0, numbers + 1, 1), None)
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equal in value and type; NaN is NaN."""
+    if isinstance(left, float) and isinstance(right, float) and math.isnan(left):
+        return math.isnan(right)
+    return type(left) is type(right) and left == right
+
+
+def same_entries(left: Any, right: Any) -> bool:
+    return left.keys() == right.keys() and all(same(left[name], right[name]) for name in left)
+
+
+@settings(deadline=None)
+@given(properties=st.dictionaries(names, scalars, max_size=6), text=texts)
+def test_properties_keep_their_types(properties: dict[str, Any], text: str) -> None:
+    """C2, C11"""
+    (got,) = round_trip(compose(NOW, {"text": text, "properties": properties}))
+    assert same_entries(got.properties, properties)
+    assert got.text == text
+    assert got.body is None
+    assert got.map is None
+
+
+@settings(deadline=None)
+@given(values=st.dictionaries(texts.filter(bool), map_values, max_size=6))
+def test_map_messages_keep_names_and_types(values: dict[str, Any]) -> None:
+    """C2, C11: also bytes, null, NaN and infinities, which JSON has no words for."""
+    (got,) = round_trip(compose(NOW, {"map": values}))
+    assert got.map is not None
+    assert same_entries(got.map, values)
+    assert (got.text, got.body) == (None, None)
+    json.dumps(got.to_dict(), allow_nan=False)
+
+
+@settings(deadline=None)
+@given(bodies=st.lists(st.binary(max_size=100), min_size=1, max_size=5))
+def test_bytes_messages(bodies: list[bytes]) -> None:
+    """C2, C11"""
+    assert [m.body for m in round_trip(*(compose(NOW, {"body": body}) for body in bodies))] == bodies
+
+
+def test_headers_keep_their_values() -> None:
+    """C2, C11"""
+    arguments = {
+        "text": "x", "group_id": "g", "group_seq": 3, "priority": 9, "correlation_id": "c", "reply_to": "answers",
+        "type": "t", "expiration_ms": NOW + 5, "delivery_time_ms": NOW + 1, "delivery_mode": "NON_PERSISTENT",
+    }  # fmt: skip
+    (got,) = round_trip(compose(NOW, arguments))
+    assert {name: getattr(got, name) for name in arguments} == {**arguments, "delivery_mode": 1}
+    assert (got.destination, got.member, got.sequence, got.timestamp_ms) == ("orders", 0, 1, NOW)
+    assert (got.redelivered, got.delivery_count) == (False, 1)
+
+
+def test_relative_times() -> None:
+    """C12, C17: counted from the sender's clock."""
+    message = compose(NOW, {"time_to_live_ms": 100, "delivery_delay_ms": 50})
+    assert (message.expiration_ms, message.delivery_time_ms) == (NOW + 100, NOW + 50)
+    assert compose(NOW, {"time_to_live_ms": 0}).expiration_ms == 0
+
+
+def test_messages_of_all_kinds_in_one_batch() -> None:
+    """C2: what one message has, another may lack."""
+    sent = [
+        Message(text="a", group_id="g"),
+        Message(body=b"b", properties={"n": 1}),
+        Message(map={"k": b"v"}),
+        Message(),
+    ]
+    got = round_trip(*sent)
+    assert [(m.text, m.body, m.map, m.group_id, dict(m.properties)) for m in got] == [
+        ("a", None, None, "g", {}), (None, b"b", None, None, {"n": 1}), (None, None, {"k": b"v"}, None, {}),
+        (None, None, None, None, {}),
+    ]  # fmt: skip
+
+
+def test_a_received_message_is_a_template() -> None:
+    """C11: sent again it is the same message, but for what its way adds."""
+    (first,) = round_trip(compose(NOW, {"map": {"a": 1.0}, "properties": {"p": True}, "priority": 7}))
+    (second,) = round_trip(first)
+    assert (second.map, second.properties, second.priority) == (first.map, first.properties, 7)
+
+
+def test_numpy_and_subclasses_become_plain_values() -> None:
+    """C2"""
+
+    class Name(str):
+        __slots__ = ()
+
+    (got,) = round_trip(compose(NOW, {"text": Name("n"), "properties": {"f": np.float64(1.5)}, "body": None}))
+    assert got.text == "n"
+    assert same(got.properties["f"], 1.5)
+    assert round_trip(compose(NOW, {"body": bytearray(b"x")}))[0].body == b"x"
+
+
+def test_another_writers_text_stays_text_when_it_is_no_map() -> None:
+    """C2: a Spark job can mark what it likes as a map."""
+    batch = pa.RecordBatch.from_pydict({name: [None] for name in COLUMNS}, schema=pa.schema(list(COLUMNS.items())))
+    for text, expected in (("[1]", None), ("{", None), ('{"a": {"b": 1}}', {"a": {"b": 1}})):
+        columns = {
+            "text": pa.array([text]),
+            "properties": pa.array([[("JMS_JMSQ_BodyType", "map")]], COLUMNS["properties"]),
+        }
+        marked = batch
+        for name, column in columns.items():
+            marked = marked.set_column(marked.schema.get_field_index(name), name, column)
+        (got,) = from_batch(marked, None)
+        assert (got.map, got.text) == (expected, None if expected else text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"txt": "x"}, "'txt'"),
+        ({"text": b"x"}, "must be str"),
+        ({"text": "\ud800"}, "not Unicode"),
+        ({"body": "x"}, "must be bytes"),
+        ({"text": "x", "body": b"x"}, "both"),
+        ({"text": "x", "map": {}}, "one body"),
+        ({"map": [1]}, "mapping"),
+        ({"map": {"": 1}}, "not empty"),
+        ({"map": {"a": [1]}}, "a list"),
+        ({"map": {"a": 2**63}}, "64 bits"),
+        ({"properties": {"a b": 1}}, "property name"),
+        ({"properties": {"JMSfoo": 1}}, "JMSfoo"),
+        ({"properties": {1: 1}}, "names are text"),
+        ({"properties": {"JMSXGroupID": "g"}}, "group_id"),
+        ({"properties": {"JMS_JMSQ_Types": "x"}}, "another name"),
+        ({"properties": {"a": None}}, "NoneType"),
+        ({"properties": {"a": 2**63}}, "64 bits"),
+        ({"properties": {"a": "\udfff"}}, "not Unicode"),
+        ({"priority": 10}, "JMSPriority is 10"),
+        ({"priority": True}, "must be int"),
+        ({"group_seq": 2**31}, "JMSXGroupSeq"),
+        ({"delivery_mode": "FAST"}, "NON_PERSISTENT"),
+        ({"delivery_mode": 3}, "JMSDeliveryMode is 3"),
+        ({"expiration_ms": -1}, "JMSExpiration"),
+        ({"time_to_live_ms": -1}, "0 or more"),
+        ({"time_to_live_ms": 1, "expiration_ms": NOW}, "one of them"),
+        ({"delivery_delay_ms": 1.5}, "0 or more"),
+    ],
+)
+def test_what_is_no_message_is_refused_by_name(arguments: dict[str, Any], says: str) -> None:
+    """C2, C11"""
+    with pytest.raises(MessageFormatError, match=says.replace("'", ".")):
+        round_trip(compose(NOW, arguments))
+
+
+def test_every_argument_is_a_field_or_relative_time() -> None:
+    """C11"""
+    assert {name for name in ARGUMENTS if name not in Message.__dataclass_fields__} == {
+        "time_to_live_ms",
+        "delivery_delay_ms",
+    }
+
+
+def test_a_message_that_was_not_received_cannot_be_acknowledged() -> None:
+    """C8"""
+    with pytest.raises(IllegalStateException, match="not received"):
+        Message(text="x").acknowledge()
+
+
+def test_messages_are_pickled_and_shown_as_json() -> None:
+    """C11, C14"""
+    message = Message(body=b"\xff", properties={"x": math.inf}, delivery_mode=PERSISTENT)
+    assert pickle.loads(pickle.dumps(message)) == message
+    assert json.loads(json.dumps(message.to_dict(), allow_nan=False))["body"] == "/w=="
+
+
+def test_expired_while_prefetched_is_never_shown() -> None:
+    """C12: a prefetched message that expires is finished, not delivered."""
+    books = Delivery()
+    books.add([Message(expiration_ms=10, member=0, sequence=1), Message(member=0, sequence=2)], "c")
+    taken = books.take(now_ms=10)
+    assert taken is not None
+    assert taken.sequence == 2
+    assert list(books.finished) == [(0, 1)]
+    assert books.statistics(0).expired == 1
+
+
+def test_the_books_give_back_each_kind_as_it_was() -> None:
+    """C8, C11: delivered ones flagged, prefetched ones not, finished ones never."""
+    books = Delivery()
+    books.add([Message(member=0, sequence=n) for n in (1, 2, 3)], "c")
+    books.take(0), books.finish()
+    books.take(0)
+    books.give_back(delivered=True)
+    assert [(r.picks.first, r.delivered) for r in books.returning] == [(2, True), (3, False)]
+    assert list(books.finished) == [(0, 1)]

@@ -1,0 +1,166 @@
+"""The documentation against the tree: links, commands, options, features, errors."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import lru_cache
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+PROJECT = Path(__file__).parents[2]
+DOCS = sorted([PROJECT / "README.md", *(PROJECT / "docs").glob("*.md")])
+IDS = {f"{group}{n}" for group, last in {"C": 17, "R": 20, "S": 9, "D": 10, "T": 17, "M": 6}.items()
+       for n in range(1, last + 1)}  # fmt: skip
+STATES = {"done", "part", "not yet"}
+_LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|^\[[^\]]+\]: (\S+)", re.MULTILINE)
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_ROW = re.compile(r"^\| ([CRSDTM]\d+) \|(.*)\|$", re.MULTILINE)
+_HOME = re.compile(r"(?<![\w.])/(?:home|root|Users|work|tmp|var|usr)/")
+
+each_page = pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
+
+
+@lru_cache
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def anchors(page: Path) -> set[str]:
+    """Headings as GitHub turns them into anchors."""
+    headings = re.findall(r"^#+ (.*)$", _FENCE.sub("", text_of(page)), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def code_of(page: Path) -> str:
+    """What is shown as code: blocks that are not configuration or pictures, and spans."""
+    text = text_of(page)
+    blocks = [body for language, body in _FENCE.findall(text) if language in ("", "bash", "sh")]
+    spans = re.findall(r"`([^`\n]+)`", _FENCE.sub("", text))
+    return "\n".join([*blocks, *spans])
+
+
+def rows() -> dict[str, list[str]]:
+    found = _ROW.findall(text_of(PROJECT / "docs/FEATURES.md"))
+    assert len(found) == len({name for name, _ in found}), "an id has two rows"
+    return {name: [cell.strip() for cell in rest.split(" | ")] for name, rest in found}
+
+
+@each_page
+def test_links_resolve(page: Path) -> None:
+    for inline, named in _LINK.findall(_FENCE.sub("", text_of(page))):
+        link = inline or named
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / unquote(path)).resolve() if path else page
+        assert target.exists(), f"{page.name}: {link} leads nowhere"
+        assert PROJECT in (target, *target.parents), f"{page.name}: {link} leads out of the project"
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors(target), f"{page.name}: {link}: there is no such heading"
+
+
+@each_page
+def test_named_make_targets_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (PROJECT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"(?:^|[\s&])make ([a-z-]+)", code_of(page), re.MULTILINE))
+    assert named <= targets
+
+
+@each_page
+def test_named_jmsq_commands_exist(page: Path) -> None:
+    """C14: commands and their long options."""
+    from spark_jms.cli.main import cli
+
+    for line in code_of(page).splitlines():
+        for name, rest in re.findall(r"(?:^|[|;(] ?)jmsq ([a-z][a-z-]*)([^#|;]*)", line):
+            assert name in cli.commands, f"{page.name}: jmsq {name}"
+            accepted = {flag for p in cli.commands[name].params for flag in (*p.opts, *p.secondary_opts)} | {"--help"}
+            unknown = set(re.findall(r"(?<!\S)--[a-z-]+", rest)) - accepted
+            assert not unknown, f"{page.name}: jmsq {name} has no {unknown}"
+
+
+def test_every_jmsq_command_is_in_the_readme() -> None:
+    """C14"""
+    from spark_jms.cli.main import cli
+
+    assert [
+        name for name in cli.commands if f"`{name}`" not in text_of(PROJECT / "README.md").replace("`jmsq ", "`")
+    ] == []
+
+
+def test_every_option_is_documented() -> None:
+    """C1, C6: and nothing else is."""
+    from spark_jms.spark.options import ACCEPTED, VIEWS
+
+    text = text_of(PROJECT / "docs/OPTIONS.md")
+    table = text[: text.index("\n## ")]
+    named = [
+        name
+        for row in table.splitlines()
+        if row.startswith("| `")
+        for name in re.findall(r"`(\w+)`", row.split("|")[1])
+    ]
+    assert sorted(named) == ACCEPTED
+    for view in VIEWS:
+        assert f"\n| `{view}` |" in text
+    readme = text_of(PROJECT / "README.md")
+    assert [name for name in ACCEPTED if f"`{name}`" not in readme and name != "path"] == []
+
+
+def test_every_message_column_is_documented() -> None:
+    """C2"""
+    from spark_jms.core.message import COLUMNS
+
+    named = re.findall(r"^\| `(\w+)` \|", text_of(PROJECT / "docs/MESSAGES.md"), re.MULTILINE)
+    assert named == list(COLUMNS)
+
+
+def test_every_error_is_documented() -> None:
+    text = text_of(PROJECT / "docs/OPERATING.md")
+    for file in ("spark_jms/errors.py", "store/errors.py"):
+        names = re.findall(r"^class (\w+)", (PROJECT / file).read_text(), re.MULTILINE)
+        assert names
+        assert [name for name in names if f"`{name}`" not in text] == []
+
+
+def test_every_feature_has_a_row() -> None:
+    found = rows()
+    assert set(found) == IDS
+    assert {cells[1] for cells in found.values()} == STATES
+
+
+@pytest.mark.parametrize("name", sorted(IDS))
+def test_a_feature_that_is_there_has_a_test_that_names_it(name: str) -> None:
+    """Done: file and test exist, and a docstring of the test names the id. Part: they exist, and it says what is missing."""
+    _, state, said, where, test = rows()[name]
+    files = [re.findall(r"\]\(\.\./([^)]+)\)", cell) for cell in (where, test)]
+    if state == "not yet":
+        assert files == [[], []]
+        return
+    assert all(files), f"{name} is {state}, but names no file or no test"
+    assert all((PROJECT / path).is_file() for paths in files for path in paths)
+    assert len(said) > 10
+    if state == "done":
+        named = {found for path in files[1] for found in ids_in_docstrings(PROJECT / path)}
+        assert name in named, f"no docstring of {files[1]} names {name}"
+
+
+def ids_in_docstrings(file: Path) -> set[str]:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    texts = [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, kinds)]
+    return set(re.findall(r"\b[CRSDTM]\d+\b", " ".join(texts)))
+
+
+@each_page
+def test_no_machine_paths(page: Path) -> None:
+    assert not _HOME.findall(text_of(page))
+
+
+@each_page
+def test_every_page_can_be_found(page: Path) -> None:
+    """From the README, directly."""
+    assert page.name == "README.md" or f"docs/{page.name}" in text_of(PROJECT / "README.md")

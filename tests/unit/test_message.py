@@ -1,0 +1,141 @@
+"""Messages as columns: what is accepted, what is refused by name, what comes back (C2)."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_jms.core.message import (
+    COLUMNS,
+    arrow_schema,
+    check_sendable,
+    decode_properties,
+    deliver,
+    encode_properties,
+    normalise,
+    spark_schema,
+)
+from spark_jms.errors import MessageFormatError, MessageSizeError
+
+NOW = 1_700_000_000_000
+names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,6}", fullmatch=True).filter(lambda n: not n.startswith("JMS"))
+values = st.one_of(st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False), st.text())
+
+
+def batch(**columns: object) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({k: v if isinstance(v, pa.Array) else pa.array(v) for k, v in columns.items()})
+
+
+def test_there_are_the_nineteen_columns() -> None:
+    """C2: the documented message columns, with their Spark types."""
+    assert len(COLUMNS) == 19
+    assert (
+        spark_schema(("text", "sequence", "properties"))
+        == "text string, sequence bigint, properties map<string,string>"
+    )
+
+
+def test_a_body_is_enough() -> None:
+    """C2: everything else has JMS's defaults."""
+    out = normalise(batch(text=["a", "b"]), NOW, 100).to_pylist()
+    assert out[0]["JMSPriority"] == 4
+    assert out[0]["JMSDeliveryMode"] == 2
+    assert out[0]["JMSExpiration"] == 0
+    assert out[0]["JMSTimestamp"] == NOW == out[0]["JMSDeliveryTime"]
+    assert out[1]["text"] == "b"
+    assert out[1]["body"] is None
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"text": ["a"], "colour": ["red"]}, r"unknown message column\(s\) 'colour': accepted are JMSMessageID"),
+        ({"JMSPriority": [4]}, "needs a `text` .* or a `body`"),
+        ({"text": [1]}, r"column 'text' is int64, but must be string: cast\(col as string\)"),
+        ({"body": ["x"]}, r"column 'body' is string, but must be binary: cast\(col as binary\)"),
+        ({"text": ["a"], "JMSPriority": ["4"]}, "'JMSPriority' is string, but must be int"),
+        ({"text": ["a"], "properties": [{"x": {"y": 1}}]}, "cannot be message properties"),
+        ({"text": ["a"], "properties": ["x"]}, "or a struct of simple values"),
+    ],
+)
+def test_wrong_columns_are_named(columns: dict[str, list[object]], message: str) -> None:
+    """C2: an unknown column lists the accepted ones; a wrong type says which cast to use."""
+    with pytest.raises(MessageFormatError, match=message):
+        check_sendable(batch(**columns).schema)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"text": ["a"], "JMSPriority": [10]}, "JMSPriority is 10, but must be 0 to 9"),
+        ({"text": ["a"], "JMSDeliveryMode": [0]}, "JMSDeliveryMode is 0, but must be 1 to 2"),
+        ({"text": ["a"], "JMSExpiration": [-1]}, "JMSExpiration is -1"),
+        ({"text": [None, "a"], "body": [b"x", b"y"]}, "row 1 has both `text` and `body`"),
+        ({"text": ["a"], "JMSXGroupSeq": [2**40]}, "does not fit int"),
+        ({"text": ["a"], "properties": [{"JMSFoo": "x"}]}, "'JMSFoo' cannot be a property name"),
+        ({"text": ["a"], "properties": [{"a b": "x"}]}, "'a b' cannot be a property name"),
+    ],
+)
+def test_wrong_values_are_named(columns: dict[str, list[object]], message: str) -> None:
+    """C2: values out of range are refused before anything is written."""
+    with pytest.raises(MessageFormatError, match=message):
+        normalise(batch(**columns), NOW, 100)
+
+
+def test_oversized_messages_are_named() -> None:
+    """C2: the row, its size and the limit."""
+    with pytest.raises(MessageSizeError, match="`body` of row 1 has 101 bytes, more than .* 100 bytes"):
+        normalise(batch(body=[b"", b"x" * 101]), NOW, 100)
+
+
+def test_struct_properties_keep_their_types() -> None:
+    """C2: a struct becomes typed properties; a null value is a property the message does not have."""
+    given_rows = [
+        {"color": "red", "amount": 1.5, "n": 3, "ok": True},
+        {"color": None, "amount": None, "n": -1, "ok": False},
+    ]
+    out = normalise(batch(text=["a", "b"], properties=given_rows), NOW, 100).column("properties").to_pylist()
+    assert [decode_properties(row) for row in out] == [given_rows[0], {"n": -1, "ok": False}]
+    big = [{"i": i, "s": f"v{i}"} for i in range(1000)]
+    out = normalise(batch(text=["x"] * 1000, properties=big), NOW, 100).column("properties").to_pylist()
+    assert [decode_properties(row) for row in out] == big
+
+
+def test_times_may_be_timestamps() -> None:
+    """C2: JMSExpiration and JMSDeliveryTime take a timestamp as well as milliseconds."""
+    moment = pa.array([datetime(2030, 1, 1, tzinfo=timezone.utc)], pa.timestamp("us", "UTC"))
+    out = normalise(batch(text=["a"], JMSExpiration=moment, JMSDeliveryTime=moment), NOW, 100).to_pylist()[0]
+    assert out["JMSExpiration"] == out["JMSDeliveryTime"] == 1_893_456_000_000
+
+
+@given(st.dictionaries(names, values, max_size=6))
+def test_typed_properties_round_trip(properties: dict[str, object]) -> None:
+    """C2: Python values come back equal and of the same type."""
+    back = decode_properties(encode_properties(properties))
+    assert back == properties
+    assert {k: type(v) for k, v in back.items()} == {k: type(v) for k, v in properties.items()}
+
+
+def test_delivery_counts_and_columns() -> None:
+    """C8: redelivered messages say so, in exactly the columns asked for."""
+    stored = pa.RecordBatch.from_pydict({"text": ["a", "b"]})
+    columns = ("sequence", "JMSRedelivered", "text", "JMSXDeliveryCount", "member", "JMSDestination")
+    out = deliver(stored, columns, "orders", 3, np.array([7, 8]), np.array([1, 3], dtype=np.int32))
+    assert out.schema == arrow_schema(columns)
+    assert out.to_pylist()[1] == {
+        "sequence": 8,
+        "JMSRedelivered": True,
+        "text": "b",
+        "JMSXDeliveryCount": 3,
+        "member": 3,
+        "JMSDestination": "orders",
+    }
+    assert deliver(stored, columns, "orders", 3, np.array([7, 8]), 1).column("JMSRedelivered").to_pylist() == [
+        False,
+        False,
+    ]

@@ -1,0 +1,89 @@
+"""Ranges against Python sets (C5)."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_jms.core.ranges import EMPTY, Ranges, union
+
+pairs = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), max_size=12)
+
+
+def members(r: Ranges) -> set[int]:
+    return {n for lo, hi in r for n in range(lo, hi + 1)}
+
+
+def as_set(given_pairs: list[tuple[int, int]]) -> set[int]:
+    return {n for lo, hi in given_pairs for n in range(lo, hi + 1)}
+
+
+def canonical(r: Ranges) -> bool:
+    bounds = list(r)
+    return all(lo <= hi for lo, hi in bounds) and all(a[1] + 1 < b[0] for a, b in itertools.pairwise(bounds))
+
+
+@given(pairs, pairs)
+def test_algebra_is_that_of_sets(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> None:
+    """C5: union, difference and intersection are those of sets, and results are in normal form."""
+    x, y = Ranges.of(*a), Ranges.of(*b)
+    for result, expected in (
+        (x | y, as_set(a) | as_set(b)),
+        (x - y, as_set(a) - as_set(b)),
+        (x & y, as_set(a) & as_set(b)),
+    ):
+        assert members(result) == expected
+        assert canonical(result)
+        assert result.count == len(expected)
+        assert bool(result) == bool(expected)
+    assert members(union([x, y, x])) == as_set(a) | as_set(b)
+
+
+@given(pairs, st.integers(-1, 70), st.integers(1, 60), st.integers(1, 60))
+def test_parts(a: list[tuple[int, int]], n: int, low: int, high: int) -> None:
+    """C5: take gives the lowest numbers, between a window, numbers all of them in order."""
+    x = Ranges.of(*a)
+    ordered = sorted(as_set(a))
+    assert members(x.take(n)) == set(ordered[: max(n, 0)])
+    assert x.numbers().tolist() == ordered
+    assert members(x.between(low, high)) == {k for k in ordered if low <= k <= high}
+    assert Ranges.from_numbers(x.numbers()) == x
+    assert all((k in x) == (k in set(ordered)) for k in range(62))
+    assert len(x.take_ranges(2)) <= 2
+
+
+@given(pairs)
+def test_json_round_trip(a: list[tuple[int, int]]) -> None:
+    """C5: what is written into an offset reads back the same."""
+    x = Ranges.of(*a)
+    assert Ranges.from_json(json.loads(json.dumps(x.to_json()))) == x
+
+
+@pytest.mark.parametrize("step", [2, 3, 2**33])
+def test_many_ranges_are_written_compactly(step: int) -> None:
+    """C5: a scattered pick stays far below 16 bytes a range, also when its numbers need 64 bits."""
+    x = Ranges.from_numbers(range(5, 5 + step * 5000, step))
+    text = x.to_json()
+    assert isinstance(text, str)
+    assert len(text) < 5000 * 8
+    assert Ranges.from_json(text) == x
+
+
+@pytest.mark.parametrize("bad", [[[1]], [[1, "2"]], "no base64!", "aGVsbG8=", 7, None, [[1, 2, 3]]])
+def test_damaged_ranges_are_refused(bad: object) -> None:
+    """C5: a damaged text is a ValueError, never a wrong set."""
+    with pytest.raises(ValueError):
+        Ranges.from_json(bad)
+
+
+def test_empty() -> None:
+    """C5: the empty set behaves."""
+    assert not EMPTY
+    assert EMPTY.count == 0
+    assert EMPTY - Ranges.of((1, 2)) == EMPTY
+    assert EMPTY.take(3) == EMPTY
+    assert Ranges.of((5, 4)) == EMPTY

@@ -1,0 +1,220 @@
+"""The record set against a naive model: every message is in exactly one place (C5, C8, C9)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from spark_jms.core.ranges import EMPTY, Ranges
+from spark_jms.core.record_set import MAX_OUTBOX, Acknowledgement, Claim, RecordSet
+from spark_jms.errors import ConsumerClosedException, FormatVersionError, RecordSetError
+
+LAST = 40
+CONSUMERS = ["a", "b", "c"]
+
+
+def claim(key: str, consumer: str, session: str, picks: Ranges, *, replayable: bool = True) -> Claim:
+    return Claim(key, consumer, session, picks, 0, replayable)
+
+
+class Model(RuleBasedStateMachine):
+    """Three consumers, each with at most one live session, doing everything that can be done to one record set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = RecordSet()
+        self.where: dict[int, str] = dict.fromkeys(range(1, LAST + 1), "available")
+        self.deliveries: dict[int, int] = dict.fromkeys(range(1, LAST + 1), 0)
+        self.sessions: dict[str, str] = {}
+        self.dead: set[str] = set()
+        self.now = 1000
+        self.serial = 0
+        self.replayable: dict[str, bool] = {}
+        self.doubt: dict[str, int] = {}
+
+    def claims_of(self, consumer: str) -> list[str]:
+        return [c.id for c in self.state.claims.values() if c.consumer == consumer]
+
+    @rule(consumer=st.sampled_from(CONSUMERS))
+    def start(self, consumer: str) -> None:
+        if consumer in self.sessions:
+            self.dead.add(self.sessions[consumer])
+        self.serial += 1
+        self.sessions[consumer] = f"s{self.serial}"
+        self.state = self.state.attach(consumer, self.sessions[consumer])
+        for key in self.claims_of(consumer):
+            self.doubt.pop(key, None)
+
+    @rule(consumer=st.sampled_from(CONSUMERS))
+    def die(self, consumer: str) -> None:
+        if consumer in self.sessions:
+            self.dead.add(self.sessions.pop(consumer))
+
+    @precondition(lambda self: self.sessions)
+    @rule(data=st.data(), count=st.integers(1, 9), skip=st.integers(0, 5), replayable=st.booleans())
+    def pick(self, data: st.DataObject, count: int, skip: int, replayable: bool) -> None:
+        consumer = data.draw(st.sampled_from(sorted(self.sessions)))
+        available = self.state.available(1, LAST)
+        picks = (available - available.take(skip)).take(count)
+        assert set(available.numbers().tolist()) == {n for n, place in self.where.items() if place == "available"}
+        if not picks:
+            return
+        self.serial += 1
+        key = f"c{self.serial}"
+        redelivered = self.state.redelivered(picks)
+        for n in picks.numbers().tolist():
+            assert self.deliveries[n] + 1 == next((k for k, r in redelivered.items() if n in r), 1)
+            self.where[n] = key
+        self.state = self.state.claim(claim(key, consumer, self.sessions[consumer], picks, replayable=replayable))
+        self.replayable[key] = replayable
+
+    @precondition(lambda self: self.state.claims)
+    @rule(data=st.data(), part=st.booleans())
+    def acknowledge(self, data: st.DataObject, part: bool) -> None:
+        key = data.draw(st.sampled_from(sorted(self.state.claims)))
+        held = self.state.claims[key]
+        session = self.sessions.get(held.consumer, "s-dead")
+        chosen = held.picks.take(2) if part else None
+        if not self.state.speaks_for(held.consumer, session):
+            with pytest.raises(ConsumerClosedException):
+                self.state.acknowledge(held.consumer, session, key, 1, self.now, chosen)
+            return
+        before = self.state
+        self.state = self.state.acknowledge(held.consumer, session, key, 1, self.now, chosen)
+        assert self.state.outbox[-1].picks == (chosen or held.picks)
+        for n in (chosen or held.picks).numbers().tolist():
+            self.where[n] = "done"
+        again = self.state.acknowledge(held.consumer, session, key, 1, self.now, chosen or held.picks)
+        assert again == self.state
+        assert again != before
+
+    @precondition(lambda self: self.sessions)
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        consumer = data.draw(st.sampled_from(sorted(self.sessions)))
+        gone = set(self.claims_of(consumer))
+        self.state = self.state.drop(consumer)
+        for n, place in self.where.items():
+            if place in gone:
+                self.where[n] = "available"
+
+    @precondition(lambda self: self.state.claims)
+    @rule(data=st.data(), delivered=st.booleans(), part=st.booleans())
+    def release(self, data: st.DataObject, delivered: bool, part: bool) -> None:
+        key = data.draw(st.sampled_from(sorted(self.state.claims)))
+        picks = self.state.claims[key].picks
+        chosen = picks.take(1) if part else picks
+        self.state = self.state.release(key, chosen, delivered=delivered)
+        self.give_back(chosen, delivered)
+
+    def give_back(self, picks: Ranges, delivered: bool) -> None:
+        for n in picks.numbers().tolist():
+            self.where[n] = "available"
+            self.deliveries[n] += delivered
+
+    @rule(passed=st.integers(0, 80))
+    def sweep(self, passed: int) -> None:
+        self.now += passed
+        live = set(self.sessions.values())
+        for key, held in list(self.state.claims.items()):
+            if held.session in live:
+                continue
+            if not self.replayable[key] or self.now - self.doubt.setdefault(key, self.now) >= 60:
+                self.give_back(held.picks, True)
+        self.state = self.state.sweep(live, self.now, 60)
+        assert self.state.sweep(live, self.now, 60) is self.state
+
+    @rule(low=st.integers(1, LAST), size=st.integers(0, 3))
+    def skip(self, low: int, size: int) -> None:
+        chosen = Ranges.of((low, min(low + size, LAST)))
+        self.state = self.state.skip(chosen)
+        for n in chosen.numbers().tolist():
+            if self.where[n] == "available":
+                self.where[n] = "done"
+
+    @rule()
+    def reload(self) -> None:
+        assert RecordSet.from_bytes(self.state.to_bytes(), "x") == self.state
+
+    @rule(position=st.integers(0, 60))
+    def table_has(self, position: int) -> None:
+        self.state = self.state.delivered_to_table(position)
+        assert all(a.position > position for a in self.state.outbox)
+
+    @invariant()
+    def every_message_is_in_one_place(self) -> None:
+        done = {n for n in range(1, LAST + 1) if self.state.is_done(Ranges.of((n, n)))}
+        claimed = {n: c.id for c in self.state.claims.values() for n in c.picks.numbers().tolist()}
+        for n, place in self.where.items():
+            assert (n in done) == (place == "done")
+            assert claimed.get(n) == (place if place not in ("done", "available") else None)
+        assert not self.state.done or self.state.done.first > self.state.floor + 1
+        assert sum(c.picks.count for c in self.state.claims.values()) == len(claimed)
+
+
+Model.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+
+
+class TestRecordSet(Model.TestCase):
+    """C5, C8, C9: available, claimed and done never overlap and nothing is lost, whatever happens in whatever order."""
+
+
+def test_a_returning_consumer_keeps_its_claim() -> None:
+    """C9: in doubt is not lost: the same consumer in a new session acknowledges what the old one claimed."""
+    state = RecordSet().attach("q", "s1").claim(claim("k", "q", "s1", Ranges.of((1, 5))))
+    state = state.sweep(set(), 0, 60_000)
+    assert state.claims["k"].in_doubt_since_ms == 0 or state.claims["k"].picks.count == 5
+    back = state.attach("q", "s2")
+    assert back.acknowledge("q", "s2", "k", 2, 10).floor == 5
+    with pytest.raises(ConsumerClosedException, match="revoked or taken over"):
+        back.acknowledge("q", "s1", "k", 2, 10)
+
+
+def test_a_revoked_claim_is_flagged_and_refused() -> None:
+    """C8, C9: past the in-doubt time-out the messages are free, flagged, and the old claim acknowledges nothing."""
+    state = RecordSet().attach("q", "s1").claim(claim("k", "q", "s1", Ranges.of((1, 5))))
+    state = state.sweep({"s2"}, 1000, 60_000)
+    assert not state.available(1, 5)
+    state = state.sweep({"s2"}, 61_000, 60_000)
+    assert state.available(1, 5) == Ranges.of((1, 5))
+    assert state.redelivered(Ranges.of((1, 9))) == {2: Ranges.of((1, 5))}
+    with pytest.raises(ConsumerClosedException):
+        state.attach("q", "s3").acknowledge("q", "s3", "k", 3, 0)
+
+
+def test_a_client_claim_is_not_in_doubt() -> None:
+    """C9: nobody replays a plain client's claim, so its messages come back with its death."""
+    state = RecordSet().attach("c", "s1").claim(claim("k", "c", "s1", Ranges.of((1, 2)), replayable=False))
+    assert state.sweep(set(), 5, 60_000).redelivered(Ranges.of((1, 2))) == {2: Ranges.of((1, 2))}
+
+
+def test_consumers_without_claims_are_forgotten() -> None:
+    """C9: the state does not grow with every client that ever was."""
+    state = RecordSet()
+    for i in range(100):
+        state = state.attach(f"c{i}", f"s{i}")
+    assert state.sweep({"s99"}, 0, 0).consumers == {"c99": "s99"}
+
+
+def test_the_outbox_is_bounded() -> None:
+    """C5: when the table cannot be written, detail is folded and no message is forgotten."""
+    state = RecordSet().attach("c", "s")
+    for i in range(MAX_OUTBOX + 50):
+        state = state.claim(claim(f"k{i}", "c", "s", Ranges.of((i + 1, i + 1)))).acknowledge("c", "s", f"k{i}", 1, i)
+    assert len(state.outbox) == MAX_OUTBOX
+    covered = EMPTY
+    for row in state.outbox:
+        assert isinstance(row, Acknowledgement)
+        covered = covered | row.picks
+    assert covered == Ranges.of((1, MAX_OUTBOX + 50))
+
+
+@pytest.mark.parametrize("bad", [b"", b"{}", b"[1]", b'{"v":1}', b"\xff"])
+def test_damaged_state_is_named(bad: bytes) -> None:
+    """C16: a state that cannot be read names the record set; a newer one says so."""
+    with pytest.raises(RecordSetError, match="orders/-/0"):
+        RecordSet.from_bytes(bad, "orders/-/0")
+    with pytest.raises(FormatVersionError, match="version 9"):
+        RecordSet.from_bytes(b'{"v":9}', "orders/-/0")

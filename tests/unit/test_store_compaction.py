@@ -1,0 +1,243 @@
+"""Compaction (S9): bounded size, readers that follow, and a crash before and after every step of it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from store import Put, RecordHeldError, Session, open_store
+from store.file import FileStore
+from store.file.backend import FileBackend
+from store.file.disk import Disk
+
+
+def journals(path: Path) -> list[str]:
+    return sorted(entry.name for entry in path.iterdir() if entry.name.startswith("journal-"))
+
+
+def test_the_journal_stays_small_and_readers_follow(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with (
+        FileStore(str(path), compact_min_bytes=4096) as store,
+        FileStore(str(path)) as other,
+        store.connect("writer") as session,
+        other.connect("waiter") as waiter,
+    ):
+        handle = session.open("r")
+        theirs = waiter.open("theirs")
+        theirs.commit([Put("k", b"v")])
+        waiter_wants = [name for name in ("r",) if not _opens(waiter, name)]
+        for step in range(300):
+            handle.commit([Put(f"k{step % 3}", b"%d" % step * 20)])
+            if step % 50 == 0:
+                assert other.peek("r") == handle.objects()
+        assert store.statistics().compaction_count >= 5
+        assert len(journals(path)) == 1
+        assert (path / journals(path)[0]).stat().st_size < 8192
+        # Nothing of the lock table is lost on the way.
+        assert waiter_wants == ["r"]
+        assert handle.waiters() == (waiter.session_id,)
+        assert theirs.objects() == {"k": b"v"}
+        assert handle.epoch == theirs.epoch == 1
+        expected = handle.objects()
+    with FileStore(str(path), create=False) as store:
+        assert store.peek("r") == expected
+        assert store.peek("theirs") == {"k": b"v"}
+
+
+def _opens(session: Session, name: str) -> bool:
+    try:
+        session.open(name)
+    except RecordHeldError:
+        return False
+    return True
+
+
+def test_many_big_objects_are_compacted_in_several_frames(tmp_path: Path) -> None:
+    big = os.urandom(1 << 20)
+    with FileStore(str(tmp_path / "s"), compact_ratio=1.2, fsync=False) as store, store.connect() as session:
+        for number in range(12):
+            session.open(f"r{number}").commit([Put("k", big)])
+            session.cancel("nothing")
+        handle = session.open("again")
+        for _ in range(4):
+            handle.commit([Put("k", big)])
+        assert store.statistics().compaction_count >= 1
+    with FileStore(str(tmp_path / "s")) as store:
+        assert all(store.peek(f"r{number}") == {"k": big} for number in range(12))
+        assert len(journals(tmp_path / "s")) == 1
+
+
+def test_a_live_size_near_the_limit_does_not_compact_every_time(tmp_path: Path) -> None:
+    with FileStore(str(tmp_path / "s"), compact_min_bytes=1, fsync=False) as store, store.connect() as session:
+        for number in range(40):
+            session.open(f"{number}" + "x" * 400)  # names alone: hardly any live objects
+        assert store.statistics().compaction_count < 15
+
+
+class Crash(BaseException):
+    """The process is dead: not an Exception, so that nothing can handle it."""
+
+
+class CrashingDisk(Disk):
+    """Dies before or after its n-th step once armed; a dead process takes no further step."""
+
+    def __init__(self) -> None:
+        self.left: int | None = None
+        self.dead = False
+
+    def _step(self, action: Callable[[], None]) -> None:
+        if self.dead:
+            raise Crash
+        for half in (action, None):
+            if self.left == 0:
+                self.dead = True
+                raise Crash
+            if self.left is not None:
+                self.left -= 1
+            if half is not None:
+                half()
+
+    def pwrite_all(self, fd: int, data: bytes, offset: int) -> None:
+        def half() -> None:
+            super(CrashingDisk, self).pwrite_all(fd, data[: len(data) // 2], offset)
+
+        def rest() -> None:
+            super(CrashingDisk, self).pwrite_all(fd, data[len(data) // 2 :], offset + len(data) // 2)
+
+        if self.left is None and not self.dead:
+            super().pwrite_all(fd, data, offset)
+        else:
+            self._step(half)
+            self._step(rest)
+
+    def sync(self, fd: int) -> None:
+        self._step(lambda: super(CrashingDisk, self).sync(fd))
+
+    def truncate(self, fd: int, length: int) -> None:
+        self._step(lambda: super(CrashingDisk, self).truncate(fd, length))
+
+    def link(self, source: str, target: str) -> None:
+        self._step(lambda: super(CrashingDisk, self).link(source, target))
+
+    def unlink(self, path: str) -> None:
+        self._step(lambda: super(CrashingDisk, self).unlink(path))
+
+    def sync_directory(self, path: str) -> None:
+        self._step(lambda: super(CrashingDisk, self).sync_directory(path))
+
+
+def bury(store: FileStore) -> None:
+    """What the operating system does when a process dies: its descriptors and locks go, its thread too."""
+    backend = store._backend
+    assert isinstance(backend, FileBackend)
+    heart = backend._heartbeat
+    heart._stop.set()
+    if heart._thread is not None:
+        heart._thread.join()
+    backend.abandon()
+    backend._closed = True
+
+
+def run_until_crash(path: Path, steps: int) -> tuple[int, bool]:
+    """Commits 0, 1, 2 ... that compact often; the number of the last acknowledged one, and if it died."""
+    disk = CrashingDisk()
+    store = FileStore(str(path), disk=disk, compact_min_bytes=600, compact_ratio=1.5)
+    acknowledged, died = -1, False
+    try:
+        handle = store.connect().open("r")
+        disk.left = steps
+        for number in range(8):
+            handle.commit([Put("n", b"%d" % number), Put("pad", b"x" * 100)])
+            acknowledged = number
+    except Crash:
+        died = True
+    disk.dead = True
+    bury(store)
+    return acknowledged, died
+
+
+def test_a_crash_at_any_step_loses_nothing(tmp_path: Path) -> None:
+    """S9: half-written, unsynced, linked but not announced, announced but not tidied: each acknowledged commit is
+    there, the next one is there whole or not at all, a living reader sees the same, and the epoch goes on."""
+    compactions = 0
+    for steps in range(400):
+        path = tmp_path / f"s{steps}"
+        with FileStore(str(path)) as living:
+            acknowledged, died = run_until_crash(path, steps)
+            assert int(living.peek("r").get("n", b"-1")) >= acknowledged  # without the lock: what was announced
+            with living.connect() as session:
+                handle = session.open("r")
+                assert handle.epoch == 2
+                value = int(handle.read("n") or b"-1")
+                assert value in (acknowledged, acknowledged + 1)
+                handle.commit([Put("last", b"1")])
+                expected = handle.objects()
+                assert len(journals(path)) == 1
+                compactions += journals(path) != ["journal-0000000001.log"]
+        with FileStore(str(path)) as again:
+            assert again.peek("r") == expected
+            info = again.info("r")
+            assert info is not None
+            assert info.epoch == 2
+        if not died:
+            break
+    else:
+        pytest.fail("it never came to an end")
+    assert steps > 50
+    assert compactions > 5
+
+
+class RefusingDisk(Disk):
+    """Refuses one kind of step when it concerns a new generation."""
+
+    def __init__(self) -> None:
+        self.refuse = ""
+
+    def _check(self, step: str) -> None:
+        if self.refuse == step:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def link(self, source: str, target: str) -> None:
+        self._check("link")
+        super().link(source, target)
+
+    def sync_directory(self, path: str) -> None:
+        self._check("sync_directory")
+        super().sync_directory(path)
+
+    def unlink(self, path: str) -> None:
+        if self.refuse == "sync_directory" and path.endswith(".log"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))  # nor can the new name be taken back
+        super().unlink(path)
+
+
+@pytest.mark.parametrize("refuse", ["link", "sync_directory"])
+def test_a_compaction_that_fails_costs_nothing_but_room(tmp_path: Path, refuse: str) -> None:
+    disk = RefusingDisk()
+    path = tmp_path / "s"
+    with (
+        FileStore(str(path), disk=disk, compact_min_bytes=600, compact_ratio=1.5) as store,
+        FileStore(str(path)) as other,
+        store.connect() as session,
+        other.connect() as theirs,
+    ):
+        handle, their_handle = session.open("r"), theirs.open("theirs")
+        disk.refuse = refuse
+        for number in range(20):
+            handle.commit([Put("n", b"%d" % number), Put("pad", b"x" * 100)])
+            their_handle.commit([Put("n", b"%d" % number)])
+            assert store.peek("theirs")["n"] == other.peek("r")["n"] == b"%d" % number
+        assert store.statistics().failed_compaction_count >= 1
+        disk.refuse = ""
+        for number in range(20, 60):
+            handle.commit([Put("n", b"%d" % number), Put("pad", b"x" * 100)])
+            assert other.peek("r")["n"] == b"%d" % number
+        assert store.statistics().compaction_count >= 1
+    with open_store(str(path)) as store:
+        assert (store.peek("r")["n"], store.peek("theirs")["n"]) == (b"59", b"19")
+    assert len(journals(path)) == 1

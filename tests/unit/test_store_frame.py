@@ -1,0 +1,93 @@
+"""The bytes of a journal file, without a file (S9)."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from store.errors import StoreCorruptError, StoreVersionError
+from store.file.frame import (
+    HEADER_BYTES,
+    MAGIC,
+    Header,
+    decode_header,
+    encode_frame,
+    encode_header,
+    find_frame,
+    scan,
+)
+
+HEADER = Header(7, b"0123456789abcdef")
+SEED = HEADER.seed
+
+
+def frames(payloads: list[bytes], base: int) -> tuple[bytes, list[int]]:
+    data, starts = b"", []
+    for payload in payloads:
+        starts.append(base + len(data))
+        data += encode_frame(payload, base + len(data), SEED)
+    return data, starts
+
+
+def test_header_round_trip() -> None:
+    data = encode_header(HEADER)
+    assert len(data) == HEADER_BYTES
+    assert decode_header(data, "f") == HEADER
+
+
+def test_every_flipped_or_missing_header_byte_is_noticed() -> None:
+    data = encode_header(HEADER)
+    for at in range(len(data)):
+        with pytest.raises(StoreCorruptError):
+            decode_header(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :], "f")
+        with pytest.raises(StoreCorruptError):
+            decode_header(data[:at], "f")
+
+
+def test_a_newer_version_is_refused_whatever_follows() -> None:
+    """C16: refused by name when newer. The preamble alone says so: the rest may have changed."""
+    first = struct.pack("<8sI", MAGIC, 2)
+    with pytest.raises(StoreVersionError) as caught:
+        decode_header(first + struct.pack("<I", zlib.crc32(first)), "journal-1")
+    assert (caught.value.file, caught.value.found, caught.value.known) == ("journal-1", 2, 1)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.binary(max_size=40), max_size=5), st.integers(0, 1000))
+def test_scan_reads_what_was_written(payloads: list[bytes], base: int) -> None:
+    data, starts = frames(payloads, base)
+    found = scan(data, base, SEED)
+    assert [payload for _, payload in found.payloads] == payloads
+    assert [offset for offset, _ in found.payloads] == starts
+    assert (found.end, found.wrong) == (base + len(data), "")
+
+
+def test_every_flip_is_noticed_and_what_follows_is_found() -> None:
+    data, starts = frames([b"first", b"second", b"third"], HEADER_BYTES)
+    for at in range(starts[2] - HEADER_BYTES):
+        for bit in range(8):
+            bad = data[:at] + bytes([data[at] ^ (1 << bit)]) + data[at + 1 :]
+            found = scan(bad, HEADER_BYTES, SEED)
+            start = starts[0] if at < starts[1] - HEADER_BYTES else starts[1]
+            assert found.wrong
+            assert found.end == start
+            assert find_frame(bad[start - HEADER_BYTES :], start, SEED) is not None
+
+
+def test_a_journal_inside_a_value_is_not_taken_for_frames() -> None:
+    inner, _ = frames([b"one", b"two"], HEADER_BYTES)
+    data = encode_frame(inner * 3, HEADER_BYTES, SEED)
+    torn = data[:-1]
+    found = scan(torn, HEADER_BYTES, SEED)
+    assert (found.payloads, found.end) == ((), HEADER_BYTES)
+    assert find_frame(torn, HEADER_BYTES, SEED) is None
+
+
+def test_frames_of_another_journal_do_not_count() -> None:
+    data, _ = frames([b"one"], HEADER_BYTES)
+    assert scan(data, HEADER_BYTES, SEED + 1).wrong
+    assert scan(data, HEADER_BYTES + 1, SEED).wrong
