@@ -19,7 +19,10 @@ def test_views(bench: Bench) -> None:
     assert {r.subscription for r in acks} == {"-"}
     assert bench.browse("orders", view="claims").count() == 0
     positions = bench.browse("orders", view="subscriptions").collect()
-    assert [(r.member, r.floor, r.last_sequence, r.backlog) for r in positions] == [(m, 5, 5, 0) for m in range(4)]
+    # Each writing task begins its round robin where it likes, so a member has 4 to 6 of the 20: all of them are done.
+    assert [r.member for r in positions] == [0, 1, 2, 3]
+    assert [(r.floor, r.backlog) for r in positions] == [(r.last_sequence, 0) for r in positions]
+    assert sum(r.last_sequence for r in positions) == 20
     assert bench.browse("orders", view="all").count() <= 20  # finished messages stay until the next purge
     assert bench.browse("orders").count() == 0
 
