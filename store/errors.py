@@ -117,3 +117,94 @@ class StoreFullError(StoreWriteError):
 
 class StoreBusyError(StoreError):
     """The journal could not be read or locked within its bound. Try again; if it stays, look for a stopped process."""
+
+
+# ---- the replicated store
+
+
+class ObjectNotFoundError(StoreError):
+    """No object has this handle; it was deleted, or belongs to another connection. Drop the handle."""
+
+    def __init__(self, handle: int) -> None:
+        super().__init__(handle)
+        self.handle = handle
+
+    def detail(self) -> str:
+        return f"handle {self.handle}"
+
+
+class ObjectTooLargeError(StoreError, ValueError):
+    """An object must fit a region and MaximumMessageSizePercent of it. Split it, or make the region size larger."""
+
+    def __init__(self, size_bytes: int, limit_bytes: int) -> None:
+        super().__init__(size_bytes, limit_bytes)
+        self.size_bytes = size_bytes
+        self.limit_bytes = limit_bytes
+
+    def detail(self) -> str:
+        return f"{self.size_bytes} bytes, at most {self.limit_bytes}"
+
+
+class DaemonConfigError(StoreError, ValueError):
+    """Correct rs_daemons.cfg: one daemon a line, `address port shared-memory-key memory-limit`, # begins a comment."""
+
+    def __init__(self, file: str, line: int, reason: str) -> None:
+        super().__init__(file, line, reason)
+        self.file = file
+        self.line = line
+        self.reason = reason
+
+    def detail(self) -> str:
+        return f"{self.file}:{self.line}: {self.reason}" if self.line else f"{self.file}: {self.reason}"
+
+
+class ClusterMismatchError(StoreError):
+    """Daemons, stores and the administration utility of one cluster use one Global Directory and one unchanged
+    rs_daemons.cfg. Stop all daemons before the file is changed."""
+
+
+class AuthenticationError(StoreError):
+    """The other side could not prove that it reads the Global Directory. Use the same directory and user."""
+
+
+class NoLocalDaemonError(StoreError):
+    """No daemon of this cluster runs on this machine. Start one: `jmsq store up`, or `jmsq store daemon start`."""
+
+
+class DaemonUnavailableError(StoreError):
+    """The daemon cannot be reached or went away. Attach again, to it or to another daemon of the cluster."""
+
+
+class RegionOpenError(StoreError):
+    """Another client has the region open. Wait until it closes, or stop that client."""
+
+
+class RegionUnavailableError(StoreError):
+    """No running daemon holds a copy of the region just now. It comes back with the daemon that holds it; try again."""
+
+
+class RegionLostError(StoreError):
+    """Both daemons that held the region are gone, and its memory with them. Nothing partial is served. Remove it with
+    `storeadmin rmr`, and begin anew."""
+
+
+class RegionFullError(StoreFullError):
+    """The region has no room for this object. Delete objects, or let the store make another region."""
+
+
+class MemoryLimitError(StoreFullError):
+    """The shared memory limits of the daemons leave no room for another region copy. Raise the limits in
+    rs_daemons.cfg (all daemons stopped), delete regions, or add a daemon."""
+
+
+class SingleCopyError(StoreWriteError):
+    """The region has one copy left and its policy refuses writes until there are two. Start another daemon."""
+
+
+class ProtocolError(StoreError):
+    """The other side sent bytes that are no frame of this protocol; the connection was closed. Look at the versions of
+    both sides."""
+
+
+class ShutdownRefusedError(StoreError):
+    """Nothing was shut down. Close what is open or make room, or use -force and accept the loss."""

@@ -1,0 +1,73 @@
+"""What an administrator may ask of a daemon cluster: the port behind `storeadmin`, with its values (R4, R6)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DaemonInfo:
+    """One line of rs_daemons.cfg and what runs there. Everything after `shmkey` is 0 when the daemon is not `up`."""
+
+    index: int
+    address: str
+    port: int
+    shmkey: int
+    memory_limit_bytes: int
+    up: bool
+    reachable: bool = False
+    started_us: int = 0  # microseconds since the epoch
+    now_us: int = 0  # the daemon's own clock
+    memory_used_bytes: int = 0
+    regions_closed: int = 0
+    regions_open_primary: int = 0
+    regions_open_replica: int = 0
+    resilvers_in_progress: int = 0
+    draining: bool = False
+
+    @property
+    def regions_total(self) -> int:
+        return self.regions_closed + self.regions_open_primary + self.regions_open_replica
+
+
+@dataclass(frozen=True)
+class RegionInfo:
+    """`status`: OPEN, CLOSED, RESILVERING, SINGLE (one copy left), UNAVAILABLE, LOST."""
+
+    name: str
+    size_bytes: int
+    status: str
+    epoch: int
+    primary: int | None  # daemon index
+    secondary: int | None
+    opener: str  # "" when closed
+    created_us: int
+    used_bytes: int  # allocated inside the region, as its store last told; 0 when unknown
+
+
+class AdminPort(ABC):
+    """An attachment to one daemon of the cluster. Blocking calls; each raises a StoreError by name."""
+
+    local_index: int  # of the daemon it is attached to
+    directory: str
+
+    @abstractmethod
+    def daemons(self) -> Sequence[DaemonInfo]:
+        """All of rs_daemons.cfg, in its order, running or not."""
+
+    @abstractmethod
+    def regions(self) -> Sequence[RegionInfo]:
+        """All of the cluster, by name."""
+
+    @abstractmethod
+    def remove_region(self, name: str, force: bool) -> None:
+        """Both copies and the entry; RegionOpenError when it is open and not `force`."""
+
+    @abstractmethod
+    def shutdown(self, indexes: Sequence[int], force: bool) -> None:
+        """Safe: the four steps of R4, returns when the daemons are down; ShutdownRefusedError changes nothing."""
+
+    @abstractmethod
+    def close(self) -> None: ...
