@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,8 +14,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # How long an example takes says more about the machine than about the code; a failing one prints how to repeat it.
-settings.register_profile("spark-jms", deadline=None, print_blob=True)
-settings.load_profile("spark-jms")
+# The same examples on every run, so that a red run means a change; JMSQ_SEARCH=1 looks for new ones.
+settings.register_profile("spark-jms", deadline=None, print_blob=True, derandomize=True)
+settings.register_profile("search", deadline=None, print_blob=True)
+settings.load_profile("search" if os.environ.get("JMSQ_SEARCH") else "spark-jms")
 
 HERE = Path(__file__).parent
 # Folder -> seconds a test may take, in the order in which the layers run: what fails fast is told first.

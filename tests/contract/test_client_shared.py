@@ -42,6 +42,7 @@ class Worker(threading.Thread):
         self.got: list[Message] = []
         self.spans: list[tuple[str | None, float, float, int]] = []
         self.error: BaseException | None = None
+        self.ready = threading.Event()
         self.start()
 
     def run(self) -> None:
@@ -50,6 +51,7 @@ class Worker(threading.Thread):
                 spark_jms.connect(self.root) as context,
                 context.consumer(self.destination, acknowledge=self.mode) as own,
             ):
+                self.ready.set()
                 while not self.done.is_set():
                     message = own.receive(timeout_s=0.05)
                     if message is None:
@@ -82,6 +84,7 @@ def test_consumers_share_a_queue_and_a_third_joins(root: str, context: Context, 
     producer = context.producer(destination)
     done = threading.Event()
     workers = [Worker(root, destination, "individual", done, work_s=0.002) for _ in range(2)]
+    assert all(worker.ready.wait(30) for worker in workers)  # or a slow start leaves all of it to the first
     producer.send_many({"text": str(n)} for n in range(150))
     wait_until(lambda: sum(len(w.got) for w in workers) >= 30)
     workers.append(Worker(root, destination, "individual", done, work_s=0.002))

@@ -148,14 +148,16 @@ def test_two_queries_share_a_queue(bench: Bench) -> None:
         queries.append(
             writer.option("checkpointLocation", str(bench.path / name)).start(str(bench.path / f"out-{name}"))
         )
-    for i in range(8):
-        bench.send(bench.numbers(i * 100, i * 100 + 99), "orders")
+    sent = 0
+    while sent < 800 or (sent < 5000 and not all((bench.path / f"out-{name}" / "_delta_log").exists() for name in "ab")):
+        bench.send(bench.numbers(sent, sent + 99), "orders")  # until both have begun: a slow start is no failure
+        sent += 100
     wait(lambda: bench.browse("orders").count() == 0)
     for query in queries:
         query.stop()
         assert query.exception() is None
     both = [bench.texts(f"out-{name}") if (bench.path / f"out-{name}").exists() else [] for name in ("a", "b")]
-    assert sorted(both[0] + both[1]) == list(range(800))
+    assert sorted(both[0] + both[1]) == list(range(sent))
     assert both[0]
     assert both[1]
 
@@ -166,12 +168,12 @@ def test_available_now_leaves_what_others_hold(bench: Bench) -> None:
     from spark_jms.core.batch import Batch, Limits
     from store import open_store
 
-    bench.send(bench.numbers(1, 100), "orders")
+    bench.send(bench.numbers(1, 100, partitions=1), "orders")  # 25 for each member, wherever the round robin begins
     with open_store(bench.domain.store_uri) as store:
         other = Subscriber(bench.domain, store, "orders", "-", "other", Settings(replayable=False))
-        claimed = other.next_batch(Batch("other"), Limits(max_messages=10))
+        claimed = other.next_batch(Batch("other"), Limits(max_messages=8))
         assert claimed is not None
-        assert claimed.count == 10
+        assert {m: pick.picks.count for m, pick in claimed.members.items()} == dict.fromkeys(range(4), 2)
         from spark_jms.checkpoint.upkeep import Upkeep
 
         upkeep = Upkeep("other")
@@ -179,13 +181,13 @@ def test_available_now_leaves_what_others_hold(bench: Bench) -> None:
         bench.drain("orders", "ck")
         upkeep.close()
         got = bench.texts("out-ck")
-        assert 45 <= len(got) <= 90  # its share of the members at least; never what is claimed
+        assert 2 * 23 <= len(got) <= 4 * 23  # its share of the members at least; never what is claimed
         assert bench.browse("orders").count() == 100 - len(got)
         other.close()
     bench.drain("orders", "ck")
     assert bench.texts("out-ck") == list(range(1, 101))
     rows = bench.output("out-ck").where("JMSRedelivered").select("JMSXDeliveryCount").collect()
-    assert [r.JMSXDeliveryCount for r in rows] == [2] * 10
+    assert [r.JMSXDeliveryCount for r in rows] == [2] * 8
 
 
 def test_lost_messages_and_fail_on_data_loss(bench: Bench) -> None:
