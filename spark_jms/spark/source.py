@@ -54,12 +54,12 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.options = options
         self._targets: dict[int, int] | None = None
         self._subscriber: Subscriber | None = None
+        self._unlogged = ""  # the consumer of an initial offset that is in no offset log yet
         self._closing = ExitStack()
 
     # -- planning, in the driver-side process ---------------------------------------------------------------------
     def _open(self, consumer: str) -> Subscriber:
-        """The subscriber appears with the first offset that Spark gives back: only that tells who this query is. A
-        query that died in its first batch is asked for an initial offset again, but goes on as who it was."""
+        """The subscriber appears with the first offset that Spark has logged: only that tells who this query is."""
         from spark_jms.checkpoint.housekeeper import Housekeeper
         from spark_jms.checkpoint.subscriber import Settings, Subscriber
         from spark_jms.checkpoint.upkeep import Upkeep
@@ -103,7 +103,10 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from spark_jms.core.batch import Batch
 
         self._resolved()  # a wrong option or destination fails here, before anything is logged
-        return Batch(self._subscriber.consumer if self._subscriber else f"query-{secrets.token_hex(6)}").to_json()
+        if self._subscriber is not None:  # it died in its first batch: Spark asks again, but it goes on as who it was
+            return Batch(self._subscriber.consumer).to_json()
+        self._unlogged = f"query-{secrets.token_hex(6)}"
+        return Batch(self._unlogged).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self.options.max_messages or 2**62)
@@ -120,6 +123,11 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(limit, ReadAllAvailable):  # our own default is a ReadMaxRows, so this is Trigger.Once
             raise TriggerError()
         before = Batch.from_json(start)
+        if before.consumer == self._unlogged:
+            # The first batch only names the consumer: a claim made now would belong to nobody if the query died before
+            # its first offset is logged, since it would come back under another name.
+            self._unlogged = ""
+            return start
         subscriber = self._open(before.consumer)
         batch = self._drain(subscriber, before) if self._targets is not None else self._wait(subscriber, before)
         return batch.to_json() if batch is not None else start
@@ -217,7 +225,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield from read_partition(partition)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"options": self.options, "_targets": None, "_subscriber": None}
+        return {"options": self.options, "_targets": None, "_subscriber": None, "_unlogged": ""}
 
 
 def read_partition(partition: MemberPartition) -> Iterator[RecordBatch]:

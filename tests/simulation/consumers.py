@@ -135,12 +135,14 @@ class Query(Consumer):
     """MicroBatchExecution in small: latestOffset -> offset log -> partitions, tasks -> sink -> commit log -> again."""
 
     checkpoint: Checkpoint
+    lives = 0
 
     def start(self) -> None:
         """As Spark starts again: the last logged batch is run again if it is not in the commit log."""
         offsets, commits = self.checkpoint.offsets, self.checkpoint.commits
         self.batch_id = commits
-        known = offsets[0]["consumer"] if offsets else self.name
+        self.lives += 1
+        known = offsets[0]["consumer"] if offsets else f"{self.name}-{self.lives}"  # nobody remembers an unlogged name
         self.subscriber = self._subscribe(known, replayable=True)
         self.start_offset = offsets[commits - 1] if commits else Batch(known).to_json()
         self.end_offset: dict[str, Any] | None = None
@@ -148,6 +150,8 @@ class Query(Consumer):
         self.step = self.ask
         if len(offsets) > commits:
             self.end_offset, self.step = offsets[commits], self.run
+        elif not offsets:  # the first batch names the consumer and has no claim
+            self.end_offset, self.step = self.start_offset, self.log
 
     def ask(self) -> None:
         assert self.subscriber is not None

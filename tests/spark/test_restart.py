@@ -11,9 +11,10 @@ if TYPE_CHECKING:
     from tests.spark.conftest import Bench
 
 
-@pytest.mark.parametrize("fails_in", [0, 1])
+@pytest.mark.parametrize("fails_in", [0, 1, 2])
 def test_a_batch_that_failed_comes_again_to_its_query(bench: Bench, fails_in: int) -> None:
-    """C5, C9: also the first batch of all, for which Spark asks for an initial offset a second time."""
+    """C5, C9: also the first of all, which has no message and for which Spark asks for an initial offset a second time,
+    and the first with messages."""
     seen: dict[int, list[int]] = {}
     failed = []
 
