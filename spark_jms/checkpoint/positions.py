@@ -6,7 +6,8 @@ import json
 from datetime import datetime, timezone
 from typing import Any
 
-from spark_jms.core.destination import QUEUE_SUBSCRIPTION, Destination
+from spark_jms.core.destination import QUEUE_SUBSCRIPTION, Destination, Subscription
+from spark_jms.core.selector import Selector
 from spark_jms.errors import OptionError
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import create_subscription
@@ -15,9 +16,15 @@ from spark_jms.log.snapshot import Snapshot
 _ACCEPTED = 'earliest, latest, {"sequence": {"0": 17, …}} or {"sequence": 17}, {"time": "2026-01-31T08:00:00Z"}'
 
 
-def ensure_subscription(log: DeltaLog, subscription: str | None, starting_position: str | None) -> str:
+def ensure_subscription(
+    log: DeltaLog, subscription: str | None, starting_position: str | None, selector: Selector | None = None
+) -> str:
     """The name under which positions are kept. A topic's subscription is made at `starting_position` (default: latest, as
-    in JMS) if it is new, and goes on where it was if it is not; a queue has one set of positions for everybody."""
+    in JMS) if it is new, and goes on where it was if it is not; a queue has one set of positions for everybody.
+
+    A subscription keeps the selector it was made with: what that refuses is finished for all its consumers, so another
+    selector would lose them messages. It is an OptionError.
+    """
     destination = log.refresh().destination
     if not destination.is_topic:
         if starting_position not in (None, "earliest"):
@@ -30,11 +37,26 @@ def ensure_subscription(log: DeltaLog, subscription: str | None, starting_positi
         raise OptionError(
             f'{destination.name} is a topic: name the durable subscription with option("subscription", …)'
         )
-    if subscription in destination.subscriptions:
-        return subscription
-    _parse(starting_position, destination)
-    create_subscription(log, subscription, lambda snapshot: start_floors(snapshot, starting_position))
+    text = selector.text.strip() if selector else None
+    known = destination.subscriptions.get(subscription)
+    if known is None:
+        _parse(starting_position, destination)
+        known = create_subscription(log, subscription, lambda snapshot: start_floors(snapshot, starting_position), text)
+    check_selector(known, destination.name, text)
     return subscription
+
+
+def check_selector(known: Subscription, topic: str, text: str | None) -> None:
+    if known.selector != text:
+        raise OptionError(
+            f"subscription {known.name!r} of topic {topic} was made {_with(known.selector)}, not {_with(text)}: its consumers "
+            f"share one selector. Use that one, or another subscription; or drop it with `jmsq subscriptions --drop "
+            f"{topic}/{known.name}` and make it again"
+        )
+
+
+def _with(selector: str | None) -> str:
+    return f"with the selector {selector!r}" if selector else "without a selector"
 
 
 def start_floors(snapshot: Snapshot, starting_position: str | None) -> dict[int, int]:

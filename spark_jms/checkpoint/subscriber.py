@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from spark_jms.checkpoint.members import Members
 from spark_jms.checkpoint.outbox import Outbox
+from spark_jms.checkpoint.positions import check_selector
 from spark_jms.checkpoint.scan import groups_of, scan
 from spark_jms.core.batch import MAX_RANGES_PER_MEMBER, Batch, Limits, MemberPick, fair_shares
 from spark_jms.core.ranges import EMPTY, Ranges, union
@@ -303,6 +304,10 @@ class Subscriber:
                 f"the subscription {self.subscription!r} of topic {self.destination} was dropped: make it again by starting "
                 "with a fresh checkpoint, or consume with another one"
             )
+        known = snapshot.destination.subscriptions.get(self.subscription)
+        if known is not None:  # dropped and made again by somebody with another selector?
+            selector = self.settings.selector
+            check_selector(known, self.destination, selector.text.strip() if selector else None)
 
     def _acquire(self, snapshot: Snapshot, needed: set[int]) -> None:
         members = max([snapshot.destination.members, *(m + 1 for m in needed)])  # a member may be removed by now

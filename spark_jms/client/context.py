@@ -105,8 +105,9 @@ class Context:
             raise OptionError(f"prefetch is {prefetch!r}, but must be a whole number from 1 to {MAX_PREFETCH}")
         if exception_listener is not None and listener is None:
             raise OptionError("an exception_listener needs a listener: without one, receive() raises what goes wrong")
-        settings = Settings(Selector.parse(selector), False, fail_on_data_loss, members=_pinned(log, members))
-        name = _subscription(log, subscription, starting_position)
+        wanted = Selector.parse(selector)
+        settings = Settings(wanted, False, fail_on_data_loss, members=_pinned(log, members))
+        name = _subscription(log, subscription, starting_position, wanted)
         consumer_name = f"client-{secrets.token_hex(6)}"
         subscriber = Subscriber(self.domain, self.store, destination, name, consumer_name, settings)
         consumer = Consumer(subscriber, acknowledge, prefetch, self.check, self._consumer_closed)
@@ -218,14 +219,16 @@ class Context:
         self.close()
 
 
-def _subscription(log: DeltaLog, subscription: str | None, starting_position: str | None) -> str:
+def _subscription(
+    log: DeltaLog, subscription: str | None, starting_position: str | None, selector: Selector | None
+) -> str:
     destination = log.snapshot.destination
     if not destination.is_topic:
         return ensure_subscription(log, None, starting_position)
     if not subscription:
         raise OptionError(f'{destination.name} is a topic: name the durable subscription with subscription="…"')
     try:
-        return ensure_subscription(log, subscription, starting_position)
+        return ensure_subscription(log, subscription, starting_position, selector)
     except ModuleFileError as error:
         raise OptionError(str(error)) from None
 

@@ -24,11 +24,13 @@ _PREFIX = "jmsq."
 
 @dataclass(frozen=True)
 class Subscription:
-    """A durable subscription: a name and where it started in each member (floor = the last sequence not wanted)."""
+    """A durable subscription: a name, where it started in each member (floor = the last sequence not wanted), and which
+    messages it is for (None = all): what its selector refuses is finished for it, so all its consumers share one."""
 
     name: str
     floors: Mapping[int, int]
     created_ms: int
+    selector: str | None = None
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,11 @@ class Destination:
             "slotMembers": self.slot_members,
             "epoch": self.epoch,
             "subscriptions": {
-                s.name: {"floors": {str(m): f for m, f in s.floors.items()}, "createdMs": s.created_ms}
+                s.name: {
+                    "floors": {str(m): f for m, f in s.floors.items()},
+                    "createdMs": s.created_ms,
+                    **({"selector": s.selector} if s.selector else {}),
+                }
                 for s in self.subscriptions.values()
             },
         }
@@ -132,7 +138,7 @@ class Destination:
                     "install a later spark-jms"
                 )
             subscriptions = {
-                name: Subscription(name, {int(m): f for m, f in s["floors"].items()}, s["createdMs"])
+                name: Subscription(name, {int(m): f for m, f in s["floors"].items()}, s["createdMs"], s.get("selector"))
                 for name, s in json.loads(values["subscriptions"]).items()
             }
             return Destination(

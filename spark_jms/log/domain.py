@@ -246,7 +246,9 @@ def _removed_retention(destination: Destination) -> dict[str, str]:
     return {"delta.deletedFileRetentionDuration": f"interval {max(destination.file_grace_ms // 1000, 1)} seconds"}
 
 
-def create_subscription(log: DeltaLog, name: str, floors: Callable[[Snapshot], dict[int, int]]) -> Subscription:
+def create_subscription(
+    log: DeltaLog, name: str, floors: Callable[[Snapshot], dict[int, int]], selector: str | None = None
+) -> Subscription:
     """The durable subscription `name`, made if it is new: a commit, so that a purge either sees it or comes before it."""
     check_name("subscription", name)
 
@@ -254,7 +256,7 @@ def create_subscription(log: DeltaLog, name: str, floors: Callable[[Snapshot], d
         now = snapshot.destination
         if name in now.subscriptions:
             return None
-        new = Subscription(name, floors(snapshot), now_ms())
+        new = Subscription(name, floors(snapshot), now_ms(), selector)
         after = replace(now, subscriptions={**now.subscriptions, name: new})
         return Decision("SET TBLPROPERTIES", [metadata_action(snapshot, after)])
 

@@ -97,7 +97,11 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         o = self.options
         domain, selector = Domain(o.root), Selector.parse(o.selector)
-        return domain, ensure_subscription(domain.log(o.destination), o.subscription, o.starting_position), selector
+        return (
+            domain,
+            ensure_subscription(domain.log(o.destination), o.subscription, o.starting_position, selector),
+            selector,
+        )
 
     def initialOffset(self) -> dict[str, Any]:
         from spark_jms.core.batch import Batch
