@@ -208,3 +208,34 @@ class ProtocolError(StoreError):
 
 class ShutdownRefusedError(StoreError):
     """Nothing was shut down. Close what is open or make room, or use -force and accept the loss."""
+
+
+class ResourceAllocationException(StoreError):  # JMS's name
+    """The message was not taken, nothing was written. Send it again when there is room, or make it smaller; the limits
+    are the `store.replicated.*Percent` settings."""
+
+
+class SettingInvalidError(StoreError, ValueError):
+    """Correct the setting, or leave it out to have its default."""
+
+    def __init__(self, name: str, value: str, reason: str) -> None:
+        super().__init__(name, value, reason)
+        self.name = name
+        self.value = value
+        self.reason = reason
+
+    def detail(self) -> str:
+        return f"{self.name}={self.value}: {self.reason}"
+
+
+class CommandUsageError(StoreError, ValueError):
+    """Correct the command line; nothing was done."""
+
+    def __init__(self, command: str, reason: str, usage: str) -> None:
+        super().__init__(command, reason, usage)
+        self.command = command
+        self.reason = reason
+        self.usage = usage
+
+    def detail(self) -> str:
+        return f"{self.command}: {self.reason}. Usage: {self.usage}"
