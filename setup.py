@@ -58,6 +58,8 @@ setup(
         "PyYAML>=6",
         "click>=8.1",
         "rich>=13",
+        "SQLAlchemy>=2,<3",
+        "psycopg[binary]>=3.2",
         "msgspec>=0.19",
         "uvloop>=0.21; sys_platform != 'win32'",
         "aiohttp>=3.11",

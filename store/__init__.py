@@ -20,6 +20,7 @@ from store.contract import (
 from store.errors import (
     FencedError,
     NameInvalidError,
+    OutcomeUnknownError,
     RecordHeldError,
     RecordOpenError,
     SessionLostError,
@@ -33,6 +34,8 @@ from store.errors import (
     StoreUriError,
     StoreVersionError,
     StoreWriteError,
+    TransactionInDoubtError,
+    TransactionUnknownError,
     ValueInvalidError,
 )
 from store.memory import MemoryStore
@@ -45,6 +48,7 @@ __all__ = [
     "MemoryStore",
     "NameInvalidError",
     "Operation",
+    "OutcomeUnknownError",
     "Put",
     "RecordHeldError",
     "RecordInfo",
@@ -65,6 +69,8 @@ __all__ = [
     "StoreUriError",
     "StoreVersionError",
     "StoreWriteError",
+    "TransactionInDoubtError",
+    "TransactionUnknownError",
     "ValueInvalidError",
     "open_store",
 ]

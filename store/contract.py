@@ -151,6 +151,15 @@ class Store(_Closing):
         """The committed objects of a record set, without opening it; {} when there is none of that name."""
 
     @abstractmethod
+    def in_doubt(self) -> dict[str, tuple[str, ...]]:
+        """Transactions that are prepared and not resolved: id -> names of the record sets they change (S2)."""
+
+    @abstractmethod
+    def resolve(self, xid: str, commit: bool) -> None:
+        """Make the changes of a prepared transaction, or forget them; anybody may. TransactionUnknownError when it is
+        not in doubt (any more)."""
+
+    @abstractmethod
     def statistics(self) -> StoreStatistics: ...
 
     @abstractmethod
@@ -175,6 +184,12 @@ class Session(_Closing):
     @abstractmethod
     def commit(self, changes: Mapping[Handle, Sequence[Operation]]) -> None:
         """All or nothing over all named handles, in one physical write; durable when it returns."""
+
+    @abstractmethod
+    def prepare(self, xid: str, changes: Mapping[Handle, Sequence[Operation]]) -> None:
+        """First phase of a commit that somebody else decides about: durable when it returns, seen by nobody. It can be
+        committed from then on whatever dies, so the keys it names are locked (TransactionInDoubtError) until
+        `Store.resolve`; the record sets may change hands meanwhile."""
 
     @abstractmethod
     def statistics(self) -> SessionStatistics: ...

@@ -78,6 +78,15 @@ class SessionLostError(FencedError):
     more is written through it."""
 
 
+class TransactionInDoubtError(StoreError):
+    """A transaction was prepared and neither committed nor rolled back; its keys stay locked until then. Find out what
+    its coordinator decided, then `resolve` it, by `Store.resolve` or `jmsq store resolve`."""
+
+
+class TransactionUnknownError(StoreError):
+    """No transaction of this id is prepared: it was never prepared, or is resolved already."""
+
+
 class StoreVersionError(StoreError):
     """The store was written in a format that this version does not know. Use the newer version of spark-jms that wrote
     it."""
@@ -115,8 +124,13 @@ class StoreFullError(StoreWriteError):
     """There is no room on the disk; nothing was acknowledged and the file is consistent. Make room and try again."""
 
 
+class OutcomeUnknownError(StoreWriteError):
+    """The write may have been kept or not. Read the record set again, then decide."""
+
+
 class StoreBusyError(StoreError):
-    """The journal could not be read or locked within its bound. Try again; if it stays, look for a stopped process."""
+    """The store could not be read, locked or reached within its bound. Try again; if it stays, look for a stopped
+    process (`jmsq store lock` names the owner of a served store)."""
 
 
 # ---- the replicated store
@@ -208,6 +222,11 @@ class ProtocolError(StoreError):
 
 class ShutdownRefusedError(StoreError):
     """Nothing was shut down. Close what is open or make room, or use -force and accept the loss."""
+
+
+class DirectoryUnavailableError(StoreError):
+    """The Global Directory could not be read or written; what was asked may or may not have happened. Look at its file
+    system and rights; daemons go on as soon as it answers."""
 
 
 class ResourceAllocationException(StoreError):  # JMS's name

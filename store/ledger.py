@@ -13,6 +13,10 @@ backend is only a way to agree on the order of entries.
     HELD     FREED        closed or ended, nobody waits       FREE    =       nobody
     HELD     WRITTEN      holder and epoch are the writer's   HELD    =       unchanged
 
+A prepared transaction (S2) is two entries: `Prepared` promises changes that the session may make now, `Resolved` makes
+them or forgets them, whoever owns the record set by then. In between, the keys it names are locked against other
+writes; the record set itself goes on from hand to hand.
+
 Invariants: a FREE record set has no waiters; every holder and waiter is connected; nobody waits twice or for what it
 holds; epochs are dense, 1, 2, 3 ..., one for each owner. An id that ended never connects again.
 """
@@ -24,7 +28,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from store.contract import Delete, Operation, Put
-from store.errors import SessionLostError, StaleEpochError
+from store.errors import SessionLostError, StaleEpochError, TransactionInDoubtError
 
 
 class State(Enum):
@@ -114,7 +118,23 @@ class Restored:
     objects: tuple[tuple[str, bytes], ...]
 
 
-Entry = Connected | Ended | Opened | Closed | Waited | Cancelled | Written | Restored
+@dataclass(frozen=True)
+class Prepared:
+    """Changes promised under a transaction id; they outlive session and process. `restored`: read from a snapshot, where
+    the epochs may be of long ago."""
+
+    xid: str
+    changes: tuple[Change, ...]
+    restored: bool = False
+
+
+@dataclass(frozen=True)
+class Resolved:
+    xid: str
+    commit: bool
+
+
+Entry = Connected | Ended | Opened | Closed | Waited | Cancelled | Written | Restored | Prepared | Resolved
 
 
 class LedgerError(Exception):
@@ -153,6 +173,7 @@ class Ledger:
     def __init__(self) -> None:
         self.sessions: dict[str, str] = {}
         self.records: dict[str, Record] = {}
+        self.prepared: dict[str, tuple[Change, ...]] = {}
         self.object_count = 0
         self.object_bytes = 0
 
@@ -189,30 +210,64 @@ class Ledger:
                 self._apply_written(entry, changes)
             case Restored():
                 self._apply_restored(entry)
+            case Prepared():
+                self._apply_prepared(entry)
+            case Resolved(xid, commit):
+                _require(xid in self.prepared, entry, f"no transaction {xid!r} is prepared")
+                changes = self.prepared.pop(xid)
+                for change in changes if commit else ():
+                    self._operate(self._known(change.name, entry), change.operations)
 
     def _apply_ended(self, entry: Ended, session_ids: tuple[str, ...]) -> None:
         gone = set(session_ids)
         _require(gone <= self.sessions.keys(), entry, "unknown session")
-        for record in self.records.values():
-            if record.waiters and not gone.isdisjoint(record.waiters):
-                record.waiters = [waiter for waiter in record.waiters if waiter not in gone]
-        for record in self.records.values():
+        involved = self._involving(gone)
+        for record in involved:
+            record.waiters = [waiter for waiter in record.waiters if waiter not in gone]
+        for record in involved:
             if record.holder in gone:
                 self._release(record, entry)
         for session_id in session_ids:
             del self.sessions[session_id]
 
+    def _involving(self, gone: set[str]) -> list[Record]:
+        return [r for r in self.records.values() if r.holder in gone or not gone.isdisjoint(r.waiters)]
+
     def _apply_written(self, entry: Written, changes: tuple[Change, ...]) -> None:
         owned = [self._owned(change.name, change.epoch, entry) for change in changes]
+        _require(self.locked_by(changes) is None, entry, "a prepared transaction has locked a key")
         for change, record in zip(changes, owned, strict=True):
             self._step(record, Event.WRITTEN, entry)
-            for operation in change.operations:
-                before = record.objects.pop(operation.key, None)
-                if before is not None:
-                    self._count(-1, operation.key, before)
-                if isinstance(operation, Put):
-                    record.objects[operation.key] = operation.value
-                    self._count(1, operation.key, operation.value)
+            self._operate(record, change.operations)
+
+    def _operate(self, record: Record, operations: Iterable[Operation]) -> None:
+        for operation in operations:
+            before = record.objects.pop(operation.key, None)
+            if before is not None:
+                self._count(-1, operation.key, before)
+            if isinstance(operation, Put):
+                record.objects[operation.key] = operation.value
+                self._count(1, operation.key, operation.value)
+
+    def _apply_prepared(self, entry: Prepared) -> None:
+        _require(entry.xid not in self.prepared, entry, f"transaction {entry.xid!r} is prepared already")
+        _require(self.locked_by(entry.changes) is None, entry, "another prepared transaction has locked a key")
+        for change in entry.changes:
+            if entry.restored:
+                self._known(change.name, entry)
+            else:
+                self._owned(change.name, change.epoch, entry)
+        self.prepared[entry.xid] = entry.changes
+
+    def locked_by(self, changes: Iterable[Change]) -> str | None:
+        """The prepared transaction that has locked one of these keys, if there is one."""
+        if not self.prepared:
+            return None
+        wanted = {(change.name, operation.key) for change in changes for operation in change.operations}
+        for xid, promised in self.prepared.items():
+            if any((change.name, operation.key) in wanted for change in promised for operation in change.operations):
+                return xid
+        return None
 
     def _apply_restored(self, entry: Restored) -> None:
         _require(entry.name not in self.records and entry.epoch > 0, entry, "the record set is there already")
@@ -282,9 +337,20 @@ class Ledger:
         return Waited(name, session_id)
 
     def next_write(self, session_id: str, changes: Sequence[Change]) -> Written:
+        self._check_writable(session_id, changes)
+        return Written(tuple(changes))
+
+    def next_prepare(self, session_id: str, xid: str, changes: Sequence[Change]) -> Prepared:
+        if xid in self.prepared:
+            raise TransactionInDoubtError(xid)
+        self._check_writable(session_id, changes)
+        return Prepared(xid, tuple(changes))
+
+    def _check_writable(self, session_id: str, changes: Sequence[Change]) -> None:
         for change in changes:
             self.owned(session_id, change.name, change.epoch)
-        return Written(tuple(changes))
+        if (xid := self.locked_by(changes)) is not None:
+            raise TransactionInDoubtError(xid)
 
     def involved(self, name: str) -> tuple[str, ...]:
         """Holder and waiters: those whose life matters to somebody who wants the record set."""
@@ -316,3 +382,5 @@ class Ledger:
             yield Connected(session_id, label)
         for name, record in self.records.items():
             yield Restored(name, record.epoch, record.holder, tuple(record.waiters), tuple(record.objects.items()))
+        for xid, changes in self.prepared.items():
+            yield Prepared(xid, changes, restored=True)

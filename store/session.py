@@ -34,9 +34,10 @@ from store.errors import (
     RecordOpenError,
     StoreClosedError,
     StoreWriteError,
+    TransactionUnknownError,
     ValueInvalidError,
 )
-from store.ledger import Cancelled, Change, Closed, Connected, Ended, Entry, Ledger, Opened, Tally
+from store.ledger import Cancelled, Change, Closed, Connected, Ended, Entry, Ledger, Opened, Resolved, Tally
 
 T = TypeVar("T")
 
@@ -64,6 +65,9 @@ class Backend(ABC):
 
     @abstractmethod
     def write(self, plan: Callable[[Transaction], T]) -> T: ...
+
+    def new_session_id(self) -> str:
+        return secrets.token_hex(8)
 
     @abstractmethod
     def attach(self, session_id: str, label: str) -> None:
@@ -131,7 +135,7 @@ class LedgerStore(Store):
     def connect(self, label: str = "") -> Session:
         self._check()
         check_label(label)
-        session_id = secrets.token_hex(8)
+        session_id = self._backend.new_session_id()
 
         def plan(transaction: Transaction) -> None:
             evict_dead(transaction, self._backend, tuple(transaction.ledger.sessions), session_id)
@@ -197,6 +201,24 @@ class LedgerStore(Store):
         self._counter.add_read()
         return self._backend.read(question)
 
+    def in_doubt(self) -> dict[str, tuple[str, ...]]:
+        self._check()
+        return self._backend.read(
+            lambda ledger: {
+                xid: tuple(dict.fromkeys(change.name for change in changes)) for xid, changes in ledger.prepared.items()
+            }
+        )
+
+    def resolve(self, xid: str, commit: bool) -> None:
+        self._check()
+
+        def plan(transaction: Transaction) -> None:
+            if xid not in transaction.ledger.prepared:
+                raise TransactionUnknownError(xid)
+            transaction.do(Resolved(xid, commit))
+
+        self._backend.write(plan)
+
     def statistics(self) -> StoreStatistics:
         self._check()
         objects, size, records = self._backend.read(
@@ -254,6 +276,16 @@ def _infos(ledger: Ledger, names: list[str]) -> dict[str, RecordInfo]:
         for name, record in found
         if record is not None
     }
+
+
+def _check_size(changes: list[Change]) -> None:
+    size = sum(
+        len(operation.key) + len(operation.value if isinstance(operation, Put) else b"")
+        for change in changes
+        for operation in change.operations
+    )
+    if size > COMMIT_LIMIT_BYTES:
+        raise ValueInvalidError(f"the commit has {size} bytes")
 
 
 class LedgerSession(Session):
@@ -334,6 +366,15 @@ class LedgerSession(Session):
         self._check()
         self._write([self._change(handle, operations) for handle, operations in changes.items()])
 
+    def prepare(self, xid: str, changes: Mapping[Handle, Sequence[Operation]]) -> None:
+        self._check()
+        check_name(xid, "transaction id")
+        promised = [self._change(handle, operations) for handle, operations in changes.items()]
+        _check_size(promised)
+        self._backend.write(
+            lambda transaction: transaction.do(transaction.ledger.next_prepare(self.session_id, xid, promised))
+        )
+
     def _change(self, handle: Handle, operations: Sequence[Operation]) -> Change:
         if not isinstance(handle, LedgerHandle) or handle.session is not self:
             raise StoreClosedError(f"the handle of {handle.name!r} belongs to another session")
@@ -344,13 +385,7 @@ class LedgerSession(Session):
         return Change(handle.name, handle.epoch, tuple(operations))
 
     def _write(self, changes: list[Change]) -> None:
-        size = sum(
-            len(operation.key) + len(operation.value if isinstance(operation, Put) else b"")
-            for change in changes
-            for operation in change.operations
-        )
-        if size > COMMIT_LIMIT_BYTES:
-            raise ValueInvalidError(f"the commit has {size} bytes")
+        _check_size(changes)
 
         def plan(transaction: Transaction) -> Tally:
             entry = transaction.ledger.next_write(self.session_id, changes)

@@ -20,6 +20,7 @@ import re
 import secrets
 from collections.abc import Iterable, Sequence
 
+from store.codec import DecodeError, decode, encode
 from store.errors import (
     SessionLostError,
     StoreBusyError,
@@ -29,7 +30,6 @@ from store.errors import (
     StoreNotFoundError,
     StoreWriteError,
 )
-from store.file.codec import DecodeError, decode, encode
 from store.file.disk import Disk
 from store.file.frame import (
     FRAME_HEADER_BYTES,

@@ -34,11 +34,16 @@ from store import (
     StoreError,
     StoreNotFoundError,
     StoreUriError,
+    TransactionInDoubtError,
+    TransactionUnknownError,
     ValueInvalidError,
     open_store,
 )
 from store.file import FileStore
 from store.file.disk import Disk
+from store.served import MemoryReach, Reach, ServedBackend, Server
+from store.served.memory import Place
+from store.session import LedgerStore
 
 TIMEOUT_MS = 10_000
 
@@ -77,6 +82,10 @@ class Kit:
     def stop_for(self, session: Session, duration_ms: float) -> None:
         """The session's heart does not beat for so long; all others' do."""
         raise NotImplementedError
+
+    def advance(self, duration_ms: float) -> None:
+        """Time passes; hearts that were not stopped go on beating."""
+        self.clock.advance(duration_ms)
 
     def close(self) -> None:
         self.store.close()
@@ -128,7 +137,10 @@ class FileKit(Kit):
 
     def stop_for(self, session: Session, duration_ms: float) -> None:
         self.stopped.append(self._drop(session))  # the lock stays, the heartbeat does not
-        self.clock.advance(duration_ms)
+        self.advance(duration_ms)
+
+    def advance(self, duration_ms: float) -> None:
+        super().advance(duration_ms)
         for heart in self.hearts:
             heart.beat()
 
@@ -138,9 +150,71 @@ class FileKit(Kit):
             os.close(fd)
 
 
-@pytest.fixture(params=["memory", "file", "file-twice"])
+class ServedKit(Kit):
+    """Two clients of one engine, which lives with the first; `reach` makes what leads to it."""
+
+    def __init__(self, reach: Callable[[Clock], Reach]) -> None:
+        super().__init__()
+        self.backends = [
+            ServedBackend(reach(self.clock), session_timeout_ms=TIMEOUT_MS, limit_ms=20_000, clock_ms=self.clock.now_ms)
+            for _ in range(2)
+        ]
+        self.store, self.other = (LedgerStore(backend) for backend in self.backends)
+
+    @property
+    def engine(self) -> Server:
+        assert self.backends[0]._connection is not None
+        target = self.backends[0]._connection.target
+        assert isinstance(target, Server)
+        return target
+
+    def _drop(self, session: Session) -> None:
+        for backend in self.backends:
+            backend._session_ids.discard(session.session_id)
+        with self.engine._lock:
+            for client in self.engine._liveness._clients.values():
+                client.session_ids.discard(session.session_id)
+
+    def crash(self, session: Session) -> None:
+        self._drop(session)  # its process is gone, and that is seen by looking
+        with self.engine._lock:
+            self.engine._liveness.forget([session.session_id])
+
+    def stop_for(self, session: Session, duration_ms: float) -> None:
+        self._drop(session)
+        self.advance(duration_ms)
+
+    def advance(self, duration_ms: float) -> None:
+        for _ in range(int(duration_ms // 500)):
+            super().advance(500)
+            self.engine.tick()
+            for backend in self.backends:
+                backend.beat()
+
+    def close(self) -> None:
+        self.other.close()  # the engine last
+        self.store.close()
+
+
+def memory_reaches(remote: bool) -> Callable[[Clock], Reach]:
+    place = Place()
+    return lambda clock: MemoryReach(
+        place, session_timeout_ms=TIMEOUT_MS, clock_ms=clock.now_ms, remote=remote and place.published is not None
+    )
+
+
+KITS: dict[str, Callable[[Path], Kit]] = {
+    "memory": lambda path: MemoryKit(),
+    "file": lambda path: FileKit(str(path), shared=True),
+    "file-twice": lambda path: FileKit(str(path), shared=False),
+    "served": lambda path: ServedKit(memory_reaches(remote=False)),
+    "served-remote": lambda path: ServedKit(memory_reaches(remote=True)),
+}
+
+
+@pytest.fixture(params=KITS)
 def kit(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kit]:
-    made = MemoryKit() if request.param == "memory" else FileKit(str(tmp_path / "s"), request.param == "file")
+    made = KITS[request.param](tmp_path / "s")
     yield made
     made.close()
 
@@ -480,10 +554,7 @@ def test_a_stopped_session_is_overtaken_after_its_timeout_only(kit: Kit) -> None
     kit.stop_for(stopped, TIMEOUT_MS - 2_000)
     with pytest.raises(RecordHeldError):
         second.open("r")
-    kit.clock.advance(3_000)
-    if isinstance(kit, FileKit):
-        for heart in kit.hearts:
-            heart.beat()
+    kit.advance(3_000)
     taken = second.open("r")
     assert taken.epoch == 2
     with pytest.raises(StaleEpochError):
@@ -586,6 +657,55 @@ def test_contending_threads_exclude_each_other(kit: Kit) -> None:
         thread.join(100)
     assert [results for _, results in threads] == [[None]] * 3
     assert kit.store.peek("counter") == {"n": b"45"}
+
+
+# ---- transactions in two phases
+
+
+def test_a_prepared_transaction_is_seen_by_nobody_until_it_is_committed(kit: Kit) -> None:
+    """S2: prepare over two record sets, resolved by somebody else, after the session is gone."""
+    session = kit.store.connect()
+    one, two = session.open("one"), session.open("two")
+    one.commit([Put("k", b"old"), Put("other", b"1")])
+    session.prepare("x1", {one: [Put("k", b"new")], two: [Put("k", b"2")]})
+    assert kit.other.in_doubt() == {"x1": ("one", "two")}
+    assert kit.other.peek("one")["k"] == b"old"
+    kit.crash(session)
+    taken = kit.other.connect().open("one")
+    kit.other.resolve("x1", commit=True)
+    assert taken.objects() == {"k": b"new", "other": b"1"}
+    assert kit.store.peek("two") == {"k": b"2"}
+    assert kit.store.in_doubt() == {}
+    with pytest.raises(TransactionUnknownError):
+        kit.store.resolve("x1", commit=True)
+
+
+def test_a_prepared_transaction_locks_its_keys_until_it_is_rolled_back(kit: Kit) -> None:
+    """S2: what was promised can be kept, so nobody may write there meanwhile; other keys are free."""
+    session = kit.store.connect()
+    handle = session.open("one")
+    session.prepare("x1", {handle: [Put("k", b"promised")]})
+    for refused in (
+        lambda: handle.commit([Put("k", b"mine")]),
+        lambda: session.prepare("x2", {handle: [Delete("k")]}),
+        lambda: session.prepare("x1", {handle: [Put("z", b"")]}),
+    ):
+        with pytest.raises(TransactionInDoubtError):
+            refused()
+    handle.commit([Put("free", b"1")])
+    kit.other.resolve("x1", commit=False)
+    handle.commit([Put("k", b"mine")])
+    assert handle.objects() == {"free": b"1", "k": b"mine"}
+
+
+def test_a_stale_handle_prepares_nothing(kit: Kit) -> None:
+    """S2, C9."""
+    session = kit.store.connect()
+    handle = session.open("one")
+    handle.epoch += 1
+    with pytest.raises(StaleEpochError):
+        session.prepare("x1", {handle: [Put("k", b"v")]})
+    assert kit.store.in_doubt() == {}
 
 
 # ---- opening by URI

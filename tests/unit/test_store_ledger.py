@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from store.contract import Delete, Operation, Put
 from store.errors import FencedError, SessionLostError, StaleEpochError
-from store.file.codec import DecodeError, decode, encode
+from store.codec import DecodeError, decode, encode
 from store.ledger import (
     TRANSITIONS,
     Cancelled,

@@ -8,10 +8,23 @@ from collections.abc import Iterable
 
 from store.contract import Delete, Operation, Put
 from store.errors import StoreError
-from store.ledger import Cancelled, Change, Closed, Connected, Ended, Entry, Opened, Restored, Waited, Written
+from store.ledger import (
+    Cancelled,
+    Change,
+    Closed,
+    Connected,
+    Ended,
+    Entry,
+    Opened,
+    Prepared,
+    Resolved,
+    Restored,
+    Waited,
+    Written,
+)
 
 _U8, _U16, _U32, _U64 = struct.Struct("<B"), struct.Struct("<H"), struct.Struct("<I"), struct.Struct("<Q")
-_CONNECTED, _ENDED, _OPENED, _CLOSED, _WAITED, _CANCELLED, _WRITTEN, _RESTORED = range(1, 9)
+_CONNECTED, _ENDED, _OPENED, _CLOSED, _WAITED, _CANCELLED, _WRITTEN, _RESTORED, _PREPARED, _RESOLVED = range(1, 11)
 _PUT, _DELETE = 1, 2
 
 
@@ -84,6 +97,17 @@ def _encode_entry(writer: _Writer, entry: Entry) -> None:
                 _encode_change(writer, change)
         case Restored():
             _encode_restored(writer, entry)
+        case Prepared(xid, changes, restored):
+            writer.u8(_PREPARED)
+            writer.text(xid)
+            writer.u8(restored)
+            writer.u32(len(changes))
+            for change in changes:
+                _encode_change(writer, change)
+        case Resolved(xid, commit):
+            writer.u8(_RESOLVED)
+            writer.text(xid)
+            writer.u8(commit)
 
 
 def _encode_change(writer: _Writer, change: Change) -> None:
@@ -182,6 +206,11 @@ def _decode_entry(reader: _Reader) -> Entry:
         name, epoch, holders, waiters = reader.text(), reader.u64(), reader.texts(), reader.texts()
         objects = tuple((reader.text(), reader.blob()) for _ in range(reader.u32()))
         return Restored(name, epoch, holders[0] if holders else None, waiters, objects)
+    if kind == _PREPARED:
+        xid, restored = reader.text(), bool(reader.u8())
+        return Prepared(xid, tuple(_decode_change(reader) for _ in range(reader.u32())), restored)
+    if kind == _RESOLVED:
+        return Resolved(reader.text(), bool(reader.u8()))
     raise DecodeError(f"unknown entry kind {kind}")
 
 

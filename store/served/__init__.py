@@ -1,0 +1,27 @@
+"""A store that one process owns and serves to the sessions of many: the engine model, whatever keeps the entries.
+
+Persistence   (port.py)     the place: load, append, ownership; by the store that uses this package
+Reach         (backend.py)  who is the engine now; by the same
+Server        (server.py)   the engine: threads and sockets around `Book` (book.py) and `Liveness` (liveness.py)
+ServedBackend (backend.py)  the client: a replica and group commit behind the store's `Backend` port
+wire.py                     frames and messages between the two
+"""
+
+from store.served.backend import Reach, ServedBackend
+from store.served.link import Address
+from store.served.memory import MemoryPersistence, MemoryReach
+from store.served.port import Batch, Loaded, OwnershipLostError, Persistence
+from store.served.server import Server
+
+__all__ = [
+    "Address",
+    "Batch",
+    "Loaded",
+    "MemoryPersistence",
+    "MemoryReach",
+    "OwnershipLostError",
+    "Persistence",
+    "Reach",
+    "ServedBackend",
+    "Server",
+]

@@ -1,0 +1,138 @@
+"""A client's way to the engine: in the same process, or over a socket. One question at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from store.served import wire
+
+if TYPE_CHECKING:
+    from store.served.server import Server
+
+CONNECT_TIMEOUT_S = 5.0
+
+
+class LinkLostError(Exception):
+    """The engine cannot be reached this way any more, or is the engine no more. What was asked may have been done."""
+
+
+def send(connection: socket.socket, message: wire.Any_) -> None:
+    connection.sendall(wire.frame(message))
+
+
+def receive(connection: socket.socket) -> wire.Any_:
+    head = _receive(connection, wire.HEAD_BYTES)
+    return wire.unframe(head, _receive(connection, wire.body_length(head)))
+
+
+def _receive(connection: socket.socket, length: int) -> bytes:
+    data = bytearray()
+    while len(data) < length:
+        part = connection.recv(min(length - len(data), 1 << 20))
+        if not part:
+            raise ConnectionError("the other side hung up")
+        data += part
+    return bytes(data)
+
+
+class Link(ABC):
+    @abstractmethod
+    def ask(self, question: wire.Question) -> wire.Answer:
+        """LinkLostError when there is no answer."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """In a forked child: drop descriptors, say nothing."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where an engine serves, and the secret that opens it. `incarnation` is whom one means to meet there."""
+
+    host: str
+    port: int
+    secret: bytes
+    incarnation: str
+
+
+class LocalLink(Link):
+    def __init__(self, server: Server, client_id: str) -> None:
+        self._server = server
+        self._client_id = client_id
+        self._open = True
+        server.connected(client_id)
+
+    def ask(self, question: wire.Question) -> wire.Answer:
+        return _answered(self._server.answer(self._client_id, question))
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self._server.disconnected(self._client_id)
+
+    def abandon(self) -> None:
+        self._open = False
+
+
+class TcpLink(Link):
+    """`answer_timeout_s` bounds every question: an engine that hangs is as good as none."""
+
+    def __init__(self, address: Address, client_id: str, answer_timeout_s: float) -> None:
+        self._lock = threading.Lock()
+        try:
+            self._socket = socket.create_connection((address.host, address.port), CONNECT_TIMEOUT_S)
+        except OSError as error:
+            raise LinkLostError(f"{address.host}:{address.port}: {error}") from error
+        try:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            self._greet(address, client_id)
+            self._socket.settimeout(answer_timeout_s)
+        except (OSError, wire.WireError) as error:
+            self._socket.close()
+            raise LinkLostError(f"{address.host}:{address.port}: {error}") from error
+
+    def _greet(self, address: Address, client_id: str) -> None:
+        challenge = receive(self._socket)
+        if not isinstance(challenge, wire.Challenge) or challenge.version != wire.WIRE_VERSION:
+            raise wire.WireError("this is no engine, or one of another version")
+        if challenge.incarnation != address.incarnation:
+            raise wire.WireError(f"this is engine {challenge.incarnation}, not {address.incarnation}")
+        answer = wire.proof(address.secret, challenge.nonce, client_id)
+        send(self._socket, wire.Hello(wire.WIRE_VERSION, client_id, answer))
+        if not isinstance(receive(self._socket), wire.Welcome):
+            raise wire.WireError("the engine did not welcome us")
+
+    def ask(self, question: wire.Question) -> wire.Answer:
+        with self._lock:
+            try:
+                send(self._socket, question)
+                answer = receive(self._socket)
+            except (OSError, wire.WireError) as error:
+                self.close()  # an answer that comes late must not be taken for the next one's
+                raise LinkLostError(str(error)) from error
+        return _answered(answer)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def abandon(self) -> None:
+        self._socket.close()
+
+
+def _answered(answer: wire.Any_) -> wire.Answer:
+    if isinstance(answer, wire.Refusal) and not answer.name:
+        raise LinkLostError(str(answer.facts[0] if answer.facts else "the engine is gone"))
+    if not isinstance(answer, wire.Paged | wire.Alive | wire.Done | wire.Refusal):
+        raise LinkLostError(f"not an answer: {type(answer).__name__}")
+    return answer

@@ -1,0 +1,315 @@
+"""The engine's side: answers the questions of all clients, and makes their appends durable in shared writes.
+
+Threads: one for each connection, which waits for questions; one, the writer, which takes all appends that have come in,
+lets the book decide, calls the persistence once, and tells everybody. So readers never wait for the disk, and the slower
+the place, the more appends share a write. When ownership is lost the engine is disabled: everybody is told so, nothing is
+written any more, and no question is answered (S6).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from store.codec import DecodeError
+from store.errors import StoreError
+from store.ledger import Ended
+from store.served import wire
+from store.served.book import Book, Proposal, Verdict
+from store.served.link import receive, send
+from store.served.liveness import Liveness
+from store.served.port import Clock, OwnershipLostError, Persistence
+from store.served.process import process_gone
+
+log = logging.getLogger("store.served")
+
+TICK_S = 0.2
+HELLO_TIMEOUT_S = 10.0
+BACKLOG = 128
+ROUND_LIMIT = 256
+GRACE_LIMIT_MS = 2_000.0
+
+
+def monotonic_ms() -> float:
+    return time.monotonic() * 1000.0
+
+
+@dataclass
+class _Pending:
+    proposal: Proposal
+    done: threading.Event = field(default_factory=threading.Event)
+    verdict: Verdict | None = None
+    error: StoreError | None = None
+
+
+@dataclass(frozen=True)
+class ServerStatistics:
+    physical_write_count: int
+    append_count: int
+    client_count: int
+    position: int
+
+
+class Server:
+    """Owns the persistence from now on: closes it, whatever ends the server."""
+
+    def __init__(
+        self,
+        persistence: Persistence,
+        *,
+        session_timeout_ms: float,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        clock_ms: Clock = monotonic_ms,
+        lost: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        self.incarnation = persistence.incarnation
+        self.secret = secrets.token_bytes(16)
+        self.session_timeout_ms = session_timeout_ms
+        self.clock_ms = clock_ms
+        self._persistence = persistence
+        self._lost = lost
+        self._lock = threading.Lock()  # of book, liveness and counters
+        self._queue: deque[_Pending] = deque()
+        self._news = threading.Condition()
+        self._gone = ""
+        self._closing = False
+        self._connections: set[socket.socket] = set()
+        self._physical_write_count = self._append_count = 0
+        self._listener: socket.socket | None = None
+        try:
+            loaded = persistence.load()
+            self._book = Book(self.incarnation, loaded)
+            self._liveness = Liveness(
+                session_timeout_ms, min(GRACE_LIMIT_MS, session_timeout_ms / 5), process_gone=process_gone
+            )
+            self._liveness.expect(self._book.ledger.sessions, clock_ms())
+            self._listener = socket.create_server((host, port), backlog=BACKLOG)
+        except BaseException:
+            persistence.close()
+            raise
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        self._writer = self._start(self._write_rounds, "store-engine-writer")
+        self._start(self._accept, "store-engine-accept")
+
+    @staticmethod
+    def _start(target: Callable[[], None], name: str) -> threading.Thread:
+        thread = threading.Thread(target=target, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    # ---- questions
+
+    def answer(self, client_id: str, question: wire.Question) -> wire.Answer:
+        """Of a connected client. Blocks for an append, for as long as the place takes."""
+        if self._gone:
+            return wire.Refusal("", (self._gone,))
+        match question:
+            case wire.Fetch(incarnation, position):
+                return self._paged(None, incarnation, position)
+            case wire.Append():
+                return self._append(question)
+            case wire.Beat(session_ids):
+                with self._lock:
+                    self._liveness.beat(client_id, session_ids, self.clock_ms())
+                return wire.Done()
+            case wire.Alive(session_ids):
+                with self._lock:
+                    return wire.Alive(tuple(self._liveness.alive(session_ids, self.clock_ms())))
+
+    def _paged(self, verdict: Verdict | None, incarnation: str, position: int) -> wire.Paged:
+        with self._lock:
+            page = self._book.page(incarnation, position)
+        return wire.paged(self.incarnation, verdict, page)
+
+    def _append(self, question: wire.Append) -> wire.Answer:
+        try:
+            entries = wire.entries_of(question)
+        except DecodeError as error:
+            return wire.refusal(StoreError(f"an append that cannot be read: {error}"))
+        pending = _Pending(Proposal(question.token, question.base, entries, question.again))
+        with self._news:
+            if self._gone or self._closing:
+                return wire.Refusal("", (self._gone or "closing",))
+            self._queue.append(pending)
+            self._news.notify()
+        pending.done.wait()
+        if isinstance(pending.error, OwnershipLostError):
+            return wire.Refusal("", (str(pending.error),))
+        if pending.error is not None:
+            return wire.refusal(pending.error)
+        return self._paged(pending.verdict, question.incarnation, question.position)
+
+    def connected(self, client_id: str) -> None:
+        with self._lock:
+            self._liveness.connected(client_id, self.clock_ms())
+
+    def disconnected(self, client_id: str) -> None:
+        with self._lock:
+            self._liveness.disconnected(client_id, self.clock_ms())
+
+    def tick(self) -> None:
+        with self._lock:
+            self._liveness.tick(self.clock_ms())
+
+    # ---- the writer
+
+    def _write_rounds(self) -> None:
+        try:
+            self._rounds()
+        finally:
+            self._persistence.close()
+
+    def _rounds(self) -> None:
+        while True:
+            with self._news:
+                if not self._queue and not self._closing:
+                    self._news.wait(TICK_S)
+                round_ = [self._queue.popleft() for _ in range(min(ROUND_LIMIT, len(self._queue)))]
+                if not round_ and (self._closing or self._gone):
+                    return
+            self.tick()
+            if round_:
+                self._write_round(round_)
+
+    def _write_round(self, pendings: list[_Pending]) -> None:
+        """Settles all of them, whatever happens: nobody may wait for ever."""
+        error = OwnershipLostError(self._gone) if self._gone else self._try_round(pendings)
+        for pending in pendings:
+            pending.error = error
+            pending.done.set()
+
+    def _try_round(self, pendings: list[_Pending]) -> StoreError | None:
+        try:
+            planned = self._book.plan_round([pending.proposal for pending in pendings])
+            if planned.batch is not None:
+                self._persistence.append(planned.batch)
+                with self._lock:
+                    self._book.keep(planned.batch)
+                    self._physical_write_count += 1
+                    self._append_count += len(planned.batch.tokens)
+                    for entry in planned.batch.entries:
+                        if isinstance(entry, Ended):
+                            self._liveness.forget(entry.session_ids)
+            for pending, verdict in zip(pendings, planned.verdicts, strict=True):
+                pending.verdict = verdict
+        except OwnershipLostError as error:
+            self.disable(error.detail())
+            return error
+        except StoreError as error:  # nothing of the round was kept
+            return error
+        except Exception as error:
+            # A fault of ours, or of the driver: it is unknown what was kept, so this engine must not go on.
+            log.exception("the engine %s failed while it wrote", self.incarnation)
+            self.disable(f"{type(error).__name__}: {error}")
+            return OwnershipLostError(str(error))
+        return None
+
+    # ---- connections
+
+    def _accept(self) -> None:
+        listener = self._listener
+        assert listener is not None
+        while not self._closing:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with self._lock:
+                self._connections.add(connection)
+            self._start(lambda connection=connection: self._converse(connection), "store-engine-connection")  # type: ignore[misc]
+
+    def _converse(self, connection: socket.socket) -> None:
+        client_id = ""
+        try:
+            client_id = self._greet(connection)
+            while client_id:
+                question = receive(connection)
+                if not isinstance(question, wire.Fetch | wire.Append | wire.Beat | wire.Alive):
+                    raise wire.WireError(f"not a question: {type(question).__name__}")
+                send(connection, self.answer(client_id, question))
+        except (OSError, wire.WireError) as error:
+            if isinstance(error, wire.WireError):
+                log.warning("engine %s: a connection is dropped: %s", self.incarnation, error)
+        finally:
+            with self._lock:
+                self._connections.discard(connection)
+            connection.close()
+            if client_id:
+                self.disconnected(client_id)
+
+    def _greet(self, connection: socket.socket) -> str:
+        """The client's id, "" when it is none of ours."""
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(HELLO_TIMEOUT_S)
+        nonce = secrets.token_bytes(16)
+        send(connection, wire.Challenge(wire.WIRE_VERSION, self.incarnation, nonce))
+        hello = receive(connection)
+        if not isinstance(hello, wire.Hello) or hello.version != wire.WIRE_VERSION:
+            raise wire.WireError("no greeting, or one of another version")
+        if not secrets.compare_digest(hello.proof, wire.proof(self.secret, nonce, hello.client_id)):
+            raise wire.WireError("a client without the secret")
+        connection.settimeout(None)
+        self.connected(hello.client_id)
+        send(connection, wire.Welcome(self.session_timeout_ms))
+        return hello.client_id
+
+    # ---- the end
+
+    @property
+    def gone(self) -> str:
+        """Why this is no engine any more; "" while it is."""
+        return self._gone
+
+    def disable(self, reason: str) -> None:
+        """At once and for good, from any thread. Who is connected is cut off; the writer gives up the persistence."""
+        with self._news:
+            if self._gone:
+                return
+            self._gone = reason or "closed"
+            self._news.notify_all()
+        self._lost(self._gone)
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        with self._lock:
+            connections = list(self._connections)
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """In order: what is queued is written, then the place is given up, then clients are sent away."""
+        with self._news:
+            self._closing = True
+            self._news.notify_all()
+        if threading.current_thread() is not self._writer:
+            self._writer.join()
+        with self._news:
+            self._gone = self._gone or "closed"
+            left = list(self._queue)
+            self._queue.clear()
+        self._write_round(left)
+        self._hang_up()
+
+    def abandon(self) -> None:
+        """In a forked child: drop the copies of descriptors, say nothing to anybody."""
+        self._gone = "forked"
+        for connection in (*self._connections, *([self._listener] if self._listener else [])):
+            with contextlib.suppress(OSError):
+                connection.close()
+
+    def statistics(self) -> ServerStatistics:
+        with self._lock:
+            return ServerStatistics(
+                self._physical_write_count, self._append_count, self._liveness.client_count, self._book.position
+            )
