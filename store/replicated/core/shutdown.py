@@ -1,0 +1,145 @@
+"""Leaving safely (R4), and what administrators ask. Pure.
+
+step 1   an open region among those of the leaving daemons       refused, nothing changed
+step 2   no room elsewhere for the copies they hold              refused, nothing changed
+step 3   opens wait; every copy moves away (primary._want)       as long as it takes
+step 4   a daemon that holds no copy stops
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from store.replicated.core.directory import RegionEntry
+from store.replicated.core.placement import fits_without
+from store.replicated.core.protocol import Drain, Halt, Heartbeat, Regions, Remove, RemoveRequest, Shutdown
+
+if TYPE_CHECKING:
+    from store.replicated.core.daemon import DaemonCore
+
+
+class Administration:
+    def __init__(self, daemon: DaemonCore) -> None:
+        self._daemon = daemon
+        self._removals: dict[int, tuple[int, Remove, float]] = {}
+        self._next = 0
+
+    # ---- lists
+
+    def regions(self, client: int, message: Regions) -> None:
+        daemon = self._daemon
+        found = [
+            self._row(entry)
+            for name, entry in sorted(daemon.directory.entries().items())
+            if name.startswith(message.prefix)
+        ]
+        daemon.reply(client, message.request, found)
+
+    def _row(self, entry: RegionEntry) -> list[Any]:
+        primary, secondary = entry.primary, entry.secondary
+        return [
+            entry.name, entry.size, self.status(entry), entry.epoch, primary.daemon,
+            secondary.daemon if secondary else None, entry.opener or "", entry.created_us,
+        ]  # fmt: skip
+
+    def status(self, entry: RegionEntry) -> str:
+        daemon = self._daemon
+        alive = [holder for holder in entry.holders() if not daemon.dead(holder)]
+        if not alive:
+            return "UNAVAILABLE" if any(daemon.maybe_running(h) for h in entry.holders()) else "LOST"
+        primary = daemon.primaries.get(entry.name)
+        if primary is not None and primary.resilvering:
+            return "RESILVERING"
+        if len(alive) == 1:
+            return "SINGLE"
+        return "OPEN" if entry.opener is not None else "CLOSED"
+
+    def daemons(self, client: int, request: int) -> None:
+        daemon = self._daemon
+        rows: list[list[Any] | None] = []
+        for index in range(daemon.count):
+            peer = daemon.peers.get(index)
+            beat: Heartbeat | None = daemon.heartbeat(-1) if index == daemon.index else peer.beat if peer else None
+            alive = index == daemon.index or (peer is not None and peer.up)
+            rows.append(_beat(beat) if beat is not None and alive else None)
+        daemon.reply(client, request, rows)
+
+    # ---- removal: by the primary if there is one, else here
+
+    def remove(self, client: int, message: Remove) -> None:
+        daemon = self._daemon
+        entry = daemon.directory.read(message.name)
+        if entry is None:
+            daemon.fail(client, message.request, "RegionUnavailableError", [f"there is no region {message.name}"])
+        elif entry.opener is not None and not message.force:
+            daemon.fail(client, message.request, "RegionOpenError", [f"region {message.name}, by {entry.opener}"])
+        elif entry.primary == daemon.me or daemon.dead(entry.primary):
+            self._delete(entry)
+            daemon.reply(client, message.request)
+        else:
+            self._next += 1
+            self._removals[self._next] = (client, message, daemon.now_ms + daemon.settings.failure_timeout_ms)
+            daemon.to_peer(entry.primary.daemon, RemoveRequest(message.name, message.force, self._next))
+
+    def remove_here(self, message: RemoveRequest) -> None:
+        entry = self._daemon.directory.read(message.name)
+        if entry is not None and entry.primary == self._daemon.me and (message.force or entry.opener is None):
+            self._delete(entry)
+
+    def _delete(self, entry: RegionEntry) -> None:
+        daemon = self._daemon
+        if not daemon.swap(entry.name, entry, None):
+            return
+        daemon.log(2, f"region {entry.name}: removed")
+        for holder in entry.holders():
+            daemon.notify(holder.daemon, entry.name)
+
+    def tick(self) -> None:
+        """A removal elsewhere is done when the directory says so."""
+        daemon = self._daemon
+        for number, (client, message, until_ms) in list(self._removals.items()):
+            known, entry = daemon.look(message.name)
+            if known and entry is None:
+                daemon.reply(client, message.request)
+            elif daemon.now_ms >= until_ms:
+                daemon.fail(client, message.request, "RegionUnavailableError", [f"region {message.name}: not removed"])
+            else:
+                continue
+            del self._removals[number]
+
+    # ---- shutdown
+
+    def shutdown(self, client: int, message: Shutdown) -> None:
+        daemon = self._daemon
+        indexes = set(message.indexes)
+        if not message.force:
+            reason = self._refusal(indexes)
+            if reason:
+                daemon.fail(client, message.request, "ShutdownRefusedError", [reason])
+                return
+        daemon.reply(client, message.request)
+        for index in sorted(indexes - {daemon.index}):
+            daemon.to_peer(index, Halt() if message.force else Drain())
+        if daemon.index in indexes:
+            daemon.leave(message.force)
+
+    def _refusal(self, indexes: set[int]) -> str:
+        daemon = self._daemon
+        copies: dict[str, tuple[int, tuple[int, ...]]] = {}
+        for name, entry in daemon.directory.entries().items():
+            held = tuple(h.daemon for h in entry.holders() if not daemon.dead(h))
+            if not indexes.intersection(held):
+                continue
+            if entry.opener is not None:
+                return f"region {name} is open, by {entry.opener}"
+            copies[name] = (entry.size, held)
+        if copies and not fits_without(indexes, copies, daemon.candidates(with_me=True)):
+            return f"not enough memory on the other daemons to resilver {len(copies)} regions"
+        return ""
+
+
+def _beat(beat: Heartbeat) -> list[Any]:
+    return [
+        beat.used_bytes, beat.limit_bytes, beat.draining, beat.started_us, beat.now_us, beat.regions_closed,
+        beat.regions_open_primary, beat.regions_open_replica, beat.resilvers,
+    ]  # fmt: skip
