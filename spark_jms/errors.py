@@ -80,6 +80,11 @@ class OffsetError(JmsqError):
     Use the right checkpointLocation, or a fresh one."""
 
 
+class StaleCheckpointError(OffsetError):
+    """The checkpoint is older than what its query has acknowledged: it was restored from a copy, or its progress was
+    not written before the next batch was asked for. Use a fresh checkpointLocation."""
+
+
 class RecordSetError(JmsqError):
     """The stored state of a subscription cannot be read: restore the store from a copy, or drop the subscription."""
 

@@ -18,7 +18,15 @@ from spark_jms.checkpoint.members import Members
 from spark_jms.checkpoint.outbox import Outbox
 from spark_jms.checkpoint.positions import check_selector
 from spark_jms.checkpoint.scan import groups_of, scan
-from spark_jms.core.batch import MAX_RANGES_PER_MEMBER, Batch, Limits, MemberPick, fair_shares
+from spark_jms.core.batch import (
+    MAX_RANGES_PER_MEMBER,
+    Batch,
+    Limits,
+    MemberPick,
+    claim_after,
+    claim_number,
+    fair_shares,
+)
 from spark_jms.core.ranges import EMPTY, Ranges, union
 from spark_jms.core.record_set import Claim, RecordSet
 from spark_jms.core.selector import Selector
@@ -29,6 +37,7 @@ from spark_jms.errors import (
     InvalidDestinationError,
     MemberUnavailableError,
     RecordSetError,
+    StaleCheckpointError,
 )
 from spark_jms.log.domain import Domain
 from spark_jms.log.snapshot import MemberFiles, Snapshot
@@ -90,6 +99,7 @@ class Subscriber:
         self._unsettled: dict[str, set[int]] = {}  # start claim -> members where it still has to be acknowledged
         self._met = set(store.sessions())  # those that lived when we started: one of them may be our older self
         self._last_batch_s = time.monotonic()
+        self._not_behind = False
         self.closed = False
 
     # -- the source's road ----------------------------------------------------------------------------------------
@@ -100,6 +110,7 @@ class Subscriber:
             snapshot = self.table.refresh()
             self._planned_version = snapshot.version
             self._check_subscription(snapshot)
+            self._check_not_behind(start, snapshot)
             needed = self._unsettled_members(start)
             self._acquire(snapshot, needed)
             going = (
@@ -114,7 +125,7 @@ class Subscriber:
                 self._unsettled.pop(start.claim, None)
                 self._revoked.discard(start.claim)
                 self._acknowledged = start.claim
-                batch = self._plan(snapshot, changed, going, limits, targets)
+                batch = self._plan(snapshot, start, changed, going, limits, targets)
             self.members.commit(changed)
             for member in {*self._left_to_others(snapshot), *(self.members.borrowed() & set(changed))}:
                 self.members.leave(member, snapshot.last_sequence(member))
@@ -309,6 +320,26 @@ class Subscriber:
             selector = self.settings.selector
             check_selector(known, self.destination, selector.text.strip() if selector else None)
 
+    def _check_not_behind(self, start: Batch, snapshot: Snapshot) -> None:
+        """Once, when a query starts: what its checkpoint says last must not be older than what it has acknowledged. The
+        batches in between are in its sink, under the numbers that the next ones would get: an idempotent sink would drop
+        those, and they would be acknowledged."""
+        if not self.settings.replayable or self._not_behind:
+            return
+        newest = ""
+        for member in range(snapshot.destination.members):
+            known = read_state(self._store, self.members.name(member)).acknowledged.get(self.consumer, "")
+            newest = max(newest, known, key=claim_number)
+        behind = claim_number(start.claim) < claim_number(newest)
+        if behind and (not start.claim or claim_number(start.claim)):  # else it is from before claims had numbers
+            raise StaleCheckpointError(
+                f"the checkpoint of consumer {self.consumer} of {self.destination} ends with claim {start.claim or '(none)'}, "
+                f"but this consumer has acknowledged claim {newest}: the checkpoint is an older copy, another instance runs on "
+                "it, or its progress is written asynchronously. Its next batches would get numbers that its sink has seen, "
+                "and be lost there. Start with a fresh checkpointLocation: it gets all that nobody has finished."
+            )
+        self._not_behind = True
+
     def _acquire(self, snapshot: Snapshot, needed: set[int]) -> None:
         members = max([snapshot.destination.members, *(m + 1 for m in needed)])  # a member may be removed by now
         last = {m: snapshot.last_sequence(m) for m in range(members)}
@@ -390,6 +421,7 @@ class Subscriber:
     def _plan(
         self,
         snapshot: Snapshot,
+        start: Batch,
         changed: dict[int, RecordSet],
         going: Set[int],
         limits: Limits,
@@ -407,7 +439,7 @@ class Subscriber:
         waited_ms = (time.monotonic() - self._last_batch_s) * 1000
         if total == 0 or (total < limits.min_messages and waited_ms < limits.max_delay_ms and targets is None):
             return None
-        claim = secrets.token_hex(8)
+        claim = claim_after(start.claim, secrets.token_hex(8))
         members: dict[int, MemberPick] = {}
         for member, count in self._shares(snapshot, planned, limits).items():
             picks = planned[member].take(count).take_ranges(MAX_RANGES_PER_MEMBER)

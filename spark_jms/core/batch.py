@@ -75,6 +75,18 @@ class Batch:
             ) from error
 
 
+def claim_after(before: str, token: str) -> str:
+    """The id of the claim that follows `before` in a query's checkpoint. Ids of one consumer rise by one with each batch
+    that Spark logs, so an id tells whether it is older than what the consumer has acknowledged."""
+    return f"{claim_number(before) + 1}-{token}"
+
+
+def claim_number(claim: str) -> int:
+    """0 for no claim, and for one that was made before claims had numbers."""
+    number, dash, _ = claim.partition("-")
+    return int(number) if dash and number.isdigit() else 0
+
+
 @dataclass(frozen=True)
 class Limits:
     """Admission control. None = no limit. A batch waits for `min_messages`, but not longer than `max_delay_ms`."""

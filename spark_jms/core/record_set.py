@@ -23,6 +23,7 @@ from spark_jms.core.ranges import EMPTY, Ranges, union
 from spark_jms.errors import ConsumerClosedException, FormatVersionError, RecordSetError
 
 FORMAT_VERSION = 1
+MAX_REMEMBERED = 64  # consumers whose newest acknowledged claim is known
 MAX_OUTBOX = 1000  # acknowledgements waiting for the table; beyond, neighbours of one consumer are folded into one
 
 
@@ -60,6 +61,7 @@ class RecordSet:
     consumers: Mapping[str, str] = field(default_factory=dict)  # consumer -> the session that speaks for it
     outbox: tuple[Acknowledgement, ...] = ()
     position: int = 0  # of the newest acknowledgement ever
+    acknowledged: Mapping[str, str] = field(default_factory=dict)  # replaying consumer -> its newest acknowledged claim
 
     # -- asking ---------------------------------------------------------------------------------------------------
     @property
@@ -120,7 +122,8 @@ class RecordSet:
                 f"claim {claim_id} does not hold {part - claim.picks}: nothing was acknowledged. "
                 "Close this consumer and create a new one."
             )
-        return self._without(claim, picks)._finish(consumer, claim_id, picks, epoch, now_ms)
+        after = self._without(claim, picks)._finish(consumer, claim_id, picks, epoch, now_ms)
+        return after._remember(consumer, claim_id) if claim.replayable else after
 
     def drop(self, consumer: str, keep: str | None = None) -> RecordSet:
         """Forget the consumer's claims but `keep`: Spark never logged them, so nobody ever saw their messages."""
@@ -186,6 +189,11 @@ class RecordSet:
             outbox = (replace(second, picks=first.picks | second.picks), *rest)
         return replace(after, outbox=outbox, position=position)
 
+    def _remember(self, consumer: str, claim_id: str) -> RecordSet:
+        """The latest to acknowledge is last; the one that has been silent longest is forgotten."""
+        others = [(c, k) for c, k in self.acknowledged.items() if c != consumer]
+        return replace(self, acknowledged=dict([*others, (consumer, claim_id)][-MAX_REMEMBERED:]))
+
     def _done(self, picks: Ranges) -> RecordSet:
         done, floor = self.done | picks, self.floor
         if done and done.first <= floor + 1:
@@ -223,6 +231,7 @@ class RecordSet:
                 ],
                 "deliveries": [[n, r.to_json()] for n, r in self.deliveries.items()],
                 "consumers": dict(self.consumers),
+                "acknowledged": dict(self.acknowledged),
                 "outbox": [
                     [a.position, a.consumer, a.claim, a.picks.to_json(), a.epoch, a.acknowledged_ms]
                     for a in self.outbox
@@ -252,6 +261,7 @@ class RecordSet:
                 },
                 deliveries={n: Ranges.from_json(r) for n, r in state["deliveries"]},
                 consumers=state["consumers"],
+                acknowledged=state.get("acknowledged", {}),
                 outbox=tuple(
                     Acknowledgement(a[0], a[1], a[2], Ranges.from_json(a[3]), a[4], a[5]) for a in state["outbox"]
                 ),

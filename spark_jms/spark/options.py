@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from spark_jms.core.duration import parse_duration_ms
-from spark_jms.errors import OptionError
+from spark_jms.errors import OptionError, TriggerError
 
 VIEWS = ("messages", "all", "acknowledgements", "claims", "subscriptions")
 _COMMON = {"root", "destination", "path"}
@@ -34,6 +34,7 @@ _FROM_SPARK = {
     "collation",
     "is_managed_location",
 }
+_PREFIXES = ("spark.", "fs.", "option.", "asyncprogresstracking")
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,14 @@ def parse_options(given: Mapping[str, str]) -> Options:
     known = {name.lower(): name for name in ACCEPTED}
     values: dict[str, str] = {}
     for key, value in given.items():
+        if key.lower() == "asyncprogresstrackingenabled" and value.lower() == "true":
+            raise TriggerError(
+                f"{key} writes a query's progress after the next batch was asked for, which is the signal to acknowledge: "
+                "leave it out"
+            )
         if key.lower() in known:
             values[known[key.lower()]] = value
-        elif key.lower() not in _FROM_SPARK and not key.lower().startswith(("spark.", "fs.", "option.")):
+        elif key.lower() not in _FROM_SPARK and not key.lower().startswith(_PREFIXES):
             raise OptionError(f'format("jmsq") has no option {key!r}: accepted are {", ".join(ACCEPTED)}')
     return Options(
         root=_required(values, "root", os.environ.get("JMSQ_ROOT")),

@@ -11,12 +11,14 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from spark_jms import connect
 from spark_jms.checkpoint import views
 from spark_jms.core.batch import Batch
+from spark_jms.errors import StaleCheckpointError, TriggerError
 from spark_jms.log.domain import Domain
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader, read_partition
 from spark_jms.testing import memory_domain
 
 LIMIT = ReadMaxRows(1000)
+ONE = {"maxMessagesPerTrigger": "1"}
 Offset = dict[str, Any]
 
 
@@ -82,3 +84,49 @@ def test_a_query_that_died_before_its_first_claim_was_logged(root: str) -> None:
     assert end["claim"] != claimed["claim"]
     assert rows(again, start, end) == [("a", 1)]
     again.stop()
+
+
+# -- checkpoints that are restored ---------------------------------------------------------------------------------------
+def test_a_checkpoint_older_than_the_acknowledgements_is_refused(root: str) -> None:
+    """C5, C9: an idempotent sink would drop the next batches as duplicates, so nothing is given out."""
+    send(root, *"abcdef")
+    source = reader(root, **ONE)
+    offsets = [first_batch(source)]
+    for _ in range(4):
+        end = source.latestOffset(offsets[-1], LIMIT)
+        assert len(rows(source, offsets[-1], end)) == 1
+        offsets.append(end)
+    source.stop()  # the last batch is in the commit log, but not acknowledged yet
+    for old in offsets[:3]:
+        restored = reader(root, **ONE)
+        with pytest.raises(StaleCheckpointError, match="has acknowledged claim 3-"):
+            restored.latestOffset(old, LIMIT)
+        restored.stop()
+    for expected in "de":  # Spark may begin after its last committed batch, acknowledged or not
+        again = reader(root, **ONE)
+        end = again.latestOffset(offsets[-1] if expected == "e" else offsets[3], LIMIT)
+        assert rows(again, offsets[3], end) == [(expected, 1)]
+        if expected == "d":
+            offsets[-1] = end
+        again.stop()
+
+
+def test_a_checkpoint_from_before_claims_had_numbers_goes_on(root: str) -> None:
+    """C16"""
+    send(root, *"ab")
+    source = reader(root, **ONE)
+    start = first_batch(source)
+    first = source.latestOffset(start, LIMIT)
+    source.latestOffset(first, LIMIT)
+    source.stop()
+    again = reader(root, **ONE)
+    assert again.latestOffset({**first, "claim": "0123456789abcdef"}, LIMIT)["claim"].startswith("1-")
+    again.stop()
+
+
+def test_asynchronous_progress_is_refused_where_it_is_seen() -> None:
+    """C5: an option of the sink; what belongs to it means nothing when it is off."""
+    given = {"root": "/", "destination": "orders", "asyncProgressTrackingCheckpointIntervalMs": "5"}
+    assert parse_options({**given, "asyncProgressTrackingEnabled": "false"}).destination == "orders"
+    with pytest.raises(TriggerError, match="asyncProgressTrackingEnabled"):
+        parse_options({**given, "asyncProgressTrackingEnabled": "true"})

@@ -15,7 +15,7 @@ from spark_jms.checkpoint.subscriber import Settings, Subscriber
 from spark_jms.core.batch import Batch, Limits
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.selector import Selector
-from spark_jms.errors import ConsumerClosedException, MemberUnavailableError
+from spark_jms.errors import ConsumerClosedException, MemberUnavailableError, StaleCheckpointError
 from spark_jms.log.domain import Domain
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Consumer:
         """What may end a consumer by name ends it; any other error is a defect."""
         try:
             what()
-        except (ConsumerClosedException, MemberUnavailableError):
+        except (ConsumerClosedException, MemberUnavailableError, StaleCheckpointError):
             if self.subscriber is not None:
                 self.close()
 
