@@ -84,6 +84,13 @@ class Drop:
 
 
 @dataclass(frozen=True)
+class Unlink:
+    """Close the connection to this daemon and make another: nothing comes through it."""
+
+    daemon: int
+
+
+@dataclass(frozen=True)
 class Log:
     level: int  # 1 error, 2 information, 3 trace
     text: str
@@ -94,7 +101,7 @@ class Stop:
     pass
 
 
-Action = ToPeer | ToClient | Drop | Log | Stop
+Action = ToPeer | ToClient | Drop | Unlink | Log | Stop
 
 
 class MemoryPort(ABC):
@@ -112,6 +119,7 @@ class MemoryPort(ABC):
 class Peer:
     incarnation: str | None = None
     linked: bool = False
+    linked_ms: float = 0.0
     up: bool = False
     heard_ms: float = 0.0
     confirmed_ms: float = -1e9  # it has certainly heard from here what was sent then
@@ -182,7 +190,7 @@ class DaemonCore:
         peer = self.peers[daemon]
         if peer.incarnation is not None and peer.incarnation != incarnation:
             self.peers[daemon] = peer = Peer()
-        peer.incarnation, peer.linked, peer.heard_ms = incarnation, True, self.now_ms
+        peer.incarnation, peer.linked, peer.heard_ms, peer.linked_ms = incarnation, True, self.now_ms, self.now_ms
         self.to_peer(daemon, self.heartbeat(daemon))
         for primary in list(self.primaries.values()):
             primary.resend(daemon)
@@ -367,6 +375,9 @@ class DaemonCore:
             if peer.up and self._silent(peer, index):
                 peer.up = False
                 self.log(1, f"daemon {index} does not answer")
+            if peer.linked and self.now_ms - max(peer.heard_ms, peer.linked_ms) > self.settings.failure_timeout_ms:
+                peer.linked_ms = self.now_ms
+                self._out.append(Unlink(index))
         for name, replica in list(self.replicas.by_name.items()):
             holder = self.holder_of(replica.primary)
             if holder is None or self.dead(holder):

@@ -1,8 +1,9 @@
 """A store's objects in its regions: which region takes what, and what is written for it. Pure (R7, R12, R14).
 
 `plan_*` changes the maps at once and returns the writes; whoever calls it sends them in the order of the calls, and
-gives the instance up when one of them fails. An update that has to change regions is two writes: the new block, then
-the old one freed. A crash between them leaves two blocks of one handle; `recovered` frees the older.
+gives the instance up when one of them fails. An update that has to change regions is two writes: the new block and, only
+when that one was acknowledged (the two regions may fail apart), the old one freed: `plan_forget`. A crash between them
+leaves two blocks of one handle; `recovered` frees the older.
 """
 
 from __future__ import annotations
@@ -92,18 +93,25 @@ class InstanceCore:
         self.places[handle] = Place(region, connection)
         return handle, [(region, steps)]
 
-    def plan_update(self, handle: int, payload: bytes) -> Planned:
+    def plan_update(self, handle: int, payload: bytes) -> tuple[Planned, str | None]:
+        """The writes, and the region where `plan_forget` is due once they are acknowledged."""
         place = self._place(handle)
         old = self.regions[place.region]
         self._order += 1
         try:
-            return [(place.region, old.put(place.connection, handle, self._order, payload))]
+            return [(place.region, old.put(place.connection, handle, self._order, payload))], None
         except RegionFullError:
             region = self._room(len(payload), without=place.region)
-        steps = self.regions[region].put(place.connection, handle, self._order, payload)
-        freed = old.free(handle, self._handle, self._order)
+        space = self.regions[region]
+        if handle in space.used:
+            raise RegionFullError(f"object {handle} is on its way out of region {region}")
+        steps = space.put(place.connection, handle, self._order, payload)
         self.places[handle] = Place(region, place.connection)
-        return [(region, steps), (old.name, freed)]
+        return [(region, steps)], old.name
+
+    def plan_forget(self, region: str, handle: int) -> Planned:
+        """The old block of an object that changed regions."""
+        return [(region, self.regions[region].free(handle, self._handle, self._order))]
 
     def plan_delete(self, handle: int) -> Planned:
         place = self._place(handle)

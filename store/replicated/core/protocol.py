@@ -1,6 +1,7 @@
 """The wire: frames to messages and back. Pure (bytes in, messages out).
 
-    frame    length of what follows (u32), number (u32), CRC-32 of number and body (u32), body: one message in msgpack
+    frame    length of the body (u32), number (u32), CRC-32 of these two (u32), CRC-32 of the body (u32),
+             body: one message in msgpack
 
 The number counts the frames of a connection from 0, so a frame that is lost, doubled or out of order is noticed on any
 transport. Whatever does not fit is a ProtocolError: the connection ends, and nothing of the frame is used.
@@ -17,8 +18,8 @@ import msgspec
 from store.errors import ProtocolError
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
-_HEAD = struct.Struct("<III")
-_NUMBER = struct.Struct("<I")
+_HEAD = struct.Struct("<IIII")
+_FIRST = struct.Struct("<II")
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -216,7 +217,7 @@ def encode(number: int, message: Message) -> bytes:
     if len(body) > MAX_FRAME_BYTES:
         raise ProtocolError(f"a frame of {len(body)} bytes; at most {MAX_FRAME_BYTES}")
     number &= 0xFFFFFFFF
-    return _HEAD.pack(len(body), number, zlib.crc32(body, zlib.crc32(_NUMBER.pack(number)))) + body
+    return _HEAD.pack(len(body), number, zlib.crc32(_FIRST.pack(len(body), number)), zlib.crc32(body)) + body
 
 
 class FrameReader:
@@ -236,7 +237,9 @@ class FrameReader:
         start = 0
         try:
             while len(self._buffer) - start >= _HEAD.size:
-                length, number, crc = _HEAD.unpack_from(self._buffer, start)
+                length, number, head_crc, crc = _HEAD.unpack_from(self._buffer, start)
+                if zlib.crc32(_FIRST.pack(length, number)) != head_crc:
+                    raise ProtocolError(f"the head of frame {self._number} does not fit its checksum")
                 if length > self._max:
                     raise ProtocolError(f"a frame of {length} bytes; at most {self._max}")
                 if number != self._number & 0xFFFFFFFF:
@@ -257,7 +260,7 @@ class FrameReader:
 
 
 def _decode(number: int, crc: int, body: bytes) -> Message:
-    if zlib.crc32(body, zlib.crc32(_NUMBER.pack(number))) != crc:
+    if zlib.crc32(body) != crc:
         raise ProtocolError(f"frame {number} does not fit its checksum")
     try:
         message: Message = _decoder.decode(body)

@@ -1,0 +1,545 @@
+"""The world: daemons, clients, connections, faults and time, all from one seed. Invariants are checked after every
+step; the account is closed at the end, when all faults are over."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from store.replicated.core.daemon import Action, DaemonCore, Drop, Log, Settings, Stop, ToClient, ToPeer, Unlink
+from store.replicated.core.directory import Holder
+from store.replicated.core.protocol import Message, Reply
+from store.replicated.simulator.client import Book, SimClient
+from store.replicated.simulator.parts import SimDirectory, SimMemory, Truth, Violation, Wire
+
+TICK_MS = 50.0
+SETTLE_MS = 6_000.0
+SETTINGS = Settings(open_timeout_ms=15_000.0, chunk_bytes=4096, window_bytes=16_384, resilver_bytes_per_s=4_000_000)
+
+
+class Fault(Enum):
+    CRASH = "crash"
+    PAUSE = "pause"
+    PARTITION = "partition"
+    CLOG = "clog"
+    CUT = "cut"
+    NOISE = "noise"  # frames dropped, doubled, reordered, flipped
+    DIRECTORY = "directory"
+    CLOCK = "clock"
+    DRAIN = "drain"
+    MEMORY = "memory"  # tight limits
+    CLIENT = "client"  # clients die
+
+
+@dataclass
+class Node:
+    index: int
+    core: DaemonCore | None = None
+    memory: SimMemory | None = None
+    paused: bool = False
+    inbox: list[Callable[[], None]] = field(default_factory=list)
+    lives: int = 0
+    skew_us: int = 0
+
+
+@dataclass
+class Outcome:
+    seed: int
+    steps: int = 0
+    acks: int = 0
+    recoveries: int = 0
+    lost: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    simulated_ms: float = 0.0
+
+
+class World:
+    def __init__(
+        self, seed: int, *, duration_ms: float = 20_000.0, daemons: int | None = None, trace: bool = False,
+        core: type[DaemonCore] = DaemonCore, faults: frozenset[Fault] | None = None, settings: Settings = SETTINGS,
+    ) -> None:  # fmt: skip
+        self.seed = seed
+        self.chance = random.Random(seed)
+        self.trace = trace
+        self.core_type = core
+        self.settings = settings
+        self.now_ms = 1_000.0
+        self.duration_ms = duration_ms
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+        self.truth = Truth(self.chance)
+        self.outcome = Outcome(seed)
+        count = daemons or self.chance.choice((2, 3, 3, 4))
+        self.region_bytes = self.chance.choice((16_384, 40_000, 65_536))
+        kinds = list(Fault)
+        self.faults = faults if faults is not None else frozenset(self.chance.sample(kinds, self.chance.randint(1, 5)))
+        regions = 3 * 3
+        self.limit = self.region_bytes * (regions if Fault.MEMORY in self.faults else regions * 4)
+        self.nodes = [Node(index) for index in range(count)]
+        self.wires: dict[tuple[int, int], Wire] = {}
+        self.client_wires: dict[int, tuple[int, SimClient, Wire, Wire]] = {}
+        self.blocked: set[frozenset[int]] = set()
+        self.clogged: set[frozenset[int]] = set()
+        self.noise = 0.0
+        self.healed = False
+        self.may_lose = self.chance.random() < 0.2
+        self.books: dict[str, Book] = {}
+        self._connections = 0
+        stores = self.chance.randint(1, 3)
+        rivals = 1 if self.chance.random() < 0.3 else 0
+        self.clients = [
+            SimClient(self, number, f"store{number % stores}", self.region_bytes) for number in range(stores + rivals)
+        ]
+        for node in self.nodes:
+            self._start(node)
+
+    # ---- time
+
+    def later(self, delay_ms: float, step: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._heap, (self.now_ms + delay_ms, self._count, step))
+
+    def note(self, text: str) -> None:
+        if self.trace:
+            print(f"{self.now_ms:10.1f}  {text}")
+
+    def run(self) -> Outcome:
+        for client in self.clients:
+            self.later(self.chance.uniform(100, 400), lambda client=client: self._client_turn(client))  # type: ignore[misc]
+        self.later(self.chance.uniform(500, 1500), self._fault_turn)
+        self._until(self.now_ms + self.duration_ms)
+        self._heal()
+        for _ in range(30):
+            self._until(self.now_ms + 1_000.0)
+            if all(client.done for client in self.clients):
+                break
+        self._until(self.now_ms + SETTLE_MS)
+        self._final()
+        self.outcome.acks = sum(client.acks for client in self.clients)
+        self.outcome.recoveries = sum(client.recoveries for client in self.clients)
+        self.outcome.simulated_ms = self.now_ms
+        return self.outcome
+
+    def _until(self, end_ms: float) -> None:
+        while self._heap and self._heap[0][0] <= end_ms:
+            at_ms, _, step = heapq.heappop(self._heap)
+            self.now_ms = max(self.now_ms, at_ms)
+            self.outcome.steps += 1
+            step()
+            self._check()
+        self.now_ms = max(self.now_ms, end_ms)
+
+    # ---- daemons
+
+    def _start(self, node: Node) -> None:
+        node.lives += 1
+        incarnation = f"life{node.lives}"
+        holder = Holder(node.index, incarnation)
+        node.memory = SimMemory(self.limit)
+        node.core = self.core_type(
+            node.index, incarnation, len(self.nodes), self.limit, SimDirectory(self.truth, holder), node.memory,
+            self.settings, self.now_ms, self._wall_us(node),
+        )  # fmt: skip
+        self.truth.alive.add(holder)
+        node.paused = False
+        node.inbox.clear()
+        self.note(f"daemon {node.index} starts, {incarnation}")
+        core = node.core
+        self.later(self.chance.uniform(0, TICK_MS), lambda: self._tick(node, core))
+
+    def _wall_us(self, node: Node) -> int:
+        return int(self.now_ms * 1000) + node.skew_us
+
+    def _tick(self, node: Node, core: DaemonCore) -> None:
+        if node.core is not core:
+            return
+        if not node.paused:
+            self._dial(node)
+            self._carry(node, core.tick(self.now_ms, self._wall_us(node)))
+        self.later(self.chance.uniform(TICK_MS * 0.5, TICK_MS * 1.5), lambda: self._tick(node, core))
+
+    def _crash(self, node: Node) -> None:
+        core = node.core
+        assert core is not None
+        self.note(f"daemon {node.index} dies")
+        self.truth.alive.discard(core.me)
+        node.core, node.memory, node.paused = None, None, False
+        node.inbox.clear()
+        for a, b in [pair for pair in self.wires if node.index in pair]:
+            self._cut(a, b)
+        for connection, (index, client, _, _) in list(self.client_wires.items()):
+            if index == node.index:
+                self._client_cut(connection, client)
+
+    def _into(self, node: Node, core: DaemonCore, event: Callable[[], list[Action]]) -> None:
+        """An event for this life of the daemon: now, or when it wakes."""
+
+        def step() -> None:
+            if node.core is core:
+                self._carry(node, event())
+
+        if node.core is not core:
+            return
+        if node.paused:
+            node.inbox.append(step)
+        else:
+            step()
+
+    def _carry(self, node: Node, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case ToPeer(daemon, message):
+                    self._send(node.index, daemon, message)
+                case ToClient(connection, message):
+                    self._to_client(node, connection, message)
+                case Drop(connection):
+                    if connection in self.client_wires:
+                        self._client_cut(connection, self.client_wires[connection][1])
+                case Unlink(daemon):
+                    self._cut(node.index, daemon)
+                case Log(_, text):
+                    self.note(f"daemon {node.index}: {text}")
+                case Stop():
+                    self._check_leaving(node)
+                    self._crash(node)
+                    self.later(self.chance.uniform(500, 3000), lambda: self._start(node) if not node.core else None)
+                    return
+
+    def _check_leaving(self, node: Node) -> None:
+        core = node.core
+        assert core is not None
+        for entry in self.truth.entries.values():
+            if core.me in entry.holders():
+                raise Violation(f"daemon {node.index} left safely with a listed copy of {entry.name}")
+
+    # ---- connections between daemons
+
+    def _dial(self, node: Node) -> None:
+        for other in self.nodes[node.index + 1 :]:
+            pair = (node.index, other.index)
+            if pair in self.wires or other.core is None or frozenset(pair) in self.blocked:
+                continue
+            self._connect(node, other)
+
+    def _connect(self, a: Node, b: Node) -> None:
+        core_a, core_b = a.core, b.core
+        assert core_a is not None
+        assert core_b is not None
+        for here, there, core in ((a, b, core_b), (b, a, core_a)):
+            self.wires[(here.index, there.index)] = Wire(
+                lambda m, n=there, c=core, i=here.index: self._into(n, c, lambda: c.from_peer(self.now_ms, i, m)),  # type: ignore[misc]
+                lambda i=here.index, j=there.index: self._cut(i, j),  # type: ignore[misc]
+            )
+        for here, there, core, other in ((a, b, core_a, core_b), (b, a, core_b, core_a)):
+            wire = self.wires[(here.index, there.index)]
+            self.later(self._delay(), lambda w=wire, h=here, t=there, c=core, o=other: self._linked(w, h, t, c, o))  # type: ignore[misc]
+
+    def _linked(self, wire: Wire, here: Node, there: Node, core: DaemonCore, other: DaemonCore) -> None:
+        if wire.open:
+            self._into(here, core, lambda: core.linked(self.now_ms, there.index, other.incarnation) if wire.open else [])
+
+    def _cut(self, a: int, b: int) -> None:
+        for i, j in ((a, b), (b, a)):
+            wire = self.wires.pop((i, j), None)
+            if wire is None:
+                continue
+            wire.open = False
+            node = self.nodes[j]
+            core = node.core
+            if core is not None:
+                self._into(node, core, lambda c=core, i=i: c.unlinked(self.now_ms, i))  # type: ignore[misc]
+
+    def _delay(self) -> float:
+        return self.chance.expovariate(1 / 0.8) + 0.05
+
+    def _send(self, source: int, target: int, message: Message) -> None:
+        wire = self.wires.get((source, target))
+        if wire is None:
+            return
+        data = wire.pack(message)
+        pair = frozenset((source, target))
+        if pair in self.blocked:
+            return
+        copies, delay = 1, self._delay()
+        if self.noise and self.chance.random() < self.noise:
+            kind = self.chance.choice(("drop", "double", "late", "flip"))
+            if kind == "drop":
+                return
+            if kind == "double":
+                copies = 2
+            elif kind == "late":
+                self.later(delay + 20, lambda: wire.arrive(data))
+                return
+            else:
+                spoiled = bytearray(data)
+                spoiled[self.chance.randrange(len(spoiled))] ^= 1 << self.chance.randrange(8)
+                data = bytes(spoiled)
+        if pair in self.clogged:
+            delay += self.chance.uniform(100, 3000)
+        wire.last_ms = max(wire.last_ms, self.now_ms + delay)
+        for _ in range(copies):
+            self.later(wire.last_ms - self.now_ms, lambda: wire.arrive(data))
+
+    # ---- clients
+
+    def _client_turn(self, client: SimClient) -> None:
+        if client.daemon is None:
+            up = [node for node in self.nodes if node.core is not None]
+            if up and not client.done:
+                self._attach(client, self.chance.choice(up))
+            pause = self.chance.uniform(50, 400)
+        else:
+            client.act()
+            pause = self.chance.expovariate(1 / 25.0)
+        self.later(pause, lambda: self._client_turn(client))
+
+    def _attach(self, client: SimClient, node: Node) -> None:
+        core = node.core
+        assert core is not None
+        self._connections += 1
+        connection = self._connections
+        there = Wire(
+            lambda m: self._into(node, core, lambda: core.from_client(self.now_ms, connection, m)),
+            lambda: self._client_cut(connection, client),
+        )
+        back = Wire(client.receive, lambda: self._client_cut(connection, client))
+        self.client_wires[connection] = (node.index, client, there, back)
+        self._into(node, core, lambda: core.client_came(self.now_ms, connection, client.name))
+        client.attached(node.index, connection)
+
+    def client_sends(self, client: SimClient, message: Message) -> None:
+        found = self.client_wires.get(client.connection)
+        if found is not None:
+            self._transmit(found[2], message)
+
+    def _to_client(self, node: Node, connection: int, message: Message) -> None:
+        found = self.client_wires.get(connection)
+        if found is not None and found[0] == node.index:
+            if isinstance(message, Reply) and message.value is None:
+                self._check_ack(node, connection)
+                found[1].emitted(message.request)
+            self._transmit(found[3], message)
+
+    def _transmit(self, wire: Wire, message: Message) -> None:
+        data = wire.pack(message)
+        wire.last_ms = max(wire.last_ms, self.now_ms + self.chance.expovariate(1 / 0.3))
+        self.later(wire.last_ms - self.now_ms, lambda: wire.arrive(data))
+
+    def client_leaves(self, client: SimClient) -> None:
+        self._client_cut(client.connection, client)
+
+    def _client_cut(self, connection: int, client: SimClient) -> None:
+        found = self.client_wires.pop(connection, None)
+        if found is None:
+            return
+        index, _, there, back = found
+        there.open = back.open = False
+        node = self.nodes[index]
+        core = node.core
+        if core is not None:
+            self.later(self._delay(), lambda: self._into(node, core, lambda: core.client_gone(self.now_ms, connection)))
+        client.detached()
+
+    def region_lost(self, client: SimClient, name: str) -> None:
+        if not self.may_lose:
+            raise Violation(f"region {name} is lost, though one copy always lived")
+        self.outcome.lost += 1
+        client.book.maybe.update({h: {v, None} for h, v in client.book.acked.items()})
+        for values in client.book.maybe.values():
+            values.add(None)
+
+    # ---- faults
+
+    def _fault_turn(self) -> None:
+        if self.healed:
+            return
+        fault = self.chance.choice(sorted(self.faults, key=lambda f: f.value))
+        self.outcome.faults[fault.value] += 1
+        getattr(self, f"_fault_{fault.value}")()
+        self.later(self.chance.expovariate(1 / 1500.0) + 50, self._fault_turn)
+
+    def _some(self, keep: int = 1) -> Node | None:
+        up = [n for n in self.nodes if n.core is not None and not n.paused]
+        return self.chance.choice(up) if len(up) > keep else None
+
+    def _sole(self, node: Node) -> bool:
+        """Whether a region would be lost with this daemon."""
+        assert node.core is not None
+        return any(
+            node.core.me in entry.holders()
+            and not any(h != node.core.me and h in self.truth.alive for h in entry.holders())
+            for entry in self.truth.entries.values()
+        )
+
+    def _fault_crash(self) -> None:
+        node = self._some()
+        if node is not None and (self.may_lose or not self._sole(node)):
+            self._crash(node)
+            self.later(self.chance.choice((50, 1000, 4000)), lambda: self._start(node) if not node.core else None)
+
+    def _fault_pause(self) -> None:
+        node = self._some()
+        if node is not None:
+            core = node.core
+            node.paused = True
+            self.note(f"daemon {node.index} stands still")
+            self.later(self.chance.choice((300, 1500, 2500, 6000)), lambda: self._wake(node, core))
+
+    def _wake(self, node: Node, core: DaemonCore | None) -> None:
+        if node.core is not core or core is None or not node.paused:
+            return
+        self.note(f"daemon {node.index} wakes")
+        node.paused = False
+        inbox, node.inbox = node.inbox, []
+        for step in inbox:
+            step()
+
+    def _pair(self) -> frozenset[int]:
+        return frozenset(self.chance.sample(range(len(self.nodes)), 2))
+
+    def _fault_partition(self) -> None:
+        pair = self._pair()
+        self.blocked.add(pair)
+        self.note(f"partition {sorted(pair)}")
+        self.later(self.chance.choice((500, 2500, 5000)), lambda: self._unblock(pair))
+
+    def _unblock(self, pair: frozenset[int]) -> None:
+        self.blocked.discard(pair)
+        a, b = sorted(pair)
+        self._cut(a, b)
+
+    def _fault_clog(self) -> None:
+        pair = self._pair()
+        self.clogged.add(pair)
+        self.later(self.chance.choice((500, 3000)), lambda: self.clogged.discard(pair))
+
+    def _fault_cut(self) -> None:
+        a, b = sorted(self._pair())
+        self._cut(a, b)
+        if self.client_wires and self.chance.random() < 0.5:
+            connection = self.chance.choice(sorted(self.client_wires))
+            self._client_cut(connection, self.client_wires[connection][1])
+
+    def _fault_noise(self) -> None:
+        self.noise = 0.02
+        self.later(1500, lambda: setattr(self, "noise", 0.0))
+
+    def _fault_directory(self) -> None:
+        self.truth.failing = self.chance.choice((0.2, 0.5, 1.0))
+        self.later(self.chance.choice((300, 1500)), lambda: setattr(self.truth, "failing", 0.0))
+
+    def _fault_clock(self) -> None:
+        node = self.chance.choice(self.nodes)
+        node.skew_us += self.chance.choice((-3_600_000_000, 5_000_000, 86_400_000_000))
+
+    def _fault_drain(self) -> None:
+        node = self._some(keep=2)
+        if node is not None and node.core is not None:
+            connection = 0
+            if any(node.core.me in e.holders() and e.opener for e in self.truth.entries.values()):
+                for index, client, _, _ in list(self.client_wires.values()):
+                    if index == node.index:
+                        self._client_cut(client.connection, client)
+            core = node.core
+            core.clients[connection] = "admin"
+            from store.replicated.core.protocol import Shutdown
+
+            self._into(node, core, lambda: core.from_client(self.now_ms, connection, Shutdown(1, [node.index], False)))
+            core.clients.pop(connection, None)
+
+    def _fault_memory(self) -> None:
+        """The limit is tight from the start: nothing more to do now."""
+
+    def _fault_client(self) -> None:
+        if self.client_wires:
+            connection = self.chance.choice(sorted(self.client_wires))
+            self._client_cut(connection, self.client_wires[connection][1])
+
+    # ---- what must hold
+
+    def _heal(self) -> None:
+        self.note("all faults are over")
+        self.healed = True
+        self.noise, self.truth.failing = 0.0, 0.0
+        self.clogged.clear()
+        for pair in list(self.blocked):
+            self._unblock(pair)
+        for node in self.nodes:
+            if node.paused:
+                self._wake(node, node.core)
+            if node.core is None:
+                self._start(node)
+        for client in self.clients:
+            client.quiet, client.checked = True, 0
+
+    def _check(self) -> None:
+        for node in self.nodes:
+            if node.core is None or node.memory is None:
+                continue
+            used = node.core.used_bytes()
+            if used > self.limit:
+                raise Violation(f"daemon {node.index} holds {used} bytes, its limit is {self.limit}")
+            if used != sum(node.memory.held.values()):
+                raise Violation(f"daemon {node.index} counts {used} bytes and holds {sum(node.memory.held.values())}")
+
+    def _check_ack(self, node: Node, connection: int) -> None:
+        """A write is acknowledged only by the daemon that the directory names, and while every listed copy has it."""
+        assert node.core is not None
+        for name, primary in node.core.primaries.items():
+            if primary.client != connection or not primary.listed:
+                continue
+            entry = self.truth.entries.get(name)
+            if entry is not None and entry.region_id == primary.entry.region_id and entry.primary != node.core.me:
+                raise Violation(f"daemon {node.index} acknowledged for {name}, which daemon {entry.primary.daemon} serves")
+
+    def _copies(self) -> None:
+        """Listed copies that have the same items are the same bytes."""
+        for name, entry in self.truth.entries.items():
+            if entry.secondary is None:
+                continue
+            a, b = self._living(entry.primary), self._living(entry.secondary)
+            if a is None or b is None or name not in a.copies or name not in b.copies:
+                continue
+            primary = a.primaries.get(name)
+            if primary is None or primary.doubt or any(f.unacked for f in primary.followers):
+                continue
+            if a.copies[name].memory != b.copies[name].memory:
+                raise Violation(f"region {name}: the copies on {a.index} and {b.index} differ")
+
+    def _living(self, holder: Holder) -> DaemonCore | None:
+        core = self.nodes[holder.daemon].core
+        return core if core is not None and core.me == holder else None
+
+    def _final(self) -> None:
+        self._copies()
+        for client in self.clients:
+            if not client.done:
+                raise Violation(f"{client.name} could not open its store in all this time: {client.phase.value}")
+        for name, entry in self.truth.entries.items():
+            alive = [h for h in entry.holders() if self._living(h) is not None]
+            if not alive:
+                if not self.may_lose:
+                    raise Violation(f"region {name} has no living copy: {entry}")
+                continue
+            for holder in alive:
+                core = self._living(holder)
+                if core is None or name not in core.copies:
+                    raise Violation(f"region {name}: daemon {holder.daemon} is listed and has no copy")
+            room = [n for n in self.nodes if n.core and n.core.me not in alive and n.core.free_bytes() >= entry.size]
+            if len(alive) < 2 and room:
+                raise Violation(f"region {name} has one copy, with everybody well again: {entry}")
+        for node in self.nodes:
+            assert node.core is not None
+            for name in node.core.copies:
+                listed = self.truth.entries.get(name)
+                if listed is None or node.core.me not in listed.holders():
+                    raise Violation(f"daemon {node.index} keeps a copy of {name} that the directory does not list")
+
+
+def run(seed: int, **options: Any) -> Outcome:
+    return World(seed, **options).run()
