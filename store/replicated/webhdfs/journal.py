@@ -169,14 +169,15 @@ class Journal:
                 namespace = Namespace.restored(data)
             except (ValueError, KeyError) as error:
                 raise StoreCorruptError(name, root.snapshot[0], f"the snapshot is damaged: {error}") from error
-        others = sorted(handles - {self._root_handle} - set(root.snapshot) - namespace.handles())
+        known = {self._root_handle, *root.snapshot}
+        others = sorted(handles - known - namespace.handles())
         replayed = {handle for handle, batch in await self._batches_of(others) if self._replay(namespace, batch)}
         used = namespace.handles()
         lost = used - handles
         if lost:
             raise StoreCorruptError(name, min(lost), "a block of a file is missing")
         self._batches = sorted(replayed)
-        garbage = [handle for handle in others if handle not in used and handle not in replayed]
+        garbage = sorted(handles - known - used - replayed)
         self.garbage_count = len(garbage)
         await self.delete(garbage)
         return namespace

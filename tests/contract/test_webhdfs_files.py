@@ -1,0 +1,462 @@
+"""Files on objects (R19): durable when told, whole or not at all after a crash at any point, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import count
+
+import pytest
+
+from store.errors import (
+    DaemonUnavailableError,
+    FencedError,
+    SingleCopyError,
+    StoreCorruptError,
+    StoreError,
+    StoreFullError,
+    StoreVersionError,
+)
+from store.replicated.objects import ConnectionStatistics, MemoryObjects, Objects
+from store.replicated.webhdfs import errors
+from store.replicated.webhdfs.files import Files, FilesOptions
+from store.replicated.webhdfs.journal import BLOCK, JOURNAL, MAGIC_BYTES, ROOT
+from store.replicated.webhdfs.stream import Writer
+
+SMALL = FilesOptions(block_bytes=64, inline_bytes=16, merge_bytes=32, refused_retry_ms=0, refused_retries=3)
+OBJECT_BYTES = 4096
+
+
+class Crashing(Objects):
+    """Objects that fail at the k-th change: before it is made, or after, when it is done but nobody was told."""
+
+    def __init__(self, inner: MemoryObjects, fail_at: int, done: bool) -> None:
+        self.inner, self.fail_at, self.done = inner, fail_at, done
+        self.name, self.max_object_bytes = inner.name, inner.max_object_bytes
+        self.changes = 0
+        self.kinds: list[str] = []
+
+    async def _change(self, kind: str, make: Callable[[], Awaitable[int | None]]) -> int | None:
+        self.changes += 1
+        self.kinds.append(kind)
+        await asyncio.sleep(0)  # others may come between, as they would
+        if self.changes == self.fail_at and self.done:
+            await make()
+        if self.changes >= self.fail_at:
+            raise DaemonUnavailableError("planned")
+        return await make()
+
+    async def create(self, data: bytes) -> int:
+        handle = await self._change("create", lambda: self.inner.create(data))
+        assert handle is not None
+        return handle
+
+    async def update(self, handle: int, data: bytes) -> None:
+        await self._change("update", lambda: self.inner.update(handle, data))
+
+    async def delete(self, handle: int) -> None:
+        await self._change("delete", lambda: self.inner.delete(handle))
+
+    async def read(self, handle: int) -> bytes:
+        await asyncio.sleep(0)
+        return await self.inner.read(handle)
+
+    def handles(self) -> Sequence[int]:
+        return self.inner.handles()
+
+    def statistics(self) -> ConnectionStatistics:
+        return self.inner.statistics()
+
+
+class Refusing(MemoryObjects):
+    """Refuses what grows by `error` while `refusals` is above 0."""
+
+    error: StoreError = StoreFullError("planned")
+    refusals = 0
+
+    async def create(self, data: bytes) -> int:
+        if self.refusals > 0:
+            self.refusals -= 1
+            raise self.error
+        return await super().create(data)
+
+
+def clock() -> Callable[[], int]:
+    ticks = count(1_000)
+    return lambda: next(ticks)
+
+
+async def opened(objects: Objects | None = None, options: FilesOptions = SMALL) -> Files:
+    return await Files.open(objects or MemoryObjects(max_object_bytes=OBJECT_BYTES), clock(), options)
+
+
+async def written(writer: Writer, data: bytes) -> None:
+    try:
+        await writer.write(data)
+        await writer.close()
+    finally:
+        await writer.abort()
+
+
+async def put(files: Files, path: str, data: bytes, overwrite: bool = False) -> None:
+    await written(await files.create(path, overwrite), data)
+
+
+async def add(files: Files, path: str, data: bytes) -> None:
+    await written(await files.append(path), data)
+
+
+async def get(files: Files, path: str) -> bytes:
+    return await (await files.read(path)).all()
+
+
+async def everything(files: Files) -> dict[str, bytes | None]:
+    found: dict[str, bytes | None] = {}
+    todo = ["/"]
+    while todo:
+        path = todo.pop()
+        for status in (await files.listing(path))[0]:
+            child = path.rstrip("/") + "/" + status.path_suffix
+            found[child] = None if status.is_directory else await get(files, child)
+            if status.is_directory:
+                todo.append(child)
+    return found
+
+
+Step = tuple[Callable[[Files], Awaitable[object]], Callable[[dict[str, bytes | None]], None]]
+LONG = bytes(range(256)) * 2
+
+
+def _pop(model: dict[str, bytes | None], source: str, target: str) -> None:
+    model[target] = model.pop(source)
+
+
+STORY: list[Step] = [
+    (lambda f: f.mkdirs("/a/b"), lambda m: m.update({"/a": None, "/a/b": None})),
+    (lambda f: put(f, "/a/one", b"small"), lambda m: m.update({"/a/one": b"small"})),
+    (lambda f: put(f, "/a/long", LONG), lambda m: m.update({"/a/long": LONG})),
+    (lambda f: f.rename_strict("/a/one", "/a/b/one"), lambda m: _pop(m, "/a/one", "/a/b/one")),
+    (lambda f: add(f, "/a/long", b"x" * 10), lambda m: m.update({"/a/long": LONG + b"x" * 10})),
+    (lambda f: add(f, "/a/long", b"y" * 90), lambda m: m.update({"/a/long": LONG + b"x" * 10 + b"y" * 90})),
+    (lambda f: put(f, "/a/b/one", LONG[:100], overwrite=True), lambda m: m.update({"/a/b/one": LONG[:100]})),
+    (lambda f: f.truncate("/a/long", 70), lambda m: m.update({"/a/long": LONG[:70]})),
+    (lambda f: add(f, "/a/long", b"z" * 20), lambda m: m.update({"/a/long": LONG[:70] + b"z" * 20})),
+    (lambda f: put(f, "/a/tail", b"t" * 40), lambda m: m.update({"/a/tail": b"t" * 40})),
+    (
+        lambda f: f.concat("/a/long", ["/a/tail"]),
+        lambda m: m.update({"/a/long": LONG[:70] + b"z" * 20 + (m.pop("/a/tail") or b"")}),
+    ),
+    (lambda f: put(f, "/a/new", b"n" * 30), lambda m: m.update({"/a/new": b"n" * 30})),
+    (lambda f: f.rename_strict("/a/new", "/a/b/one", True), lambda m: _pop(m, "/a/new", "/a/b/one")),
+    (lambda f: f.set_attributes("/a/b/one", permission=0o600), lambda m: None),
+    (lambda f: f.delete("/a/b", True), lambda m: [m.pop(p) for p in ("/a/b", "/a/b/one")] and None),  # type: ignore[func-returns-value]
+    (lambda f: put(f, "/end", b"e" * 200), lambda m: m.update({"/end": b"e" * 200})),
+]
+
+
+async def story(objects: Objects, options: FilesOptions) -> tuple[list[dict[str, bytes | None]], bool]:
+    """Play it; the states that may be found afterwards (the last one that was told, and perhaps the next)."""
+    model: dict[str, bytes | None] = {}
+    try:
+        files = await opened(objects, options)
+    except StoreError:
+        return [model], False
+    for act, change in STORY:
+        before = dict(model)
+        change(model)
+        try:
+            await act(files)
+        except errors.RetriableError:
+            assert files.failure is not None
+            await files.close()
+            return [before, model], False
+    await files.close()
+    return [model], True
+
+
+async def crash_everywhere(options: FilesOptions, done: bool) -> int:
+    for fail_at in range(1, 1000):
+        inner = MemoryObjects(max_object_bytes=OBJECT_BYTES)
+        crashing = Crashing(inner, fail_at, done)
+        allowed, complete = await story(crashing, options)
+        for _ in range(2):  # a recovery's own work must not matter to the next
+            again = MemoryObjects(max_object_bytes=OBJECT_BYTES, contents=inner.contents)
+            files = await opened(again, options)
+            found = await everything(files)
+            assert found in allowed, f"crash at change {fail_at}: {found}"
+            await put(files, "/probe", b"p" * 100, overwrite=True)
+            await files.delete("/probe")
+            await files.close()
+            unreferenced = [
+                data for handle, data in again.contents.items()
+                if data[:MAGIC_BYTES] == BLOCK and handle not in files._tree.handles()
+            ]  # fmt: skip
+            assert not unreferenced, "garbage stayed"
+        if complete and crashing.changes < fail_at:
+            return fail_at
+    raise AssertionError("the story never ended")
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("snapshot_batches", [1000, 3])
+def test_crash_at_every_change(snapshot_batches: int, done: bool) -> None:
+    """R19: fail the k-th object change for every k, done or not done, and recover: old or new, never between."""
+    options = FilesOptions(
+        block_bytes=64, inline_bytes=16, merge_bytes=32, refused_retry_ms=0, snapshot_batches=snapshot_batches
+    )
+    assert asyncio.run(crash_everywhere(options, done)) > 30
+
+
+def test_recovery_that_crashes_itself() -> None:
+    """R19: recovery may be cut at each of its deletions."""
+
+    async def run() -> None:
+        for fail_at in range(1, 40):
+            inner = MemoryObjects(max_object_bytes=OBJECT_BYTES)
+            files = await opened(inner)
+            await put(files, "/kept", LONG)
+            for _ in range(5):
+                await inner.create(BLOCK + b"left by a crash")
+            crashing = Crashing(MemoryObjects(max_object_bytes=OBJECT_BYTES, contents=inner.contents), fail_at, True)
+            try:
+                files = await opened(crashing)
+            except StoreError:
+                files = await opened(MemoryObjects(max_object_bytes=OBJECT_BYTES, contents=inner.contents))
+            else:
+                assert files.statistics().garbage_swept == 6  # the blocks, and the reserve of before
+                assert fail_at > 6
+                return
+            assert await get(files, "/kept") == LONG
+        raise AssertionError
+
+    asyncio.run(run())
+
+
+def test_concurrent_changes_share_a_journal_object() -> None:
+    """R19: what comes while the journal is being written is written together, and told when it is durable."""
+
+    async def run() -> None:
+        inner = MemoryObjects(max_object_bytes=OBJECT_BYTES)
+        files = await opened(Crashing(inner, 10**9, False))
+        await asyncio.gather(*(files.mkdirs(f"/d{n}") for n in range(200)))
+        statistics = files.statistics()
+        assert statistics.mutation_count == 200
+        assert statistics.journal_write_count <= 20
+        again = await opened(MemoryObjects(max_object_bytes=OBJECT_BYTES, contents=inner.contents))
+        assert len(await everything(again)) == 200
+
+    asyncio.run(run())
+
+
+def test_nobody_sees_what_is_not_durable() -> None:
+    """R19: a look, and a refusal, wait for what they saw; when that fails, they fail."""
+
+    async def run() -> None:
+        inner = MemoryObjects(max_object_bytes=OBJECT_BYTES)
+        crashing = Crashing(inner, 10**9, False)
+        files = await opened(crashing)
+        crashing.fail_at = crashing.changes + 1
+        made = asyncio.ensure_future(files.mkdirs("/d"))
+        await asyncio.sleep(0)
+        looks = [files.status("/d"), files.rename_strict("/x", "/d"), files.listing("/"), made]
+        results = await asyncio.gather(*looks, return_exceptions=True)
+        assert all(isinstance(result, errors.RetriableError) for result in results), results
+
+    asyncio.run(run())
+
+
+def test_rename_race_through_files() -> None:
+    """R19: of twenty drivers that rename to one name at once, one wins."""
+
+    async def run() -> None:
+        files = await opened()
+        for n in range(20):
+            await put(files, f"/.{n}.tmp", b"%d" % n)
+        results = await asyncio.gather(
+            *(files.rename_strict(f"/.{n}.tmp", "/1") for n in range(20)), return_exceptions=True
+        )
+        assert sum(result is None for result in results) == 1
+        assert sum(isinstance(result, errors.FileExistsAlreadyError) for result in results) == 19
+        assert await get(files, "/1") == b"%d" % results.index(None)
+
+    asyncio.run(run())
+
+
+def test_leases() -> None:
+    """R19: one writer a file; overwriting takes over; an abandoned writer leaves nothing."""
+
+    async def run() -> None:
+        objects = MemoryObjects(max_object_bytes=OBJECT_BYTES)
+        files = await opened(objects)
+        first = await files.create("/f")
+        assert (await files.status("/f")).length == 0
+        await first.write(LONG)
+        with pytest.raises(errors.FileExistsAlreadyError):
+            await files.create("/f")
+        with pytest.raises(errors.BeingCreatedError):
+            await files.append("/f")
+        with pytest.raises(errors.BeingCreatedError):
+            await files.rename_strict("/f", "/g")
+        second = await files.create("/f", overwrite=True)
+        await second.write(b"second")
+        with pytest.raises(errors.LeaseExpiredError):
+            await first.close()
+        await second.close()
+        assert await get(files, "/f") == b"second"
+
+        third = await files.create("/f", overwrite=True)
+        await third.write(LONG)
+        assert await get(files, "/f") == b"second", "the old content stays until the new one is whole"
+        await third.abort()
+        assert await get(files, "/f") == b"second"
+
+        fourth = await files.append("/f")
+        with pytest.raises(errors.BeingCreatedError):
+            await files.truncate("/f", 1)
+        await fourth.write(b"+")
+        await files.rename_strict("/f", "/moved")
+        await fourth.close()
+        assert await get(files, "/moved") == b"second+"
+
+        fifth = await files.create("/dir/gone")
+        await files.delete("/dir", recursive=True)
+        with pytest.raises(errors.LeaseExpiredError):
+            await fifth.close()
+        abandoned = await files.create("/abandoned")
+        await abandoned.abort()
+        with pytest.raises(errors.NoSuchFileError):
+            await files.status("/abandoned")
+        assert files.statistics().open_writers == 0
+        await files.close()
+        assert not [data for data in objects.contents.values() if data[:MAGIC_BYTES] == BLOCK]
+
+    asyncio.run(run())
+
+
+def test_reader_keeps_what_it_opened() -> None:
+    """R19: a file that is deleted or written over is read to its end, then its blocks go."""
+
+    async def run() -> None:
+        objects = MemoryObjects(max_object_bytes=OBJECT_BYTES)
+        files = await opened(objects)
+        await put(files, "/f", LONG)
+        reader = await files.read("/f", 100, 300)
+        await files.delete("/f")
+        assert await reader.all() == LONG[100:400]
+        await files.close()
+        assert not [data for data in objects.contents.values() if data[:MAGIC_BYTES] == BLOCK]
+
+    asyncio.run(run())
+
+
+def test_a_full_store_can_be_emptied() -> None:
+    """R13, R19: when there is no room, what grows is refused by name and deletions go on."""
+
+    async def run() -> None:
+        objects = Refusing(max_object_bytes=OBJECT_BYTES)
+        files = await opened(objects)
+        await put(files, "/f", LONG)
+        objects.refusals = 1  # the next block
+        with pytest.raises(errors.NoSpaceError):
+            await put(files, "/g", LONG)
+        objects.refusals = 1  # the journal: the reserve is given up
+        await files.delete("/f")
+        objects.refusals = 1
+        with pytest.raises(errors.NoSpaceError):
+            await files.mkdirs("/more")
+        await files.mkdirs("/more")
+        assert await everything(files) == {"/more": None}
+        assert files.failure is None
+
+    asyncio.run(run())
+
+
+def test_refused_for_now_is_tried_again() -> None:
+    """R19: one copy left and a policy that refuses: the journal waits, within a bound, and then fails by name."""
+
+    async def run() -> None:
+        objects = Refusing(max_object_bytes=OBJECT_BYTES)
+        objects.error = SingleCopyError("planned")
+        files = await opened(objects)
+        objects.refusals = SMALL.refused_retries
+        await files.mkdirs("/waited")
+        objects.refusals = SMALL.refused_retries + 1
+        with pytest.raises(errors.RetriableError):
+            await files.mkdirs("/gave up")
+        assert isinstance(files.failure, SingleCopyError)
+
+    asyncio.run(run())
+
+
+def test_fenced_namespace_answers_nothing() -> None:
+    """R19: when the instance was replaced, every operation is told to come again."""
+
+    async def run() -> None:
+        objects = MemoryObjects(max_object_bytes=OBJECT_BYTES)
+        files = await opened(objects)
+        objects.failure = FencedError("planned")
+        with pytest.raises(errors.RetriableError):
+            await files.mkdirs("/d")
+        with pytest.raises(errors.RetriableError):
+            await files.status("/")
+
+    asyncio.run(run())
+
+
+def test_damage_is_named() -> None:
+    """R16, R19: a foreign root, a newer version, a lost block and a broken batch are refused, and nothing is changed."""
+
+    async def run() -> None:
+        contents: dict[int, bytes] = {}
+        files = await opened(MemoryObjects(max_object_bytes=OBJECT_BYTES, contents=contents))
+        await put(files, "/f", LONG)
+        block = next(handle for handle, data in contents.items() if data[:MAGIC_BYTES] == BLOCK)
+        batch = next(handle for handle, data in contents.items() if data[:MAGIC_BYTES] == JOURNAL)
+        for changed, error in [
+            ({1: b"????"}, StoreCorruptError),
+            ({1: ROOT + b"\x96\x63\xa0\xa0\x00\x90\x00"}, StoreVersionError),
+            ({batch: JOURNAL + b"???"}, StoreCorruptError),
+            ({block: None}, StoreCorruptError),
+        ]:
+            damaged = {h: d for h, d in {**contents, **changed}.items() if d is not None}
+            before = dict(damaged)
+            with pytest.raises(error):
+                await opened(MemoryObjects(max_object_bytes=OBJECT_BYTES, contents=damaged))
+            assert damaged == before
+
+    asyncio.run(run())
+
+
+def test_large_file_is_never_whole_in_memory() -> None:
+    """R19: a writer holds at most one block, whatever it is given."""
+
+    async def run() -> None:
+        files = await opened()
+        writer = await files.create("/large")
+        for _ in range(30):
+            await writer.write(LONG)
+            assert len(writer._buffer) < 64
+        await writer.close()
+        assert await get(files, "/large") == LONG * 30
+        assert await (await files.read("/large", 513, 7)).all() == (LONG * 30)[513:520]
+
+    asyncio.run(run())
+
+
+def test_many_small_files_fill_the_inline_budget() -> None:
+    """R19: small contents live in the journal while they fit their budget, then in blocks."""
+
+    async def run() -> None:
+        objects = MemoryObjects(max_object_bytes=OBJECT_BYTES)
+        options = FilesOptions(block_bytes=64, inline_bytes=16, inline_budget_bytes=100, snapshot_batches=5)
+        files = await opened(objects, options)
+        for n in range(20):
+            await put(files, f"/{n}", b"0123456789")
+        assert files.statistics().inline_bytes == 100
+        assert files.statistics().snapshot_count > 2
+        before = await everything(files)
+        again = await opened(MemoryObjects(max_object_bytes=OBJECT_BYTES, contents=objects.contents), options)
+        assert await everything(again) == before
+        assert again.statistics().inline_bytes == 100
+
+    asyncio.run(run())
