@@ -39,6 +39,8 @@ def fetch(
     """The picked messages of one member in order. `files` are tried first; one that compaction has replaced meanwhile is
     looked up anew. Messages that are nowhere are a DataLossError, or left out when `fail_on_data_loss` is false."""
     left = picks
+    if not left:
+        return
     for attempt in range(1, _ATTEMPTS + 1):
         for file in files if files is not None and attempt == 1 else hints(table, member, left):
             part = left.between(file.first, file.last)

@@ -46,6 +46,18 @@ def ensure_subscription(
     return subscription
 
 
+def find_subscription(log: DeltaLog, subscription: str | None, selector: Selector | None) -> str | None:
+    """The name under which positions are kept; None when the topic's subscription is not there any more."""
+    destination = log.refresh().destination
+    if not destination.is_topic:
+        return QUEUE_SUBSCRIPTION
+    known = destination.subscriptions.get(subscription or "")
+    if known is None:
+        return None
+    check_selector(known, destination.name, selector.text.strip() if selector else None)
+    return known.name
+
+
 def check_selector(known: Subscription, topic: str, text: str | None) -> None:
     if known.selector != text:
         raise OptionError(

@@ -12,12 +12,12 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from spark_jms.checkpoint.members import Members
 from spark_jms.checkpoint.outbox import Outbox
+from spark_jms.checkpoint.planner import Planner
 from spark_jms.checkpoint.positions import check_selector
-from spark_jms.checkpoint.scan import groups_of, scan
 from spark_jms.core.batch import (
     MAX_RANGES_PER_MEMBER,
     Batch,
@@ -25,7 +25,6 @@ from spark_jms.core.batch import (
     MemberPick,
     claim_after,
     claim_number,
-    fair_shares,
 )
 from spark_jms.core.ranges import EMPTY, Ranges, union
 from spark_jms.core.record_set import Claim, RecordSet
@@ -33,14 +32,13 @@ from spark_jms.core.selector import Selector
 from spark_jms.errors import (
     ClosedError,
     ConsumerClosedException,
-    DataLossError,
     InvalidDestinationError,
     MemberUnavailableError,
     RecordSetError,
     StaleCheckpointError,
 )
 from spark_jms.log.domain import Domain
-from spark_jms.log.snapshot import MemberFiles, Snapshot
+from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.storage import now_ms
 from store import Store
 
@@ -58,16 +56,6 @@ class Settings:
     fail_on_data_loss: bool = True
     in_doubt_timeout_ms: int | None = None  # None = as the destination says
     members: frozenset[int] | None = None
-
-
-@dataclass
-class Planned:
-    """What `next_batch` found for one held member, before limits."""
-
-    state: RecordSet
-    candidates: Ranges
-    picks: Ranges = EMPTY
-    refused: Ranges = field(default=EMPTY)
 
 
 class Subscriber:
@@ -95,7 +83,9 @@ class Subscriber:
         self._acknowledged = ""  # the newest start claim that is acknowledged wherever it was held
         self._revoked: set[str] = set()  # claims found revoked when we came back: nothing to acknowledge there
         self._own: set[str] = set()  # claims this instance made or has adopted
-        self._refused: dict[int, Ranges] = {}
+        self.planner = Planner(
+            self.table, consumer, settings.selector, settings.fail_on_data_loss, self.members.name, clock_ms
+        )
         self._unsettled: dict[str, set[int]] = {}  # start claim -> members where it still has to be acknowledged
         self._met = set(store.sessions())  # those that lived when we started: one of them may be our older self
         self._last_batch_s = time.monotonic()
@@ -225,6 +215,8 @@ class Subscriber:
             self._check_open()
             if not all(self.members.open(member) for member in parts):
                 return False
+            for member in parts:
+                self.planner.start_again(member)  # what comes back lies before what was looked at
             self.members.commit(
                 {m: self._attached(m).release(claim, part, delivered=delivered) for m, part in parts.items()}
             )
@@ -270,7 +262,17 @@ class Subscriber:
     def has_news(self) -> bool:
         """Something has changed since the last plan: a commit (which somebody else in this process may have read
         already), or a record that was handed over. Cheap enough for 200 times a second."""
-        return self.table.snapshot.version != self._planned_version or self.table.has_news() or self.wants_records()
+        return (
+            self.table.snapshot.version != self._planned_version
+            or self.table.has_news()
+            or self.looks_on()
+            or self.wants_records()
+        )
+
+    def looks_on(self) -> bool:
+        """The last plan did not get through all there is: the next one goes on."""
+        with self.lock:
+            return any(self.planner.unfinished(member) for member in self.members.held)
 
     def wants_records(self) -> bool:
         """Another consumer has handed a record over that `next_batch` has not taken up yet."""
@@ -290,7 +292,7 @@ class Subscriber:
                 held = self.members.held.get(member)
                 state = held.state if held else read_state(self._store, self.members.name(member))
                 floor = self.table.snapshot.destination.start_floor(self.subscription, member)
-                left = state.unfinished(floor + 1, last) - self._refused.get(member, EMPTY)
+                left = state.unfinished(floor + 1, last) - self.planner.refused.get(member, EMPTY)
                 if held:
                     left = left & union(c.picks for c in state.claims.values() if c.consumer != self.consumer)
                 if left:
@@ -413,8 +415,9 @@ class Subscriber:
         there would wait for ever if we kept the record; a free one is taken by whoever looks next."""
         return [
             member
-            for member, refused in self._refused.items()
+            for member, refused in self.planner.refused.items()
             if member in self.members.held
+            and not self.planner.unfinished(member)
             and refused & self.members.held[member].state.available(1, snapshot.last_sequence(member))
         ]
 
@@ -432,17 +435,21 @@ class Subscriber:
             last = snapshot.last_sequence(member)
             if targets is not None:
                 last = min(last, targets.get(member, 0))
-            changed[member], picks = self._pickable(snapshot, member, changed[member], last, limits)
+            epoch = self.members.held[member].handle.epoch
+            changed[member], picks = self.planner.picks(snapshot, member, changed[member], last, limits, epoch)
             if picks:
                 planned[member] = picks
         total = sum(picks.count for picks in planned.values())
         waited_ms = (time.monotonic() - self._last_batch_s) * 1000
         if total == 0 or (total < limits.min_messages and waited_ms < limits.max_delay_ms and targets is None):
+            for member, picks in planned.items():
+                self.planner.not_claimed(member, picks)
             return None
         claim = claim_after(start.claim, secrets.token_hex(8))
         members: dict[int, MemberPick] = {}
-        for member, count in self._shares(snapshot, planned, limits).items():
+        for member, count in self.planner.shares(snapshot, planned, limits).items():
             picks = planned[member].take(count).take_ranges(MAX_RANGES_PER_MEMBER)
+            self.planner.not_claimed(member, planned[member] - picks)
             if not picks:
                 continue
             state = changed[member]
@@ -452,86 +459,6 @@ class Subscriber:
             changed[member] = state.claim(made)
             members[member] = MemberPick(self.members.held[member].handle.epoch, picks, state.redelivered(picks))
         return Batch(self.consumer, claim, members)
-
-    def _pickable(
-        self, snapshot: Snapshot, member: int, state: RecordSet, last: int, limits: Limits
-    ) -> tuple[RecordSet, Ranges]:
-        """What may be picked now; with a limit, no more is looked at than is needed: a plan costs the same whatever the
-        backlog."""
-        available = state.available(1, last)
-        if limits.max_messages is not None:
-            enough = max(limits.max_messages, limits.min_messages)
-            state, picks = self._pick_from(snapshot, member, state, available.take(enough), last)
-            if picks.count == enough:
-                return state, picks
-            available = state.available(1, last)
-        return self._pick_from(snapshot, member, state, available, last)
-
-    def _pick_from(
-        self, snapshot: Snapshot, member: int, state: RecordSet, available: Ranges, last: int
-    ) -> tuple[RecordSet, Ranges]:
-        if not available:
-            return state, EMPTY
-        files = snapshot.member_files(member)
-        state, available = self._check_loss(state, available, files, member)
-        candidates = available - self._refused.get(member, EMPTY)
-        if not candidates:
-            return state, EMPTY
-        near = files.overlapping(candidates.first, candidates.last)
-        others = union(c.picks for c in state.claims.values() if c.consumer != self.consumer)
-        blocked = (
-            groups_of(self.table.storage, files.overlapping(others.first, others.last), others)
-            if others
-            else frozenset()
-        )
-        found = scan(self.table.storage, near, candidates, self.settings.selector, blocked, self._clock_ms())
-        if found.expired:
-            state = state.skip(found.expired)
-        if found.refused and snapshot.destination.is_topic:
-            state = state.skip(found.refused)  # not for this subscription, ever
-        elif found.refused:
-            known = self._refused.get(member, EMPTY) & state.unfinished(1, last)  # what is done is forgotten
-            self._refused[member] = known | found.refused
-        return state, found.picks
-
-    def _check_loss(
-        self, state: RecordSet, available: Ranges, files: MemberFiles, member: int
-    ) -> tuple[RecordSet, Ranges]:
-        covered = Ranges.of(*((f.first, f.last) for f in files.overlapping(available.first, available.last)))
-        missing = available - covered
-        if not missing:
-            return state, available
-        if self.settings.fail_on_data_loss:
-            raise DataLossError(
-                f"{self.members.name(member)}: {missing.count} message(s) that were not consumed are gone ({missing}): purged or "
-                "deleted. Set failOnDataLoss to false to go on without them."
-            )
-        log.warning(
-            "%s: %d message(s) are gone (%s) and are skipped", self.members.name(member), missing.count, missing
-        )
-        return state.skip(missing), available & covered
-
-    def _shares(self, snapshot: Snapshot, planned: Mapping[int, Ranges], limits: Limits) -> dict[int, int]:
-        shares = {member: picks.count for member, picks in planned.items()}
-        if limits.max_messages is not None:
-            shares = fair_shares(limits.max_messages, shares)
-        if limits.max_bytes is not None:
-            share_bytes = limits.max_bytes // max(len(planned), 1)
-            shares = {m: min(n, _fitting(snapshot, m, planned[m], share_bytes)) for m, n in shares.items()}
-        return shares
-
-
-def _fitting(snapshot: Snapshot, member: int, picks: Ranges, limit_bytes: int) -> int:
-    """How many of the first picks have about `limit_bytes`, by the files' averages; at least one, so nothing is stuck."""
-    used, count = 0.0, 0
-    for file in snapshot.member_files(member).overlapping(picks.first, picks.last):
-        average = file.bytes / max(file.rows, 1)
-        rows = picks.between(file.first, file.last).count
-        fits = int((limit_bytes - used) / average)
-        if fits < rows:
-            return max(count + max(fits, 0), 1)
-        used, count = used + rows * average, count + rows
-    return max(count, 1)
 
 
 def read_state(store: Store, name: str) -> RecordSet:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from spark_jms.checkpoint import views
 from spark_jms.checkpoint.fetch import fetch
-from spark_jms.checkpoint.scan import scan
+from spark_jms.checkpoint.scan import Question, scan
 from spark_jms.client.encoding import from_batch
 from spark_jms.client.message import Message
 from spark_jms.core.ranges import Ranges
@@ -61,13 +61,4 @@ class Browser:
     def _selected(self, member: int, window: Ranges) -> Ranges:
         if self._selector is None:
             return window
-        table = self._domain.log(self.destination)
-        for attempt in (1, 2):
-            with table.lock:
-                files = table.refresh().member_files(member).overlapping(window.first, window.last)
-            try:
-                return scan(table.storage, files, window, self._selector, frozenset(), None).picks
-            except FileNotFoundError:  # replaced by compaction
-                if attempt == 2:
-                    raise
-        return window
+        return scan(self._domain.log(self.destination), member, window, Question(self._selector)).picks

@@ -143,7 +143,10 @@ class Consumer:
         self._write(0)
         self._seen_version = self._table.snapshot.version
         try:
-            batch = self._subscriber.next_batch(Batch(self.name), Limits(max_messages=self.prefetch))
+            limits = Limits(max_messages=self.prefetch)
+            batch = self._subscriber.next_batch(Batch(self.name), limits)
+            while batch is None and self._subscriber.looks_on() and not self._closing.is_set():
+                batch = self._subscriber.next_batch(Batch(self.name), limits)
         except ConsumerClosedException as error:
             raise self._fail(error) from None
         if batch is None:

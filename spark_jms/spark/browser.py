@@ -65,7 +65,7 @@ class JmsqReader(DataSourceReader):
 
     def _message_partitions(self, domain: Any) -> list[InputPartition]:
         from spark_jms.checkpoint import views
-        from spark_jms.checkpoint.scan import hint, scan
+        from spark_jms.checkpoint.scan import Question, hint, scan
         from spark_jms.core.ranges import Ranges
         from spark_jms.core.selector import Selector
 
@@ -86,7 +86,7 @@ class JmsqReader(DataSourceReader):
             if state is not None:
                 picks = picks & state.unfinished(1, snapshot.last_sequence(member))
             if selector is not None:
-                picks = scan(table.storage, files.files, picks, selector, frozenset(), None).picks
+                picks = scan(table, member, picks, Question(selector)).picks if picks else picks
             redelivered = state.redelivered(picks) if state else {}
             for group in _groups([f for f in files.files if picks.between(f.first, f.last)]):
                 part = picks.between(group[0].first, group[-1].last)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from spark_jms.errors import MemberUnavailableError, TriggerError
+from spark_jms.errors import DataLossError, MemberUnavailableError, TriggerError
 from spark_jms.spark.options import Options
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self.stop()
         if self._subscriber is None:
             o = self.options
-            domain, subscription, selector = self._resolved()
+            domain, subscription, selector = self._resolved(new=False)
             self._closing = ExitStack()  # whatever fails on the way, what was opened is closed by `stop`
             store = self._closing.enter_context(open_store(domain.store_uri))
             settings = Settings(selector, True, o.fail_on_data_loss, o.in_doubt_timeout_ms)
@@ -90,23 +90,30 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._cleaning.check()
         return self._subscriber
 
-    def _resolved(self) -> tuple[Domain, str, Selector | None]:
-        from spark_jms.checkpoint.positions import ensure_subscription
+    def _resolved(self, *, new: bool) -> tuple[Domain, str, Selector | None]:
+        """A topic's subscription is made when a query is new; one that is gone when a query goes on is a loss."""
+        from spark_jms.checkpoint.positions import ensure_subscription, find_subscription
         from spark_jms.core.selector import Selector
         from spark_jms.log.domain import Domain
 
         o = self.options
         domain, selector = Domain(o.root), Selector.parse(o.selector)
-        return (
-            domain,
-            ensure_subscription(domain.log(o.destination), o.subscription, o.starting_position, selector),
-            selector,
-        )
+        table = domain.log(o.destination)
+        known = None if new else find_subscription(table, o.subscription, selector)
+        if known is None and not new:
+            what = f"the subscription {o.subscription!r} of topic {o.destination} was dropped, and with it what it had not had"
+            if o.fail_on_data_loss:
+                raise DataLossError(
+                    f"{what}. Start with a fresh checkpointLocation; or set failOnDataLoss to false to go on with a new one, "
+                    "made at startingPosition."
+                )
+            log.warning("%s: it is made again", what)
+        return domain, known or ensure_subscription(table, o.subscription, o.starting_position, selector), selector
 
     def initialOffset(self) -> dict[str, Any]:
         from spark_jms.core.batch import Batch
 
-        self._resolved()  # a wrong option or destination fails here, before anything is logged
+        self._resolved(new=True)  # a wrong option or destination fails here, before anything is logged
         if self._subscriber is not None:  # it died in its first batch: Spark asks again, but it goes on as who it was
             return Batch(self._subscriber.consumer).to_json()
         self._unlogged = f"query-{secrets.token_hex(6)}"
@@ -159,6 +166,9 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             batch = subscriber.next_batch(before, self._limits(), self._targets)
             if batch is not None:
                 return batch
+            if subscriber.looks_on():
+                deadline = time.monotonic() + AVAILABLE_NOW_WAIT_S
+                continue
             left = subscriber.left_over(self._targets or {})
             if not left and not subscriber.unsettled(before):
                 return None

@@ -11,8 +11,8 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from spark_jms import connect
 from spark_jms.checkpoint import views
 from spark_jms.core.batch import Batch
-from spark_jms.errors import StaleCheckpointError, TriggerError
-from spark_jms.log.domain import Domain
+from spark_jms.errors import DataLossError, StaleCheckpointError, TriggerError
+from spark_jms.log.domain import Domain, drop_subscription
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader, read_partition
 from spark_jms.testing import memory_domain
@@ -130,3 +130,27 @@ def test_asynchronous_progress_is_refused_where_it_is_seen() -> None:
     assert parse_options({**given, "asyncProgressTrackingEnabled": "false"}).destination == "orders"
     with pytest.raises(TriggerError, match="asyncProgressTrackingEnabled"):
         parse_options({**given, "asyncProgressTrackingEnabled": "true"})
+
+
+# -- subscriptions that are dropped --------------------------------------------------------------------------------------
+def test_a_dropped_subscription_is_not_made_again_in_silence(root: str) -> None:
+    """C10, C13: a query that goes on from its checkpoint says what it lost; failOnDataLoss=false goes on with a new one."""
+    options = {"subscription": "s", "startingPosition": "earliest"}
+    source = reader(root, "prices", **options)
+    start = first_batch(source)
+    send(root, "a", to="prices")
+    end = source.latestOffset(start, LIMIT)
+    assert rows(source, start, end) == [("a", 1)]
+    source.stop()
+    table = Domain(root).log("prices")
+    assert drop_subscription(table, "s")
+    send(root, "b", to="prices")
+    for offset in (start, end):
+        with pytest.raises(DataLossError, match="subscription 's' of topic prices was dropped"):
+            reader(root, "prices", **options).latestOffset(offset, LIMIT)
+    with pytest.raises(DataLossError, match="failOnDataLoss"):
+        reader(root, "prices", **options).partitions(start, end)
+    assert table.refresh().destination.subscriptions == {}
+    again = reader(root, "prices", **options, failOnDataLoss="false")
+    assert rows(again, end, again.latestOffset(end, LIMIT))[-1] == ("b", 1)
+    again.stop()

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from spark_jms.checkpoint import planner
 from spark_jms.checkpoint import subscriber as subscriber_module
 from spark_jms.checkpoint.housekeeper import Housekeeper
 from spark_jms.checkpoint.subscriber import read_state
@@ -354,6 +355,7 @@ def run(model: Path, root: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> 
     release = RecordSet.release
     with monkeypatch.context() as patch:
         patch.setattr(subscriber_module, "time", world.clock)
+        patch.setattr(planner, "MAX_ROWS_READ", world.random.choice([5, 50, 200_000]))
         patch.setattr(RecordSet, "release", revoking)
         world.clock.while_waiting = world.boundary
         for i in range(STEPS):

@@ -1,0 +1,171 @@
+"""What a plan reads, how far it goes, and what it does when a file is not there (C6, C7, C12, C13)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from spark_jms import connect
+from spark_jms.checkpoint import planner
+from spark_jms.checkpoint import scan as scan_module
+from spark_jms.checkpoint.scan import Question, groups_of, scan
+from spark_jms.checkpoint.subscriber import Settings, Subscriber
+from spark_jms.client import Context
+from spark_jms.core.batch import Batch, Limits
+from spark_jms.core.ranges import Ranges
+from spark_jms.core.selector import Selector
+from spark_jms.errors import DataLossError
+from spark_jms.log.domain import Domain
+from spark_jms.log.housekeeping import compact
+from spark_jms.testing import memory_domain
+
+HIGH = "JMSPriority > 6"
+
+
+@pytest.fixture
+def context() -> Iterator[Context]:
+    with memory_domain(orders="queue", prices="topic") as root, connect(root, housekeeping=False) as opened:
+        yield opened
+
+
+@pytest.fixture
+def opened_files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files whose headers were read."""
+    seen: list[str] = []
+    read_stored = scan_module.read_stored
+
+    def counting(storage: Any, file: Any, *rest: Any) -> Any:
+        seen.append(file.path)
+        return read_stored(storage, file, *rest)
+
+    monkeypatch.setattr(scan_module, "read_stored", counting)
+    return seen
+
+
+def subscriber(context: Context, selector: str | None = None, *, careful: bool = True) -> Subscriber:
+    settings = Settings(Selector.parse(selector), fail_on_data_loss=careful)
+    return Subscriber(Domain(context.root), context.store, "orders", "-", f"q-{careful}-{selector}", settings)
+
+
+def texts(context: Context, selector: str | None, count: int) -> list[str | None]:
+    with context.consumer("orders", selector=selector, acknowledge="individual", prefetch=1) as consumer:
+        got = []
+        for _ in range(count):
+            message = consumer.receive(timeout_s=0)
+            got.append(message.text if message else None)
+            if message:
+                message.acknowledge()
+        return got
+
+
+# -- pruning -------------------------------------------------------------------------------------------------------------
+def test_files_that_cannot_match_are_not_opened(context: Context, opened_files: list[str]) -> None:
+    """C7: minimum, maximum and the count of NULLs prove it."""
+    producer = context.producer("orders")
+    for n in range(6):
+        producer.send(text=str(n), priority=n, group_id=f"g{n}")
+    producer.send(text="no unit", priority=9)
+    for selector, opened, matching in (
+        ("JMSPriority > 7", 1, ["no unit"]),
+        ("JMSPriority >= 4 AND JMSPriority < 6", 2, ["4", "5"]),
+        ("JMSXGroupID = 'g3'", 1, ["3"]),
+        ("JMSXGroupID IN ('g0')", 1, ["0"]),
+        ("JMSPriority BETWEEN 1 AND 2", 2, ["1", "2"]),
+        ("JMSPriority <> 9 AND JMSXGroupID = 'x'", 0, []),
+        ("JMSPriority = 3 OR JMSXGroupID IS NULL", 7, ["3", "no unit"]),
+    ):
+        opened_files.clear()
+        assert [m.text for m in context.browser("orders", selector=selector)] == matching
+        assert len(opened_files) == opened, selector
+
+
+# -- one plan is bounded -------------------------------------------------------------------------------------------------
+def test_a_long_backlog_is_looked_through_in_several_plans(
+    context: Context, opened_files: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C6, C7: each reads a bounded number of headers; nothing is missed, nothing is read twice."""
+    monkeypatch.setattr(planner, "MAX_ROWS_READ", 10)
+    producer = context.producer("orders")
+    for n in range(20):
+        producer.send_many({"text": f"{n}-{i}", "properties": {"n": n}} for i in range(4))
+    one = subscriber(context, "n = 19")
+    batch, plans = None, 0
+    while batch is None:
+        batch = one.next_batch(Batch("q"), Limits())
+        plans += 1
+        assert len(opened_files) <= 3 * plans
+        assert one.looks_on() == (batch is None)
+    assert plans == 7
+    assert batch.count == 4
+    assert len(opened_files) == len(set(opened_files)) == 20
+    one.close()
+
+
+def test_the_client_looks_through_all_of_it(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C7, C11: receive(0) says None only when there is nothing; what is delayed in front holds nobody up (C12)."""
+    monkeypatch.setattr(planner, "MAX_ROWS_READ", 3)
+    producer = context.producer("orders")
+    producer.send_many({"text": "late", "delivery_delay_ms": 3_600_000} for _ in range(10))
+    for n in range(12):
+        producer.send(text=str(n), properties={"even": n % 2 == 0})
+    assert texts(context, "even", 7) == ["0", "2", "4", "6", "8", "10", None]
+    assert texts(context, None, 7) == ["1", "3", "5", "7", "9", "11", None]
+
+
+def test_what_was_found_and_not_claimed_comes_next(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C4, C6: the pass does not go on behind it."""
+    monkeypatch.setattr(planner, "MAX_ROWS_READ", 8)
+    context.producer("orders").send_many({"text": "late", "delivery_delay_ms": 3_600_000} for _ in range(5))
+    for n in range(10):
+        context.producer("orders").send_many(
+            [{"text": str(n)}, {"text": "late", "delivery_delay_ms": 3_600_000}], transaction=("t", n)
+        )
+    one = subscriber(context)
+    at, got = Batch("q"), []
+    for _ in range(20):
+        batch = one.next_batch(at, Limits(max_bytes=1))  # one message at a time, though several are found
+        if batch is not None:
+            at = batch
+            got += batch.members[0].picks.numbers().tolist()
+    assert got == [6 + 2 * n for n in range(10)]
+    one.close()
+
+
+# -- files that are not there --------------------------------------------------------------------------------------------
+def test_a_file_that_is_gone_while_planning_is_a_loss(context: Context) -> None:
+    """C13: by name, or skipped where that is allowed; what is there comes."""
+    producer = context.producer("orders")
+    for n in range(4):
+        producer.send(text=str(n), priority=9)
+    table = context.domain.log("orders")
+    os.unlink(f"{table.storage.uri}/{table.refresh().member_files(0).files[1].path}")
+    careful = subscriber(context, HIGH)
+    for _ in range(2):
+        with pytest.raises(DataLossError, match=r"orders/-/0: 1 message\(s\) .*failOnDataLoss"):
+            careful.next_batch(Batch("careful"), Limits())
+    careful.close()
+    lenient = subscriber(context, HIGH, careful=False)
+    batch = lenient.next_batch(Batch("lenient"), Limits())
+    assert batch is not None
+    assert batch.members[0].picks == Ranges.of((1, 1), (3, 4))
+    lenient.close()
+    assert [m.text for m in context.browser("orders", selector=HIGH)] == ["0", "2", "3"]
+
+
+def test_files_that_compaction_replaced_while_planning_are_found(context: Context) -> None:
+    """C13: also when the old ones are deleted at once: no loss, and the units of order are known."""
+    producer = context.producer("orders")
+    for n in range(10):
+        producer.send(text=str(n), priority=9, group_id=f"g{n}")
+    stale = Domain(context.root).log("orders")
+    old = [f.path for f in stale.refresh().member_files(0).files]
+    assert compact(context.domain.log("orders")).compacted_files == 10
+    for path in old:
+        os.unlink(f"{stale.storage.uri}/{path}")
+    found = scan(stale, 0, Ranges.of((1, 10)), Question(Selector.parse(HIGH)))
+    assert (found.picks, found.gone) == (Ranges.of((1, 10)), Ranges.of())
+    stale = Domain(context.root).log("orders")
+    assert groups_of(stale, 0, Ranges.of((3, 4))) == {"g2", "g3"}
