@@ -431,7 +431,10 @@ class Subscriber:
         targets: Mapping[int, int] | None,
     ) -> Batch | None:
         planned: dict[int, Ranges] = {}
-        for member in sorted(set(changed) - going):
+        full = {member for member, state in changed.items() if state.outbox_is_full}
+        if full:
+            log.warning("%s: members %s wait for their acknowledgement table", self.destination, sorted(full))
+        for member in sorted(set(changed) - going - full):
             last = snapshot.last_sequence(member)
             if targets is not None:
                 last = min(last, targets.get(member, 0))

@@ -24,7 +24,9 @@ from spark_jms.errors import ConsumerClosedException, FormatVersionError, Record
 
 FORMAT_VERSION = 1
 MAX_REMEMBERED = 64  # consumers whose newest acknowledged claim is known
-MAX_OUTBOX = 1000  # acknowledgements waiting for the table; beyond, neighbours of one consumer are folded into one
+MAX_OUTBOX = 1000  # acknowledgements waiting for the table; beyond, the two oldest are folded into one
+MAX_OUTBOX_BYTES = 4 * 2**20  # the same; if one is still larger, nothing new is claimed until the table has it
+_ROW_BYTES, _RANGE_BYTES = 200, 24  # no more than these are written down for a row and for each of its ranges
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,11 @@ class Acknowledgement:
     picks: Ranges
     epoch: int
     acknowledged_ms: int
+    since: int = 0  # folded: the position of the first of those that it stands for; 0 = it stands for itself
+
+    @property
+    def bytes(self) -> int:
+        return _ROW_BYTES + _RANGE_BYTES * len(self.picks)
 
 
 @dataclass(frozen=True)
@@ -83,6 +90,11 @@ class RecordSet:
         """delivery count -> those of `picks` that are not delivered for the first time."""
         hits = {times + 1: picks & ranges for times, ranges in self.deliveries.items()}
         return {count: ranges for count, ranges in sorted(hits.items()) if ranges}
+
+    @property
+    def outbox_is_full(self) -> bool:
+        """The table is so far behind that this state could grow beyond what a store takes."""
+        return sum(row.bytes for row in self.outbox) > MAX_OUTBOX_BYTES
 
     def speaks_for(self, consumer: str, session: str) -> bool:
         return self.consumers.get(consumer) == session
@@ -183,11 +195,14 @@ class RecordSet:
         after = self._done(picks)
         position = self.position + 1
         row = Acknowledgement(position, consumer, claim_id, picks, epoch, now_ms)
-        outbox = (*self.outbox, row)
-        if len(outbox) > MAX_OUTBOX:  # the table cannot be written: keep the truth, lose only detail
-            first, second, *rest = outbox
-            outbox = (replace(second, picks=first.picks | second.picks), *rest)
-        return replace(after, outbox=outbox, position=position)
+        outbox = [*self.outbox, row]
+        size = sum(row.bytes for row in outbox)
+        while len(outbox) > MAX_OUTBOX or (size > MAX_OUTBOX_BYTES and len(outbox) > 1):
+            first, second = outbox[:2]  # the table cannot be written: keep the truth, lose only detail
+            folded = replace(second, picks=first.picks | second.picks, since=first.since or first.position)
+            size += folded.bytes - first.bytes - second.bytes
+            outbox[:2] = [folded]
+        return replace(after, outbox=tuple(outbox), position=position)
 
     def _remember(self, consumer: str, claim_id: str) -> RecordSet:
         """The latest to acknowledge is last; the one that has been silent longest is forgotten."""
@@ -233,7 +248,7 @@ class RecordSet:
                 "consumers": dict(self.consumers),
                 "acknowledged": dict(self.acknowledged),
                 "outbox": [
-                    [a.position, a.consumer, a.claim, a.picks.to_json(), a.epoch, a.acknowledged_ms]
+                    [a.position, a.consumer, a.claim, a.picks.to_json(), a.epoch, a.acknowledged_ms, a.since]
                     for a in self.outbox
                 ],
             },
@@ -263,7 +278,7 @@ class RecordSet:
                 consumers=state["consumers"],
                 acknowledged=state.get("acknowledged", {}),
                 outbox=tuple(
-                    Acknowledgement(a[0], a[1], a[2], Ranges.from_json(a[3]), a[4], a[5]) for a in state["outbox"]
+                    Acknowledgement(a[0], a[1], a[2], Ranges.from_json(a[3]), *a[4:7]) for a in state["outbox"]
                 ),
             )
         except (ValueError, KeyError, TypeError, IndexError) as error:

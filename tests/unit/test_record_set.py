@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from spark_jms.core.ranges import EMPTY, Ranges
-from spark_jms.core.record_set import MAX_OUTBOX, Acknowledgement, Claim, RecordSet
+from spark_jms.core.ranges import EMPTY, Ranges, union
+from spark_jms.core.record_set import MAX_OUTBOX, MAX_OUTBOX_BYTES, Acknowledgement, Claim, RecordSet
 from spark_jms.errors import ConsumerClosedException, FormatVersionError, RecordSetError
 
 LAST = 40
@@ -209,6 +210,29 @@ def test_the_outbox_is_bounded() -> None:
         assert isinstance(row, Acknowledgement)
         covered = covered | row.picks
     assert covered == Ranges.of((1, MAX_OUTBOX + 50))
+
+
+def test_the_outbox_is_bounded_in_bytes() -> None:
+    """C5: many scattered acknowledgements are folded until they fit, and then nothing more is to be claimed; what is
+    written down stays far below the 16 MiB that a store takes."""
+    state, at = RecordSet().attach("c", "s"), 1
+    while not state.outbox_is_full:
+        picks = Ranges.from_numbers(np.arange(at, at + 40_000, 2))
+        state, at = state.claim(claim(f"k{at}", "c", "s", picks)), at + 40_000
+        state = state.acknowledge("c", "s", next(iter(state.claims)), 1, at)
+        assert sum(row.bytes for row in state.outbox) <= MAX_OUTBOX_BYTES or len(state.outbox) == 1
+    assert union(row.picks for row in state.outbox).count == (at - 1) // 2
+    assert len(state.to_bytes()) < 2 * MAX_OUTBOX_BYTES
+    assert not state.delivered_to_table(state.position).outbox_is_full
+
+
+def test_a_row_of_the_outbox_is_no_larger_than_counted() -> None:
+    """C5: the bound is one of what is written down."""
+    for count in (1, 10, 1000, 20_000):
+        for step in (3, 2**33):
+            row = Acknowledgement(2**62, "query-0123456789ab", "1-0123456789abcdef",
+                                  Ranges.from_numbers(np.arange(1, 1 + step * count, step)), 2**40, 2**42, 2**62)  # fmt: skip
+            assert len(RecordSet(outbox=(row,)).to_bytes()) - len(RecordSet().to_bytes()) <= row.bytes
 
 
 @pytest.mark.parametrize("bad", [b"", b"{}", b"[1]", b'{"v":1}', b"\xff"])

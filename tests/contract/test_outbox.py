@@ -1,0 +1,64 @@
+"""The acknowledgement table has each acknowledgement once, whatever is repeated or folded on the way (C5, C14)."""
+
+from __future__ import annotations
+
+import pyarrow.parquet as pq
+import pytest
+
+from spark_jms.checkpoint.outbox import Outbox
+from spark_jms.core import record_set
+from spark_jms.core.ranges import Ranges
+from spark_jms.core.record_set import Claim, RecordSet
+from spark_jms.log.domain import Domain
+from spark_jms.testing import memory_domain
+
+
+def acknowledged(state: RecordSet, number: int) -> RecordSet:
+    claim = Claim(f"k{number}", "c", "s", Ranges.of((number, number)), 0, True)
+    return state.claim(claim).acknowledge("c", "s", claim.id, 1, number)
+
+
+def messages(domain: Domain) -> int:
+    """How many acknowledgements the table counts."""
+    table = domain.acknowledgements("orders")
+    paths = [f"{table.storage.uri}/{file.path}" for file in table.refresh().member_files(0).files]
+    return sum(sum(pq.read_table(path)["messages"].to_pylist()) for path in paths)
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_what_was_folded_after_it_was_written_counts_once(monkeypatch: pytest.MonkeyPatch, noted: bool) -> None:
+    """C5, C14: a consumer dies between the write of the table and noting it; then the table is out of reach for so long
+    that rows it has are folded together with rows it has not."""
+    monkeypatch.setattr(record_set, "MAX_OUTBOX", 3)
+    with memory_domain(orders="queue") as root:
+        domain = Domain(root)
+        outbox = Outbox(domain.acknowledgements("orders"), "orders", "-")
+        state = RecordSet().attach("c", "s")
+        for number in (1, 2):
+            state = acknowledged(state, number)
+        written = outbox.write({0: state.outbox})
+        if noted:
+            state = state.delivered_to_table(written[0])
+        for number in (3, 4, 5, 6, 7):
+            state = acknowledged(RecordSet.from_bytes(state.to_bytes(), "x"), number)
+        assert len(state.outbox) == 3
+        for _ in range(2):  # repeated, as by another who has not heard of it
+            assert outbox.write({0: state.outbox}) == {0: 7}
+            assert messages(domain) == 7
+        state = acknowledged(state.delivered_to_table(7), 8)
+        outbox.write({0: state.outbox})
+        assert messages(domain) == 8
+
+
+def test_what_was_folded_twice_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C5: a row knows the first of those that it stands for."""
+    monkeypatch.setattr(record_set, "MAX_OUTBOX", 1)
+    with memory_domain(orders="queue") as root:
+        domain = Domain(root)
+        outbox = Outbox(domain.acknowledgements("orders"), "orders", "-")
+        state = acknowledged(acknowledged(RecordSet().attach("c", "s"), 1), 2)
+        assert outbox.write({0: state.outbox}) == {0: 2}
+        (row,) = acknowledged(state, 3).outbox
+        assert (row.since, row.position, row.picks) == (1, 3, Ranges.of((1, 3)))
+        assert outbox.write({0: [row]}) == {0: 3}
+        assert messages(domain) == 3
