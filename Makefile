@@ -44,7 +44,7 @@ demo: setup ## a year of flights through queues and topics, with a kill in the m
 	@$(SPARK_RUN) -m spark_jms.demo $(ARGS)
 
 .PHONY: test
-test: setup lint ## everything CI runs: set-up, lint, every test layer (under 30 minutes)
+test: setup postgresql lint ## everything CI runs: set-up, lint, every test layer (under 30 minutes)
 	@$(SPARK_RUN) -m pytest -q tests $(ARGS)
 
 .PHONY: check
@@ -68,7 +68,7 @@ bench: setup $(INSTALLED_BENCH) ## benchmarks, side by side with Spark's Kafka c
 	@$(SPARK_RUN) benchmarks/run.py $(ARGS)
 
 .PHONY: soak
-soak: setup ## the tests that take minutes to hours
+soak: setup postgresql ## the tests that take minutes to hours
 	@$(SPARK_RUN) -m pytest -q -m soak tests $(ARGS)
 
 .PHONY: clean
@@ -95,6 +95,11 @@ $(INSTALLED_BENCH): $(INSTALLED)
 .PHONY: java
 java: $(INSTALLED)
 	@$(PY) -m spark_jms.setup java --install --write '$(JAVA_FILE)'
+
+# For the tests of the JDBC store; where it cannot be installed they are skipped, and say why.
+.PHONY: postgresql
+postgresql: $(INSTALLED)
+	@$(PY) -m spark_jms.setup postgresql --install
 
 .PHONY: jars
 jars: java

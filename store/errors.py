@@ -27,7 +27,8 @@ class ValueInvalidError(StoreError, ValueError):
 
 
 class StoreUriError(StoreError, ValueError):
-    """A store is named by file:///path (or a plain path) or by memory://NAME. Correct the URI."""
+    """A store is named by file:///path (or a plain path), memory://NAME, jdbc:sqlite:///path/file.db or
+    jdbc:postgresql://user@host:port/db. Correct the URI."""
 
 
 class StoreNotFoundError(StoreError):
@@ -258,3 +259,42 @@ class CommandUsageError(StoreError, ValueError):
 
     def detail(self) -> str:
         return f"{self.command}: {self.reason}. Usage: {self.usage}"
+
+
+class StoreRightsError(StoreWriteError):
+    """The database's user may not do this; nothing was changed. Let an administrator grant it, or make the tables with the
+    statements of `jmsq store ddl`."""
+
+
+class DatabaseUnreachableError(StoreError):
+    """There is no connection to the database. Look at host, port, user and database of the URI, and whether it runs."""
+
+
+class TablesMissingError(StoreNotFoundError):
+    """The database has no tables of a store of this name. Make them with `jmsq store create`, or let an administrator run
+    what `jmsq store ddl` prints."""
+
+
+class TablesIncompleteError(StoreError):
+    """Some of the store's tables are there and some are not; nothing was changed. Restore the missing ones from a copy, or
+    drop all of them and make the store anew."""
+
+
+class ForeignOwnerError(StoreError):
+    """The store belongs to another messaging engine; nothing was changed. One store serves one domain: choose another
+    schema or prefix, or correct `engine=` in the URI."""
+
+    def __init__(self, place: str, found: str, wanted: str) -> None:
+        super().__init__(place, found, wanted)
+        self.place = place
+        self.found = found
+        self.wanted = wanted
+
+    def detail(self) -> str:
+        return f"{self.place} belongs to engine {self.found!r}, this is {self.wanted!r}"
+
+
+class LockHeldError(StoreBusyError):
+    """Another engine has the data store's lock, and did not let go of it within the limit. `jmsq store lock` says who; if
+    its process is gone, the database drops the lock when its keepalive notices, or when an administrator ends the
+    session."""

@@ -1,39 +1,38 @@
-"""From a URI to a store: the one place that knows which backends there are."""
+"""From a URI to a store: the one place that knows which backends there are. Each is imported when it is opened."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from urllib.parse import unquote
 
 from store.contract import Store
 from store.errors import NameInvalidError, StoreNotFoundError, StoreUriError
 
-SCHEMES = ("file", "memory")
-
 
 def open_store(uri: str, *, session_timeout_ms: int = 10_000, create: bool = True) -> Store:
-    """The store that the URI names: memory://NAME, file:///path or a plain path. With create=False it must exist."""
+    """The store that the URI names (see OPENERS), or a plain path for the file store. With create=False it must exist."""
     if not isinstance(uri, str) or not uri:
         raise StoreUriError(f"not a store URI: {uri!r}")
     if session_timeout_ms <= 0:
         raise StoreUriError(f"session_timeout_ms must be positive, not {session_timeout_ms}")
-    scheme, mark, rest = uri.partition("://")
-    if not mark:
-        scheme, rest = ("file", uri[5:]) if uri.startswith("file:/") else ("", uri)
+    scheme = scheme_of(uri)
     if scheme == "":
-        return _open_file(uri, session_timeout_ms, create)
-    if scheme == "memory":
-        return _open_memory(rest, session_timeout_ms, create)
-    if scheme == "file":
-        path = unquote(rest.removeprefix("localhost"))
-        if not path.startswith("/"):
-            raise StoreUriError(f"a file URI needs an absolute path (file:///path): {uri!r}")
-        return _open_file(path, session_timeout_ms, create)
-    raise StoreUriError(f"no store for {scheme}:// in {uri!r}; there are {', '.join(SCHEMES)}")
+        return _open_path(uri, session_timeout_ms, create)
+    if scheme not in OPENERS:
+        raise StoreUriError(f"no store for {scheme}:// in {uri!r}; there are {', '.join(OPENERS)}")
+    return OPENERS[scheme](uri, session_timeout_ms, create)
 
 
-def _open_memory(name: str, session_timeout_ms: int, create: bool) -> Store:
+def scheme_of(uri: str) -> str:
+    """jdbc of jdbc:sqlite:///x.db, file of file:/x; "" of a path."""
+    scheme, mark, _ = uri.partition(":")
+    return scheme if mark and (scheme in OPENERS or uri[len(scheme) :].startswith("://")) else ""
+
+
+def _open_memory(uri: str, session_timeout_ms: int, create: bool) -> Store:
     from store.memory import MemoryStore
 
+    name = uri.removeprefix("memory:").removeprefix("//")
     if not name:
         raise NameInvalidError("memory:// needs a name (memory://NAME)")
     if not create and not MemoryStore.exists(name):
@@ -41,7 +40,31 @@ def _open_memory(name: str, session_timeout_ms: int, create: bool) -> Store:
     return MemoryStore(name, session_timeout_ms=session_timeout_ms)
 
 
-def _open_file(path: str, session_timeout_ms: int, create: bool) -> Store:
+def _open_file(uri: str, session_timeout_ms: int, create: bool) -> Store:
+    rest = uri.removeprefix("file:").removeprefix("//")
+    path = unquote(rest.removeprefix("localhost"))
+    if not path.startswith("/"):
+        raise StoreUriError(f"a file URI needs an absolute path (file:///path): {uri!r}")
+    return _open_path(path, session_timeout_ms, create)
+
+
+def _open_path(path: str, session_timeout_ms: int, create: bool) -> Store:
     from store.file import FileStore
 
     return FileStore.shared(path, session_timeout_ms=session_timeout_ms, create=create)
+
+
+def _open_jdbc(uri: str, session_timeout_ms: int, create: bool) -> Store:
+    from store.jdbc import JdbcStore
+
+    return JdbcStore.shared(uri, session_timeout_ms=session_timeout_ms, create=create)
+
+
+OPENERS: Mapping[str, Callable[[str, int, bool], Store]] = {
+    "file": _open_file,
+    "memory": _open_memory,
+    "jdbc": _open_jdbc,
+    "sqlite": _open_jdbc,
+    "postgresql": _open_jdbc,
+}
+SCHEMES = tuple(OPENERS)

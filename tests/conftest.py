@@ -13,6 +13,8 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from spark_jms.testing.postgresql import PrivatePostgresql
+
 # How long an example takes says more about the machine than about the code; a failing one prints how to repeat it.
 # The same examples on every run, so that a red run means a change; JMSQ_SEARCH=1 looks for new ones.
 settings.register_profile("spark-jms", deadline=None, print_blob=True, derandomize=True)
@@ -50,6 +52,20 @@ def root(tmp_path: Path) -> str:
     directory = tmp_path / "domain"
     directory.mkdir()
     return str(directory)
+
+
+@pytest.fixture(scope="session")
+def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivatePostgresql]:
+    """One server of our own for the whole run, on a port of its own; a test takes a schema of its own (`uri`)."""
+    from spark_jms.setup.errors import PostgresqlNotFoundError
+    from spark_jms.testing.postgresql import PrivatePostgresql
+
+    try:
+        server = PrivatePostgresql()
+    except PostgresqlNotFoundError as error:
+        pytest.skip(f"no PostgreSQL server: {error}")
+    yield server
+    server.close()
 
 
 @pytest.fixture(scope="session")

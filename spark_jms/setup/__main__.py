@@ -1,4 +1,4 @@
-"""python -m spark_jms.setup java|jars|check   (only the standard library: it runs when little else works)."""
+"""python -m spark_jms.setup java|jars|postgresql|check   (only the standard library: it runs when little else works)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from spark_jms.setup.errors import JavaNotFoundError, SetupError
+from spark_jms.setup.errors import JavaNotFoundError, PostgresqlInstallError, PostgresqlNotFoundError, SetupError
 from spark_jms.setup.jars import delta_jars, ensure_delta_jars, jar_dir
 from spark_jms.setup.java import PREFERRED_MAJORS, Java, can_install, find_java, install_java
+from spark_jms.setup.postgresql import find_postgresql, install_postgresql
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -22,6 +23,12 @@ def main(arguments: list[str] | None = None) -> int:
     )
     java.add_argument("--write", type=Path, metavar="FILE", help="write the home to a file, and print only what is new")
     commands.add_parser("jars", help="fetch Delta's jars into the cache, once")
+    postgresql = commands.add_parser(
+        "postgresql", help="print where a PostgreSQL server is, for the tests of the JDBC store"
+    )
+    postgresql.add_argument(
+        "--install", action="store_true", help="install it where that is possible; say how where it is not, and go on"
+    )
     commands.add_parser("check", help="tell what is there, verify every checksum, fetch nothing")
     options = parser.parse_args(arguments)
     try:
@@ -29,6 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
             _java(options.install, options.write)
         elif options.command == "jars":
             _jars()
+        elif options.command == "postgresql":
+            _postgresql(options.install)
         else:
             _check()
     except SetupError as error:
@@ -60,6 +69,16 @@ def _jars() -> None:
     jars, fetched = ensure_delta_jars()
     if fetched:
         print(f"   {len(jars)} jars in {jar_dir()}")
+
+
+def _postgresql(install: bool) -> None:
+    if not install:
+        print(find_postgresql())
+        return
+    try:
+        install_postgresql()
+    except (PostgresqlNotFoundError, PostgresqlInstallError) as error:
+        print(f"spark-jms: the tests that need PostgreSQL will be skipped: {error}", file=sys.stderr)
 
 
 def _check() -> None:

@@ -17,6 +17,14 @@ class JavaInstallError(SetupError):
     """The system's package manager could not install Java."""
 
 
+class PostgresqlNotFoundError(SetupError):
+    """No PostgreSQL server was found; only the tests of the JDBC store need one."""
+
+
+class PostgresqlInstallError(SetupError):
+    """The system's package manager could not install PostgreSQL."""
+
+
 class DeltaJarsMissingError(SetupError):
     """Delta's jars are not in the cache. Run: python -m spark_jms.setup jars"""
 

@@ -41,6 +41,8 @@ from store import (
 )
 from store.file import FileStore
 from store.file.disk import Disk
+from store.jdbc.engine import Clocks, JdbcReach
+from store.jdbc.settings import parse_jdbc
 from store.served import MemoryReach, Reach, ServedBackend, Server
 from store.served.memory import Place
 from store.session import LedgerStore
@@ -156,7 +158,7 @@ class ServedKit(Kit):
     def __init__(self, reach: Callable[[Clock], Reach]) -> None:
         super().__init__()
         self.backends = [
-            ServedBackend(reach(self.clock), session_timeout_ms=TIMEOUT_MS, limit_ms=20_000, clock_ms=self.clock.now_ms)
+            ServedBackend(reach(self.clock), session_timeout_ms=TIMEOUT_MS, limit_ms=60_000, clock_ms=self.clock.now_ms)
             for _ in range(2)
         ]
         self.store, self.other = (LedgerStore(backend) for backend in self.backends)
@@ -203,18 +205,25 @@ def memory_reaches(remote: bool) -> Callable[[Clock], Reach]:
     )
 
 
-KITS: dict[str, Callable[[Path], Kit]] = {
-    "memory": lambda path: MemoryKit(),
-    "file": lambda path: FileKit(str(path), shared=True),
-    "file-twice": lambda path: FileKit(str(path), shared=False),
-    "served": lambda path: ServedKit(memory_reaches(remote=False)),
-    "served-remote": lambda path: ServedKit(memory_reaches(remote=True)),
+def jdbc_reaches(uri: str) -> Callable[[Clock], Reach]:
+    return lambda clock: JdbcReach(parse_jdbc(uri), session_timeout_ms=TIMEOUT_MS, clocks=Clocks(now_ms=clock.now_ms))
+
+
+# The one list of all stores under the contract.
+KITS: dict[str, Callable[[Path, pytest.FixtureRequest], Kit]] = {
+    "memory": lambda path, request: MemoryKit(),
+    "file": lambda path, request: FileKit(str(path), shared=True),
+    "file-twice": lambda path, request: FileKit(str(path), shared=False),
+    "served": lambda path, request: ServedKit(memory_reaches(remote=False)),
+    "served-remote": lambda path, request: ServedKit(memory_reaches(remote=True)),
+    "sqlite": lambda path, request: ServedKit(jdbc_reaches(f"jdbc:sqlite:///{path}.db")),
+    "postgresql": lambda path, request: ServedKit(jdbc_reaches(request.getfixturevalue("postgresql").uri())),
 }
 
 
 @pytest.fixture(params=KITS)
 def kit(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kit]:
-    made = KITS[request.param](tmp_path / "s")
+    made = KITS[request.param](tmp_path / "s", request)
     yield made
     made.close()
 
@@ -711,10 +720,20 @@ def test_a_stale_handle_prepares_nothing(kit: Kit) -> None:
 # ---- opening by URI
 
 
-@pytest.mark.parametrize("scheme", ["memory", "file", "path"])
-def test_open_store_by_uri(tmp_path: Path, scheme: str) -> None:
+@pytest.mark.parametrize("scheme", ["memory", "file", "path", "sqlite", "jdbc", "postgresql"])
+def test_open_store_by_uri(tmp_path: Path, scheme: str, request: pytest.FixtureRequest) -> None:
+    """S1, S9: whatever the kind."""
     path = tmp_path / "a b" / "store"
-    uri = {"memory": f"memory://{tmp_path.name}-x", "file": path.as_uri(), "path": str(path)}[scheme]
+    if scheme == "postgresql":
+        uri = str(request.getfixturevalue("postgresql").uri())
+    else:
+        uri = {
+            "memory": f"memory://{tmp_path.name}-x",
+            "file": path.as_uri(),
+            "path": str(path),
+            "sqlite": f"sqlite:///{path}",
+            "jdbc": f"jdbc:sqlite:///{path}?prefix=MINE",
+        }[scheme]
     with pytest.raises(StoreNotFoundError):
         open_store(uri, create=False)
     with open_store(uri) as store, store.connect() as session:
@@ -733,7 +752,7 @@ def test_open_store_by_uri(tmp_path: Path, scheme: str) -> None:
             assert session.open("r").epoch == 2
 
 
-@pytest.mark.parametrize("uri", ["", "s3://bucket/x", "jdbc:postgresql://h/db", "file://host/x", "memory://", None])
+@pytest.mark.parametrize("uri", ["", "s3://bucket/x", "jdbc:oracle://h/db", "file://host/x", "memory://", None])
 def test_unknown_uris_say_what_exists(uri: str) -> None:
     with pytest.raises((StoreUriError, NameInvalidError)) as caught:
         open_store(uri)
@@ -748,6 +767,7 @@ def test_every_error_is_named_advises_and_pickles() -> None:
         "StaleEpochError": ("r", 1, 2),
         "StoreVersionError": ("f", 2, 1),
         "StoreCorruptError": ("f", 17, "why"),
+        "ForeignOwnerError": ("f", "a", "b"),
     }
     assert len(found) >= 16
     for kind in found:

@@ -1,0 +1,306 @@
+"""Connections to the database, and what its errors mean. The only file that knows both drivers.
+
+Keepalive (S8). On PostgreSQL every connection sets both ends: the client's (libpq) so that an engine notices within
+`statement_limit_s` that the database is gone, the server's so that the database notices within `orphan_limit_s` that the
+engine is gone and drops its lock. With the system's own setting that takes two hours. A connection that waits longer
+than `statement_limit_s` for an answer is cut by the `Watchdog`: a proxy or a firewall that swallows everything keeps the
+TCP connection alive for the kernel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import CursorResult
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.pool import NullPool
+
+from store.errors import (
+    DatabaseUnreachableError,
+    StoreBusyError,
+    StoreError,
+    StoreFullError,
+    StoreRightsError,
+    StoreWriteError,
+)
+from store.jdbc.settings import SQLITE, JdbcSettings
+
+CONNECT_TIMEOUT_S = 10
+LOCK_TIMEOUT_MS = 50
+SQLITE_BUSY_S = 5.0
+_FULL = ("53100", "53200", "54000")  # disk_full, out_of_memory, program_limit_exceeded
+_RIGHTS = ("42501", "28000", "28P01")
+_LOCKED = ("55P03", "40P01", "57014")  # lock_not_available, deadlock_detected, query_canceled
+
+
+class ConnectionLostError(Exception):
+    """The connection to the database is of no use any more; what was under way may have been done."""
+
+
+def keepalives(limit_s: float) -> dict[str, int]:
+    """Idle, interval, count: together the limit, in whole seconds."""
+    count = 6
+    interval_s = max(1, int(limit_s / 12))
+    return {"idle": max(1, int(limit_s - count * interval_s)), "interval": interval_s, "count": count}
+
+
+def client_keepalives(settings: JdbcSettings) -> dict[str, int]:
+    """libpq's parameters."""
+    ours = keepalives(settings.statement_limit_s)
+    return {
+        "keepalives": 1,
+        **{f"keepalives_{name}": value for name, value in ours.items()},
+        "tcp_user_timeout": int(settings.statement_limit_s * 1000),
+        "connect_timeout": CONNECT_TIMEOUT_S,
+    }
+
+
+def server_settings(settings: JdbcSettings) -> dict[str, str]:
+    """Of each session at the server. The lock's transaction is idle for life, so no time-out may end it."""
+    theirs = keepalives(settings.orphan_limit_s)
+    return {
+        **{f"tcp_keepalives_{name}": str(value) for name, value in theirs.items()},
+        "tcp_user_timeout": str(int(settings.orphan_limit_s * 1000)),
+        "lock_timeout": str(LOCK_TIMEOUT_MS),
+        "idle_in_transaction_session_timeout": "0",
+        "idle_session_timeout": "0",
+    }
+
+
+class Connection:
+    """One physical connection; used by one thread at a time. Errors come out by their names."""
+
+    def __init__(self, database: Database, raw: sa.Connection) -> None:
+        self._database = database
+        self._raw = raw
+        self.lost = False
+        self.busy_since_s: float | None = None
+
+    @property
+    def _is_sqlite(self) -> bool:
+        return self._database.settings.dialect == SQLITE
+
+    def begin(self, mode: str = "IMMEDIATE") -> None:
+        """SQLite: DEFERRED, IMMEDIATE, EXCLUSIVE. PostgreSQL begins by itself with the first statement."""
+        if self._is_sqlite:
+            self.run(f"BEGIN {mode}")
+
+    def run(
+        self, statement: str | sa.Executable, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]] = ()
+    ) -> CursorResult[Any]:
+        with self._errors():
+            if isinstance(statement, str):
+                return self._raw.exec_driver_sql(statement)
+            return self._raw.execute(statement, parameters or None)
+
+    def rows(self, statement: sa.Executable) -> list[Any]:
+        with self._errors():
+            return list(self._raw.execute(statement).all())
+
+    def commit(self) -> None:
+        with self._errors():
+            if self._is_sqlite:
+                self._raw.exec_driver_sql("COMMIT")
+            else:
+                self._raw.commit()
+
+    def rollback(self) -> None:
+        """ConnectionLostError when it is not certain."""
+        with self._errors():
+            if self._is_sqlite:
+                if getattr(self._raw.connection.driver_connection, "in_transaction", False):
+                    self._raw.exec_driver_sql("ROLLBACK")
+            else:
+                self._raw.rollback()
+
+    @contextmanager
+    def transaction(self, mode: str = "IMMEDIATE") -> Iterator[None]:
+        """Committed when the block ends; rolled back when it raises."""
+        try:
+            self.begin(mode)
+            yield
+            self.commit()
+        except ConnectionLostError:
+            raise
+        except BaseException:
+            self.rollback()
+            raise
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        if self.lost:
+            raise ConnectionLostError("the connection was lost before")
+        self.busy_since_s = time.monotonic()
+        try:
+            yield
+        except DBAPIError as error:
+            named = self._database.name_error(error)
+            if isinstance(named, ConnectionLostError):
+                self.lost = True
+            raise named from error
+        except (SQLAlchemyError, OSError) as error:
+            self.lost = True
+            raise ConnectionLostError(str(error)) from error
+        finally:
+            self.busy_since_s = None
+
+    def cut(self) -> None:
+        """From any thread: whoever waits for an answer gets a ConnectionLostError at once."""
+        fd = self._fd()
+        if fd is None:
+            return
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as copy:
+            copy.shutdown(socket.SHUT_RDWR)
+
+    def _fd(self) -> int | None:
+        if self._is_sqlite:
+            return None
+        with contextlib.suppress(Exception):
+            return int(self._raw.connection.driver_connection.fileno())  # type: ignore[union-attr]
+        return None
+
+    def close(self) -> None:
+        """Ends the connection, and with it its transaction and locks."""
+        self._database.forget(self)
+        with contextlib.suppress(SQLAlchemyError, sa.exc.ResourceClosedError):
+            if self.lost:
+                self._raw.invalidate()
+            elif not self._is_sqlite:
+                self._raw.rollback()
+        with contextlib.suppress(SQLAlchemyError):
+            self._raw.close()
+
+    def abandon(self) -> None:
+        """In a forked child: drop the descriptor and say nothing, or the parent's lock would outlive the parent."""
+        if (fd := self._fd()) is not None:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+    def server_pid(self) -> int | None:
+        if self._is_sqlite:
+            return None
+        return int(self._raw.connection.driver_connection.info.backend_pid)  # type: ignore[union-attr]
+
+
+class Database:
+    """Makes connections, names errors, watches over answers that do not come."""
+
+    def __init__(self, settings: JdbcSettings) -> None:
+        self.settings = settings
+        self._engines: dict[str, sa.Engine] = {}
+        self._open: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._watchdog: threading.Thread | None = None
+
+    def connect(self, path: str = "") -> Connection:
+        """`path`: the SQLite file; else the database of the settings. DatabaseUnreachableError, StoreRightsError."""
+        engine = self._engines.get(path) or self._engines.setdefault(path, self._make_engine(path))
+        try:
+            connection = Connection(self, engine.connect())
+            if self.settings.dialect == SQLITE:
+                connection.run("PRAGMA synchronous=FULL")
+            else:
+                listed = ", ".join(f"('{k}', '{v}')" for k, v in server_settings(self.settings).items())
+                connection.run(  # only those that this version of the server knows
+                    "SELECT set_config(known.name, wanted.setting, false) "
+                    f"FROM (VALUES {listed}) AS wanted(name, setting) JOIN pg_settings AS known USING (name)"
+                )
+                connection.commit()
+        except DBAPIError as error:
+            named = self.name_error(error)
+            if isinstance(named, ConnectionLostError | StoreWriteError) and not isinstance(named, StoreRightsError):
+                raise DatabaseUnreachableError(f"{self.settings.shown}: {_first_line(error)}") from error
+            raise named from error
+        except ConnectionLostError as error:
+            raise DatabaseUnreachableError(f"{self.settings.shown}: {error}") from error
+        with self._lock:
+            self._open.add(connection)
+            if self._watchdog is None and self.settings.dialect != SQLITE:
+                self._watchdog = threading.Thread(target=self._watch, name="store-jdbc-watchdog", daemon=True)
+                self._watchdog.start()
+        return connection
+
+    def _make_engine(self, path: str) -> sa.Engine:
+        settings = self.settings
+        if settings.dialect == SQLITE:
+            return sa.create_engine(
+                f"sqlite:///{path or settings.path}", poolclass=NullPool, isolation_level="AUTOCOMMIT",
+                connect_args={"check_same_thread": False, "timeout": SQLITE_BUSY_S},
+            )  # fmt: skip
+        url = sa.URL.create(
+            "postgresql+psycopg", settings.user or None, settings.password or None, settings.host, settings.port,
+            settings.database, query=dict(settings.libpq),
+        )  # fmt: skip
+        return sa.create_engine(
+            url, poolclass=NullPool, isolation_level="READ COMMITTED", connect_args=client_keepalives(settings)
+        )
+
+    def _watch(self) -> None:
+        limit_s = self.settings.statement_limit_s
+        while not self._stop.wait(min(0.25, limit_s / 4)):
+            with self._lock:
+                connections = list(self._open)
+            for connection in connections:
+                since_s = connection.busy_since_s
+                if since_s is not None and time.monotonic() - since_s > limit_s:
+                    connection.cut()
+
+    def forget(self, connection: Connection) -> None:
+        with self._lock:
+            self._open.discard(connection)
+
+    def close(self) -> None:
+        self._stop.set()
+        for engine in self._engines.values():
+            engine.dispose()
+
+    def abandon(self) -> None:
+        for connection in list(self._open):
+            connection.abandon()
+
+    def name_error(self, error: DBAPIError) -> StoreError | ConnectionLostError:
+        text = f"{self.settings.shown}: {_first_line(error)}"
+        if self.settings.dialect == SQLITE:
+            return _name_sqlite(error, text)
+        state = getattr(error.orig, "sqlstate", None) or ""
+        if state in _RIGHTS or "permission denied" in text or "password authentication failed" in text:
+            return StoreRightsError(text)
+        if state in _LOCKED:
+            return StoreBusyError(text)
+        # Class 57P: the server is shutting down, or an administrator ended the session. 08: connection exceptions.
+        if error.connection_invalidated or state.startswith(("57P", "08")) or not state:
+            return ConnectionLostError(text)
+        return StoreFullError(text) if state in _FULL else StoreWriteError(text)
+
+
+def _name_sqlite(error: DBAPIError, text: str) -> StoreError | ConnectionLostError:
+    code = getattr(error.orig, "sqlite_errorname", "")
+    if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")) or "database is locked" in text:
+        return StoreBusyError(text)
+    if code.startswith("SQLITE_FULL") or "disk is full" in text:
+        return StoreFullError(text)
+    if code.startswith(("SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH")) or "readonly database" in text:
+        return StoreRightsError(text)
+    if code.startswith(("SQLITE_CANTOPEN", "SQLITE_NOTADB", "SQLITE_CORRUPT")):
+        return ConnectionLostError(text)
+    return StoreWriteError(text)
+
+
+def _first_line(error: DBAPIError) -> str:
+    lines = str(error.orig).strip().splitlines()
+    return lines[0] if lines else type(error.orig).__name__
+
+
+def is_full(error: OSError) -> bool:
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -1,0 +1,316 @@
+"""The database as the place of a served store: load it, append to it, and never when another may own it (S2, S4, S6).
+
+One append is one transaction: take a lock on SIBOWNER that excludes a change of owner (ROW SHARE on PostgreSQL; on
+SQLite the shared lock of the third connection does it), read INC_UUID, write the rows, write the outcome into SIBXACTS,
+commit. So a zombie writes nothing, and of a commit whose answer got lost everybody can find out later what became of it:
+
+    SIBXACTS has its xid     it was committed, all of it
+    it has not               nothing was
+
+An outcome is kept for the last OUTCOMES_KEPT commits. A prepared transaction is a row of its own, until it is resolved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import zlib
+from collections.abc import Callable, Iterable
+
+import msgspec
+import sqlalchemy as sa
+
+from store.codec import DecodeError, decode, encode
+from store.errors import StoreCorruptError, StoreError, StoreWriteError
+from store.jdbc.database import Connection, ConnectionLostError, Database
+from store.jdbc.protocol import Ownership, read_owner
+from store.jdbc.rows import CLASSES, ENGINE, Row, RowChanges, RowMap, check_row, restore, touched
+from store.jdbc.settings import SQLITE
+from store.jdbc.tables import Tables
+from store.ledger import Entry, Prepared
+from store.served.port import Batch, Loaded, OwnershipLostError, Persistence
+
+log = logging.getLogger("store.jdbc")
+
+OUTCOMES_KEPT = 1_024
+TRIM_EVERY = 256
+KEY_BLOCK = 1_024
+KEYS = "objects"
+COMMITTED, PREPARED = "COMMITTED", "PREPARED"
+
+
+class JdbcPersistence(Persistence):
+    """`regain` is what is done about a lost connection: a new ownership of the same incarnation, or OwnershipLostError."""
+
+    def __init__(
+        self,
+        database: Database,
+        tables: Tables,
+        ownership: Ownership,
+        regain: Callable[[str], Ownership],
+    ) -> None:
+        self._database = database
+        self._tables = tables
+        self.ownership = ownership
+        self.incarnation = ownership.incarnation
+        self._regain = regain
+        self._rows = RowMap()
+        self._next_id = self._last_id = 0
+        self._append_count = 0
+        self._closed = False
+        self._data: Connection | None = None
+
+    # ---- load
+
+    def load(self) -> Loaded:
+        try:
+            return self._load()
+        except ConnectionLostError as error:
+            raise OwnershipLostError(f"the connection was lost while the store was read: {error}") from error
+
+    def _load(self) -> Loaded:
+        data = self._connect()
+        with data.transaction():
+            self._verify(data)
+            self._catalogue(data)
+            rows = [row for table in self._tables.objects for row in read_rows(data, table)]
+            restored = restore(rows, self._database.settings.shown)
+            if restored.dropped:
+                ids = [row.id for row in restored.dropped]
+                for table in self._tables.objects[self._tables.persistent_count :]:
+                    data.run(sa.delete(table).where(table.c.id.in_(ids)))
+            prepared, outcomes, position, known_since = read_transactions(data, self._tables)
+            self._last_id = self._next_id = self._check_keys(data, restored.last_id)
+        self._rows.load(restored.rows)
+        return Loaded(position, (*restored.entries, *prepared), outcomes, known_since)
+
+    def _catalogue(self, data: Connection) -> None:
+        """SIBCLASSMAP, SIBLISTING and SIBKEYS of new tables; of old ones they are compared."""
+        classes = {class_id: (name, int(persistent)) for class_id, (name, persistent) in CLASSES.items()}
+        self._compare(data, self._tables.class_map, classes)
+        listing = {
+            number: (table.name, int(number < self._tables.persistent_count))
+            for number, table in enumerate(self._tables.objects)
+        }
+        self._compare(data, self._tables.listing, listing)
+
+    @staticmethod
+    def _compare(data: Connection, table: sa.Table, wanted: dict[int, tuple[str, int]]) -> None:
+        found = {row[0]: (row[1], row[2]) for row in data.rows(sa.select(*table.c))}
+        if found and found != wanted:
+            raise StoreCorruptError(table.fullname, 0, f"it lists {found}, and should {wanted}")
+        if not found:
+            names = [column.name for column in table.c]
+            data.run(sa.insert(table), [dict(zip(names, (i, *rest), strict=True)) for i, rest in wanted.items()])
+
+    def _check_keys(self, data: Connection, last_used: int) -> int:
+        keys = self._tables.keys
+        found = data.rows(sa.select(keys.c.last_key).where(keys.c.key_id == KEYS))
+        if not found:
+            data.run(sa.insert(keys), {"key_id": KEYS, "last_key": last_used})
+            return last_used
+        if found[0][0] < last_used:
+            raise StoreCorruptError(keys.fullname, found[0][0], f"id {last_used} is in use, and was not handed out")
+        return int(found[0][0])
+
+    # ---- append
+
+    def append(self, batch: Batch) -> None:
+        tries = 0
+        while True:
+            try:
+                return self._append(batch)
+            except ConnectionLostError as error:
+                self._drop_data()
+                tries += 1
+                self.ownership = self._regain(str(error))  # or OwnershipLostError
+                if self._was_kept(batch):
+                    return None
+                if tries > 3:
+                    raise OwnershipLostError(f"the connection was lost {tries} times in one write: {error}") from error
+
+    def _append(self, batch: Batch) -> None:
+        data = self._data or self._connect()
+        mark = self._next_id, self._last_id
+        try:
+            with data.transaction():
+                self._verify(data)
+                changes = self._rows.changes(batch, self._new_id(data))
+                self._write_rows(data, changes)
+                self._write_outcome(data, batch)
+        except BaseException:
+            self._next_id, self._last_id = mark
+            raise
+        self._rows.made(changes)
+        self._append_count += 1
+
+    def _verify(self, data: Connection) -> None:
+        """Under a lock that lasts until the commit: who would take the store over has to wait for it."""
+        if self._database.settings.dialect == SQLITE:
+            kept = self.ownership.verify()
+        else:
+            data.run(f"LOCK TABLE {self._tables.owner.fullname} IN ROW SHARE MODE")
+            kept = read_owner(data, self._tables) == self.ownership.row
+        if not kept:
+            raise OwnershipLostError(f"{self._database.settings.shown}: SIBOWNER names another incarnation now")
+
+    def _new_id(self, data: Connection) -> Callable[[], int]:
+        keys = self._tables.keys
+
+        def new_id() -> int:
+            if self._next_id == self._last_id:
+                # Read back, not reckoned: a block whose commit got lost may have been handed out all the same.
+                data.run(sa.update(keys).where(keys.c.key_id == KEYS).values(last_key=keys.c.last_key + KEY_BLOCK))
+                self._last_id = int(data.rows(sa.select(keys.c.last_key).where(keys.c.key_id == KEYS))[0][0])
+                self._next_id = self._last_id - KEY_BLOCK
+            self._next_id += 1
+            return self._next_id
+
+        return new_id
+
+    def _table_of(self, row: Row) -> sa.Table:
+        first = self._tables.persistent_count
+        kind = self._tables.objects[:first] if row.persistent else self._tables.objects[first:]
+        return kind[row.home % len(kind)]
+
+    def _write_rows(self, data: Connection, changes: RowChanges) -> None:
+        for table, rows in self._by_table(row for _, row in changes.deletes).items():
+            data.run(sa.delete(table).where(table.c.id == sa.bindparam("old")), [{"old": row.id} for row in rows])
+        for table, rows in self._by_table(row for _, row in changes.inserts).items():
+            data.run(sa.insert(table), [row.values() for row in rows])
+        for table, rows in self._by_table(row for _, row in changes.updates).items():
+            values = [{f"new_{name}": value for name, value in row.values().items()} for row in rows]
+            done = data.run(
+                sa.update(table)
+                .where(table.c.id == sa.bindparam("new_id"))
+                .values({column: sa.bindparam(f"new_{column.name}") for column in table.c if column.name != "id"}),
+                values,
+            )
+            if done.rowcount not in (-1, len(rows)):
+                raise StoreWriteError(f"{table.fullname}: {done.rowcount} of {len(rows)} rows were there to be changed")
+
+    def _by_table(self, rows: Iterable[Row]) -> dict[sa.Table, list[Row]]:
+        found: dict[sa.Table, list[Row]] = {}
+        for row in rows:
+            found.setdefault(self._table_of(row), []).append(row)
+        return found
+
+    def _write_outcome(self, data: Connection, batch: Batch) -> None:
+        table = self._tables.transactions
+        for xid in touched(batch).prepared:
+            data.run(sa.delete(table).where(table.c.xid == f"x:{xid}"))
+            if (changes := batch.after.prepared.get(xid)) is not None:
+                promised = encode([Prepared(xid, changes, restored=True)])
+                data.run(sa.insert(table), _transaction(f"x:{xid}", PREPARED, batch, promised))
+        data.run(sa.insert(table), _transaction(_xid(batch), COMMITTED, batch, msgspec.msgpack.encode(batch.tokens)))
+        if self._append_count % TRIM_EVERY == TRIM_EVERY - 1:
+            newest = sa.select(table.c.position).where(table.c.state == COMMITTED)
+            oldest = data.rows(newest.order_by(table.c.position.desc()).offset(OUTCOMES_KEPT).limit(1))
+            if oldest:
+                data.run(sa.delete(table).where(table.c.state == COMMITTED, table.c.position <= oldest[0][0]))
+
+    def _was_kept(self, batch: Batch) -> bool:
+        """After the lock was regained: nothing of the lost connection is under way any more. The map is read anew."""
+        table = self._tables.transactions
+        try:
+            data = self._connect()
+            with data.transaction():
+                self._verify(data)
+                kept = bool(data.rows(sa.select(table.c.xid).where(table.c.xid == _xid(batch))))
+                self._last_id = self._next_id = self._check_keys(data, 0)
+                rows = [row for objects in self._tables.objects for row in read_rows(data, objects)]
+            self._rows.load(restore(rows, self._database.settings.shown).rows)
+        except ConnectionLostError:
+            return False  # the next try finds out
+        log.warning("the append %s was in doubt: it was %s", _xid(batch), "committed" if kept else "not committed")
+        return kept
+
+    # ---- the engine's own row
+
+    def publish(self, data: bytes) -> None:
+        """Where this engine serves; the row of the engine before goes."""
+        try:
+            connection = self._data or self._connect()
+            first = self._tables.persistent_count
+            with connection.transaction():
+                self._verify(connection)
+                for table in self._tables.objects[first:]:
+                    connection.run(sa.delete(table).where(table.c.class_id == ENGINE))
+                mark = self._new_id(connection)()
+                row = Row(mark, 0, ENGINE, self.incarnation, 0, data)
+                connection.run(sa.insert(self._table_of(row)), row.values())
+        except ConnectionLostError as error:
+            raise OwnershipLostError(f"the connection was lost while the engine was published: {error}") from error
+
+    def _connect(self) -> Connection:
+        try:
+            self._data = self._database.connect()
+            if self._database.settings.dialect == SQLITE:
+                self._data.run("PRAGMA journal_mode=WAL")
+        except StoreError as error:
+            raise ConnectionLostError(error.detail()) from error
+        return self._data
+
+    def _drop_data(self) -> None:
+        if self._data is not None:
+            self._data.close()
+            self._data = None
+
+    def cut(self) -> None:
+        """From any thread: whoever waits for the database waits no longer."""
+        self.ownership.cut()
+        if self._data is not None:
+            self._data.cut()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._drop_data()
+            with contextlib.suppress(ConnectionLostError):
+                self.ownership.release()
+
+
+def _xid(batch: Batch) -> str:
+    return f"g:{batch.base}:{batch.tokens[0]}"
+
+
+def _transaction(xid: str, state: str, batch: Batch, data: bytes) -> dict[str, object]:
+    values = {"xid": xid, "state": state, "base": batch.base, "position": batch.position, "data": data}
+    return {**values, "checksum": _checksum(xid, state, batch.base, batch.position, data)}
+
+
+def _checksum(xid: str, state: str, base: int, position: int, data: bytes) -> int:
+    return zlib.crc32(data, zlib.crc32(f"{xid} {state} {base} {position}".encode()))
+
+
+def read_rows(data: Connection, table: sa.Table) -> list[Row]:
+    rows = []
+    for found in data.rows(sa.select(*table.c)):
+        row = Row(found.id, found.parent_id, found.class_id, found.name, found.number, bytes(found.data))
+        check_row(row, found.checksum, table.fullname)
+        rows.append(row)
+    return rows
+
+
+def read_transactions(
+    data: Connection, tables: Tables
+) -> tuple[tuple[Entry, ...], tuple[tuple[str, int], ...], int, int]:
+    """Prepared transactions, outcomes, the position, and since when all outcomes are known."""
+    table = tables.transactions
+    prepared: list[Entry] = []
+    outcomes: list[tuple[str, int]] = []
+    position, known_since = 0, None
+    for row in data.rows(sa.select(*table.c).order_by(table.c.position)):
+        content = bytes(row.data)
+        if row.checksum != _checksum(row.xid, row.state, row.base, row.position, content):
+            raise StoreCorruptError(f"{table.fullname}, xid {row.xid!r}", row.position, "the checksum does not fit")
+        if row.state == PREPARED:
+            try:
+                prepared.extend(decode(content))
+            except DecodeError as error:
+                raise StoreCorruptError(f"{table.fullname}, xid {row.xid!r}", row.position, str(error)) from error
+            continue
+        known_since = row.base if known_since is None else known_since
+        position = max(position, row.position)
+        outcomes += [(token, row.position) for token in msgspec.msgpack.decode(content, type=tuple[str, ...])]
+    return tuple(prepared), tuple(outcomes), position, known_since or 0

@@ -1,0 +1,257 @@
+"""How an engine gets its data store's lock, step by step (S4). STEPS is the protocol; docs/DATA-STORES draws it from there.
+
+    connection  lock                             from   to
+    first       SIBOWNER0, exclusive             1      the end of the start: nobody else is in the middle of one
+    second      SIBOWNER, exclusive              3      the change of the incarnation id is committed
+    third       SIBOWNER, shared                 6      the end of the engine's life
+
+The exclusive lock on SIBOWNER is refused while an engine lives, for that one holds it shared. Every start writes an
+incarnation id of its own; whatever an older start still sends is refused by that, for each write reads the id under a
+lock of its own that excludes a change (`verify`, and persistence.py).
+
+PostgreSQL: table locks. A lock that is not free is waited for 50 ms, not longer, since others queue up behind a waiting
+one; the start is tried again instead (engine.py).
+
+SQLite has no table locks, only locks of a whole file. So SIBOWNER0 and SIBOWNER are each alone in a file beside the
+store's, `BEGIN EXCLUSIVE` there is the exclusive lock, a read transaction the shared one. What is seen is the same, but:
+the locks are the operating system's, so they fall with the process and are never orphaned; they hold on one host; and
+nobody can look into SIBOWNER while it is locked exclusively.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import threading
+from dataclasses import dataclass
+from enum import Enum
+
+import sqlalchemy as sa
+
+from store.errors import ForeignOwnerError, StoreBusyError, StoreVersionError
+from store.jdbc.database import Connection, ConnectionLostError, Database
+from store.jdbc.settings import SQLITE
+from store.jdbc.tables import VERSION, Tables, sqlite_file
+
+log = logging.getLogger("store.jdbc")
+
+
+class Step(Enum):
+    CONNECT = "get a connection"
+    LOCK_EXCLUSIVE = "LOCK TABLE {table} IN EXCLUSIVE MODE"
+    LOCK_SHARE = "LOCK TABLE {table} IN SHARE MODE"
+    READ = "SELECT ME_UUID,INC_UUID,VERSION,MIGRATION_VERSION FROM {table}"
+    UPDATE = "UPDATE {table} SET INC_UUID=:inc,VERSION=:version,MIGRATION_VERSION=:migration WHERE ME_UUID=:me"
+    CLOSE_COMMIT = "commit and close: the exclusive lock on {table} is released"
+    CLOSE = "close: the exclusive lock on {table} is released"
+
+
+@dataclass(frozen=True)
+class ProtocolStep:
+    number: int
+    connection: str
+    step: Step
+    table: str
+    mark: str = ""
+
+    def statement(self, tables: Tables | None = None) -> str:
+        name = (
+            {"SIBOWNER": tables.owner.fullname, "SIBOWNER0": tables.owner0.fullname}[self.table]
+            if tables
+            else self.table
+        )
+        return self.step.value.format(table=name)
+
+
+FIRST, SECOND, THIRD = "first", "second", "third"
+STEPS: tuple[ProtocolStep, ...] = (
+    ProtocolStep(1, FIRST, Step.CONNECT, "SIBOWNER0"),
+    ProtocolStep(2, FIRST, Step.LOCK_EXCLUSIVE, "SIBOWNER0", "A"),
+    ProtocolStep(3, SECOND, Step.CONNECT, "SIBOWNER"),
+    ProtocolStep(4, SECOND, Step.LOCK_EXCLUSIVE, "SIBOWNER", "B"),
+    ProtocolStep(5, SECOND, Step.READ, "SIBOWNER"),
+    ProtocolStep(6, SECOND, Step.UPDATE, "SIBOWNER"),
+    ProtocolStep(7, SECOND, Step.CLOSE_COMMIT, "SIBOWNER", "C"),
+    ProtocolStep(8, THIRD, Step.CONNECT, "SIBOWNER"),
+    ProtocolStep(9, THIRD, Step.LOCK_SHARE, "SIBOWNER", "D"),
+    ProtocolStep(10, THIRD, Step.READ, "SIBOWNER"),
+    ProtocolStep(11, FIRST, Step.CLOSE, "SIBOWNER0", "E"),
+)
+
+
+@dataclass(frozen=True)
+class OwnerRow:
+    me_uuid: str
+    inc_uuid: str
+    version: int
+    migration_version: int
+
+
+class LockTakenError(StoreBusyError):
+    """Another engine holds the data store's lock, or is about to get it. Try again."""
+
+
+def read_owner(connection: Connection, tables: Tables) -> OwnerRow | None:
+    owner = tables.owner.c
+    found = connection.rows(sa.select(owner.me_uuid, owner.inc_uuid, owner.version, owner.migration_version))
+    if len(found) > 1:
+        raise ForeignOwnerError(tables.owner.fullname, ", ".join(row[0] for row in found), "one of them")
+    return OwnerRow(*found[0]) if found else None
+
+
+def check_owner(row: OwnerRow | None, wanted: str, place: str) -> None:
+    """Whose it is, before anything is changed. `wanted`: "" takes whoever it is."""
+    if row is None:
+        return
+    if row.version != VERSION:
+        raise StoreVersionError(f"{place}, SIBOWNER.VERSION", row.version, VERSION)
+    if wanted and row.me_uuid != wanted:
+        raise ForeignOwnerError(place, row.me_uuid, wanted)
+
+
+class Ownership:
+    """The shared lock on the third connection, for life."""
+
+    def __init__(self, database: Database, tables: Tables, third: Connection, row: OwnerRow, before: OwnerRow | None):
+        self.row = row
+        self.before = before
+        self._database = database
+        self._tables = tables
+        self._third = third
+        self._lock = threading.Lock()
+        self._inode = self._look_inode()
+
+    @property
+    def incarnation(self) -> str:
+        return self.row.inc_uuid
+
+    def verify(self) -> bool:
+        """The lock is still held, and SIBOWNER still says what we wrote. ConnectionLostError when nobody answers."""
+        with self._lock:
+            return read_owner(self._third, self._tables) == self.row and self._look_inode() == self._inode
+
+    def _look_inode(self) -> int:
+        """SQLite's lock is on a file: one that was replaced is not locked."""
+        if self._database.settings.dialect != SQLITE:
+            return 0
+        try:
+            return os.stat(sqlite_file(self._database.settings.path, self._tables.owner)).st_ino
+        except FileNotFoundError:
+            return -1
+
+    def server_pid(self) -> int | None:
+        return self._third.server_pid()
+
+    def cut(self) -> None:
+        self._third.cut()
+
+    def release(self) -> None:
+        with self._lock:
+            self._third.close()
+
+
+def acquire(database: Database, tables: Tables, me_uuid: str, *, again: OwnerRow | None = None) -> Ownership:
+    """All steps, once. LockTakenError when a lock is not free; ForeignOwnerError, StoreVersionError: nothing was changed.
+
+    `again`: the engine had the lock and lost its connection. It goes on as the same incarnation, if nobody had the store
+    in between; else ForeignOwnerError.
+    """
+    return _Start(database, tables, me_uuid, again).run()
+
+
+class _Start:
+    def __init__(self, database: Database, tables: Tables, me_uuid: str, again: OwnerRow | None) -> None:
+        self._database = database
+        self._tables = tables
+        self._me_uuid = me_uuid
+        self._again = again
+        self._connections: dict[str, Connection] = {}
+        self._before: OwnerRow | None = None
+        self._row: OwnerRow | None = None
+
+    def run(self) -> Ownership:
+        try:
+            for step in STEPS:
+                log.debug(
+                    "lock protocol %d: %s connection: %s", step.number, step.connection, step.statement(self._tables)
+                )
+                self._do(step)
+            assert self._row is not None
+            return Ownership(self._database, self._tables, self._connections.pop(THIRD), self._row, self._before)
+        except StoreBusyError as error:
+            raise LockTakenError(error.detail()) from error
+        finally:
+            for connection in self._connections.values():
+                connection.close()
+
+    def _do(self, step: ProtocolStep) -> None:
+        sqlite = self._database.settings.dialect == SQLITE
+        match step.step:
+            case Step.CONNECT:
+                table = self._tables.owner0 if step.table == "SIBOWNER0" else self._tables.owner
+                path = sqlite_file(self._database.settings.path, table) if sqlite else ""
+                self._connections[step.connection] = self._database.connect(path)
+                if sqlite:  # busy means: not now
+                    self._connections[step.connection].run("PRAGMA busy_timeout=50")
+            case Step.LOCK_EXCLUSIVE | Step.LOCK_SHARE if sqlite:
+                exclusive = step.step is Step.LOCK_EXCLUSIVE
+                self._connections[step.connection].begin("EXCLUSIVE" if exclusive else "DEFERRED")
+            case Step.LOCK_EXCLUSIVE | Step.LOCK_SHARE:
+                self._connections[step.connection].run(step.statement(self._tables))
+            case Step.READ:
+                self._read(self._connections[step.connection], last=step.connection == THIRD)
+            case Step.UPDATE:
+                self._update(self._connections[step.connection])
+            case Step.CLOSE_COMMIT:
+                connection = self._connections.pop(step.connection)
+                try:
+                    connection.commit()
+                finally:
+                    connection.close()
+            case Step.CLOSE:
+                self._connections.pop(step.connection).close()
+
+    def _read(self, connection: Connection, last: bool) -> None:
+        found = read_owner(connection, self._tables)
+        if not last:
+            check_owner(found, self._me_uuid, self._database.settings.shown)
+            if self._again is not None and found != self._again:
+                raise ForeignOwnerError(self._database.settings.shown, str(found), str(self._again))
+            self._before = found
+        elif found != self._row:
+            raise LockTakenError(
+                f"{self._database.settings.shown}: somebody changed SIBOWNER in the middle of the start"
+            )
+
+    def _update(self, connection: Connection) -> None:
+        me_uuid = self._before.me_uuid if self._before else self._me_uuid or secrets.token_hex(16)
+        incarnation = self._again.inc_uuid if self._again else secrets.token_hex(16)
+        self._row = OwnerRow(me_uuid, incarnation, VERSION, self._before.migration_version if self._before else 0)
+        values = {"inc_uuid": incarnation, "version": VERSION, "migration_version": self._row.migration_version}
+        owner = self._tables.owner
+        if self._before is None:  # the first start on new tables
+            connection.run(sa.insert(owner), {"me_uuid": me_uuid, **values})
+        else:
+            connection.run(sa.update(owner).where(owner.c.me_uuid == me_uuid).values(**values))
+
+
+def draw() -> str:
+    """The protocol as a Mermaid sequence diagram."""
+    lines = ["sequenceDiagram", "    participant E as engine", "    participant D as database"]
+    for step in STEPS:
+        arrow = "->>" if step.step is not Step.READ else "->>+"
+        mark = f" ({step.mark})" if step.mark else ""
+        lines.append(f"    E{arrow}D: {step.number}{mark} {step.connection}: {step.statement()}".replace("->>+", "->>"))
+        if step.step is Step.READ:
+            lines.append("    D-->>E: the row; refused if it is foreign, of another version, or not ours")
+        if step.mark == "D":
+            lines.append("    Note over E,D: the third connection keeps the shared lock for life")
+    return "\n".join(lines)
+
+
+def quietly_release(ownership: Ownership | None) -> None:
+    if ownership is not None:
+        with contextlib.suppress(ConnectionLostError):
+            ownership.release()

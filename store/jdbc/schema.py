@@ -1,0 +1,112 @@
+"""Are the tables there, all of them, and may they be made? (S1, S3). Nothing is changed on a refusal."""
+
+from __future__ import annotations
+
+import os
+
+import sqlalchemy as sa
+
+from store.errors import StoreRightsError, StoreWriteError, TablesIncompleteError, TablesMissingError
+from store.jdbc.database import Connection, Database
+from store.jdbc.settings import SQLITE
+from store.jdbc.tables import Tables, sqlite_file
+
+
+def ensure_tables(database: Database, tables: Tables, *, create: bool) -> bool:
+    """True when they were made now. `create`: the caller wants a store that may be new; the settings must allow it too."""
+    settings = database.settings
+    if settings.dialect == SQLITE and not create and not os.path.exists(settings.path):
+        raise TablesMissingError(settings.shown)
+    if settings.dialect == SQLITE:
+        _check_directory(settings.path)
+    missing = _missing(database, tables)
+    if not missing:
+        return False
+    names = ", ".join(table.fullname for table in missing)
+    if _is_incomplete(database, tables, missing):
+        raise TablesIncompleteError(f"{settings.shown} lacks {names}")
+    if not (create and settings.create_tables):
+        raise TablesMissingError(f"{settings.shown} lacks {names}")
+    try:
+        _create(database, tables)
+    except StoreRightsError:
+        raise
+    except StoreWriteError:
+        if _missing(database, tables):  # else somebody else was making them at the same time
+            raise
+        return False
+    return True
+
+
+def _check_directory(path: str) -> None:
+    directory = os.path.dirname(path)
+    try:
+        os.makedirs(directory, exist_ok=True)
+    except OSError as error:
+        raise StoreRightsError(f"{directory}: {error.strerror or error}") from error
+    for file in (path, directory):
+        if os.path.exists(file) and not os.access(file, os.W_OK):
+            raise StoreRightsError(f"{file} cannot be written")
+
+
+def _places(database: Database, tables: Tables) -> list[tuple[str, tuple[sa.Table, ...]]]:
+    """(SQLite file, its tables); on PostgreSQL one place. SIBOWNER0 and SIBOWNER come first."""
+    settings = database.settings
+    if settings.dialect != SQLITE:
+        return [("", tables.all)]
+    own = (tables.owner0, tables.owner)
+    places = [(sqlite_file(settings.path, table), (table,)) for table in own]
+    return [*places, (settings.path, tuple(table for table in tables.all if table not in own))]
+
+
+def _missing(database: Database, tables: Tables) -> list[sa.Table]:
+    missing: list[sa.Table] = []
+    for path, members in _places(database, tables):
+        if path and not os.path.exists(path):
+            missing += members
+            continue
+        connection = database.connect(path)
+        try:
+            there = _table_names(connection, database)
+        finally:
+            connection.close()
+        missing += [table for table in members if table.name not in there]
+    return missing
+
+
+def _table_names(connection: Connection, database: Database) -> set[str]:
+    if database.settings.dialect == SQLITE:
+        return {row[0] for row in connection.rows(sa.text("SELECT name FROM sqlite_master WHERE type = 'table'"))}
+    found = connection.rows(
+        sa.text(
+            "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+            "WHERE c.relkind IN ('r', 'p') AND n.nspname = coalesce(:schema, current_schema())"
+        ).bindparams(schema=database.settings.schema.lower() or None)
+    )
+    return {row[0] for row in found}
+
+
+def _is_incomplete(database: Database, tables: Tables, missing: list[sa.Table]) -> bool:
+    if len(missing) == len(tables.all):
+        return False
+    # SQLite's lock files are made first, one by one: a start that died there is completed by the next.
+    own = (tables.owner0, tables.owner)
+    there = [table for table in tables.all if table not in missing]
+    return not (database.settings.dialect == SQLITE and all(table in own for table in there))
+
+
+def _create(database: Database, tables: Tables) -> None:
+    """Each place in one transaction: nobody sees half of it."""
+    schema = database.settings.schema.lower()
+    for path, members in _places(database, tables):
+        connection = database.connect(path)
+        try:
+            with connection.transaction():
+                if schema and not connection.rows(
+                    sa.text("SELECT 1 FROM pg_namespace WHERE nspname = :schema").bindparams(schema=schema)
+                ):
+                    connection.run(f"CREATE SCHEMA {schema}")
+                for table in members:
+                    connection.run(sa.schema.CreateTable(table, if_not_exists=database.settings.dialect == SQLITE))
+        finally:
+            connection.close()

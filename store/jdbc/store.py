@@ -1,0 +1,51 @@
+"""`JdbcStore`: what users open. Openings of one store by one process share one client, or one engine."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from store.jdbc.engine import Clocks, JdbcReach
+from store.jdbc.settings import parse_jdbc
+from store.served.backend import ServedBackend
+from store.session import LedgerStore
+
+_shared: dict[tuple[str, int], ServedBackend] = {}
+_shared_lock = threading.Lock()
+
+
+def _forget_in_child() -> None:
+    global _shared_lock
+    _shared_lock = threading.Lock()  # a thread of the parent may have held it at the fork
+    _shared.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def open_backend(
+    uri: str, *, session_timeout_ms: int = 10_000, create: bool = True, clocks: Clocks | None = None
+) -> ServedBackend:
+    settings = parse_jdbc(uri)
+    clocks = clocks or Clocks()
+    reach = JdbcReach(settings, session_timeout_ms=session_timeout_ms, create=create, clocks=clocks)
+    return ServedBackend(
+        reach, session_timeout_ms=session_timeout_ms, limit_ms=settings.retry_limit_s * 1000.0, clock_ms=clocks.now_ms,
+        sleep_ms=clocks.sleep_ms,
+    )  # fmt: skip
+
+
+class JdbcStore(LedgerStore):
+    """A store in a database. Its own backend; `shared` takes the one the process has."""
+
+    def __init__(self, uri: str, *, session_timeout_ms: int = 10_000, create: bool = True) -> None:
+        super().__init__(open_backend(uri, session_timeout_ms=session_timeout_ms, create=create))
+
+    @classmethod
+    def shared(cls, uri: str, *, session_timeout_ms: int = 10_000, create: bool = True) -> LedgerStore:
+        key = (uri, session_timeout_ms)
+        with _shared_lock:
+            backend = _shared.get(key)
+            if backend is None or not backend.retain():
+                backend = _shared[key] = open_backend(uri, session_timeout_ms=session_timeout_ms, create=create)
+        return LedgerStore(backend)
