@@ -248,6 +248,24 @@ def test_concurrent_changes_share_a_journal_object() -> None:
     asyncio.run(run())
 
 
+def test_no_change_is_forgotten_by_the_journal() -> None:
+    """R19: a change that comes in the moment in which the journal's writer ends is written too (it once was not, and a
+    checkpoint stood still for a minute)."""
+
+    async def worker(files: Files, n: int) -> None:
+        for m in range(200):
+            await put(files, f"/{n}/{m % 7}", b"x" * (m % 40), overwrite=True)
+            for _ in range((n + m) % 5):  # so that every distance between two changes occurs
+                await asyncio.sleep(0)
+
+    async def run() -> None:
+        files = await opened(Crashing(MemoryObjects(max_object_bytes=OBJECT_BYTES), 10**9, False))
+        await asyncio.wait_for(asyncio.gather(*(worker(files, n) for n in range(4))), 30)
+        assert len(await everything(files)) == 4 + 4 * 7
+
+    asyncio.run(run())
+
+
 def test_nobody_sees_what_is_not_durable() -> None:
     """R19: a look, and a refusal, wait for what they saw; when that fails, they fail."""
 

@@ -41,11 +41,12 @@ DEFAULT_FILE_BLOCK_BYTES = 128 * 1024 * 1024  # what is told to clients; says no
 
 @dataclass(frozen=True)
 class FilesOptions:
-    """`inline`: contents this small live in the journal, while all of them together stay within their budget.
+    """`capacity_bytes`: what GETSTATUS tells, 0 when nobody knows. `inline`: contents this small live in the journal, while all of them together stay within their budget.
     `snapshot`: what makes the journal long; a recovery reads as much."""
 
     owner: str = "hdfs"
     group: str = "supergroup"
+    capacity_bytes: int = 0
     block_bytes: int = 1024 * 1024
     inline_bytes: int = 1024
     inline_budget_bytes: int = 16 * 1024 * 1024
@@ -392,6 +393,10 @@ class Files:
                 if future is not None and not future.done():
                     future.set_result(None)  # those who wait look at `failure`
             self._writing = self._collecting = None
+        elif name == "flush" and self._pending:  # came between the task's last look and this
+            self._start("flush", self._flush())
+        elif name == "reap" and self._garbage and self.failure is None:
+            self._start("reap", self._reap())
 
     async def _flush(self) -> None:
         while self._pending:

@@ -90,6 +90,12 @@ async def get_block_locations(files: Files, request: Request, caller: Caller) ->
     return Answer(wire.block_locations(await files.status(request.path), caller.host, offset, length))
 
 
+async def get_status(files: Files, request: Request, caller: Caller) -> Answer:
+    used = files.statistics().connection.object_bytes
+    capacity = max(files.options.capacity_bytes, used) if files.options.capacity_bytes else wire.MAX_LONG
+    return Answer(wire.json({"FsStatus": {"capacity": capacity, "remaining": capacity - used, "used": used}}))
+
+
 async def get_acl_status(files: Files, request: Request, caller: Caller) -> Answer:
     return Answer(wire.acl_status(await files.status(request.path)))
 
@@ -265,6 +271,7 @@ SIMPLE: dict[tuple[str, str], Operation] = {
     ("GET", "GETTRASHROOT"): get_trash_root,
     ("GET", "GETSERVERDEFAULTS"): get_server_defaults,
     ("GET", "GETFILEBLOCKLOCATIONS"): get_block_locations,
+    ("GET", "GETSTATUS"): get_status,
     ("GET", "GETACLSTATUS"): get_acl_status,
     ("GET", "GETLINKTARGET"): get_link_target,
     ("GET", "CHECKACCESS"): check_access,
@@ -288,7 +295,7 @@ SIMPLE: dict[tuple[str, str], Operation] = {
 STREAMED = {("GET", "OPEN"), ("GET", "GETFILECHECKSUM"), ("PUT", "CREATE"), ("POST", "APPEND")}
 UNSUPPORTED = {
     "GET": "GETDELEGATIONTOKENS GETALLSTORAGEPOLICY GETSTORAGEPOLICY GETSNAPSHOTDIFF GETSNAPSHOTDIFFLISTING "
-    "GETSNAPSHOTTABLEDIRECTORYLIST GETSNAPSHOTLIST GETECPOLICY GETECPOLICIES GETECCODECS GETSTATUS INSTRUMENTATION",
+    "GETSNAPSHOTTABLEDIRECTORYLIST GETSNAPSHOTLIST GETECPOLICY GETECPOLICIES GETECCODECS INSTRUMENTATION",
     "PUT": "CREATESYMLINK ALLOWSNAPSHOT DISALLOWSNAPSHOT CREATESNAPSHOT RENAMESNAPSHOT SETSTORAGEPOLICY "
     "SATISFYSTORAGEPOLICY ENABLEECPOLICY DISABLEECPOLICY SETECPOLICY SETQUOTA SETQUOTABYSTORAGETYPE MODIFYACLENTRIES "
     "REMOVEACLENTRIES REMOVEDEFAULTACL REMOVEACL SETACL",
