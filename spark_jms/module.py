@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from spark_jms.core.destination import KINDS, MAX_MEMBERS, Destination, check_name
+from spark_jms.core.destination import DURABILITIES, KINDS, MAX_MEMBERS, Destination, check_name
 from spark_jms.core.duration import parse_duration_ms
 from spark_jms.core.routing import POLICIES
 from spark_jms.errors import ModuleFileError
@@ -101,6 +101,8 @@ def declare(destination: Destination) -> dict[str, object]:
     out["retention"] = destination.retention_ms
     out["inDoubtTimeout"] = destination.in_doubt_timeout_ms
     out["fileGrace"] = destination.file_grace_ms
+    out["acknowledgementRetention"] = destination.acknowledgement_retention_ms
+    out["durability"] = destination.durability
     return out
 
 
@@ -230,6 +232,9 @@ class _Reader:
     def _in_doubt(self, node: Node, path: str) -> int:
         return self._duration(node, path, 30)
 
+    def _durability(self, node: Node, path: str) -> str:
+        return self._choice(node, path, DURABILITIES)
+
     def _grace(self, node: Node, path: str) -> int:
         return self._duration(node, path, 365)
 
@@ -279,4 +284,6 @@ _KEYS: dict[str, tuple[str, Callable[[_Reader, Node, str], Any]]] = {
     "retention": ("retention_ms", _Reader._retention),
     "inDoubtTimeout": ("in_doubt_timeout_ms", _Reader._in_doubt),
     "fileGrace": ("file_grace_ms", _Reader._grace),
+    "acknowledgementRetention": ("acknowledgement_retention_ms", _Reader._retention),
+    "durability": ("durability", _Reader._durability),
 }

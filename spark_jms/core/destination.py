@@ -15,6 +15,7 @@ from spark_jms.core.routing import POLICIES, Routing
 from spark_jms.errors import FormatVersionError, ModuleFileError, UnreadableTableError
 
 FORMAT_VERSION = 1
+DURABILITIES = ("process", "power")
 KINDS = ("queue", "distributed-queue", "topic", "distributed-topic")
 QUEUE_SUBSCRIPTION = "-"  # a queue has one set of positions, under this name
 MAX_MEMBERS = 1024
@@ -44,6 +45,8 @@ class Destination:
     retention_ms: int = 0  # how long finished messages stay for replay
     in_doubt_timeout_ms: int = 60_000
     file_grace_ms: int = 3_600_000  # removed files stay so long for running readers and time travel
+    acknowledgement_retention_ms: int = 7 * 86_400_000  # how long rows of the acknowledgement table stay
+    durability: str = "process"  # what a sent message survives: the death of any process, or the loss of power
     slot_members: int = 0
     epoch: int = 1
     subscriptions: Mapping[str, Subscription] = field(default_factory=dict)
@@ -63,6 +66,10 @@ class Destination:
         if self.routing not in POLICIES:
             raise ModuleFileError(
                 f"destination {self.name}: routing is {self.routing!r}, but must be one of {', '.join(POLICIES)}"
+            )
+        if self.durability not in DURABILITIES:
+            raise ModuleFileError(
+                f"destination {self.name}: durability is {self.durability!r}, but must be one of {', '.join(DURABILITIES)}"
             )
         if self.routing == "weighted" and (
             len(self.weights) != self.members or sum(self.weights) <= 0 or min(self.weights) < 0
@@ -111,6 +118,8 @@ class Destination:
             "retentionMs": self.retention_ms,
             "inDoubtTimeoutMs": self.in_doubt_timeout_ms,
             "fileGraceMs": self.file_grace_ms,
+            "acknowledgementRetentionMs": self.acknowledgement_retention_ms,
+            "durability": self.durability,
             "slotMembers": self.slot_members,
             "epoch": self.epoch,
             "subscriptions": {
@@ -151,6 +160,10 @@ class Destination:
                 retention_ms=int(values["retentionMs"]),
                 in_doubt_timeout_ms=int(values["inDoubtTimeoutMs"]),
                 file_grace_ms=int(values["fileGraceMs"]),
+                acknowledgement_retention_ms=int(
+                    values.get("acknowledgementRetentionMs", Destination.acknowledgement_retention_ms)
+                ),
+                durability=values.get("durability", Destination.durability),
                 slot_members=int(values["slotMembers"]),
                 epoch=int(values["epoch"]),
                 subscriptions=subscriptions,

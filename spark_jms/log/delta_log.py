@@ -174,9 +174,16 @@ class DeltaLog:
                 "commitId": uuid.uuid4().hex,
             }
         }
+        actions = list(actions)
         lines = "\n".join(json.dumps(action, separators=(",", ":")) for action in (info, *actions))
         data = (lines + "\n").encode()
-        if not self.storage.create(commit_path(version), data) and self.storage.get(commit_path(version)) != data:
+        durable = snapshot.destination.durability == "power"
+        if durable:  # before the log names them; tasks, other processes, have written them
+            self.storage.sync([str(action["add"]["path"]) for action in actions if "add" in action])
+        if (
+            not self.storage.create(commit_path(version), data, durable=durable)
+            and self.storage.get(commit_path(version)) != data
+        ):
             return False  # (an object store that retried by itself may find our own file there)
         if version and not self.storage.exists(commit_path(version - 1)):
             pointer = self._last_checkpoint()

@@ -22,7 +22,7 @@ from spark_jms.core.destination import FORMAT_VERSION, Destination, Subscription
 from spark_jms.core.message import ORDINAL, PARTITION_SCHEMA, STORED_SCHEMA
 from spark_jms.errors import DomainError, FormatVersionError, InvalidDestinationError, MemberRemovalError
 from spark_jms.log.committer import Decision, commit
-from spark_jms.log.delta_log import DeltaLog
+from spark_jms.log.delta_log import DeltaLog, commit_path
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.storage import LocalStorage, now_ms, open_storage
 
@@ -125,6 +125,7 @@ def create_domain(root: str, store: str | None = None) -> Domain:
             )
         data = {"formatVersion": FORMAT_VERSION, "id": uuid.uuid4().hex, "store": wanted, "createdMs": now_ms()}
         storage.create(_DOMAIN_FILE, json.dumps(data, indent=1).encode())
+        storage.sync([_DOMAIN_FILE])
     domain = Domain(root)
     if store and domain._store != store:
         raise DomainError(
@@ -156,10 +157,11 @@ def apply_destinations(
 def _create(domain: Domain, destination: Destination) -> None:
     _create_table(domain, destination.name, STORED_SCHEMA, destination)
     acknowledgements = replace(
-        destination, kind="distributed-queue", routing="round-robin", weights=(), subscriptions={}
+        destination, kind="distributed-queue", routing="round-robin", weights=(), subscriptions={}, durability="process"
     )
     _create_table(domain, f"{ACKNOWLEDGEMENTS}/{destination.name}", ACKNOWLEDGEMENT_SCHEMA, acknowledgements)
     domain.storage.create(f"{_REGISTER}/{destination.name}", b"")
+    domain.storage.sync([f"{_REGISTER}/{destination.name}", f"{destination.name}/{commit_path(0)}"])
 
 
 def _create_table(domain: Domain, path: str, schema: pa.Schema, destination: Destination) -> None:
@@ -228,6 +230,8 @@ def _difference(old: Destination, new: Destination) -> str:
         "retention_ms",
         "in_doubt_timeout_ms",
         "file_grace_ms",
+        "acknowledgement_retention_ms",
+        "durability",
     )
     return ", ".join(
         f"{f}: {getattr(old, f)} -> {getattr(new, f)}" for f in fields if getattr(old, f) != getattr(new, f)

@@ -35,6 +35,7 @@ _STAGED_GRACE_MS = 600_000
 _FLUSH_BYTES = 8 * 2**20  # one row group
 _READ_BATCH_BYTES = 4 * 2**20
 _MAX_STATISTICS_TEXT = 32
+ACKNOWLEDGED = "acknowledged_ms"  # of the acknowledgement table
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ class _Statistics:
 
     def add(self, batch: pa.RecordBatch) -> None:
         self.rows += batch.num_rows
-        for name in (ORDINAL, *STATISTICS_COLUMNS):
+        for name in (ORDINAL, *STATISTICS_COLUMNS, ACKNOWLEDGED):
             if name not in batch.schema.names:
                 continue
             column = batch.column(name)

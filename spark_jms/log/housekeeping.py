@@ -3,7 +3,8 @@
 Every change is a maintenance commit (data_change false) through the committer, which checks again that what it replaces
 is still there. A file that leaves the log stays on disk for the destination's grace, for batches that still read it.
 
-    purge       a file goes when every subscription is done with all of it and its retention is over
+    purge       a file goes when every subscription is done with all of it and its retention is over; acknowledgements
+                go by their age
     compaction  runs of small neighbouring files of a member become one; sequences do not change
     checkpoint  every 50 versions, by delta-rs, so that a new reader starts fast
     clean-up    expired log files, removed files after the grace, files of sends that died before their commit
@@ -23,7 +24,7 @@ from spark_jms.core.ranges import Ranges
 from spark_jms.log.committer import Decision, commit, too_old
 from spark_jms.log.delta_log import LOG, DeltaLog
 from spark_jms.log.domain import ACKNOWLEDGEMENT_SCHEMA
-from spark_jms.log.files import FileHint, FileWriter, StagedFile, read_stored, staged_grace_ms
+from spark_jms.log.files import ACKNOWLEDGED, FileHint, FileWriter, StagedFile, read_stored, staged_grace_ms
 from spark_jms.log.snapshot import FILE_NAME, DataFile, Snapshot
 from spark_jms.log.storage import now_ms
 
@@ -83,6 +84,22 @@ def purge(log: DeltaLog, is_done: IsDone, report: Report | None = None, now: int
         report.purged_files += len(gone)
         report.purged_messages += sum(file.rows for file in gone)
     return report
+
+
+def purge_acknowledgements(log: DeltaLog, retention_ms: int, now: int | None = None) -> int:
+    """Take rows of the acknowledgement table out that are older, file by file; how many files. Nobody in spark-jms reads
+    them but people, so age alone decides."""
+    before = (now_ms() if now is None else now) - retention_ms
+    gone: list[DataFile] = []
+
+    def decide(snapshot: Snapshot) -> Decision | None:
+        newest = {path: f.statistics.get("maxValues", {}).get(ACKNOWLEDGED) or f.modified_ms
+                  for path, f in snapshot.files.items()}  # fmt: skip
+        gone[:] = [file for path, file in snapshot.files.items() if newest[path] < before][:_MAX_PURGED_FILES]
+        return Decision("PURGE", [_remove(file) for file in gone]) if gone else None
+
+    commit(log, decide)
+    return len(gone)
 
 
 def _sent_ms(file: DataFile) -> int:
@@ -171,7 +188,7 @@ def _merge(log: DeltaLog, run: list[DataFile]) -> StagedFile:
 
 
 def _is_acknowledgements(log: DeltaLog) -> bool:
-    return "acknowledged_ms" in str(log.snapshot.metadata.get("schemaString"))
+    return ACKNOWLEDGED in str(log.snapshot.metadata.get("schemaString"))
 
 
 # -- checkpoint and clean-up ----------------------------------------------------------------------------------------------
@@ -180,7 +197,10 @@ def checkpoint(log: DeltaLog, report: Report | None = None, *, every: int = CHEC
     if log.versions_since_checkpoint() >= every:
         from deltalake import DeltaTable
 
-        DeltaTable(log.storage.uri, version=log.snapshot.version).create_checkpoint()  # see clean_up
+        version = log.snapshot.version
+        DeltaTable(log.storage.uri, version=version).create_checkpoint()  # see clean_up
+        if log.snapshot.destination.durability == "power":  # the log before it goes some day
+            log.storage.sync([f"{LOG}/{version:020d}.checkpoint.parquet", f"{LOG}/_last_checkpoint"])
         report.checkpoints += 1
     return report
 
@@ -234,6 +254,8 @@ class Maintenance:
         for kind, log in self.logs.items():
             if kind == "messages":
                 purge(log, self._is_done, self.total)
+            else:
+                purge_acknowledgements(log, self.logs["messages"].snapshot.destination.acknowledgement_retention_ms)
             compact(log, self.total)
             checkpoint(log, self.total)
         if self._clock_s() - self._cleaned_s >= self.CLEAN_UP_EVERY_S:

@@ -11,10 +11,10 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 from urllib.parse import unquote, urlparse
 
@@ -36,8 +36,13 @@ class Storage(Protocol):
     uri: str
 
     def get(self, path: str) -> bytes | None: ...
-    def create(self, path: str, data: bytes) -> bool:
-        """Write the whole file if there is none; False if there is one. Never a partial file."""
+    def create(self, path: str, data: bytes, *, durable: bool = False) -> bool:
+        """Write the whole file if there is none; False if there is one. Never a partial file. `durable`: it survives the
+        loss of power when this returns."""
+        ...
+
+    def sync(self, paths: Sequence[str]) -> None:
+        """These files survive the loss of power when this returns, whoever wrote them. An object store has it so."""
         ...
 
     def put(self, path: str, data: bytes) -> None: ...
@@ -61,17 +66,30 @@ class LocalStorage:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def create(self, path: str, data: bytes) -> bool:
+    def create(self, path: str, data: bytes, *, durable: bool = False) -> bool:
         target = self._parent(path)
         staged = _beside(target)
         staged.write_bytes(data)
         try:
+            if durable:
+                _sync(staged)
             os.link(staged, target)
         except FileExistsError:
             return False
         finally:
             os.unlink(staged)
+        if durable:
+            _sync(target.parent)
         return True
+
+    def sync(self, paths: Sequence[str]) -> None:
+        """Also their names: the folders up to the root of this storage."""
+        folders = {self.root}
+        for path in paths:
+            _sync(self.root / path)
+            folders.update(self.root.joinpath(*PurePosixPath(path).parts[:i]) for i in range(path.count("/") + 1))
+        for folder in sorted(folders, reverse=True) if paths else ():
+            _sync(folder)
 
     def put(self, path: str, data: bytes) -> None:
         target = self._parent(path)
@@ -118,6 +136,15 @@ class LocalStorage:
         return target
 
 
+def _sync(path: Path) -> None:
+    """What is in this file, or the names in this folder, on the disk; also what other processes have written."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _beside(target: Path) -> Path:
     """A name nobody else uses, whatever process, thread, container or host: two writers of one temporary file would
     both believe that the other's content is theirs."""
@@ -151,7 +178,10 @@ class ObjectStorage:
         except FileNotFoundError:
             return None
 
-    def create(self, path: str, data: bytes) -> bool:
+    def sync(self, paths: Sequence[str]) -> None:
+        """Nothing: what an object store has taken is durable."""
+
+    def create(self, path: str, data: bytes, *, durable: bool = False) -> bool:
         import obstore
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 

@@ -116,7 +116,8 @@ def test_list(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
     found = {d["name"]: d for d in js("list")}
     assert found["orders"] == {
         "name": "orders", "kind": "distributed-queue", "members": 2, "routing": "round-robin", "maxMessageSize": 10 * 2**20,
-        "retention": 0, "inDoubtTimeout": 60_000, "fileGrace": 3_600_000, "subscriptions": [], "epoch": 1,
+        "retention": 0, "inDoubtTimeout": 60_000, "fileGrace": 3_600_000,
+        "acknowledgementRetention": 604_800_000, "durability": "process", "subscriptions": [], "epoch": 1,
     }  # fmt: skip
     assert sorted(found) == ["invoices", "orders", "prices"]
     text = jmsq("list").stdout

@@ -91,6 +91,7 @@ BAD: dict[str, tuple[str, int, list[str]]] = {
     "retention a date": (f"{HEAD}  a: {{kind: queue, retention: 2026-01-31}}\n", 2, ["retention is 2026-01-31"]),
     "retention null": (f"{HEAD}  a: {{kind: queue, retention: ~}}\n", 2, ["retention is empty"]),
     "in doubt too long": (f"{HEAD}  a: {{kind: queue, inDoubtTimeout: 31 days}}\n", 2, ["inDoubtTimeout is '31 days'", "0 to 30 days"]),
+    "wrong durability": (f"{HEAD}  a: {{kind: queue, durability: disk}}\n", 2, ["durability is 'disk'", "process, power"]),
     "grace too long": (f"{HEAD}  a: {{kind: queue, fileGrace: 366 d}}\n", 2, ["fileGrace is '366 d'", "0 to 365 days"]),
     "store unknown": (f"{HEAD}  a: {{kind: queue}}\nstore: ftp://x\n", 3, ["store is 'ftp://x'", "file", "absolute path"]),
     "store relative": (f"{HEAD}  a: {{kind: queue}}\nstore: ./here\n", 3, ["store is './here'", "absolute path"]),
@@ -167,12 +168,16 @@ destinations:
     retention: 1.5 days
     inDoubtTimeout: 0
     fileGrace: 250
+    acknowledgementRetention: 1 day
+    durability: power
   "17": {kind: topic, maxMessageSize: 0.5 kib, retention: 30s}
 """))  # fmt: skip
     assert module.store == "/srv/jmsq"
     assert module.destinations == [
         Destination("plain", "queue"),
-        Destination("all", "distributed-topic", 3, "weighted", (0, 1, 5), 512 * 1024, 129_600_000, 0, 250),
+        Destination(
+            "all", "distributed-topic", 3, "weighted", (0, 1, 5), 512 * 1024, 129_600_000, 0, 250, 86_400_000, "power"
+        ),
         Destination("17", "topic", max_message_bytes=512, retention_ms=30_000),
     ]
 

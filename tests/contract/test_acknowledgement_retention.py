@@ -1,0 +1,64 @@
+"""Rows of the acknowledgement table go by their age (C13, C14)."""
+
+from __future__ import annotations
+
+import json
+
+from spark_jms import connect
+from spark_jms.checkpoint.housekeeper import Housekeeper
+from spark_jms.core.destination import Destination
+from spark_jms.log.housekeeping import compact, purge_acknowledgements
+from spark_jms.log.storage import now_ms
+from spark_jms.testing import memory_domain, wait_until
+
+DAY_MS = 86_400_000
+
+
+def test_old_rows_go_and_young_ones_stay() -> None:
+    """C14: by when the newest message of a file was acknowledged, whatever compaction did since; numbers go on."""
+    with memory_domain(orders={"kind": "queue", "acknowledgement_retention_ms": DAY_MS}) as root:
+        for _ in range(8):
+            with connect(root, housekeeping=False) as context, context.consumer("orders") as consumer:
+                context.producer("orders").send(text="a")
+                message = consumer.receive(timeout_s=5)
+                assert message is not None
+                message.acknowledge()
+                consumer._subscriber.tick()
+        with connect(root, housekeeping=False) as context:
+            table = context.domain.acknowledgements("orders")
+            before = len(table.refresh().files)
+            assert before == 8
+            highest = [json.loads(f.stats)["maxValues"]["acknowledged_ms"] for f in table.snapshot.files.values()]
+            assert compact(table).compacted_files == 8
+            (file,) = table.refresh().files.values()
+            assert json.loads(file.stats)["maxValues"]["acknowledged_ms"] == max(highest)
+            housekeeper = Housekeeper(context.domain, context.store, "orders")
+            assert housekeeper.run()
+            assert len(table.refresh().files) == 1
+            assert purge_acknowledgements(table, DAY_MS, now=max(highest) + DAY_MS) == 0
+            assert purge_acknowledgements(table, DAY_MS, now=max(highest) + DAY_MS + 1) == 1
+            assert not table.refresh().files
+            assert table.snapshot.last_sequence(0) == 8
+            housekeeper.close()
+
+
+def test_housekeeping_goes_by_what_the_destination_says() -> None:
+    """C13: and a week is the default."""
+    assert Destination("a", "queue").acknowledgement_retention_ms == 7 * DAY_MS
+    with (
+        memory_domain(orders={"kind": "queue", "acknowledgement_retention_ms": 0}) as root,
+        connect(root, housekeeping=False) as context,
+        context.consumer("orders") as consumer,
+    ):
+        context.producer("orders").send(text="a")
+        message = consumer.receive(timeout_s=5)
+        assert message is not None
+        message.acknowledge()
+        consumer._subscriber.tick()
+        table = context.domain.acknowledgements("orders")
+        acknowledged = json.loads(next(iter(table.refresh().files.values())).stats)["maxValues"]["acknowledged_ms"]
+        wait_until(lambda: now_ms() > acknowledged)
+        housekeeper = Housekeeper(context.domain, context.store, "orders")
+        assert housekeeper.run()
+        assert not table.refresh().files
+        housekeeper.close()

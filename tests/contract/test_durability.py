@@ -1,0 +1,82 @@
+"""What is on the disk when a send returns (C5, C13): the order of writes, since no test cuts the power."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_jms import connect
+from spark_jms.core.destination import Destination
+from spark_jms.log.domain import Domain, apply_destinations
+from spark_jms.log.housekeeping import checkpoint, compact
+from spark_jms.testing import memory_domain
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
+    """What was forced to the disk and what got its name, in order, below a root."""
+    seen: list[tuple[str, Path]] = []
+    fsync, link = os.fsync, os.link
+
+    def synced(descriptor: int) -> None:
+        seen.append(("sync", Path(os.readlink(f"/proc/self/fd/{descriptor}"))))
+        fsync(descriptor)
+
+    def linked(source: Any, target: Any) -> None:
+        link(source, target)
+        seen.append(("link", Path(target)))
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "link", linked)
+
+    def told(root: str) -> list[str]:
+        steps = [f"{what} {path.relative_to(root)}" for what, path in seen if path.is_relative_to(root)]
+        seen.clear()
+        return [step for step in steps if "_jmsq/store" not in step]
+
+    return told
+
+
+def kind(step: str) -> str:
+    """Without the parts that are made by chance."""
+    what, path = step.split()
+    staged = ".json." in path
+    return f"{what} {'log file' if path.endswith('.json') or staged else 'data file' if 'parquet' in path else path}"
+
+
+def test_a_send_is_on_the_disk_before_it_is_a_message(steps: Callable[[str], list[str]]) -> None:
+    """C5: data files, their names, the log file; then its name; then the name's folder."""
+    with (
+        memory_domain(orders={"kind": "distributed-queue", "members": 2, "durability": "power"}) as root,
+        connect(root, housekeeping=False) as context,
+    ):
+        steps(root)
+        context.producer("orders").send_many({"text": str(n)} for n in range(4))
+        commit = ["sync data file", "sync data file", "sync orders", "sync log file", "link log file",
+                  "sync orders/_delta_log"]  # fmt: skip
+        assert [kind(step) for step in steps(root)] == commit
+        for _ in range(8):
+            context.producer("orders").send_many({"text": "x"} for _ in range(2))
+        steps(root)
+        log = context.domain.log("orders")
+        compact(log)
+        assert [kind(step) for step in steps(root)] == 2 * [commit[0], *commit[2:]]
+        checkpoint(log, every=1)
+        assert f"sync orders/_delta_log/{log.snapshot.version:020d}.checkpoint.parquet" in steps(root)
+
+
+def test_the_default_leaves_it_to_the_system(steps: Callable[[str], list[str]]) -> None:
+    """C5: no send waits for a disk; `durability` can be changed while jobs run."""
+    with memory_domain(orders="queue") as root, connect(root, housekeeping=False) as context:
+        assert "sync orders/_delta_log/00000000000000000000.json" in steps(root)  # a destination itself is forced, once
+        producer = context.producer("orders")
+        producer.send(text="a")
+        assert [kind(step) for step in steps(root)] == ["link log file"]
+        apply_destinations(Domain(root), [Destination("orders", "queue", durability="power")], lambda *_: False)
+        steps(root)
+        producer.send(text="b")
+        assert "sync data file" in [kind(step) for step in steps(root)]
