@@ -1,0 +1,118 @@
+"""An administrator's attachment to a daemon: the port of `storeadmin`, over the wire (R4, R6)."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from store.errors import DaemonUnavailableError, StoreError
+from store.replicated.admin_port import AdminPort, DaemonInfo, RegionInfo
+from store.replicated.attachment import Attachment, client_name
+from store.replicated.core.protocol import Daemons, Message, Regions, Remove, Shutdown
+from store.replicated.global_directory import DirectoryFiles, GlobalDirectory
+
+T = TypeVar("T")
+SHUTDOWN_POLL_S = 0.1
+
+
+class Loop:
+    """An event loop in a thread of its own, for callers that block."""
+
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout_s)
+
+    def close(self) -> None:
+        if self.loop.is_closed():
+            return
+        self.call(_cancel_all())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+async def _cancel_all() -> None:
+    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class DaemonAdmin(AdminPort):
+    def __init__(self, directory: str, localindex: int) -> None:
+        self._global = GlobalDirectory(directory)
+        self.directory = directory
+        self._config = self._global.config()
+        spec = self._global.local_daemon(self._config, localindex)
+        self._loop = Loop("storeadmin")
+        try:
+            self._attachment = self._loop.call(
+                Attachment.to(self._global, self._config, spec.index, client_name("admin"), role="admin")
+            )
+        except BaseException:
+            self._loop.close()
+            raise
+        self.local_index = self._attachment.index
+
+    def _ask(self, make: Callable[[int], Message]) -> Any:
+        return self._loop.call(self._attachment.ask(make))
+
+    def daemons(self) -> Sequence[DaemonInfo]:
+        rows = self._ask(Daemons)
+        found = []
+        for spec, row in zip(self._config.daemons, rows, strict=True):
+            place = (spec.index, spec.address, spec.port, spec.shmkey, spec.memory_limit_bytes)
+            if row is None:
+                found.append(DaemonInfo(*place, up=False))
+                continue
+            used, limit, draining, started_us, now_us, closed, primary, replica, resilvers = row
+            found.append(
+                DaemonInfo(
+                    *place[:4], limit, up=True, reachable=True, started_us=started_us, now_us=now_us,
+                    memory_used_bytes=used, regions_closed=closed, regions_open_primary=primary,
+                    regions_open_replica=replica, resilvers_in_progress=resilvers, draining=draining,
+                )
+            )  # fmt: skip
+        return found
+
+    def regions(self) -> Sequence[RegionInfo]:
+        rows = self._ask(lambda request: Regions(request, ""))
+        return [RegionInfo(*row, used_bytes=0) for row in rows]
+
+    def remove_region(self, name: str, force: bool) -> None:
+        with DirectoryFiles(self._global).administered(name):
+            self._ask(lambda request: Remove(request, name, force))
+
+    def shutdown(self, indexes: Sequence[int], force: bool) -> None:
+        told = {index: self._global.told(index).get("incarnation") for index in indexes}
+        try:
+            self._ask(lambda request: Shutdown(request, list(indexes), force))
+        except DaemonUnavailableError:
+            if self.local_index not in indexes:
+                raise
+        while any(self._global.is_running(index, incarnation) for index, incarnation in told.items()):
+            time.sleep(SHUTDOWN_POLL_S)
+
+    def close(self) -> None:
+        try:
+            self._loop.call(self._close())
+        finally:
+            self._loop.close()
+
+    async def _close(self) -> None:
+        self._attachment.close()
+
+
+def attach(directory: str, localindex: int) -> AdminPort:
+    """StoreError by name when no daemon can be attached to."""
+    try:
+        return DaemonAdmin(directory, localindex)
+    except OSError as error:
+        raise StoreError(f"{directory}: {error.strerror}") from error
