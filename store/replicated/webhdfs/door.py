@@ -11,6 +11,7 @@ with a name on which Hadoop's clients try again or go on to the next address.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import ssl
 from collections import Counter
@@ -18,11 +19,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from aiohttp import web
+from aiohttp import ClientError, web
 
 from store.replicated.webhdfs import security, wire
 from store.replicated.webhdfs.errors import (
     AccessControlError,
+    FaultError,
     IllegalArgumentError,
     RemoteError,
     RemoteIOError,
@@ -40,6 +42,7 @@ DATA_MARK = "data"  # the parameter of the second step, as HttpFS names it
 TOKEN_PATH = "/oauth2/token"
 FORWARDED = "X-Jmsq-Forwarded"
 Result = TypeVar("Result")
+_LOG = logging.getLogger(__name__)
 _HOST = re.compile(r"^[A-Za-z0-9.\-_\[\]:]{1,255}$")
 _BODY_CHUNK_BYTES = 256 * 1024
 
@@ -59,6 +62,7 @@ class DoorOptions:
 class DoorStatistics:
     requests: Counter[str] = field(default_factory=Counter)  # by operation
     refusals: Counter[str] = field(default_factory=Counter)  # by exception
+    faults: int = 0  # errors of the door itself; the log has them
     forwarded: int = 0
     open_streams: int = 0
     received_bytes: int = 0
@@ -127,6 +131,10 @@ class Door:
             return await self._answer(request, user)
         except RemoteError as error:
             return self._refused(error)
+        except Exception as error:  # noqa: BLE001  the outermost edge: a client gets a body it can read, whatever it is
+            self._statistics.faults += 1
+            _LOG.exception("webhdfs: %s %.200s", request.method, request.raw_path)
+            return self._refused(FaultError(type(error).__name__))
 
     async def _answer(self, request: web.Request, user: str | None) -> web.StreamResponse:
         if "Origin" in request.headers:  # a page in somebody's browser, which HTTP clients of this door are not
@@ -207,6 +215,8 @@ class Door:
                 self._statistics.received_bytes += len(chunk)
                 await writer.write(chunk)
             await writer.close()
+        except (ConnectionError, ClientError, web.RequestPayloadError) as error:
+            raise RemoteIOError(f"The body broke off; nothing was kept: {type(error).__name__}") from None
         except asyncio.TimeoutError:
             raise RemoteIOError(f"No data for {self.options.idle_timeout_ms} ms; nothing was kept") from None
         finally:

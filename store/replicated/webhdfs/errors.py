@@ -132,3 +132,10 @@ class StandbyError(RemoteError):
 
     java_class = "org.apache.hadoop.ipc.StandbyException"
     status = 503
+
+
+class FaultError(RemoteError):
+    """The door itself failed; its log has the place. Report it."""
+
+    java_class = "java.lang.RuntimeException"
+    status = 500

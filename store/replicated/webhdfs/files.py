@@ -41,8 +41,9 @@ DEFAULT_FILE_BLOCK_BYTES = 128 * 1024 * 1024  # what is told to clients; says no
 
 @dataclass(frozen=True)
 class FilesOptions:
-    """`capacity_bytes`: what GETSTATUS tells, 0 when nobody knows. `inline`: contents this small live in the journal, while all of them together stay within their budget.
-    `snapshot`: what makes the journal long; a recovery reads as much."""
+    """`capacity_bytes`: what GETSTATUS tells, 0 when nobody knows. `inline`: contents this small live in the journal,
+    while all of them together stay within their budget. `snapshot`: what makes the journal long; a recovery reads as
+    much."""
 
     owner: str = "hdfs"
     group: str = "supergroup"
