@@ -84,7 +84,7 @@ class DaemonAdmin(AdminPort):
 
     def regions(self) -> Sequence[RegionInfo]:
         rows = self._ask(lambda request: Regions(request, ""))
-        return [RegionInfo(*row, used_bytes=0) for row in rows]
+        return [RegionInfo(*row, 0) for row in rows]
 
     def remove_region(self, name: str, force: bool) -> None:
         with DirectoryFiles(self._global).administered(name):

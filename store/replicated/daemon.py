@@ -14,8 +14,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from store.errors import (
     AuthenticationError,
@@ -31,6 +32,9 @@ from store.replicated.global_directory import DirectoryFiles, GlobalDirectory
 from store.replicated.logs import DaemonLog, LogSettings, UtilizationLog, log_directory
 from store.replicated.memory import SharedMemoryPort
 from store.replicated.wire import Connection, connect, listen_handshake
+
+if TYPE_CHECKING:
+    from store.replicated.namespace import NamespaceDoor
 
 TICK_S = 0.05
 DIAL_S = 0.2
@@ -136,7 +140,7 @@ class Daemon:
     async def _listen(self) -> asyncio.Server:
         return await asyncio.start_server(self._accepted, self.spec.address, self.spec.port, limit=1 << 22)
 
-    async def _open_door(self):  # type: ignore[no-untyped-def]
+    async def _open_door(self) -> NamespaceDoor | None:
         if not self.door_plan.port:
             return None
         from store.replicated.namespace import NamespaceDoor
@@ -155,7 +159,7 @@ class Daemon:
         self._leaving_since = time.monotonic()
         self._core.leave(force=not any(peer.up for peer in self._core.peers.values()))
 
-    def _spawn(self, coroutine) -> None:  # type: ignore[no-untyped-def]
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -235,8 +239,8 @@ class Daemon:
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._tasks.add(task)  # type: ignore[arg-type]
-        task.add_done_callback(self._tasks.discard)  # type: ignore[arg-type]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         try:
             if self.directory.config().checksum != self.config.checksum:
                 self.log.logger.debug("rs_daemons.cfg was changed; this daemon keeps the one it started with")

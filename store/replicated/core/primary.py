@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from store.replicated.core import directory as rules
 from store.replicated.core.directory import Holder, RegionEntry
 from store.replicated.core.placement import next_daemon
-from store.replicated.core.protocol import Adopt, Begin, Lost, Message, Notice, ReadRegion, Replicate, WriteRegion
+from store.replicated.core.protocol import MAX_BODY_BYTES, Adopt, Begin, Lost, Message, Notice, ReadRegion, Replicate, WriteRegion
 from store.replicated.core.replica import Copy
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class Follower:
     joining: int = 0
     unacked: deque[tuple[int, Message, int]] = field(default_factory=deque)
     unacked_bytes: int = 0
+    moved_ms: float = 0.0  # when the stream last got on
 
 
 @dataclass
@@ -108,6 +109,8 @@ class Primary:
         daemon = self._daemon
         if daemon.settings.single_copy == "refuse" and not self._safe():
             return "SingleCopyError"
+        if sum(len(what) if isinstance(what, bytes) else what[1] for _, what in message.steps) > MAX_BODY_BYTES:
+            raise ValueError(f"region {self.copy.name}: more than {MAX_BODY_BYTES} bytes in one write")
         writes: list[tuple[int, bytes]] = []
         for offset, what in message.steps:
             if isinstance(what, bytes):
@@ -135,7 +138,8 @@ class Primary:
         """None when this daemon may have been replaced and could not make sure."""
         if not self._lease() and not self.refresh():
             return None
-        if not 0 <= message.offset <= message.offset + message.length <= self.copy.size:
+        whole = 0 <= message.offset <= message.offset + message.length <= self.copy.size
+        if not whole or message.length > MAX_BODY_BYTES:
             raise ValueError(f"region {self.copy.name}: {message.length} bytes at {message.offset}")
         return bytes(self.copy.memory[message.offset : message.offset + message.length])
 
@@ -195,6 +199,8 @@ class Primary:
         self._push(follower, Replicate(follower.stream, self.entry.name, self.entry.epoch, seq, writes), size)
 
     def _push(self, follower: Follower, message: Message, size: int) -> None:
+        if not follower.unacked:
+            follower.moved_ms = self._daemon.now_ms
         follower.sent += 1
         follower.unacked.append((follower.sent, message, size))
         follower.unacked_bytes += size
@@ -204,13 +210,23 @@ class Primary:
         """The connection is new: whatever was not acknowledged goes again, in order."""
         for follower in self.followers:
             if follower.holder.daemon == daemon:
-                for _, message, _ in follower.unacked:
-                    self._daemon.to_peer(daemon, message)
+                self._resend(follower)
+
+    def _resend(self, follower: Follower) -> None:
+        follower.moved_ms = self._daemon.now_ms
+        for _, message, _ in follower.unacked:
+            self._daemon.to_peer(follower.holder.daemon, message)
+
+    def _nudge(self, follower: Follower) -> None:
+        """The follower could not take an item just then (its directory did not answer): once more."""
+        if follower.unacked and self._daemon.now_ms - follower.moved_ms > self._daemon.settings.failure_timeout_ms / 2:
+            self._resend(follower)
 
     def acked(self, follower: Follower, seq: int) -> None:
         if seq > follower.sent:
             return
-        follower.acked = max(follower.acked, seq)
+        if seq > follower.acked:
+            follower.acked, follower.moved_ms = seq, self._daemon.now_ms
         while follower.unacked and follower.unacked[0][0] <= seq:
             follower.unacked_bytes -= follower.unacked.popleft()[2]
         self.settle()
@@ -368,6 +384,7 @@ class Primary:
         if self._daemon.primaries.get(self.entry.name) is not self or self.doubt:
             return
         for follower in list(self.followers):
+            self._nudge(follower)
             self.advance(follower)
         if self._daemon.primaries.get(self.entry.name) is self and not self.doubt:
             self._want()
@@ -377,6 +394,7 @@ class Primary:
             if self._daemon.dead(follower.holder):
                 self.remove(follower)
             else:
+                self._nudge(follower)
                 self.advance(follower)
         if not self.followers and not self.listed:
             self._daemon.opening.created(self, None)

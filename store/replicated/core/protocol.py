@@ -18,6 +18,7 @@ import msgspec
 from store.errors import ProtocolError
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
+MAX_BODY_BYTES = 56 * 1024 * 1024  # of the region's bytes in one frame, either way
 _HEAD = struct.Struct("<IIII")
 _FIRST = struct.Struct("<II")
 
