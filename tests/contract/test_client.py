@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import spark_jms
-from spark_jms.client import Consumer, Context, Message
+from spark_jms.client import Context, Message
 from spark_jms.errors import (
     ClosedError,
     DomainError,
@@ -21,39 +20,13 @@ from spark_jms.errors import (
     MessageSizeError,
     OptionError,
 )
-from spark_jms.testing import memory_domain
-
-FOUR = {"kind": "distributed-queue", "members": 4}
-
-
-@pytest.fixture(params=["memory", "file"])
-def root(request: pytest.FixtureRequest) -> Iterator[str]:
-    with memory_domain(request.param, orders="queue", prices="topic", spread=FOUR,
-                       small={"kind": "queue", "max_message_bytes": 10}) as where:  # fmt: skip
-        yield where
-
-
-@pytest.fixture
-def context(root: str) -> Iterator[Context]:
-    with spark_jms.connect(root) as opened:
-        yield opened
-
-
-def texts(consumer: Consumer, count: int) -> list[str | None]:
-    """The next messages' texts."""
-    got = [consumer.receive(timeout_s=10) for _ in range(count)]
-    assert all(got)
-    return [m.text for m in got if m]
-
-
-def send_texts(context: Context, *values: str, to: str = "orders") -> None:
-    context.producer(to).send_many({"text": value} for value in values)
+from tests.contract.messages import send_texts, texts
 
 
 # -- the surface -------------------------------------------------------------------------------------------------------
-def test_the_surface(root: str) -> None:
+def test_the_surface(client_root: str) -> None:
     """C2, C7, C8, C11: as the README shows it."""
-    with spark_jms.connect(root) as ctx:
+    with spark_jms.connect(client_root) as ctx:
         sent = ctx.producer("orders").send(text="hello", properties={"color": "red"}, group_id="k1")
         ctx.producer("orders").send(text="other", properties={"color": "blue"})
         message = ctx.consumer("orders", selector="color = 'red'").receive(timeout_s=5)
@@ -63,9 +36,9 @@ def test_the_surface(root: str) -> None:
         assert [m.text for m in ctx.browser("orders")] == ["other"]
 
 
-def test_the_root_may_come_from_the_environment(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_root_may_come_from_the_environment(client_root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """C11, C14"""
-    monkeypatch.setenv("JMSQ_ROOT", root)
+    monkeypatch.setenv("JMSQ_ROOT", client_root)
     with spark_jms.connect() as context:
         assert context.destinations() == ["orders", "prices", "small", "spread"]
 
@@ -168,9 +141,9 @@ def test_errors_have_names_and_say_what_to_do(context: Context, kind: type[JmsqE
     assert not list(Path(context.root, "orders").glob("*.parquet")), "a refused message leaves no file"
 
 
-def test_what_is_closed_says_so(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_closed_says_so(client_root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """C11"""
-    with spark_jms.connect(root) as context:
+    with spark_jms.connect(client_root) as context:
         producer, consumer = context.producer("orders"), context.consumer("orders")
         message = None
         producer.send(text="a")
@@ -194,7 +167,7 @@ def test_what_is_closed_says_so(root: str, monkeypatch: pytest.MonkeyPatch) -> N
         with pytest.raises(ClosedError, match="connect again"):
             call()
     with pytest.raises(DomainError, match="jmsq apply"):
-        spark_jms.connect(f"{root}/orders/none")
+        spark_jms.connect(f"{client_root}/orders/none")
     monkeypatch.delenv("JMSQ_ROOT", raising=False)
     with pytest.raises(DomainError, match="JMSQ_ROOT"):
         spark_jms.connect()

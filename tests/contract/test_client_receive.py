@@ -2,43 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 import spark_jms
-from spark_jms.client import Consumer, Context, Message
+from spark_jms.client import Context, Message
 from spark_jms.errors import (
     IllegalStateException,
 )
 from spark_jms.log.storage import now_ms
-from spark_jms.testing import memory_domain, wait_until
-
-FOUR = {"kind": "distributed-queue", "members": 4}
-
-
-@pytest.fixture(params=["memory", "file"])
-def root(request: pytest.FixtureRequest) -> Iterator[str]:
-    with memory_domain(request.param, orders="queue", prices="topic", spread=FOUR,
-                       small={"kind": "queue", "max_message_bytes": 10}) as where:  # fmt: skip
-        yield where
-
-
-@pytest.fixture
-def context(root: str) -> Iterator[Context]:
-    with spark_jms.connect(root) as opened:
-        yield opened
-
-
-def texts(consumer: Consumer, count: int) -> list[str | None]:
-    """The next messages' texts."""
-    got = [consumer.receive(timeout_s=10) for _ in range(count)]
-    assert all(got)
-    return [m.text for m in got if m]
-
-
-def send_texts(context: Context, *values: str, to: str = "orders") -> None:
-    context.producer(to).send_many({"text": value} for value in values)
+from spark_jms.testing import wait_until
+from tests.contract.messages import send_texts, texts
 
 
 # -- acknowledging -----------------------------------------------------------------------------------------------------
@@ -124,11 +97,11 @@ def test_close_gives_back_at_once(context: Context) -> None:
         assert [(m.text, m.delivery_count) for m in got if m] == [("a", 2), ("b", 1), ("c", 1)]
 
 
-def test_acknowledgements_reach_their_table(root: str) -> None:
+def test_acknowledgements_reach_their_table(client_root: str) -> None:
     """C5, C14: at the latest when the consumer is closed."""
     from spark_jms.checkpoint.views import acknowledgements
 
-    with spark_jms.connect(root) as context:
+    with spark_jms.connect(client_root) as context:
         send_texts(context, *"ab")
         with context.consumer("orders") as consumer:
             texts(consumer, 2)

@@ -149,7 +149,9 @@ def test_two_queries_share_a_queue(bench: Bench) -> None:
             writer.option("checkpointLocation", str(bench.path / name)).start(str(bench.path / f"out-{name}"))
         )
     sent = 0
-    while sent < 800 or (sent < 5000 and not all((bench.path / f"out-{name}" / "_delta_log").exists() for name in "ab")):
+    while sent < 800 or (
+        sent < 5000 and not all((bench.path / f"out-{name}" / "_delta_log").exists() for name in "ab")
+    ):
         bench.send(bench.numbers(sent, sent + 99), "orders")  # until both have begun: a slow start is no failure
         sent += 100
     wait(lambda: bench.browse("orders").count() == 0)

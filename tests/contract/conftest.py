@@ -1,0 +1,26 @@
+"""Shared by the client's tests: a domain on each store, an open context, and short ways to send and receive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import spark_jms
+from spark_jms.client import Context
+from spark_jms.testing import memory_domain
+
+FOUR = {"kind": "distributed-queue", "members": 4}
+
+
+@pytest.fixture(params=["memory", "file"])
+def client_root(request: pytest.FixtureRequest) -> Iterator[str]:
+    with memory_domain(request.param, orders="queue", prices="topic", spread=FOUR,
+                       small={"kind": "queue", "max_message_bytes": 10}) as where:  # fmt: skip
+        yield where
+
+
+@pytest.fixture
+def context(client_root: str) -> Iterator[Context]:
+    with spark_jms.connect(client_root) as opened:
+        yield opened

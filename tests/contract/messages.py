@@ -1,0 +1,16 @@
+"""Short ways to send and receive texts."""
+
+from __future__ import annotations
+
+from spark_jms.client import Consumer, Context
+
+
+def texts(consumer: Consumer, count: int) -> list[str | None]:
+    """The next messages' texts."""
+    got = [consumer.receive(timeout_s=10) for _ in range(count)]
+    assert all(got)
+    return [m.text for m in got if m]
+
+
+def send_texts(context: Context, *values: str, to: str = "orders") -> None:
+    context.producer(to).send_many({"text": value} for value in values)
