@@ -60,11 +60,18 @@ def _open_jdbc(uri: str, session_timeout_ms: int, create: bool) -> Store:
     return JdbcStore.shared(uri, session_timeout_ms=session_timeout_ms, create=create)
 
 
+def _open_replicated(uri: str, session_timeout_ms: int, create: bool) -> Store:
+    from store.replicated.records import ReplicatedStore
+
+    return ReplicatedStore.shared(uri, session_timeout_ms=session_timeout_ms, create=create)
+
+
 OPENERS: Mapping[str, Callable[[str, int, bool], Store]] = {
     "file": _open_file,
     "memory": _open_memory,
     "jdbc": _open_jdbc,
     "sqlite": _open_jdbc,
     "postgresql": _open_jdbc,
+    "replicated": _open_replicated,
 }
 SCHEMES = tuple(OPENERS)

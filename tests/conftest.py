@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from spark_jms.testing.postgresql import PrivatePostgresql
+    from tests.daemons import Daemons
 
 # How long an example takes says more about the machine than about the code; a failing one prints how to repeat it.
 # The same examples on every run, so that a red run means a change; JMSQ_SEARCH=1 looks for new ones.
@@ -66,6 +67,16 @@ def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivatePost
         pytest.skip(f"no PostgreSQL server: {error}")
     yield server
     server.close()
+
+
+@pytest.fixture(scope="session")
+def replicated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons]:
+    """Two daemons for the whole run; a test takes a store of its own (`uri`)."""
+    from tests.daemons import Daemons
+
+    daemons = Daemons(tmp_path_factory.mktemp("replicated") / "global")
+    yield daemons
+    daemons.close()
 
 
 @pytest.fixture(scope="session")

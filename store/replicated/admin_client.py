@@ -84,7 +84,8 @@ class DaemonAdmin(AdminPort):
 
     def regions(self) -> Sequence[RegionInfo]:
         rows = self._ask(lambda request: Regions(request, ""))
-        return [RegionInfo(*row, 0) for row in rows]
+        found = [RegionInfo(n, s, st, e, p, r, o, c, 0) for n, s, st, e, p, r, o, c in rows]
+        return found
 
     def remove_region(self, name: str, force: bool) -> None:
         with DirectoryFiles(self._global).administered(name):

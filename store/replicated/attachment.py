@@ -137,6 +137,11 @@ class Attachment:
                 task.cancel()
         self._lost(reason)
 
+    def abandon(self) -> None:
+        """In a forked child: the connection is the parent's."""
+        self._gone = "forked"
+        self._connection.abandon()
+
     @property
     def gone(self) -> str:
         return self._gone

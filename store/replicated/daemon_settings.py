@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from store.errors import SettingInvalidError
 from store.replicated.core.daemon import Settings
@@ -35,7 +35,8 @@ def from_environment(environment: Mapping[str, str]) -> tuple[Settings, DoorPlan
     settings = Settings()
     for name, (field, low, high) in MILLISECONDS.items():
         if name in environment:
-            settings = replace(settings, **{field: float(_integer(name, environment[name], low, high))})
+            value: Any = float(_integer(name, environment[name], low, high))
+            settings = replace(settings, **{field: value})
     if settings.heartbeat_ms * 2 > settings.failure_timeout_ms:
         raise SettingInvalidError(
             "RS_FAILURE_TIMEOUT_MS", f"{settings.failure_timeout_ms:g}", "at least twice RS_HEARTBEAT_MS"

@@ -120,7 +120,7 @@ class GlobalDirectory:
                 f"daemon {index} runs already, as process {self.told(index).get('pid')}"
             ) from error
         secret = self._daemon_file(index, "secret")
-        _write_whole(secret, secrets.token_hex(32).encode(), TIGHT_FILE)
+        write_whole(secret, secrets.token_hex(32).encode(), TIGHT_FILE)
         self.tell(fd, incarnation, checksum)
         return fd
 
@@ -181,7 +181,7 @@ class DirectoryFiles(DirectoryPort):
                 self._path(name).unlink()
                 _sync_folder(self._entries)
             else:
-                _write_whole(self._path(name), _encode(new), TIGHT_FILE)
+                write_whole(self._path(name), _encode(new), TIGHT_FILE)
             self._lock_files(name, new)
             return True
 
@@ -215,7 +215,7 @@ class DirectoryFiles(DirectoryPort):
             (self._regions / f"{_quoted(name)}.RGN").touch(mode=0o640)
         if entry is not None and entry.opener is not None:
             if not client.exists():
-                _write_whole(client, entry.opener.encode(), 0o640)
+                write_whole(client, entry.opener.encode(), 0o640)
         else:
             client.unlink(missing_ok=True)
 
@@ -264,7 +264,7 @@ def _decode(file: str, data: bytes) -> RegionEntry:
     return RegionEntry(**fields)
 
 
-def _write_whole(path: Path, data: bytes, mode: int) -> None:
+def write_whole(path: Path, data: bytes, mode: int) -> None:
     """The old content or the new one, whatever happens."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)

@@ -199,9 +199,7 @@ class StoreInstance:
 
     async def _read(self, region: str, offset: int, length: int) -> bytes:
         epoch = self._lanes[region].epoch
-        data: bytes = await self._attachment.ask(
-            lambda request: ReadRegion(request, region, epoch, offset, length)
-        )
+        data: bytes = await self._attachment.ask(lambda request: ReadRegion(request, region, epoch, offset, length))
         return data
 
     async def _grow(self) -> None:
@@ -225,6 +223,10 @@ class StoreInstance:
                     await self._attachment.ask(lambda request, name=name: Close(request, name))  # type: ignore[misc]
         self._fail(StoreClosedError(f"store {self.name} was closed"))
         self._attachment.close()
+
+    def abandon(self) -> None:
+        """In a forked child: drop the descriptor, say nothing."""
+        self._attachment.abandon()
 
     def on_failure(self, call: Callable[[StoreError], None]) -> None:
         self._on_failure.append(call)
@@ -376,9 +378,7 @@ class StoreInstance:
             return
         answer.add_done_callback(lambda done: self._acknowledged(name, lane, operations, done))
 
-    def _acknowledged(
-        self, name: str, lane: _Lane, operations: list[_Operation], done: asyncio.Future[Any]
-    ) -> None:
+    def _acknowledged(self, name: str, lane: _Lane, operations: list[_Operation], done: asyncio.Future[Any]) -> None:
         error = None if done.cancelled() else done.exception()
         if done.cancelled() or error is not None:
             self._fail(error if isinstance(error, StoreError) else FencedError(f"region {name}: {error}"))
@@ -410,7 +410,9 @@ class StoreInstance:
         counts: Counter[str] = Counter()
         for connection in self._connections.values():
             one = connection.statistics()
-            counts.update(create=one.create_count, read=one.read_count, update=one.update_count, delete=one.delete_count)
+            counts.update(
+                create=one.create_count, read=one.read_count, update=one.update_count, delete=one.delete_count
+            )
         return InstanceStatistics(
             counts["create"], counts["read"], counts["update"], counts["delete"],
             sum(place.connection != CATALOG for place in self._core.places.values()), len(self._connections),
@@ -484,4 +486,3 @@ def _again(error: StoreError) -> StoreError:
 def _check_name(name: str) -> None:
     if not name or len(name) > 100 or not all(c.isalnum() or c in "-_" for c in name):
         raise NameInvalidError(f"a store's name is 1 to 100 letters, digits, - and _: {name[:80]!r}")
-

@@ -51,7 +51,8 @@ class SharedMemoryPort(MemoryPort):
             segment.unlink()
             raise
         self._held[region_id] = segment
-        view = self._views[region_id] = memoryview(segment.buf)[:size]
+        assert segment.buf is not None
+        view = self._views[region_id] = segment.buf[:size]
         return view
 
     def free(self, region_id: str) -> None:

@@ -92,6 +92,13 @@ class Connection:
             self.closed = True
             self._writer.close()
 
+    def abandon(self) -> None:
+        """In a forked child: close its copy of the descriptor, nothing more."""
+        self.closed = True
+        raw = self._writer.get_extra_info("socket")
+        if raw is not None and raw.fileno() >= 0:
+            os.close(raw.fileno())
+
     def abort(self) -> None:
         self.closed = True
         self._writer.transport.abort()

@@ -43,6 +43,7 @@ from store.file import FileStore
 from store.file.disk import Disk
 from store.jdbc.engine import Clocks, JdbcReach
 from store.jdbc.settings import parse_jdbc
+from store.replicated.records import ReplicatedReach, parse_replicated
 from store.served import MemoryReach, Reach, ServedBackend, Server
 from store.served.memory import Place
 from store.session import LedgerStore
@@ -209,6 +210,10 @@ def jdbc_reaches(uri: str) -> Callable[[Clock], Reach]:
     return lambda clock: JdbcReach(parse_jdbc(uri), session_timeout_ms=TIMEOUT_MS, clocks=Clocks(now_ms=clock.now_ms))
 
 
+def replicated_reaches(uri: str) -> Callable[[Clock], Reach]:
+    return lambda clock: ReplicatedReach(parse_replicated(uri), session_timeout_ms=TIMEOUT_MS, clock_ms=clock.now_ms)
+
+
 # The one list of all stores under the contract.
 KITS: dict[str, Callable[[Path, pytest.FixtureRequest], Kit]] = {
     "memory": lambda path, request: MemoryKit(),
@@ -218,6 +223,7 @@ KITS: dict[str, Callable[[Path, pytest.FixtureRequest], Kit]] = {
     "served-remote": lambda path, request: ServedKit(memory_reaches(remote=True)),
     "sqlite": lambda path, request: ServedKit(jdbc_reaches(f"jdbc:sqlite:///{path}.db")),
     "postgresql": lambda path, request: ServedKit(jdbc_reaches(request.getfixturevalue("postgresql").uri())),
+    "replicated": lambda path, request: ServedKit(replicated_reaches(request.getfixturevalue("replicated").uri())),
 }
 
 

@@ -145,6 +145,7 @@ class DaemonCore:
         self.clients: dict[int, str] = {}
         self._client_heard: dict[int, float] = {}
         self.copies: dict[str, Copy] = {}
+        self._used_bytes = 0
         self.primaries: dict[str, Primary] = {}
         self.streams: dict[str, tuple[Primary, Follower]] = {}
         self._entries: Mapping[str, RegionEntry] = {}  # as the last audit found them, for what is told to people
@@ -407,9 +408,25 @@ class DaemonCore:
         elif entry is not None and entry.secondary == self.me and self._has(entry):
             if self.dead(entry.primary):
                 self._promote(entry)
+        elif entry is not None and entry.secondary == self.me and entry.epoch == 1:
+            if self.dead(entry.primary) and self.swap(name, entry, None):
+                self.log(2, f"region {name}: its maker died before anybody opened it, removed")
         elif name in self.copies and self.abandoned(name):
-            self.free_copy(name)
+            self._give_up(name, entry)
         self.opening.tick()
+
+    def _give_up(self, name: str, entry: RegionEntry | None) -> None:
+        """Frees a copy that is not listed; if its primary may just be listing it, not before that has failed."""
+        replica = self.replicas.by_name.get(name)
+        if (
+            entry is not None
+            and entry.region_id == self.copies[name].region_id
+            and (replica is None or replica.primary == entry.primary.daemon)
+            and self.maybe_running(entry.primary)
+            and (self.me in entry.holders() or not self.swap(name, entry, rules.renounced(entry, self.me)))
+        ):
+            return
+        self.free_copy(name)
 
     def _has(self, entry: RegionEntry) -> bool:
         copy = self.copies.get(entry.name)
@@ -468,7 +485,7 @@ class DaemonCore:
     # ---- memory
 
     def used_bytes(self) -> int:
-        return sum(copy.size for copy in self.copies.values())
+        return self._used_bytes
 
     def free_bytes(self) -> int:
         return self.memory_limit_bytes - self.used_bytes()
@@ -482,10 +499,12 @@ class DaemonCore:
             self.log(1, f"region {name}: the operating system gave no {size} bytes of shared memory")
             return None
         self.copies[name] = copy = Copy(name, region_id, size, memory)
+        self._used_bytes += size
         return copy
 
     def free_copy(self, name: str) -> None:
         copy = self.copies.pop(name)
+        self._used_bytes -= copy.size
         self.replicas.forget(name)
         self.memory.free(copy.region_id)
 

@@ -13,7 +13,10 @@ whoever is listed may serve, and a primary that was struck off finds out by the 
     DROPPED    the primary                  a secondary that is dead             =        -          =
     JOINED     the primary                  a copy that has caught up            =        the copy   =
     MOVED      the primary                  closed, a copy that has caught up    the copy it         -
-    DELETED    the primary, or anyone if it is dead                              no entry
+    RENOUNCED  who holds an unlisted copy   the primary may still list it        =        =          =
+    DELETED    the primary, or anyone if its life is over for certain            no entry
+
+RENOUNCED says nothing new but raises the epoch: a listing that is on its way fails, and then the copy may be freed.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ class Event(Enum):
     DROPPED = "dropped"
     JOINED = "joined"
     MOVED = "moved"
+    RENOUNCED = "renounced"
     DELETED = "deleted"
 
 
@@ -98,6 +102,11 @@ def joined(entry: RegionEntry, copy: Holder) -> RegionEntry:
 def moved(entry: RegionEntry, to: Holder) -> RegionEntry:
     _require(entry.opener is None and to.daemon != entry.primary.daemon, entry, Event.MOVED)
     return replace(entry, epoch=entry.epoch + 1, primary=to, secondary=entry.primary)
+
+
+def renounced(entry: RegionEntry, by: Holder) -> RegionEntry:
+    _require(by not in entry.holders(), entry, Event.RENOUNCED)
+    return replace(entry, epoch=entry.epoch + 1)
 
 
 def _require(condition: bool, entry: RegionEntry, event: Event) -> None:

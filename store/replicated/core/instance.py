@@ -53,8 +53,10 @@ class InstanceCore:
         space = self.regions[name] = RegionSpace(name, size)
         for block in blocks:
             space.load(block)
-        self._handle = max(self._handle, space.last_handle)
+        # A block that took a free one's place keeps no trace of the handles given out, but has a later order than all of
+        # them: no handle is above the order of its time.
         self._order = max(self._order, space.last_order)
+        self._handle = max(self._handle, space.last_handle, self._order)
         for handle, block in space.used.items():
             other = self.places.get(handle)
             if other is not None:

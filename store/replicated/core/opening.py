@@ -46,6 +46,8 @@ class Opening:
 
     def request(self, client: int, message: Open) -> None:
         daemon = self._daemon
+        if message.size < 0:
+            raise ValueError(f"a region of {message.size} bytes")
         waiting = Waiting(
             client, message.request, message.name, message.size, daemon.now_ms + daemon.settings.open_timeout_ms
         )
@@ -107,6 +109,14 @@ class Opening:
         return True
 
     def _answer(self, waiting: Waiting, primary: Primary) -> None:
+        """A store that lost one of its regions gets no other one: whoever has that one has listed them all by now, or
+        lists them again after it opened the last."""
+        for other in list(self._daemon.primaries.values()):
+            if other.client == waiting.client and other is not primary and not other.refresh():
+                primary.close()
+                detail = f"region {other.entry.name}: this daemon cannot make sure that it is still open here"
+                self._daemon.fail(waiting.client, waiting.request, "FencedError", [detail])
+                return
         entry = primary.entry
         secondary = entry.secondary.daemon if entry.secondary else -1
         self._daemon.reply(waiting.client, waiting.request, [entry.epoch, entry.size, secondary])
@@ -184,13 +194,16 @@ class Opening:
     def created(self, primary: Primary, secondary: Holder | None) -> None:
         daemon, draft = self._daemon, primary.entry
         entry = rules.created(draft.name, draft.region_id, draft.size, daemon.me, secondary, None, draft.created_us)
-        if not daemon.swap(draft.name, None, entry):
+        done = daemon.swap(draft.name, None, entry)
+        if not done:
+            primary.told = primary.told or done is None
             known, found = daemon.look(draft.name)
-            if not known or found is None:
-                return  # nobody knows: the next tick tries again
-            if found != entry:
-                primary.fence("another daemon made it")
-                return
+            if not known or (found is None and not primary.told):
+                return  # the next tick tries again
+            if found is None or found.region_id != entry.region_id:
+                primary.fence("it may have been removed again" if found is None else "another daemon made it")
+                return  # whoever waits for it begins anew, with another id
+            entry = found
         primary.entry, primary.listed = entry, True
         primary.declined.clear()
         primary.list_created()

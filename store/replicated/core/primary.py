@@ -22,7 +22,17 @@ from typing import TYPE_CHECKING
 from store.replicated.core import directory as rules
 from store.replicated.core.directory import Holder, RegionEntry
 from store.replicated.core.placement import next_daemon
-from store.replicated.core.protocol import MAX_BODY_BYTES, Adopt, Begin, Lost, Message, Notice, ReadRegion, Replicate, WriteRegion
+from store.replicated.core.protocol import (
+    MAX_BODY_BYTES,
+    Adopt,
+    Begin,
+    Lost,
+    Message,
+    Notice,
+    ReadRegion,
+    Replicate,
+    WriteRegion,
+)
 from store.replicated.core.replica import Copy
 
 if TYPE_CHECKING:
@@ -69,6 +79,7 @@ class Primary:
         self.entry = entry
         self.copy = copy
         self.listed = listed  # False until the directory knows the region
+        self.told = False  # the directory was told of it, and did not answer
         self.followers: list[Follower] = []
         self.pending: deque[Pending] = deque()
         self.client: int | None = None
@@ -90,6 +101,8 @@ class Primary:
         """True when the directory says so. Before it does, both copies hold all that a reader may see."""
         if self.pending or self.doubt or self.closing or not self.listed:
             return False
+        if any(f.state is State.IN_SYNC and f.unacked for f in self.followers):
+            return False  # it may not have its copy any more: it must have answered
         if not self._swap(rules.opened(self.entry, opener)):
             return False
         for follower in [f for f in self.followers if f.purpose is Purpose.MOVE]:
@@ -112,14 +125,18 @@ class Primary:
         if sum(len(what) if isinstance(what, bytes) else what[1] for _, what in message.steps) > MAX_BODY_BYTES:
             raise ValueError(f"region {self.copy.name}: more than {MAX_BODY_BYTES} bytes in one write")
         writes: list[tuple[int, bytes]] = []
+        for offset, what in message.steps:  # all are checked before the first is done
+            if isinstance(what, bytes):
+                self.copy.check(offset, len(what))
+            else:
+                self.copy.check(*what)
+                self.copy.check(offset, what[1])
         for offset, what in message.steps:
             if isinstance(what, bytes):
                 self.copy.write(offset, what)
                 writes.append((offset, what))
             else:
                 start, length = what
-                if not 0 <= start <= start + length <= self.copy.size:
-                    raise ValueError(f"region {self.copy.name}: {length} bytes at {start}")
                 data = bytes(self.copy.memory[start : start + length])
                 self.copy.write(offset, data)
                 writes.append((offset, data))
@@ -231,6 +248,8 @@ class Primary:
             follower.unacked_bytes -= follower.unacked.popleft()[2]
         self.settle()
         self.advance(follower)
+        if self.client is None and not follower.unacked:
+            self._daemon.opening.tick()
 
     def advance(self, follower: Follower) -> None:
         if follower.state is State.COPYING:
@@ -291,10 +310,14 @@ class Primary:
         return True
 
     def list_created(self) -> None:
-        """The directory has the new region, with the follower that joined."""
+        """The directory has the new region. The follower that joined must answer once more before anybody opens it."""
         for follower in self.followers:
+            follower.purpose = Purpose.SECONDARY
             if follower.holder == self.entry.secondary:
-                follower.state, follower.purpose = State.IN_SYNC, Purpose.SECONDARY
+                follower.state = State.IN_SYNC
+                self._send(follower, [], 0)
+        if self.entry.secondary is not None and not any(f.holder == self.entry.secondary for f in self.followers):
+            self._adopt(self.entry.secondary)
 
     def demote(self) -> None:
         """The directory names another primary, and this copy, complete as it is, secondary."""
@@ -306,10 +329,10 @@ class Primary:
 
     def remove(self, follower: Follower) -> None:
         """A follower that is dead, refused or not wanted. A listed one is struck off the directory first."""
-        if follower not in self.followers:
-            return
+        if follower not in self.followers or (self.doubt and self.listed):
+            return  # in doubt, the directory may list it
         if follower.state is State.IN_SYNC and self.listed:
-            if self.doubt or self.entry.secondary != follower.holder or not self._swap(rules.dropped(self.entry)):
+            if self.entry.secondary != follower.holder or not self._swap(rules.dropped(self.entry)):
                 return
             self._daemon.log(1, f"region {self.entry.name}: ONE copy left, daemon {follower.holder.daemon} is gone")
         if follower in self.followers:
@@ -341,15 +364,21 @@ class Primary:
         known, entry = daemon.look(name)
         if not known:
             return False
+        if entry is not None and entry.region_id == self.entry.region_id and entry.secondary == daemon.me:
+            self.entry = entry  # only a move of its own makes a primary a secondary
+            self.demote()
+            return False
         if entry is None or entry.region_id != self.entry.region_id or entry.primary != daemon.me:
             self.fence("another daemon took over" if entry else "the region was removed")
             return False
+        surprise = entry.epoch != self.entry.epoch
         self.entry, self.doubt = entry, False
         for follower in list(self.followers):
             if follower.holder == entry.secondary:
                 follower.state = State.IN_SYNC
-            elif follower.state is State.IN_SYNC:
+            elif follower.state is State.IN_SYNC or surprise:  # a surprise may be that it gave its copy up
                 self.followers.remove(follower)
+                daemon.to_peer(follower.holder.daemon, Notice(name))
         if entry.secondary is not None and not any(f.holder == entry.secondary for f in self.followers):
             self._adopt(entry.secondary)
         self.settle()
@@ -396,7 +425,7 @@ class Primary:
             else:
                 self._nudge(follower)
                 self.advance(follower)
-        if not self.followers and not self.listed:
+        if not self.followers and not self.listed and self._daemon.primaries.get(self.entry.name) is self:
             self._daemon.opening.created(self, None)
 
     def _want(self) -> None:

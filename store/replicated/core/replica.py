@@ -32,9 +32,12 @@ class Copy:
     size: int
     memory: memoryview
 
+    def check(self, offset: int, length: int) -> None:
+        if not 0 <= offset <= offset + length <= self.size:
+            raise ValueError(f"region {self.name}: bytes {offset} to {offset + length} of {self.size}")
+
     def write(self, offset: int, data: bytes) -> None:
-        if not 0 <= offset <= offset + len(data) <= self.size:
-            raise ValueError(f"region {self.name}: bytes {offset} to {offset + len(data)} of {self.size}")
+        self.check(offset, len(data))
         self.memory[offset : offset + len(data)] = data
 
 

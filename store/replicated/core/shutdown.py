@@ -8,6 +8,7 @@ step 4   a daemon that holds no copy stops
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from store.replicated.core.directory import RegionEntry
@@ -18,11 +19,22 @@ if TYPE_CHECKING:
     from store.replicated.core.daemon import DaemonCore
 
 
+ASK_AGAIN_MS = 500.0
+
+
+@dataclass
+class Removal:
+    client: int
+    message: Remove
+    region_id: str
+    until_ms: float
+    asked_ms: float = -1e9
+
+
 class Administration:
     def __init__(self, daemon: DaemonCore) -> None:
         self._daemon = daemon
-        self._removals: dict[int, tuple[int, Remove, float]] = {}
-        self._next = 0
+        self._removals: list[Removal] = []
 
     # ---- lists
 
@@ -64,22 +76,39 @@ class Administration:
             rows.append(_beat(beat) if beat is not None and alive else None)
         daemon.reply(client, request, rows)
 
-    # ---- removal: by the primary if there is one, else here
+    # ---- removal: by the primary, or here if the primary's life is over
 
     def remove(self, client: int, message: Remove) -> None:
         daemon = self._daemon
         entry = daemon.directory.read(message.name)
         if entry is None:
             daemon.fail(client, message.request, "RegionUnavailableError", [f"there is no region {message.name}"])
-        elif entry.opener is not None and not message.force:
-            daemon.fail(client, message.request, "RegionOpenError", [f"region {message.name}, by {entry.opener}"])
-        elif entry.primary == daemon.me or daemon.dead(entry.primary):
-            self._delete(entry)
-            daemon.reply(client, message.request)
-        else:
-            self._next += 1
-            self._removals[self._next] = (client, message, daemon.now_ms + daemon.settings.failure_timeout_ms)
-            daemon.to_peer(entry.primary.daemon, RemoveRequest(message.name, message.force, self._next))
+            return
+        removal = Removal(client, message, entry.region_id, daemon.now_ms + 2 * daemon.settings.failure_timeout_ms)
+        if not self._removed(removal):
+            self._removals.append(removal)
+
+    def _removed(self, removal: Removal) -> bool:
+        """True when it was answered. A primary that only seems dead may serve on: its secondary has to take over first."""
+        daemon, message = self._daemon, removal.message
+        known, entry = daemon.look(message.name)
+        if known and (entry is None or entry.region_id != removal.region_id):
+            daemon.reply(removal.client, message.request)
+            return True
+        if entry is not None:
+            if entry.opener is not None and not message.force:
+                detail = f"region {message.name}, by {entry.opener}"
+                daemon.fail(removal.client, message.request, "RegionOpenError", [detail])
+                return True
+            if entry.primary == daemon.me or not daemon.maybe_running(entry.primary):
+                self._delete(entry)
+            elif daemon.now_ms - removal.asked_ms >= ASK_AGAIN_MS:
+                removal.asked_ms = daemon.now_ms
+                daemon.to_peer(entry.primary.daemon, RemoveRequest(message.name, message.force, message.request))
+        if daemon.now_ms < removal.until_ms:
+            return False
+        daemon.fail(removal.client, message.request, "RegionUnavailableError", [f"region {message.name}: not removed"])
+        return True
 
     def remove_here(self, message: RemoveRequest) -> None:
         entry = self._daemon.directory.read(message.name)
@@ -88,24 +117,23 @@ class Administration:
 
     def _delete(self, entry: RegionEntry) -> None:
         daemon = self._daemon
-        if not daemon.swap(entry.name, entry, None):
-            return
-        daemon.log(2, f"region {entry.name}: removed")
-        for holder in entry.holders():
-            daemon.notify(holder.daemon, entry.name)
+        primary = daemon.primaries.get(entry.name)
+        done = daemon.swap(entry.name, entry, None)
+        if primary is not None and primary.listed:
+            if done:
+                primary.fence("the region was removed")
+            elif done is None:
+                primary.doubt = True
+        if done:
+            daemon.log(2, f"region {entry.name}: removed")
+            for holder in entry.holders():
+                daemon.notify(holder.daemon, entry.name)
 
     def tick(self) -> None:
-        """A removal elsewhere is done when the directory says so."""
-        daemon = self._daemon
-        for number, (client, message, until_ms) in list(self._removals.items()):
-            known, entry = daemon.look(message.name)
-            if known and entry is None:
-                daemon.reply(client, message.request)
-            elif daemon.now_ms >= until_ms:
-                daemon.fail(client, message.request, "RegionUnavailableError", [f"region {message.name}: not removed"])
-            else:
-                continue
-            del self._removals[number]
+        """A removal is done when the directory says so."""
+        for removal in list(self._removals):
+            if self._removed(removal):
+                self._removals.remove(removal)
 
     # ---- shutdown
 

@@ -24,7 +24,9 @@ def main() -> int:
             outcome = World(seed, trace=options.trace).run()
         except Exception as error:  # noqa: BLE001 - whatever went wrong belongs to the seed, and the next one still runs
             failures += 1
-            print(f"seed {seed}: {type(error).__name__}: {error}\n  replay: {parser.prog} --seeds 1 --first {seed} --trace")
+            print(
+                f"seed {seed}: {type(error).__name__}: {error}\n  replay: {parser.prog} --seeds 1 --first {seed} --trace"
+            )
         else:
             acks, lost = acks + outcome.acks, lost + outcome.lost
             faults += outcome.faults

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Any
 from store.errors import RegionFullError, StoreCorruptError
 from store.replicated.core.instance import InstanceCore, Planned, Walk
 from store.replicated.core.protocol import (
-    Close, Failure, Lost, Message, Open, Ping, ReadRegion, Regions, Remove, Reply, WriteRegion,
+    Close,
+    Failure,
+    Lost,
+    Message,
+    Open,
+    Ping,
+    ReadRegion,
+    Regions,
+    Remove,
+    Reply,
+    WriteRegion,
 )  # fmt: skip
 from store.replicated.core.space import BLOCK_BYTES, HEADER_BYTES, Step, check_header, check_payload
 from store.replicated.simulator.parts import Violation
@@ -41,7 +51,9 @@ class Book:
         for handle, value in self.acked.items():
             allowed = self.maybe.get(handle, {value})
             if found.get(handle) not in allowed:
-                raise Violation(f"{who}: object {handle} is {_short(found.get(handle))}, was acknowledged as {_short(value)}")
+                raise Violation(
+                    f"{who}: object {handle} is {_short(found.get(handle))}, was acknowledged as {_short(value)}"
+                )
         for handle, got in found.items():
             if handle not in self.acked and got not in self.maybe.get(handle, set()):
                 raise Violation(f"{who}: object {handle} is there, but was deleted or never written")
@@ -317,9 +329,7 @@ class SimClient:
             return
         region, block = self._core.where(handle)
         length = BLOCK_BYTES + block.length
-        request = self._ask(
-            "read", lambda n: ReadRegion(n, region, self._epochs[region], block.offset, length), handle
-        )
+        request = self._ask("read", lambda n: ReadRegion(n, region, self._epochs[region], block.offset, length), handle)
         self._reads[request] = (block, {self.book.acked[handle]})
 
     def _full(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from store.replicated.core.daemon import Action, DaemonCore, Drop, Log, Settings, Stop, ToClient, ToPeer, Unlink
 from store.replicated.core.directory import Holder
-from store.replicated.core.protocol import Message, Reply
+from store.replicated.core.protocol import Hello, Message, Reply, Shutdown
 from store.replicated.simulator.client import Book, SimClient
 from store.replicated.simulator.parts import SimDirectory, SimMemory, Truth, Violation, Wire
 
@@ -232,16 +232,17 @@ class World:
         assert core_b is not None
         for here, there, core in ((a, b, core_b), (b, a, core_a)):
             self.wires[(here.index, there.index)] = Wire(
-                lambda m, n=there, c=core, i=here.index: self._into(n, c, lambda: c.from_peer(self.now_ms, i, m)),  # type: ignore[misc]
+                lambda m, n=there, c=core, i=here.index: self._arrived(n, c, i, m),  # type: ignore[misc]
                 lambda i=here.index, j=there.index: self._cut(i, j),  # type: ignore[misc]
             )
-        for here, there, core, other in ((a, b, core_a, core_b), (b, a, core_b, core_a)):
-            wire = self.wires[(here.index, there.index)]
-            self.later(self._delay(), lambda w=wire, h=here, t=there, c=core, o=other: self._linked(w, h, t, c, o))  # type: ignore[misc]
+        self._send(a.index, b.index, Hello("daemon", a.index, core_a.incarnation))
+        self._send(b.index, a.index, Hello("daemon", b.index, core_b.incarnation))
 
-    def _linked(self, wire: Wire, here: Node, there: Node, core: DaemonCore, other: DaemonCore) -> None:
-        if wire.open:
-            self._into(here, core, lambda: core.linked(self.now_ms, there.index, other.incarnation) if wire.open else [])
+    def _arrived(self, node: Node, core: DaemonCore, sender: int, message: Message) -> None:
+        if isinstance(message, Hello):
+            self._into(node, core, lambda: core.linked(self.now_ms, sender, message.incarnation))
+        else:
+            self._into(node, core, lambda: core.from_peer(self.now_ms, sender, message))
 
     def _cut(self, a: int, b: int) -> None:
         for i, j in ((a, b), (b, a)):
@@ -447,8 +448,6 @@ class World:
                         self._client_cut(client.connection, client)
             core = node.core
             core.clients[connection] = "admin"
-            from store.replicated.core.protocol import Shutdown
-
             self._into(node, core, lambda: core.from_client(self.now_ms, connection, Shutdown(1, [node.index], False)))
             core.clients.pop(connection, None)
 
@@ -495,7 +494,9 @@ class World:
                 continue
             entry = self.truth.entries.get(name)
             if entry is not None and entry.region_id == primary.entry.region_id and entry.primary != node.core.me:
-                raise Violation(f"daemon {node.index} acknowledged for {name}, which daemon {entry.primary.daemon} serves")
+                raise Violation(
+                    f"daemon {node.index} acknowledged for {name}, which daemon {entry.primary.daemon} serves"
+                )
 
     def _copies(self) -> None:
         """Listed copies that have the same items are the same bytes."""

@@ -43,6 +43,8 @@ TOKEN_PATH = "/oauth2/token"
 FORWARDED = "X-Jmsq-Forwarded"
 Result = TypeVar("Result")
 _LOG = logging.getLogger(__name__)
+_HTTP_LOG = _LOG.getChild("http")  # aiohttp tells it a stack for every byte that is not HTTP: anybody could fill a disk
+_HTTP_LOG.setLevel(logging.CRITICAL)
 _HOST = re.compile(r"^[A-Za-z0-9.\-_\[\]:]{1,255}$")
 _BODY_CHUNK_BYTES = 256 * 1024
 
@@ -99,6 +101,7 @@ class Door:
         self._runner = web.AppRunner(
             application,
             access_log=None,
+            logger=_HTTP_LOG,
             handle_signals=False,
             auto_decompress=False,
             max_line_size=wire.MAX_TARGET_BYTES,

@@ -1,0 +1,127 @@
+"""The WebHDFS door of a daemon, and the namespace behind it (R19).
+
+The namespace is a store instance as any other, so one daemon of the cluster serves it: the first that opens it. Doors of
+the others hand requests on to that one. When it dies, the next one opens the store, with its regions, and serves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import ssl
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from store.errors import RegionOpenError, StoreError
+from store.replicated.core.config import ClusterConfig
+from store.replicated.global_directory import GlobalDirectory, write_whole
+from store.replicated.instance import StoreInstance
+from store.replicated.thresholds import Thresholds
+from store.replicated.webhdfs import security
+from store.replicated.webhdfs.door import Door, DoorOptions
+from store.replicated.webhdfs.files import Files
+
+if TYPE_CHECKING:
+    from store.replicated.daemon import DoorPlan
+
+CONNECTION = "webhdfs.namespace"
+RETRY_S = 0.2
+OBJECT_PERCENT = 4  # of a region: blocks of files are no messages
+
+
+class NamespaceDoor:
+    def __init__(
+        self, directory: GlobalDirectory, config: ClusterConfig, daemon: int, plan: DoorPlan, log: logging.Logger
+    ) -> None:
+        self._directory = directory
+        self._config = config
+        self._daemon = daemon
+        self._plan = plan
+        self._log = log
+        self._published = directory.engine_file(plan.store)
+        self._files: Files | None = None
+        self._instance: StoreInstance | None = None
+        self._elsewhere: str | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._door = Door(lambda: self._files, self._options(), lambda: self._elsewhere)
+
+    def _options(self) -> DoorOptions:
+        plan = self._plan
+        tls, trust = None, None
+        if plan.certificate:
+            tls = security.tls_context(Path(plan.certificate), Path(plan.key or plan.certificate))
+            trust = ssl.create_default_context(cafile=plan.certificate)
+            trust.check_hostname = False
+        tokens = security.Tokens.from_file(Path(plan.tokens)) if plan.tokens else None
+        return DoorOptions(tls=tls, tokens=tokens, forward_tls=trust)
+
+    @property
+    def host(self) -> str:
+        return self._door.host
+
+    @property
+    def port(self) -> int:
+        return self._door.port
+
+    async def start(self) -> None:
+        await self._door.start(self._plan.host, self._plan.port)
+        self._task = asyncio.create_task(self._serve())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._door.stop()
+        await self._give_up()
+
+    async def _serve(self) -> None:
+        while True:
+            if self._instance is None:
+                try:
+                    await self._open()
+                except RegionOpenError:
+                    self._elsewhere = self._told()
+                except (StoreError, OSError) as error:
+                    self._elsewhere = None
+                    self._log.debug("the namespace cannot be opened here: %s", error)
+            elif self._instance.failure is not None or (self._files is not None and self._files.failure is not None):
+                self._log.error("the namespace is opened anew: %s", self._instance.failure or self._files.failure)  # type: ignore[union-attr]
+                await self._give_up()
+                continue
+            await asyncio.sleep(RETRY_S)
+
+    async def _open(self) -> None:
+        plan = self._plan
+        self._instance = await StoreInstance.open(
+            self._directory, plan.store, region_bytes=plan.region_bytes, config=self._config, daemon=self._daemon,
+            thresholds=Thresholds(maximum_message_size_percent=OBJECT_PERCENT),
+        )  # fmt: skip
+        try:
+            objects = await self._instance.connection(CONNECTION)
+            self._files = await Files.open(objects, lambda: time.time_ns() // 1000)
+        except BaseException:
+            await self._give_up()
+            raise
+        self._elsewhere = None
+        write_whole(self._published, json.dumps({"door": f"{self.host}:{self.port}"}).encode(), 0o600)
+        self._log.info("the WebHDFS namespace is served here")
+
+    async def _give_up(self) -> None:
+        files, self._files = self._files, None
+        instance, self._instance = self._instance, None
+        if files is not None:
+            with contextlib.suppress(StoreError, asyncio.TimeoutError):
+                await asyncio.wait_for(files.close(), 2.0)
+        if instance is not None:
+            with contextlib.suppress(StoreError, asyncio.TimeoutError):
+                await asyncio.wait_for(instance.close(), 5.0)
+
+    def _told(self) -> str | None:
+        try:
+            door = json.loads(self._published.read_text())["door"]
+        except (OSError, ValueError, KeyError):
+            return None
+        return str(door) if door != f"{self.host}:{self.port}" else None

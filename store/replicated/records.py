@@ -1,0 +1,378 @@
+"""Record sets on a replicated store: one process at a time owns the regions and serves the sessions of all (C9, R15).
+
+The owner is whoever opened the store's regions; it publishes in the Global Directory how it is reached. Its entries are
+objects of one connection:
+
+    L  a batch of ledger entries, in parts      position before it, number of entries, tokens
+    S  the whole ledger at a position, in parts, then what is older is deleted
+
+A part is an object; a batch or a ledger counts when all its parts are there. So a crash between two objects leaves what
+was before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+import threading
+import urllib.parse
+from collections import deque
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+
+from store.codec import decode, encode
+from store.errors import (
+    DaemonUnavailableError,
+    FencedError,
+    NoLocalDaemonError,
+    RegionOpenError,
+    RegionUnavailableError,
+    SingleCopyError,
+    StoreClosedError,
+    StoreCorruptError,
+    StoreError,
+    StoreNotFoundError,
+    StoreUriError,
+)
+from store.ledger import Entry
+from store.replicated.admin_client import Loop
+from store.replicated.global_directory import CONFIG, DirectoryFiles, GlobalDirectory, write_whole
+from store.replicated.instance import DEFAULT_REGION_BYTES, StoreInstance
+from store.replicated.objects import Objects
+from store.replicated.thresholds import Thresholds, parse_thresholds
+from store.served import Address, Batch, Loaded, OwnershipLostError, Persistence, Reach, ServedBackend, Server
+from store.served.port import Clock
+from store.served.server import monotonic_ms
+from store.session import LedgerStore
+
+log = logging.getLogger("store.replicated")
+T = TypeVar("T")
+
+CONNECTION = "jmsq.records"
+OUTCOMES = 1_024
+SNAPSHOT_BYTES = 8 * 1024 * 1024
+SNAPSHOT_BATCHES = 4_096
+LIMIT_MS = 60_000.0
+NOT_NOW = (DaemonUnavailableError, NoLocalDaemonError, RegionOpenError, RegionUnavailableError, FencedError)
+
+
+class Part(msgspec.Struct, array_like=True):
+    kind: str  # L or S
+    base: int  # of a batch: the position before it; of a ledger: its position
+    count: int  # entries of the batch
+    group: str  # all parts of one
+    number: int
+    parts: int
+    tokens: list[tuple[str, int]]  # (token, position), in part 0
+    data: bytes
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Part)
+PART_OVERHEAD = 256 * 1024  # what is not data, at the most: tokens
+
+
+@dataclass
+class _Group:
+    first: Part
+    parts: dict[int, bytes]
+    handles: list[int]
+
+    @property
+    def complete(self) -> bool:
+        return len(self.parts) == self.first.parts
+
+    def data(self) -> bytes:
+        return b"".join(self.parts[number] for number in range(self.first.parts))
+
+
+class RecordLog:
+    """The entries in objects, without ownership: it belongs to whoever has the objects."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self._handles: list[int] = []
+        self._bytes = 0
+        self._batches = 0
+        self._kept_bytes = 0
+        self._outcomes: deque[tuple[str, int]] = deque(maxlen=OUTCOMES)
+        self.snapshot_count = 0
+
+    async def load(self) -> Loaded:
+        groups = await self._groups()
+        ledgers = [group for group in groups.values() if group.first.kind == "S" and group.complete]
+        newest = max(ledgers, key=lambda group: group.first.base, default=None)
+        entries: list[Entry] = decode(newest.data()) if newest else []
+        position = newest.first.base if newest else 0
+        self._kept_bytes = len(newest.data()) if newest else 0
+        self._outcomes.extend(newest.first.tokens if newest else ())
+        known_since = self._outcomes[0][1] if len(self._outcomes) == OUTCOMES else 0
+        batches = [group for group in groups.values() if group.first.kind == "L" and group.complete]
+        keep = newest.handles.copy() if newest else []
+        for group in sorted(batches, key=lambda group: group.first.base):
+            first = group.first
+            if first.base < position:
+                continue
+            if first.base > position:
+                raise StoreCorruptError(self._objects.name, first.base, f"entries after {position} are missing")
+            data = group.data()
+            entries += decode(data)
+            position += first.count
+            self._outcomes.extend(first.tokens)
+            self._bytes += len(data)
+            self._batches += 1
+            keep += group.handles
+        kept = set(keep)
+        for handle in self._objects.handles():
+            if handle not in kept:
+                await self._objects.delete(handle)
+        self._handles = keep
+        return Loaded(position, tuple(entries), tuple(self._outcomes), known_since)
+
+    async def _groups(self) -> dict[str, _Group]:
+        groups: dict[str, _Group] = {}
+        for handle in self._objects.handles():
+            try:
+                part = _decoder.decode(await self._objects.read(handle))
+            except msgspec.DecodeError as error:
+                raise StoreCorruptError(self._objects.name, handle, str(error)) from error
+            group = groups.setdefault(part.group, _Group(part, {}, []))
+            if part.number == 0:
+                group.first = part
+            group.parts[part.number] = part.data
+            group.handles.append(handle)
+        return groups
+
+    async def append(self, batch: Batch) -> None:
+        data = encode(batch.entries)
+        tokens = [(token, batch.position) for token in batch.tokens]
+        self._handles += await self._write("L", batch.base, len(batch.entries), tokens, data)
+        self._outcomes.extend(tokens)
+        self._bytes += len(data)
+        self._batches += 1
+        if self._bytes > max(SNAPSHOT_BYTES, 2 * self._kept_bytes) or self._batches > SNAPSHOT_BATCHES:
+            await self._snapshot(batch)
+
+    async def _snapshot(self, batch: Batch) -> None:
+        data = encode(batch.after.snapshot())
+        fresh = await self._write("S", batch.position, 0, list(self._outcomes), data)
+        old, self._handles = self._handles, fresh
+        self._bytes, self._batches, self._kept_bytes = 0, 0, len(data)
+        self.snapshot_count += 1
+        for handle in old:
+            await self._objects.delete(handle)
+
+    async def _write(self, kind: str, base: int, count: int, tokens: list[tuple[str, int]], data: bytes) -> list[int]:
+        size = max(1024, self._objects.max_object_bytes - PART_OVERHEAD)
+        pieces = [data[at : at + size] for at in range(0, len(data), size)] or [b""]
+        group = secrets.token_hex(8)
+        handles = []
+        for number, piece in enumerate(pieces):
+            part = Part(kind, base, count, group, number, len(pieces), tokens if number == 0 else [], piece)
+            handles.append(await self._objects.create(_encoder.encode(part)))
+        return handles
+
+
+class ReplicatedPersistence(Persistence):
+    def __init__(self, loop: Loop, instance: StoreInstance, log_: RecordLog) -> None:
+        self.incarnation = secrets.token_hex(8)
+        self.instance = instance
+        self._loop = loop
+        self._log = log_
+        self._closed = False
+
+    def load(self) -> Loaded:
+        return self._call(self._log.load())
+
+    def append(self, batch: Batch) -> None:
+        self._call(self._log.append(batch))
+
+    def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        try:
+            return self._loop.call(coroutine)
+        except (
+            FencedError,
+            DaemonUnavailableError,
+            StoreClosedError,
+            RegionUnavailableError,
+            SingleCopyError,
+        ) as error:
+            raise OwnershipLostError(str(error)) from error
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            with contextlib.suppress(StoreError):
+                self._loop.call(self.instance.close())
+
+
+@dataclass(frozen=True)
+class ReplicatedSettings:
+    """replicated:///global/directory?store=NAME&localindex=0&region_mb=64"""
+
+    directory: str
+    store: str = "jmsq"
+    localindex: int = 0
+    region_bytes: int = DEFAULT_REGION_BYTES
+    thresholds: Thresholds = field(default_factory=Thresholds)
+
+
+def parse_replicated(uri: str) -> ReplicatedSettings:
+    parts = urllib.parse.urlsplit(uri)
+    path = urllib.parse.unquote(parts.path)
+    if parts.netloc not in ("", "localhost") or not path.startswith("/"):
+        raise StoreUriError(f"replicated:///absolute/global/directory?store=NAME: {uri!r}")
+    query = dict(urllib.parse.parse_qsl(parts.query, keep_blank_values=True))
+    unknown = query.keys() - {"store", "localindex", "region_mb"}
+    if unknown:
+        raise StoreUriError(f"unknown in {uri!r}: {', '.join(sorted(unknown))}; there are store, localindex, region_mb")
+    store = query.get("store", "jmsq")
+    return ReplicatedSettings(
+        path,
+        store,
+        _integer(uri, query, "localindex", 0, 0, 2**31 - 1),
+        _integer(uri, query, "region_mb", DEFAULT_REGION_BYTES >> 20, 1, 4_000) << 20,
+        parse_thresholds(dict(os.environ), store),
+    )
+
+
+def _integer(uri: str, query: dict[str, str], name: str, default: int, low: int, high: int) -> int:
+    text = query.get(name, str(default))
+    if not text.isdecimal() or not low <= int(text) <= high:
+        raise StoreUriError(f"{name} is a number from {low} to {high}, not {text!r}, in {uri!r}")
+    return int(text)
+
+
+class ReplicatedReach(Reach):
+    """Who owns the store now: this process if it gets the regions, else whoever published itself."""
+
+    def __init__(
+        self,
+        settings: ReplicatedSettings,
+        *,
+        session_timeout_ms: float,
+        create: bool = True,
+        clock_ms: Clock = monotonic_ms,
+    ) -> None:
+        self.settings = settings
+        self._clock_ms = clock_ms
+        self.directory = GlobalDirectory(settings.directory)
+        if not self.directory.config_file.exists():
+            raise StoreNotFoundError(f"{settings.directory} has no {CONFIG}")
+        self._session_timeout_ms = session_timeout_ms
+        self._published = self.directory.engine_file(settings.store)
+        self._lock = threading.Lock()
+        self._loop: Loop | None = None
+        self._server: Server | None = None
+        self._closed = False
+        self._was_reached = False
+        self.instance: StoreInstance | None = None
+        if not create and not self._exists():
+            raise StoreNotFoundError(f"store {settings.store} in {settings.directory}")
+
+    def _exists(self) -> bool:
+        entries = DirectoryFiles(self.directory).entries()
+        return any(name.startswith(f"{self.settings.store}.") for name in entries)
+
+    def target(self, failed: Address | None = None) -> Server | Address | None:
+        with self._lock:
+            if self._closed:
+                return None
+            if self._server is not None:
+                if not self._server.gone:
+                    return self._server
+                self._server = None
+            try:
+                return self._become()
+            except RegionOpenError:
+                self._was_reached = True
+                return self._find()
+            except NOT_NOW as error:
+                if not self._was_reached:
+                    raise
+                log.info("store %s: not now: %s", self.settings.store, error)
+                return None
+
+    def _become(self) -> Server:
+        loop = self._loop = self._loop or Loop(f"store-{self.settings.store}")
+        persistence = loop.call(self._own(loop))
+        server = Server(persistence, session_timeout_ms=self._session_timeout_ms, clock_ms=self._clock_ms)
+        self._server, self._was_reached = server, True
+        self.instance = persistence.instance
+        self.instance.on_failure(lambda error: server.disable(str(error)))
+        host, port = server.address
+        told = {"host": host, "port": port, "secret": server.secret.hex(), "incarnation": server.incarnation}
+        write_whole(self._published, json.dumps(told).encode(), 0o600)
+        log.info("store %s: served by process %d at %s:%d", self.settings.store, os.getpid(), host, port)
+        return server
+
+    async def _own(self, loop: Loop) -> ReplicatedPersistence:
+        settings = self.settings
+        instance = await StoreInstance.open(
+            self.directory, settings.store, region_bytes=settings.region_bytes, localindex=settings.localindex,
+            thresholds=settings.thresholds,
+        )  # fmt: skip
+        return ReplicatedPersistence(loop, instance, RecordLog(await instance.connection(CONNECTION)))
+
+    def _find(self) -> Address | None:
+        try:
+            told = json.loads(self._published.read_text())
+            return Address(told["host"], told["port"], bytes.fromhex(told["secret"]), told["incarnation"])
+        except (OSError, ValueError, KeyError):
+            return None  # it has the regions and has not yet told
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            if self._server is not None:
+                self._server.close()
+            if self._loop is not None:
+                self._loop.close()
+
+    def abandon(self) -> None:
+        if self._server is not None:
+            self._server.abandon()
+        if self.instance is not None:
+            self.instance.abandon()
+
+
+_shared: dict[tuple[str, int], ServedBackend] = {}
+_shared_lock = threading.Lock()
+
+
+def _forget_in_child() -> None:
+    global _shared_lock
+    _shared_lock = threading.Lock()  # a thread of the parent may have held it at the fork
+    _shared.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def open_backend(uri: str, *, session_timeout_ms: int, create: bool) -> ServedBackend:
+    reach = ReplicatedReach(parse_replicated(uri), session_timeout_ms=session_timeout_ms, create=create)
+    return ServedBackend(reach, session_timeout_ms=session_timeout_ms, limit_ms=LIMIT_MS)
+
+
+class ReplicatedStore(LedgerStore):
+    """Record sets in regions. Its own client; `shared` takes the one the process has."""
+
+    def __init__(self, uri: str, *, session_timeout_ms: int = 10_000, create: bool = True) -> None:
+        super().__init__(open_backend(uri, session_timeout_ms=session_timeout_ms, create=create))
+
+    @classmethod
+    def shared(cls, uri: str, *, session_timeout_ms: int = 10_000, create: bool = True) -> LedgerStore:
+        key = (uri, session_timeout_ms)
+        with _shared_lock:
+            backend = _shared.get(key)
+            if backend is None or not backend.retain():
+                backend = _shared[key] = open_backend(uri, session_timeout_ms=session_timeout_ms, create=create)
+        return LedgerStore(backend)

@@ -1,0 +1,49 @@
+"""A cluster of real daemons for tests: starts, kills, stops and continues them by process id."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+from store.replicated.cluster import Cluster
+
+_numbers = itertools.count(1)
+
+
+class Daemons:
+    """`count` daemons in one Global Directory. Each store name is used once."""
+
+    def __init__(
+        self, path: Path, count: int = 2, memory: str = "2G", environment: dict[str, str] | None = None
+    ) -> None:
+        self.path = path
+        self.environment = environment or {}
+        self.cluster = Cluster(str(path))
+        self.cluster.write_config(count, memory, first_port=20_000 + os.getpid() % 20_000)
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        for index in range(count):
+            self.start(index)
+        self.cluster.wait_healthy()
+
+    def start(self, index: int) -> None:
+        self.processes[index] = self.cluster.start(index, self.environment)
+
+    def signal(self, index: int, number: int) -> None:
+        self.processes[index].send_signal(number)
+        if number == signal.SIGKILL:
+            self.processes[index].wait()
+
+    def uri(self, store: str = "", **options: int) -> str:
+        name = store or f"s{next(_numbers)}"
+        extra = "".join(f"&{key}={value}" for key, value in options.items())
+        return f"replicated://{self.path}?store={name}&region_mb={options.pop('region_mb', 8)}{extra}"
+
+    def close(self) -> None:
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.kill()  # also of a stopped one
+        for process in self.processes.values():
+            process.wait()
