@@ -176,13 +176,14 @@ class Story:
             f"   is a named position in the table: both find what was sent meanwhile, `ops` only what its selector\n"
             f'   "{LATE}" lets through. (The queue is still being emptied beside it.)',
         )
+        subscribers = (("ops", LATE), ("statistics", None))
         with spark_jms.connect(self.root, housekeeping=False) as context:
-            for name in ("ops", "statistics"):
-                context.consumer("delays", subscription=name).close()
+            for name, selector in subscribers:
+                context.consumer("delays", subscription=name, selector=selector).close()
         expected = {None: _where(self.flights, 15), LATE: _where(self.flights, 60)}
         self._timed("publish to the topic", len(expected[None]), self._send("delays", DELAYED, max(self.files // 3, 1)))
         out = []
-        for name, selector in (("ops", LATE), ("statistics", None)):
+        for name, selector in subscribers:
             options = {"subscription": name} | ({"selector": selector} if selector else {})
             output = self.work / "received" / name
             query = queries.receive(self.spark, self.root, "delays", output, self.work / "checkpoints" / name, name,

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from spark_jms import connect
-from spark_jms.checkpoint import views
+from spark_jms.checkpoint import planner, views
 from spark_jms.core.batch import Batch
 from spark_jms.errors import DataLossError, StaleCheckpointError, TriggerError
 from spark_jms.log.domain import Domain, drop_subscription
@@ -154,3 +154,21 @@ def test_a_dropped_subscription_is_not_made_again_in_silence(root: str) -> None:
     again = reader(root, "prices", **options, failOnDataLoss="false")
     assert rows(again, end, again.latestOffset(end, LIMIT))[-1] == ("b", 1)
     again.stop()
+
+
+# -- Trigger.AvailableNow ------------------------------------------------------------------------------------------------
+def test_available_now_looks_through_all_there_was(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C6, C7: a plan that stops at its bound is not the end of the backlog."""
+    monkeypatch.setattr(planner, "MAX_ROWS_READ", 5)
+    for n in range(8):
+        send(root, *(f"{n}-{i}" for i in range(4)))
+    with connect(root, housekeeping=False) as context:
+        context.producer("orders").send(text="it", properties={"wanted": True})
+        source = reader(root, selector="wanted")
+        start = first_batch(source)
+        source.prepareForTriggerAvailableNow()
+        context.producer("orders").send(text="later", properties={"wanted": True})
+        end = source.latestOffset(start, LIMIT)
+        assert rows(source, start, end) == [("it", 1)]
+        assert source.latestOffset(end, LIMIT) == end
+        source.stop()
