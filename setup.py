@@ -66,7 +66,7 @@ setup(
         "prompt_toolkit>=3.0.48",
     ],
     extras_require={"test": TEST, "dev": DEV, "demo": DEMO, "bench": BENCH},
-    entry_points={"console_scripts": ["jmsq = spark_jms.cli.main:main"]},
+    entry_points={"console_scripts": ["jmsq = spark_jms.cli.main:main", "storeadmin = store.replicated.admin.cli:main"]},
     classifiers=[
         "Development Status :: 3 - Alpha",
         "Intended Audience :: Developers",

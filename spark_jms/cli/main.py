@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from spark_jms.cli import administration, completion, destinations, messages, statistics
+from spark_jms.cli import administration, completion, destinations, messages, statistics, store_group
 from spark_jms.cli.settings import Settings, global_options
 
 EXIT_ERROR, EXIT_USAGE, EXIT_NOTHING, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, 3, 130, 141
@@ -115,7 +115,7 @@ def cli(context: click.Context) -> None:
 
 
 for _command in (*destinations.COMMANDS, *statistics.COMMANDS, *messages.COMMANDS, *administration.COMMANDS,
-                 *completion.COMMANDS):  # fmt: skip
+                 *completion.COMMANDS, *store_group.COMMANDS):  # fmt: skip
     cli.add_command(_command)
 
 

@@ -145,7 +145,9 @@ class Daemon:
             return None
         from store.replicated.namespace import NamespaceDoor
 
-        door = NamespaceDoor(self.directory, self.config, self.spec.index, self.door_plan, self.log.logger)
+        door = NamespaceDoor(
+            self.directory, self.config, self.spec.index, self.door_plan, self.log.logger, lambda: self._core.draining
+        )
         await door.start()
         self.directory.tell(self._lock, self.incarnation, self.config.checksum, f"{door.host}:{door.port}")
         self.log.bootstrap(f"WebHDFS at {door.host}:{door.port}")

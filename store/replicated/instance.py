@@ -119,9 +119,11 @@ class StoreInstance:
     async def open(
         cls, directory: GlobalDirectory, name: str, *, region_bytes: int = DEFAULT_REGION_BYTES, localindex: int = 0,
         thresholds: Thresholds | None = None, config: ClusterConfig | None = None, daemon: int | None = None,
+        role: str = "",
     ) -> StoreInstance:  # fmt: skip
         """RegionOpenError when another client has the store, NoLocalDaemonError, MemoryLimitError, RegionLostError,
-        StoreVersionError, StoreCorruptError: by name, and nothing was changed. `daemon`: attach to this very one."""
+        StoreVersionError, StoreCorruptError: by name, and nothing was changed. `daemon`: attach to this very one.
+        `role`: begins the name under which administrators see it."""
         _check_name(name)
         config = config or directory.config()
         box: list[StoreInstance] = []
@@ -130,7 +132,7 @@ class StoreInstance:
             if box:
                 box[0]._fail(FencedError(f"store {name}: {reason}"))
 
-        who = client_name(name)
+        who = role + client_name(name)
         if daemon is not None:
             attachment = await Attachment.to(directory, config, daemon, who, lost=lost)
         else:

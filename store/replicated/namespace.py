@@ -12,11 +12,13 @@ import json
 import logging
 import ssl
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from store.errors import RegionOpenError, StoreError
 from store.replicated.core.config import ClusterConfig
+from store.replicated.core.shutdown import SERVICE
 from store.replicated.global_directory import GlobalDirectory, write_whole
 from store.replicated.instance import StoreInstance
 from store.replicated.thresholds import Thresholds
@@ -34,8 +36,15 @@ OBJECT_PERCENT = 4  # of a region: blocks of files are no messages
 
 class NamespaceDoor:
     def __init__(
-        self, directory: GlobalDirectory, config: ClusterConfig, daemon: int, plan: DoorPlan, log: logging.Logger
+        self,
+        directory: GlobalDirectory,
+        config: ClusterConfig,
+        daemon: int,
+        plan: DoorPlan,
+        log: logging.Logger,
+        leaving: Callable[[], bool],
     ) -> None:
+        self._leaving = leaving
         self._directory = directory
         self._config = config
         self._daemon = daemon
@@ -79,7 +88,10 @@ class NamespaceDoor:
 
     async def _serve(self) -> None:
         while True:
-            if self._instance is None:
+            if self._leaving():
+                self._elsewhere = self._told() if self._instance is None else None
+                await self._give_up()
+            elif self._instance is None:
                 try:
                     await self._open()
                 except RegionOpenError:
@@ -97,7 +109,7 @@ class NamespaceDoor:
         plan = self._plan
         self._instance = await StoreInstance.open(
             self._directory, plan.store, region_bytes=plan.region_bytes, config=self._config, daemon=self._daemon,
-            thresholds=Thresholds(maximum_message_size_percent=OBJECT_PERCENT),
+            thresholds=Thresholds(maximum_message_size_percent=OBJECT_PERCENT), role=SERVICE,
         )  # fmt: skip
         try:
             objects = await self._instance.connection(CONNECTION)

@@ -30,6 +30,8 @@ class Removal:
     until_ms: float
     asked_ms: float = -1e9
 
+SERVICE = "service "  # begins the name of a client that is part of a daemon: it closes by itself when that one leaves
+
 
 class Administration:
     def __init__(self, daemon: DaemonCore) -> None:
@@ -158,7 +160,7 @@ class Administration:
             held = tuple(h.daemon for h in entry.holders() if not daemon.dead(h))
             if not indexes.intersection(held):
                 continue
-            if entry.opener is not None:
+            if entry.opener is not None and not entry.opener.startswith(SERVICE):
                 return f"region {name} is open, by {entry.opener}"
             copies[name] = (entry.size, held)
         if copies and not fits_without(indexes, copies, daemon.candidates(with_me=True)):

@@ -1,0 +1,137 @@
+"""`jmsq store up`, `down`, `daemons`, `regions`, `daemon`, `admin`: a replicated store's daemons (R3, R4, R6)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from spark_jms.cli.settings import Settings, command
+
+DIRECTORY_VARIABLE = "RS_DIRECTORY"
+
+_directory = click.option(
+    "--dir", "directory", metavar="PATH", envvar=DIRECTORY_VARIABLE, default="./replicated-store", show_default=True,
+    show_envvar=True, help="The Global Directory, with its rs_daemons.cfg.",
+)  # fmt: skip
+
+
+@command("up", short_help="Start the daemons of this machine and wait until they are healthy.")
+@_directory
+@click.option("--daemons", type=click.IntRange(1, 32), default=3, show_default=True,
+              help="How many, where there is no rs_daemons.cfg yet.")  # fmt: skip
+@click.option(
+    "--memory", default="1G", show_default=True, help="The shared memory limit of each, as in rs_daemons.cfg."
+)
+@click.option("--port", type=click.IntRange(1024, 49151), default=7100, show_default=True,
+              help="The first port to try for a new rs_daemons.cfg.")  # fmt: skip
+@click.option("--webhdfs", "door_port", type=click.IntRange(0, 65000), default=9870, show_default=True,
+              help="The first daemon's WebHDFS door, the others' follow; 0 = none.")  # fmt: skip
+def up(settings: Settings, directory: str, daemons: int, memory: str, port: int, door_port: int) -> None:
+    """One command for one machine: writes rs_daemons.cfg where there is none, starts each daemon that does not run, and
+    waits until all of them answer. Run again, it starts those that are gone."""
+    from store.replicated.cluster import Cluster
+
+    cluster = Cluster(directory)
+    if not cluster.directory.config_file.exists():
+        cluster.write_config(daemons, memory, port)
+    started = cluster.up(door_port=door_port)
+    uri = f"replicated://{cluster.path}"
+    if settings.as_json:
+        settings.out.document({
+            "directory": str(cluster.path), "store": uri, "started": list(started.started), "doors": list(started.doors),
+            "daemons": [asdict(info) for info in started.daemons],
+        })  # fmt: skip
+        return
+    out = settings.out
+    count = len(started.started)
+    out.say(f"{len(started.daemons)} daemons run, {count} of them newly started; directory {cluster.path}")
+    for info in started.daemons:
+        out.say(f"  daemon {info.index}  {info.address}:{info.port}  {info.memory_limit_bytes >> 20} MB")
+    out.say(f"store of a domain:          {uri}")
+    for door in started.doors[:1]:
+        out.say(
+            f"checkpointLocation of Spark: webhdfs://{door}/path    (other doors: {', '.join(started.doors[1:]) or '-'})"
+        )
+    out.say(f"look at it:                 jmsq store daemons --dir {directory}")
+    out.say(f"stop it:                    jmsq store down --dir {directory}")
+
+
+@command("down", short_help="Stop the daemons of this machine.")
+@_directory
+@click.option("--force", is_flag=True, help="Also while regions are open or hold data: all of it is lost.")
+def down(settings: Settings, directory: str, force: bool) -> None:
+    """Safely: refused while a region is open, or while there is data that no other daemon has room for. When all daemons
+    stop, their memory and what is in it is gone: that needs --force, unless there are no regions."""
+    from store.replicated.cluster import Cluster
+
+    stopped = Cluster(directory).down(force)
+    if settings.as_json:
+        settings.out.document({"stopped": list(stopped)})
+    else:
+        settings.out.say(f"stopped: {', '.join(map(str, stopped)) or 'nothing ran'}")
+
+
+@command("daemons", short_help="The daemons of a cluster.")
+@_directory
+@click.option("--format", "form", type=click.Choice(["table", "list"]), default="table", show_default=True)
+def daemons(settings: Settings, directory: str, form: str) -> None:
+    """As storeadmin's lsd."""
+    from store.replicated.admin import Admin
+    from store.replicated.admin.cli import main as storeadmin
+
+    if settings.as_json:
+        with Admin(directory) as admin:
+            settings.out.document([asdict(info) for info in admin.daemons()])
+        return
+    raise SystemExit(storeadmin(["lsd", "-dir", directory, "-format", form]))
+
+
+@command("regions", short_help="The regions of a cluster.")
+@_directory
+@click.option("--format", "form", type=click.Choice(["table", "list"]), default="table", show_default=True)
+@click.argument("expression", default="*")
+def regions(settings: Settings, directory: str, form: str, expression: str) -> None:
+    """As storeadmin's lsr; * in EXPRESSION stands for any characters."""
+    from store.replicated.admin import Admin
+    from store.replicated.admin.cli import main as storeadmin
+
+    if settings.as_json:
+        with Admin(directory) as admin:
+            settings.out.document([asdict(info) for info in admin.regions(expression)])
+        return
+    raise SystemExit(storeadmin(["lsr", "-dir", directory, "-format", form, expression]))
+
+
+@click.command(
+    "daemon",
+    context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    short_help="Start one daemon in the foreground, or stop it.",
+)
+@click.argument("action", type=click.Choice(["start", "stop"]))
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+def daemon(action: str, words: tuple[str, ...]) -> None:
+    """jmsq store daemon start|stop -dir PATH [-localindex N] ...; -help lists all options."""
+    if action == "start":
+        from store.replicated.daemon import main as start
+
+        raise SystemExit(start(words))
+    from store.replicated.stop import main as stop
+
+    raise SystemExit(stop(words))
+
+
+@click.command(
+    "admin",
+    context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    short_help="storeadmin: interactive, or one command.",
+)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+def admin(words: tuple[str, ...]) -> None:
+    """The administration utility; `rshelp` lists its commands."""
+    from store.replicated.admin.cli import main as storeadmin
+
+    raise SystemExit(storeadmin(list(words)))
+
+
+COMMANDS = (up, down, daemons, regions, daemon, admin)
