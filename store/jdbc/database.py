@@ -240,7 +240,7 @@ class Database:
             )  # fmt: skip
         url = sa.URL.create(
             "postgresql+psycopg", settings.user or None, settings.password or None, settings.host, settings.port,
-            settings.database, query=dict(settings.libpq),
+            settings.database, query={"application_name": f"spark-jms {os.getpid()}", **dict(settings.libpq)},
         )  # fmt: skip
         return sa.create_engine(
             url, poolclass=NullPool, isolation_level="READ COMMITTED", connect_args=client_keepalives(settings)

@@ -150,7 +150,7 @@ class JdbcReach(Reach):
             return engine.state
         return State.NOBODY
 
-    def target(self) -> Server | Address | None:
+    def target(self, failed: Address | None = None) -> Server | Address | None:
         with self._lock:
             if self._closed:
                 return None
@@ -159,15 +159,16 @@ class JdbcReach(Reach):
                     return self._engine.server
                 self._engine = None
             try:
-                return self._find() or self._become()
+                return self._find(failed) or self._become()
             except (DatabaseUnreachableError, ConnectionLostError) as error:
                 self._wait_for("the database", str(error))
             except (LockTakenError, OwnershipLostError) as error:
                 self._wait_for("the lock of the data store", error.detail())
             return None
 
-    def _find(self) -> Address | None:
-        """The engine that is published, if somebody listens there."""
+    def _find(self, failed: Address | None) -> Address | None:
+        """The engine that is published, if somebody listens there. A hung one is connected to by its system all the same:
+        one that has just failed is passed over, and the lock tells whether it lives."""
         connection = self.database.connect()
         try:
             owner = self._read_owner(connection)
@@ -177,7 +178,7 @@ class JdbcReach(Reach):
             connection.close()
         if published is None or (owner is not None and published.incarnation != owner.inc_uuid):
             return None
-        if process_gone(published.process) or not listens(published):
+        if published.address == failed or process_gone(published.process) or not listens(published):
             self._holder = published.shown()
             return None
         self._waiting_since_ms = None
@@ -316,7 +317,9 @@ class Engine:
             if self._settings.on_connection_loss != RETRY or self._stop.is_set():
                 raise OwnershipLostError(f"the connection to the data store was lost ({why})")
             self.state = State.REGAINING
+            self.server.set_certain(False)
             ownership = self.persistence.ownership = self._regain(lost, why)
+            self.server.set_certain(True)
             self.state = State.ENGINE
             return ownership
 

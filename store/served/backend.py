@@ -41,16 +41,17 @@ T = TypeVar("T")
 
 ROUNDS_LIMIT = 200
 RECONNECT_FIRST_MS, RECONNECT_LAST_MS = 10.0, 500.0
-ANSWER_TIMEOUT_S = 60.0
+PATIENCE_LIMIT_S = 5.0
 
 
 class Reach(ABC):
     """Who is the engine now?"""
 
     @abstractmethod
-    def target(self) -> Server | Address | None:
-        """The engine as of now: this process, having become it if nobody was, or another. None: nobody, for the moment
-        (ask again). A StoreError says that asking again is of no use."""
+    def target(self, failed: Address | None = None) -> Server | Address | None:
+        """The engine as of now: this process, having become it if nobody was, or another. `failed` did not answer just
+        now, though it may seem to be there. None: nobody, for the moment (ask again). A StoreError says that asking
+        again is of no use."""
 
     @abstractmethod
     def close(self) -> None:
@@ -64,20 +65,19 @@ class Reach(ABC):
 class _Connection:
     """Two links, so that nobody who reads waits for somebody's disk."""
 
-    def __init__(self, target: Server | Address, client_id: str) -> None:
+    def __init__(self, target: Server | Address, client_id: str, patience_s: float) -> None:
         self.target = target
-        self.reading = self._link(target, client_id)
+        self.reading: Link
+        self.writing: Link
+        if isinstance(target, Server):
+            self.reading, self.writing = LocalLink(target, client_id), LocalLink(target, client_id)
+            return
+        self.reading = TcpLink(target, client_id, patience_s, patience_s)
         try:
-            self.writing = self._link(target, client_id)
+            self.writing = TcpLink(target, client_id, None, patience_s)
         except LinkLostError:
             self.reading.close()
             raise
-
-    @staticmethod
-    def _link(target: Server | Address, client_id: str) -> Link:
-        if isinstance(target, Server):
-            return LocalLink(target, client_id)
-        return TcpLink(target, client_id, ANSWER_TIMEOUT_S)
 
     def close(self) -> None:
         self.reading.close()
@@ -114,6 +114,7 @@ class ServedBackend(Backend):
         self._limit_ms = limit_ms
         self._clock_ms = clock_ms
         self._sleep_ms = sleep_ms
+        self._patience_s = min(PATIENCE_LIMIT_S, session_timeout_ms / 2000.0)
         self._pid = os.getpid()
         self._client_id = secrets.token_hex(8)
         self._closed = False
@@ -148,17 +149,21 @@ class ServedBackend(Backend):
                 self._connection.close()
                 self._connection = None
                 self._reconnect_count += 1
+            failed_at: Address | None = None
             deadline_ms, pause_ms, why = self._clock_ms() + self._limit_ms, RECONNECT_FIRST_MS, "there is no engine"
             while True:
                 self._check()
+                target = self._reach.target(failed_at)
+                failed_at = None
                 try:
-                    if (target := self._reach.target()) is not None:
-                        made = _Connection(target, self._client_id)
+                    if target is not None:
+                        made = _Connection(target, self._client_id, self._patience_s)
                         made.reading.ask(wire.Beat(self._mine()))
                         self._connection = made
                         return made
                 except LinkLostError as error:
                     why = str(error)
+                    failed_at = target if isinstance(target, Address) else None
                 if self._clock_ms() >= deadline_ms:
                     raise StoreBusyError(f"no engine of the store answered for {self._limit_ms / 1000:g} s ({why})")
                 self._sleep_ms(pause_ms * random.uniform(0.5, 1.0))

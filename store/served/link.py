@@ -14,8 +14,6 @@ from store.served import wire
 if TYPE_CHECKING:
     from store.served.server import Server
 
-CONNECT_TIMEOUT_S = 5.0
-
 
 class LinkLostError(Exception):
     """The engine cannot be reached this way any more, or is the engine no more. What was asked may have been done."""
@@ -83,12 +81,15 @@ class LocalLink(Link):
 
 
 class TcpLink(Link):
-    """`answer_timeout_s` bounds every question: an engine that hangs is as good as none."""
+    """`answer_timeout_s` bounds a question: an engine that hangs is as good as none. None: it may take long (an append);
+    the other link of the client tells when the engine hangs, and closes this one."""
 
-    def __init__(self, address: Address, client_id: str, answer_timeout_s: float) -> None:
+    def __init__(
+        self, address: Address, client_id: str, answer_timeout_s: float | None, greet_timeout_s: float
+    ) -> None:
         self._lock = threading.Lock()
         try:
-            self._socket = socket.create_connection((address.host, address.port), CONNECT_TIMEOUT_S)
+            self._socket = socket.create_connection((address.host, address.port), greet_timeout_s)
         except OSError as error:
             raise LinkLostError(f"{address.host}:{address.port}: {error}") from error
         try:

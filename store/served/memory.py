@@ -69,7 +69,7 @@ class MemoryReach(Reach):
         self._remote = remote
         self._mine: Server | None = None
 
-    def target(self) -> Server | Address | None:
+    def target(self, failed: Address | None = None) -> Server | Address | None:
         place = self._place
         with place.lock:
             server = place.published

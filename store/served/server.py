@@ -34,6 +34,7 @@ TICK_S = 0.2
 HELLO_TIMEOUT_S = 10.0
 BACKLOG = 128
 ROUND_LIMIT = 256
+UNCERTAIN_WAIT_S = 1.0
 GRACE_LIMIT_MS = 2_000.0
 
 
@@ -81,6 +82,8 @@ class Server:
         self._news = threading.Condition()
         self._gone = ""
         self._closing = False
+        self._certain = threading.Event()
+        self._certain.set()
         self._connections: set[socket.socket] = set()
         self._physical_write_count = self._append_count = 0
         self._listener: socket.socket | None = None
@@ -113,6 +116,9 @@ class Server:
             return wire.Refusal("", (self._gone,))
         match question:
             case wire.Fetch(incarnation, position):
+                # Not sure of its ownership, it must not tell what may be old by now.
+                if not self._certain.wait(UNCERTAIN_WAIT_S):
+                    return wire.Refusal("", ("the engine is not certain of its lock",))
                 return self._paged(None, incarnation, position)
             case wire.Append():
                 return self._append(question)
@@ -268,6 +274,13 @@ class Server:
         """Why this is no engine any more; "" while it is."""
         return self._gone
 
+    def set_certain(self, certain: bool) -> None:
+        """False: while the owner of the place tries to regain it. Appends wait in the persistence, reads wait here."""
+        if certain:
+            self._certain.set()
+        else:
+            self._certain.clear()
+
     def disable(self, reason: str) -> None:
         """At once and for good, from any thread. Who is connected is cut off; the writer gives up the persistence."""
         with self._news:
@@ -280,6 +293,8 @@ class Server:
 
     def _hang_up(self) -> None:
         if self._listener is not None:
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)  # a close alone does not end the wait in accept()
             self._listener.close()
         with self._lock:
             connections = list(self._connections)

@@ -386,7 +386,7 @@ def test_a_stranger_without_the_secret_is_sent_away() -> None:
 
     for secret, incarnation in ((b"guess", engine.incarnation), (engine.secret, "another")):
         with pytest.raises(LinkLostError):
-            TcpLink(Address(*engine.address, secret, incarnation), "stranger", 5.0)
+            TcpLink(Address(*engine.address, secret, incarnation), "stranger", 5.0, 5.0)
     assert engine.statistics().client_count == 2
     pair.close()
 
@@ -398,7 +398,7 @@ def test_no_engine_is_a_bounded_wait() -> None:
     now_ms = [0.0]
 
     class Nobody(MemoryReach):
-        def target(self) -> None:
+        def target(self, failed: object = None) -> None:
             return None
 
     backend = pair.backends[1]

@@ -1,0 +1,205 @@
+"""Writers on one store in a PostgreSQL of our own, a watch over who holds the lock, and the account at the end."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import psycopg
+
+from spark_jms.testing.postgresql import PrivatePostgresql
+from spark_jms.testing.waiting import wait_until
+from store import open_store
+
+PROJECT = Path(__file__).parents[2]
+LIMIT_S = 60.0
+
+
+class WriterProcess:
+    """One `store_writer.py`. What it acknowledged stays known when it is killed and started again."""
+
+    def __init__(self, uri: str, name: str, directory: Path, session_timeout_ms: int = 3_000) -> None:
+        self.uri, self.name = uri, name
+        self.acknowledged: list[int] = []
+        self.acknowledged_s = 0.0
+        self.words: list[list[str]] = []
+        self.ready_count = 0
+        self.is_engine_at_start = False
+        self._session_timeout_ms = session_timeout_ms
+        self._log_path = directory / f"{name}.log"
+        self._readers: list[threading.Thread] = []
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[str]:
+        with open(self._log_path, "a", encoding="utf-8") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tests.process.store_writer", self.uri, self.name, str(self._session_timeout_ms)],
+                cwd=PROJECT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+            )  # fmt: skip
+        assert process.stdout is not None
+        reader = threading.Thread(target=self._read, args=(process.stdout,), daemon=True)
+        reader.start()
+        self._readers.append(reader)
+        return process
+
+    def _read(self, out: IO[str]) -> None:
+        for line in out:
+            words = line.split()
+            if line.endswith("\n") and words[0] == "n":
+                self.acknowledged.append(int(words[1]))
+                self.acknowledged_s = time.monotonic()
+                continue
+            self.words.append(words)
+            if words[0] == "ready":
+                self.is_engine_at_start = words[2] == "1"
+                self.ready_count += 1
+
+    def wait_ready(self, count: int = 1) -> WriterProcess:
+        wait_until(lambda: self.ready_count >= count, LIMIT_S, f"{self.name} is ready ({self.log()[-2000:]})")
+        return self
+
+    def wait_writes(self, count: int = 3) -> float:
+        """Seconds until it has acknowledged so many more."""
+        begun_s, have = time.monotonic(), len(self.acknowledged)
+        wait_until(lambda: len(self.acknowledged) >= have + count, LIMIT_S, f"{self.name} writes\n{self.log()[-3000:]}")
+        return time.monotonic() - begun_s
+
+    def tell(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def pause(self) -> None:
+        before = self.words.count(["paused"])
+        self.tell("pause")
+        wait_until(lambda: self.words.count(["paused"]) > before, LIMIT_S, f"{self.name} pauses")
+
+    def log(self) -> str:
+        return self._log_path.read_text(encoding="utf-8")
+
+    def wait_log(self, pattern: str, timeout_s: float = LIMIT_S) -> None:
+        wait_until(lambda: re.search(pattern, self.log()), timeout_s, f"{self.name} logs {pattern!r}:\n{self.log()}")
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def suspend(self) -> None:
+        self.signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self._join()
+
+    def restart(self) -> None:
+        self.kill()
+        self.process = self._start()
+
+    def stop(self) -> None:
+        """Clean, and waited for."""
+        if self.process.poll() is None:
+            self.tell("stop")
+        self._join()
+
+    def _join(self) -> None:
+        self.process.wait(LIMIT_S)
+        for reader in self._readers:
+            reader.join(LIMIT_S)
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.kill()
+        self._join()
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A database session with a lock on SIBOWNER, shared (an engine) or exclusive (a start)."""
+
+    server_pid: int
+    mode: str
+    name: str
+
+
+@dataclass
+class Watch:
+    """Looks at the database's locks all the time; `most` engines there were at once, `owners` in their order."""
+
+    server: PrivatePostgresql
+    schema: str
+    most: int = 0
+    owners: list[str] = field(default_factory=list)
+    looks: int = 0
+
+    def __post_init__(self) -> None:
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.01):
+            try:
+                with psycopg.connect(self.server.conninfo, autocommit=True, application_name="watch") as connection:
+                    while not self._stop.wait(0.01):
+                        self._look(connection)
+            except psycopg.Error:
+                continue  # the database restarts
+
+    def _look(self, connection: psycopg.Connection) -> None:
+        shared = [holder for holder in holders(connection, self.schema) if holder.mode == "ShareLock"]
+        self.most = max(self.most, len(shared))
+        self.looks += 1
+        if shared and self.owners[-1:] != [shared[0].name]:
+            self.owners.append(shared[0].name)
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(LIMIT_S)
+
+
+def holders(connection: psycopg.Connection, schema: str) -> list[Holder]:
+    rows = connection.execute(
+        "SELECT l.pid, l.mode, a.application_name FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid "
+        "JOIN pg_class c ON c.oid = l.relation JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE l.granted AND c.relname = 'sibowner' AND n.nspname = %s AND l.mode IN ('ShareLock', 'ExclusiveLock')",
+        (schema,),
+    ).fetchall()
+    return [Holder(*row) for row in rows]
+
+
+def engine_pids(server: PrivatePostgresql, schema: str) -> list[int]:
+    """Process ids of who holds the shared lock, as they told the database."""
+    with psycopg.connect(server.conninfo, autocommit=True) as connection:
+        found = [holder for holder in holders(connection, schema) if holder.mode == "ShareLock"]
+    return [int(holder.name.rsplit(" ", 1)[1]) for holder in found]
+
+
+def check_account(uri: str, writers: list[WriterProcess]) -> int:
+    """Nothing acknowledged is lost, nothing was done twice: each writer's numbers only grow, and the last one is there."""
+    with open_store(uri) as store:
+        for writer in writers:
+            numbers = writer.acknowledged
+            again = [pair for pair in zip(numbers, numbers[1:], strict=False) if pair[1] <= pair[0]]
+            assert again == [], f"{writer.name}: acknowledged numbers were lost, and given again: {again[:5]}"
+            objects = store.peek(writer.name)
+            assert objects["n"] == objects["twin"]
+            assert numbers[-1] <= int(objects["n"]) <= numbers[-1] + 1, (writer.name, numbers[-1], objects["n"])
+    return sum(len(writer.acknowledged) for writer in writers)
+
+
+def schema_of(uri: str) -> str:
+    found = re.search(r"schema=(\w+)", uri)
+    assert found is not None
+    return found[1]
