@@ -37,7 +37,8 @@ VALUES = ["", "0", "1", "-1", "7", "644", "1777", "8888", "9223372036854775807",
           "x" * 300, "&=&", "\u202e"]  # fmt: skip
 NEEDS = {"TRUNCATE": ["newlength"], "CONCAT": ["sources"], "SETXATTR": ["xattr.name", "xattr.value", "flag"],
          "SETOWNER": ["owner"], "CHECKACCESS": ["fsaction"], "REMOVEXATTR": ["xattr.name"]}  # fmt: skip
-PATHS = ["/a", "/b", "/c", "/a/b", "/a/c"] * 3 + ["/", "/a", "/b", "/a/b", "/a/b/c", "/c", "/a/c", "//a", "/a/", "/%61", "/%zz", "/%ff", "/a%00", "/..",
+PATHS = ["/a", "/b", "/c", "/a/b", "/a/c"] * 3 + ["/", "/a", "/b", "/a/b", "/a/b/c", "/c", "/a/c",
+         "//a", "/a/", "/%61", "/%zz", "/%ff", "/a%00", "/..",
          "/" + "n" * 300,         "/%C3%A9", "/a%20b", "/" + "/a" * 600]  # fmt: skip
 ALLOWED = {200, 201, 307, 400, 401, 403, 404, 503}
 

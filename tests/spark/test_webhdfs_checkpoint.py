@@ -9,9 +9,10 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -76,6 +77,97 @@ def test_stateful_query_restarts_from_the_door(spark: SparkSession, door: str, t
         assert query.exception() is None
         assert query.lastProgress["batchId"] == last - 1
         assert {row["value"]: row["count"] for row in spark.table(table).collect()} == words
+
+
+FAILOVER = """
+import asyncio, sys, time
+from store.replicated.objects import MemoryObjects
+from store.replicated.webhdfs.door import Door
+from store.replicated.webhdfs.files import Files
+
+def clock_us():
+    return time.time_ns() // 1000
+
+async def main():
+    objects = MemoryObjects()
+    serving = {0: await Files.open(objects, clock_us), 1: None}
+    doors = [Door(lambda name=name: serving[name]) for name in serving]
+    for door in doors:
+        await door.start()
+    print(*(door.port for door in doors), flush=True)
+    while (line := await asyncio.to_thread(sys.stdin.readline)).strip():
+        now = 0 if serving[0] is not None else 1
+        port, old = doors[now].port, objects
+        await doors[now].stop()
+        serving[now], old.failure = None, RuntimeError("dead")
+        objects = MemoryObjects(contents=old.contents)
+        serving[1 - now] = await Files.open(objects, clock_us)
+        await doors[now].start(port=port)
+        print("switched", flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_query_goes_on_when_another_door_takes_over(spark: SparkSession, tmp_path: Path) -> None:
+    """R19: with Hadoop's fail-over settings a stateful query survives the door it uses, four times, with exact counts; a
+    batch that was being written when the door died may fail the query, and then it goes on from its checkpoint."""
+    command = [sys.executable, "-c", FAILOVER]
+    name = f"doors{uuid.uuid4().hex[:8]}"
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as doors:
+        assert doors.stdin is not None
+        assert doors.stdout is not None
+        first, second = doors.stdout.readline().split()
+        settings = {
+            "dfs.nameservices": name,
+            f"dfs.ha.namenodes.{name}": "a,b",
+            f"dfs.namenode.http-address.{name}.a": f"127.0.0.1:{first}",
+            f"dfs.namenode.http-address.{name}.b": f"127.0.0.1:{second}",
+            f"dfs.client.failover.proxy.provider.{name}": "org.apache.hadoop.hdfs.server.namenode.ha."
+            "ConfiguredFailoverProxyProvider",
+            "dfs.http.client.failover.sleep.base.millis": "20",
+            "dfs.http.client.failover.sleep.max.millis": "200",
+        }
+        hadoop = spark.sparkContext._jsc.hadoopConfiguration()  # type: ignore[union-attr]
+        for key, value in settings.items():
+            hadoop.set(key, value)
+        words: Counter[str] = Counter()
+        folder, out = tmp_path / "in", tmp_path / "out"
+
+        def begin() -> StreamingQuery:
+            lines = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(folder))
+            counts = lines.groupBy("value").count().coalesce(1)
+
+            def keep(batch: Any, number: int) -> None:
+                batch.write.mode("overwrite").parquet(str(out))
+
+            writer = counts.writeStream.foreachBatch(keep).outputMode("complete")
+            return writer.option("checkpointLocation", f"webhdfs://{name}/query").start()
+
+        before = spark.conf.get("spark.sql.shuffle.partitions")
+        spark.conf.set("spark.sql.shuffle.partitions", "2")
+        feed(folder, 0, 2, words)
+        query, restarts = begin(), 0
+        try:
+            for round_ in range(4):
+                feed(folder, 2 + round_ * 2, 4 + round_ * 2, words)
+                doors.stdin.write("switch\n")
+                doors.stdin.flush()
+                assert doors.stdout.readline() == "switched\n"
+                while True:
+                    try:
+                        query.processAllAvailable()
+                        break
+                    except StreamingQueryException:
+                        restarts += 1
+                        assert restarts < 20
+                        query = begin()
+                assert {row["value"]: row["count"] for row in spark.read.parquet(str(out)).collect()} == words
+        finally:
+            query.stop()
+            spark.conf.set("spark.sql.shuffle.partitions", before)
+            doors.stdin.close()
+        print(f"4 switches, {restarts} restarts")
 
 
 def committed_ms(spark: SparkSession, checkpoint: str) -> list[int]:
