@@ -30,6 +30,7 @@ class Removal:
     until_ms: float
     asked_ms: float = -1e9
 
+
 SERVICE = "service "  # begins the name of a client that is part of a daemon: it closes by itself when that one leaves
 
 

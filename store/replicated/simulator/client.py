@@ -22,7 +22,7 @@ from store.replicated.core.protocol import (
     Reply,
     WriteRegion,
 )  # fmt: skip
-from store.replicated.core.space import BLOCK_BYTES, HEADER_BYTES, Step, check_header, check_payload
+from store.replicated.core.space import BLOCK_BYTES, HEADER_BYTES, RegionSpace, Step, check_header, check_payload
 from store.replicated.simulator.parts import Violation
 
 if TYPE_CHECKING:
@@ -86,32 +86,40 @@ class SimClient:
         self.checked = 0
         self.acks = 0
         self.recoveries = 0
+        self.owner = False  # it has read all its regions, and nobody else has since
+        self.zombie = False  # another client has its store by now, and it may not know yet
+        self._moved_ms = 0.0
         self._request = 0
         self._waits: dict[int, tuple[str, Any]] = {}
         self._core = InstanceCore()
-        self._epochs: dict[str, int] = {}
+        self.epochs: dict[str, int] = {}
         self._found: dict[int, bytes] = {}
         self._flights: deque[Flight] = deque()
         self._leftovers: deque[Flight] = deque()
         self._reads: dict[int, Any] = {}
         self._contents: dict[Any, bytes] = {}
         self._since_ms = 0.0
+        self._to_open: list[str] = []
+        self._opened: set[str] = set()
+        self._listed = False
 
     # ---- connection
 
     def attached(self, daemon: int, connection: int) -> None:
         self.daemon, self.connection, self._since_ms = daemon, connection, self.world.now_ms
         self.phase = Phase.LISTING
+        self._opened: set[str] = set()
         self._ask("list", lambda n: Regions(n, self.store + "."))
 
     def detached(self) -> None:
         """Whatever was in flight may or may not have happened."""
-        self.in_doubt()
-        self.daemon, self.phase = None, Phase.AWAY
+        if not self.zombie:
+            self.in_doubt()
+        self.daemon, self.phase, self.zombie, self.owner = None, Phase.AWAY, False, False
         self._waits.clear()
         self._flights.clear()
         self._leftovers.clear()
-        self._core, self._epochs, self._found, self._contents = InstanceCore(), {}, {}, {}
+        self._core, self.epochs, self._found, self._contents = InstanceCore(), {}, {}, {}
 
     def in_doubt(self) -> None:
         for flight in self._flights:
@@ -122,6 +130,26 @@ class SimClient:
         self._waits[self._request] = (what, detail)
         self.world.client_sends(self, make(self._request))
         return self._request
+
+    def region_removed(self, entry_name: str) -> None:
+        """By force: what was in it is gone, or never was."""
+        places = self._core.places if self.owner else {}
+        book = self.book
+        for handle in list(book.acked):
+            if handle not in places or places[handle].region == entry_name:
+                book.maybe.setdefault(handle, {book.acked[handle]}).add(None)
+        for values in book.maybe.values():
+            values.add(None)
+
+    def state(self) -> tuple[Book, dict[str, RegionSpace] | None]:
+        """What a reader would have to find now; the map of the regions, if nothing is under way."""
+        book = Book(dict(self.book.acked), {handle: set(values) for handle, values in self.book.maybe.items()})
+        if self.owner:
+            for flight in self._flights:
+                book.maybe.setdefault(flight.handle, {book.acked.get(flight.handle)}).add(flight.value)
+            if not any(what == "write" for what, _ in self._waits.values()):
+                return book, self._core.regions
+        return book, None
 
     def _leave(self) -> None:
         self.world.client_leaves(self)
@@ -153,26 +181,32 @@ class SimClient:
             self._leave()
 
     def _on_list(self, request: int, detail: Any, rows: list[list[Any]]) -> None:
-        self._to_open = [str(row[0]) for row in rows]
+        self._to_open = [str(row[0]) for row in rows if str(row[0]) not in self._opened]
         self.phase = Phase.OPENING
-        if not rows:
+        if not rows and not self._opened:
             self._new_region()
         else:
             self._open_next()
 
     def _open_next(self) -> None:
+        """After the last one they are listed again: until it had lost this one, another client could make a new one."""
         if self._to_open:
             name = self._to_open[0]
+            self._opened.add(name)
+            self._listed = False
             self._ask("open", lambda n: Open(n, name, 0), name)
+        elif not self._listed:
+            self._listed = True
+            self._ask("list", lambda n: Regions(n, self.store + "."))
         else:
             self._recovered()
 
     def _on_open(self, request: int, name: str, value: list[int]) -> None:
-        self._epochs[name] = value[0]
+        self.epochs[name] = value[0]
         self._size = value[1]
         self.phase = Phase.LOADING
         self._walk = Walk(name, HEADER_BYTES + (value[1] - HEADER_BYTES) // 16 * 16)
-        self._ask("header", lambda n: ReadRegion(n, name, self._epochs[name], 0, HEADER_BYTES), name)
+        self._ask("header", lambda n: ReadRegion(n, name, self.epochs[name], 0, HEADER_BYTES), name)
 
     def _on_header(self, request: int, name: str, data: bytes) -> None:
         if data == bytes(len(data)):
@@ -195,7 +229,7 @@ class SimClient:
             self._open_next()
             return
         length = min(16 * 1024, self._size - start)
-        self._ask("bytes", lambda n: ReadRegion(n, name, self._epochs[name], start, length), (name, start))
+        self._ask("bytes", lambda n: ReadRegion(n, name, self.epochs[name], start, length), (name, start))
 
     def _on_bytes(self, request: int, detail: tuple[str, int], data: bytes) -> None:
         name, start = detail
@@ -217,29 +251,27 @@ class SimClient:
         for region, steps in self._core.recovered():
             self._write(region, steps)
         for other in self.world.clients:
-            if other is not self and other.book is self.book:
-                other.in_doubt()  # it may not know yet that it lost its store
-                other.phase = Phase.AWAY
-                other._flights.clear()
-                other._leftovers.clear()
-                other._since_ms = min(other._since_ms, self.world.now_ms - 39_000)
+            if other is not self and other.book is self.book and other.owner:
+                other.in_doubt()  # it may not know yet that it lost its store, and goes on
+                other.zombie, other.owner = True, False
         self.book.check(found, f"{self.name} at daemon {self.daemon}")
         self.book.become(found)
         self._contents = found
         self.checked += 1
         self.recoveries += 1
-        self.phase = Phase.READY
+        self.phase, self._moved_ms = Phase.READY, self.world.now_ms
+        self.owner = not self.zombie
 
     def _on_new(self, request: int, name: str, value: list[int]) -> None:
-        self._epochs[name] = value[0]
+        self.epochs[name] = value[0]
         self._write(name, self._core.add_region(name, value[1]))
         if self.phase is Phase.OPENING:
             self.book.check({}, self.name)
             self.book.become({})
             self.checked += 1
             self.recoveries += 1
-        self.recoveries += 1
-        self.phase = Phase.READY
+        self.phase, self._moved_ms = Phase.READY, self.world.now_ms
+        self.owner = not self.zombie
 
     def _on_remove(self, request: int, name: str, value: Any) -> None:
         self._leave()
@@ -249,6 +281,14 @@ class SimClient:
 
     def emitted(self, request: int) -> None:
         """The daemon sent this acknowledgement: from now on it is a promise, wherever the frame is."""
+        what, detail = self._waits.get(request, ("", None))
+        if what == "write":
+            self.world.check_ack(self, detail)
+            if self.zombie:
+                raise Violation(
+                    f"{self.name}: a write to {detail} was acknowledged, though another client has the store"
+                )
+        self._moved_ms = self.world.now_ms
         for flight in self._flights:
             if request in flight.requests:
                 flight.requests.remove(request)
@@ -269,7 +309,17 @@ class SimClient:
             planned = self._core.plan_forget(flight.leftover, flight.handle)
             flight.leftover, flight.requests = None, {self._write(region, steps) for region, steps in planned}
 
-    def _on_read(self, request: int, handle: int, data: bytes) -> None:
+    def read_emitted(self, request: int) -> None:
+        """The daemon answered a read."""
+        what, detail = self._waits.get(request, ("", None))
+        if what in ("header", "bytes", "read"):
+            region = detail if what == "header" else detail[0] if what == "bytes" else detail[1]
+            self.world.check_ack(self, region)
+            if self.zombie and what == "read":
+                raise Violation(f"{self.name}: {region} was read, though another client has the store")
+
+    def _on_read(self, request: int, detail: tuple[int, str], data: bytes) -> None:
+        handle = detail[0]
         region_block, expected = self._reads.pop(request)
         payload = check_payload("read", region_block, data[:BLOCK_BYTES], data[BLOCK_BYTES:])
         if payload not in expected:
@@ -286,9 +336,12 @@ class SimClient:
             if world.now_ms - self._since_ms > 40_000:
                 self._leave()
             return
+        if self._flights and world.now_ms - self._moved_ms > 4_000 and chance.random() < 0.05:
+            self._leave()  # no answer for a while: it tries another daemon
+            return
         if self.quiet:
             if not self._flights:
-                for name in list(self._epochs):
+                for name in list(self.epochs):
                     self._ask("close", lambda n, name=name: Close(n, name))
                 self.done = self.checked > 0
                 self._leave()
@@ -329,8 +382,10 @@ class SimClient:
             return
         region, block = self._core.where(handle)
         length = BLOCK_BYTES + block.length
-        request = self._ask("read", lambda n: ReadRegion(n, region, self._epochs[region], block.offset, length), handle)
-        self._reads[request] = (block, {self.book.acked[handle]})
+        request = self._ask(
+            "read", lambda n: ReadRegion(n, region, self.epochs[region], block.offset, length), (handle, region)
+        )
+        self._reads[request] = (block, {self.book.acked.get(handle)})
 
     def _full(self) -> None:
         if len(self._core.regions) < MAX_REGIONS and self.world.chance.random() < 0.5:
@@ -340,7 +395,8 @@ class SimClient:
             self._send(handle, None, self._core.plan_delete(handle))
 
     def _new_region(self) -> None:
-        name = f"{self.store}.{len(self._core.regions):03d}"
+        numbers = [int(name.rpartition(".")[2]) for name in self._core.regions]
+        name = f"{self.store}.{max(numbers, default=-1) + 1:03d}"
         if self.phase is Phase.READY:
             self.phase = Phase.LOADING
         self._ask("new", lambda n: Open(n, name, self.region_bytes), name)
@@ -351,9 +407,11 @@ class SimClient:
         return self.name.encode() + chance.randbytes(8) + bytes(length)
 
     def _write(self, region: str, steps: list[Step]) -> int:
-        return self._ask("write", lambda n: WriteRegion(n, region, self._epochs[region], steps))
+        return self._ask("write", lambda n: WriteRegion(n, region, self.epochs[region], steps), region)
 
     def _send(self, handle: int, value: bytes | None, planned: Planned, leftover: str | None = None) -> None:
+        if not self._flights:
+            self._moved_ms = self.world.now_ms
         requests = {self._write(region, steps) for region, steps in planned}
         self._flights.append(Flight(handle, value, requests, leftover))
 

@@ -23,7 +23,11 @@ class Truth:
         self.entries: dict[str, RegionEntry] = {}
         self.alive: set[Holder] = set()
         self.failing = 0.0  # the share of calls that fail, half of the swaps among them after they happened
+        self.torn: set[str] = set()  # names whose files nobody can read for a while
         self.swaps = 0
+        self.opens: dict[str, int] = {}  # epoch of the last OPENED
+        self.removed: Callable[[RegionEntry], None] = lambda entry: None
+        self.made: Callable[[RegionEntry], None] = lambda entry: None
         self.seen: dict[tuple[str, str], int] = {}
 
 
@@ -36,7 +40,7 @@ class SimDirectory(DirectoryPort):
         return self.truth.failing > 0 and self.truth.chance.random() < self.truth.failing
 
     def read(self, name: str) -> RegionEntry | None:
-        if self._fail():
+        if self._fail() or name in self.truth.torn:
             raise DirectoryUnavailableError("read")
         return self.truth.entries.get(name)
 
@@ -46,7 +50,7 @@ class SimDirectory(DirectoryPort):
         return dict(self.truth.entries)
 
     def swap(self, name: str, old: RegionEntry | None, new: RegionEntry | None) -> bool:
-        failing = self._fail()
+        failing = self._fail() or name in self.truth.torn
         if failing and self.truth.chance.random() < 0.5:
             raise DirectoryUnavailableError("write: refused")
         current = self.truth.entries.get(name)
@@ -62,8 +66,12 @@ class SimDirectory(DirectoryPort):
     def apply(self, name: str, current: RegionEntry | None, new: RegionEntry | None) -> None:
         truth = self.truth
         truth.swaps += 1
+        if current is not None:
+            self._lawful(current, new)
         if new is None:
-            truth.entries.pop(name, None)
+            if current is not None:
+                del truth.entries[name]
+                truth.removed(current)
             return
         key = (name, new.region_id)
         if new.epoch <= truth.seen.get(key, 0):
@@ -71,10 +79,31 @@ class SimDirectory(DirectoryPort):
         truth.seen[key] = new.epoch
         if new.secondary is not None and new.secondary.daemon == new.primary.daemon:
             raise Violation(f"region {name}: both copies on daemon {new.primary.daemon}")
-        if current is not None and current.region_id == new.region_id and new.opener and current.opener:
-            if new.opener != current.opener:
-                raise Violation(f"region {name}: {new.opener} opened what {current.opener} has open")
+        if new.opener and (current is None or current.opener is None):
+            truth.opens[name] = new.epoch
         truth.entries[name] = new
+        if current is None:
+            truth.made(new)
+
+    def _lawful(self, old: RegionEntry, new: RegionEntry | None) -> None:
+        """What a change may do to an entry, told apart from how the core does it."""
+        alive, name = self.truth.alive, old.name
+        if new is None:
+            if old.primary != self.me and old.primary in alive and old.epoch > 1:
+                raise Violation(f"region {name}: removed by daemon {self.me.daemon}, while its primary lives")
+            return
+        if new.region_id != old.region_id:
+            raise Violation(f"region {name}: replaced without being removed")
+        if new.opener and old.opener and new.opener != old.opener:
+            raise Violation(f"region {name}: {new.opener} opened what {old.opener} has open")
+        if new.opener and not old.opener and old.primary != self.me:
+            raise Violation(f"region {name}: opened by daemon {self.me.daemon}, which is not its primary")
+        if new.primary != old.primary and self.me not in old.holders():
+            raise Violation(f"region {name}: daemon {self.me.daemon} took over a copy that was not listed")
+        if new.primary != old.primary and new.opener:
+            raise Violation(f"region {name}: moved while {old.opener} has it open")
+        if new.secondary not in (None, *old.holders()) and self.me != old.primary:
+            raise Violation(f"region {name}: a copy listed by daemon {self.me.daemon}, which is not its primary")
 
     def running(self, holder: Holder) -> bool:
         if self._fail():
@@ -86,15 +115,19 @@ class SimMemory(MemoryPort):
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.held: dict[str, int] = {}
+        self.total = 0
 
     def allocate(self, region_id: str, size: int) -> memoryview:
+        if region_id in self.held:
+            raise Violation(f"the memory of {region_id} is taken twice")
         self.held[region_id] = size
-        if sum(self.held.values()) > self.limit:
-            raise Violation(f"{sum(self.held.values())} bytes of shared memory, the limit is {self.limit}")
+        self.total += size
+        if self.total > self.limit:
+            raise Violation(f"{self.total} bytes of shared memory, the limit is {self.limit}")
         return memoryview(bytearray(size))
 
     def free(self, region_id: str) -> None:
-        del self.held[region_id]
+        self.total -= self.held.pop(region_id)
 
 
 class Wire:

@@ -12,13 +12,15 @@ from enum import Enum
 from typing import Any
 
 from store.replicated.core.daemon import Action, DaemonCore, Drop, Log, Settings, Stop, ToClient, ToPeer, Unlink
-from store.replicated.core.directory import Holder
-from store.replicated.core.protocol import Hello, Message, Reply, Shutdown
+from store.replicated.core.directory import Holder, RegionEntry
+from store.replicated.core.protocol import Hello, Message, Open, Remove, Reply, Shutdown
+from store.replicated.simulator.audit import Audit
 from store.replicated.simulator.client import Book, SimClient
 from store.replicated.simulator.parts import SimDirectory, SimMemory, Truth, Violation, Wire
 
 TICK_MS = 50.0
 SETTLE_MS = 6_000.0
+HELLO_TIMEOUT_MS = 2_000.0
 SETTINGS = Settings(open_timeout_ms=15_000.0, chunk_bytes=4096, window_bytes=16_384, resilver_bytes_per_s=4_000_000)
 
 
@@ -34,6 +36,10 @@ class Fault(Enum):
     DRAIN = "drain"
     MEMORY = "memory"  # tight limits
     CLIENT = "client"  # clients die
+    RIVAL = "rival"  # somebody else takes memory, and gives it back
+    REMOVE = "remove"  # an administrator removes regions by force
+    MASSACRE = "massacre"  # all daemons but one die at nearly the same time
+    TORN = "torn"  # the file of one region cannot be read
 
 
 @dataclass
@@ -42,6 +48,7 @@ class Node:
     core: DaemonCore | None = None
     memory: SimMemory | None = None
     paused: bool = False
+    clock_ms: float = 0.0  # what its own clock is ahead
     inbox: list[Callable[[], None]] = field(default_factory=list)
     lives: int = 0
     skew_us: int = 0
@@ -60,7 +67,7 @@ class Outcome:
 
 class World:
     def __init__(
-        self, seed: int, *, duration_ms: float = 20_000.0, daemons: int | None = None, trace: bool = False,
+        self, seed: int, *, duration_ms: float = 14_000.0, daemons: int | None = None, trace: bool = False,
         core: type[DaemonCore] = DaemonCore, faults: frozenset[Fault] | None = None, settings: Settings = SETTINGS,
     ) -> None:  # fmt: skip
         self.seed = seed
@@ -78,10 +85,16 @@ class World:
         self.region_bytes = self.chance.choice((16_384, 40_000, 65_536))
         kinds = list(Fault)
         self.faults = faults if faults is not None else frozenset(self.chance.sample(kinds, self.chance.randint(1, 5)))
+        self.audit = Audit(self)
+        self.truth.removed = self._region_removed
+        self.truth.made = self.audit.made
+        self.rivals: set[str] = set()
         regions = 3 * 3
+        self.tight = Fault.MEMORY in self.faults
         self.limit = self.region_bytes * (regions if Fault.MEMORY in self.faults else regions * 4)
         self.nodes = [Node(index) for index in range(count)]
         self.wires: dict[tuple[int, int], Wire] = {}
+        self.hello_ms: dict[frozenset[int], float] = {}
         self.client_wires: dict[int, tuple[int, SimClient, Wire, Wire]] = {}
         self.blocked: set[frozenset[int]] = set()
         self.clogged: set[frozenset[int]] = set()
@@ -110,8 +123,10 @@ class World:
 
     def run(self) -> Outcome:
         for client in self.clients:
-            self.later(self.chance.uniform(100, 400), lambda client=client: self._client_turn(client))  # type: ignore[misc]
-        self.later(self.chance.uniform(500, 1500), self._fault_turn)
+            self.later(self.chance.uniform(400, 900), lambda client=client: self._client_turn(client))  # type: ignore[misc]
+        if self.faults:
+            self.later(self.chance.uniform(1000, 1500), self._fault_turn)
+        self.later(300.0, self._copies_turn)
         self._until(self.now_ms + self.duration_ms)
         self._heal()
         for _ in range(30):
@@ -131,19 +146,19 @@ class World:
             self.now_ms = max(self.now_ms, at_ms)
             self.outcome.steps += 1
             step()
-            self._check()
         self.now_ms = max(self.now_ms, end_ms)
 
     # ---- daemons
 
     def _start(self, node: Node) -> None:
         node.lives += 1
+        node.clock_ms = self.chance.choice((0.0, 5.0, 1e6, 3e9))
         incarnation = f"life{node.lives}"
         holder = Holder(node.index, incarnation)
         node.memory = SimMemory(self.limit)
         node.core = self.core_type(
             node.index, incarnation, len(self.nodes), self.limit, SimDirectory(self.truth, holder), node.memory,
-            self.settings, self.now_ms, self._wall_us(node),
+            self.settings, self._clock(node), self._wall_us(node),
         )  # fmt: skip
         self.truth.alive.add(holder)
         node.paused = False
@@ -151,6 +166,10 @@ class World:
         self.note(f"daemon {node.index} starts, {incarnation}")
         core = node.core
         self.later(self.chance.uniform(0, TICK_MS), lambda: self._tick(node, core))
+
+    def _clock(self, node: Node) -> float:
+        """It never goes back in one life of the daemon, and says nothing to anybody else."""
+        return self.now_ms + node.clock_ms
 
     def _wall_us(self, node: Node) -> int:
         return int(self.now_ms * 1000) + node.skew_us
@@ -160,7 +179,7 @@ class World:
             return
         if not node.paused:
             self._dial(node)
-            self._carry(node, core.tick(self.now_ms, self._wall_us(node)))
+            self._carry(node, core.tick(self._clock(node), self._wall_us(node)))
         self.later(self.chance.uniform(TICK_MS * 0.5, TICK_MS * 1.5), lambda: self._tick(node, core))
 
     def _crash(self, node: Node) -> None:
@@ -209,6 +228,7 @@ class World:
                     self._crash(node)
                     self.later(self.chance.uniform(500, 3000), lambda: self._start(node) if not node.core else None)
                     return
+        self._check(node)
 
     def _check_leaving(self, node: Node) -> None:
         core = node.core
@@ -222,8 +242,12 @@ class World:
     def _dial(self, node: Node) -> None:
         for other in self.nodes[node.index + 1 :]:
             pair = (node.index, other.index)
-            if pair in self.wires or other.core is None or frozenset(pair) in self.blocked:
+            both = frozenset(pair)
+            if pair in self.wires and both in self.hello_ms and self.now_ms - self.hello_ms[both] > HELLO_TIMEOUT_MS:
+                self._cut(*pair)
+            if pair in self.wires or other.core is None or both in self.blocked:
                 continue
+            self.hello_ms[both] = self.now_ms
             self._connect(node, other)
 
     def _connect(self, a: Node, b: Node) -> None:
@@ -240,9 +264,10 @@ class World:
 
     def _arrived(self, node: Node, core: DaemonCore, sender: int, message: Message) -> None:
         if isinstance(message, Hello):
-            self._into(node, core, lambda: core.linked(self.now_ms, sender, message.incarnation))
+            self.hello_ms.pop(frozenset((node.index, sender)), None)
+            self._into(node, core, lambda: core.linked(self._clock(node), sender, message.incarnation))
         else:
-            self._into(node, core, lambda: core.from_peer(self.now_ms, sender, message))
+            self._into(node, core, lambda: core.from_peer(self._clock(node), sender, message))
 
     def _cut(self, a: int, b: int) -> None:
         for i, j in ((a, b), (b, a)):
@@ -253,7 +278,7 @@ class World:
             node = self.nodes[j]
             core = node.core
             if core is not None:
-                self._into(node, core, lambda c=core, i=i: c.unlinked(self.now_ms, i))  # type: ignore[misc]
+                self._into(node, core, lambda c=core, i=i, n=node: c.unlinked(self._clock(n), i))  # type: ignore[misc]
 
     def _delay(self) -> float:
         return self.chance.expovariate(1 / 0.8) + 0.05
@@ -305,12 +330,12 @@ class World:
         self._connections += 1
         connection = self._connections
         there = Wire(
-            lambda m: self._into(node, core, lambda: core.from_client(self.now_ms, connection, m)),
+            lambda m: self._into(node, core, lambda: core.from_client(self._clock(node), connection, m)),
             lambda: self._client_cut(connection, client),
         )
         back = Wire(client.receive, lambda: self._client_cut(connection, client))
         self.client_wires[connection] = (node.index, client, there, back)
-        self._into(node, core, lambda: core.client_came(self.now_ms, connection, client.name))
+        self._into(node, core, lambda: core.client_came(self._clock(node), connection, client.name))
         client.attached(node.index, connection)
 
     def client_sends(self, client: SimClient, message: Message) -> None:
@@ -321,9 +346,11 @@ class World:
     def _to_client(self, node: Node, connection: int, message: Message) -> None:
         found = self.client_wires.get(connection)
         if found is not None and found[0] == node.index:
-            if isinstance(message, Reply) and message.value is None:
-                self._check_ack(node, connection)
-                found[1].emitted(message.request)
+            if isinstance(message, Reply):
+                if message.value is None:
+                    found[1].emitted(message.request)
+                elif isinstance(message.value, bytes):
+                    found[1].read_emitted(message.request)
             self._transmit(found[3], message)
 
     def _transmit(self, wire: Wire, message: Message) -> None:
@@ -339,11 +366,13 @@ class World:
         if found is None:
             return
         index, _, there, back = found
-        there.open = back.open = False
+        back.open = False
+        there.open = self.chance.random() < 0.5  # what it sent before may come still
         node = self.nodes[index]
         core = node.core
         if core is not None:
-            self.later(self._delay(), lambda: self._into(node, core, lambda: core.client_gone(self.now_ms, connection)))
+            delay = max(there.last_ms - self.now_ms, 0.0) + self._delay()
+            self.later(delay, lambda: self._into(node, core, lambda: core.client_gone(self._clock(node), connection)))
         client.detached()
 
     def region_lost(self, client: SimClient, name: str) -> None:
@@ -362,7 +391,7 @@ class World:
         fault = self.chance.choice(sorted(self.faults, key=lambda f: f.value))
         self.outcome.faults[fault.value] += 1
         getattr(self, f"_fault_{fault.value}")()
-        self.later(self.chance.expovariate(1 / 1500.0) + 50, self._fault_turn)
+        self.later(self.chance.expovariate(1 / 1000.0) + 50, self._fault_turn)
 
     def _some(self, keep: int = 1) -> Node | None:
         up = [n for n in self.nodes if n.core is not None and not n.paused]
@@ -379,9 +408,56 @@ class World:
 
     def _fault_crash(self) -> None:
         node = self._some()
-        if node is not None and (self.may_lose or not self._sole(node)):
+        if node is not None:
+            self._kill(node)
+
+    def _kill(self, node: Node) -> None:
+        if self.may_lose or not self._sole(node):
+            self.audit.stores()
             self._crash(node)
             self.later(self.chance.choice((50, 1000, 4000)), lambda: self._start(node) if not node.core else None)
+
+    def _fault_massacre(self) -> None:
+        spared = self.chance.choice(self.nodes)
+        for node in self.nodes:
+            if node is not spared and node.core is not None:
+                self.later(self.chance.uniform(0, 20), lambda n=node: self._kill(n) if n.core else None)  # type: ignore[misc]
+
+    def _fault_rival(self) -> None:
+        node = self._some(keep=0)
+        if node is None or node.core is None:
+            return
+        name = f"rival.{len(self.rivals):03d}"
+        self.rivals.add(name)
+        size = self.chance.choice((1, 2, 4)) * self.region_bytes
+        self._ask_once(node, Open(1, name, size))
+        self.later(self.chance.choice((500, 2500)), lambda: self._remove(name))
+
+    def _fault_remove(self) -> None:
+        names = sorted(name for name in self.truth.entries if self.may_lose or name.startswith("rival."))
+        if names:
+            self._remove(self.chance.choice(names))
+
+    def _remove(self, name: str) -> None:
+        node = self._some(keep=0)
+        if node is not None:
+            self._ask_once(node, Remove(2, name, True))
+
+    def _ask_once(self, node: Node, message: Message) -> None:
+        """Somebody who does not wait for the answer, but stays for a while."""
+        core = node.core
+        assert core is not None
+        self._connections += 1
+        number = self._connections
+        self._into(node, core, lambda: core.client_came(self._clock(node), number, f"admin{number}"))
+        self._into(node, core, lambda: core.from_client(self._clock(node), number, message))
+        self.later(5_000, lambda: self._into(node, core, lambda: core.client_gone(self._clock(node), number)))
+
+    def _fault_torn(self) -> None:
+        if self.truth.entries:
+            name = self.chance.choice(sorted(self.truth.entries))
+            self.truth.torn.add(name)
+            self.later(self.chance.choice((300, 1500)), lambda: self.truth.torn.discard(name))
 
     def _fault_pause(self) -> None:
         node = self._some()
@@ -441,15 +517,11 @@ class World:
     def _fault_drain(self) -> None:
         node = self._some(keep=2)
         if node is not None and node.core is not None:
-            connection = 0
             if any(node.core.me in e.holders() and e.opener for e in self.truth.entries.values()):
                 for index, client, _, _ in list(self.client_wires.values()):
                     if index == node.index:
                         self._client_cut(client.connection, client)
-            core = node.core
-            core.clients[connection] = "admin"
-            self._into(node, core, lambda: core.from_client(self.now_ms, connection, Shutdown(1, [node.index], False)))
-            core.clients.pop(connection, None)
+            self._ask_once(node, Shutdown(1, [node.index], False))
 
     def _fault_memory(self) -> None:
         """The limit is tight from the start: nothing more to do now."""
@@ -461,11 +533,17 @@ class World:
 
     # ---- what must hold
 
+    def _region_removed(self, entry: RegionEntry) -> None:
+        for client in self.clients:
+            if entry.name.startswith(client.store + "."):
+                client.region_removed(entry.name)
+
     def _heal(self) -> None:
         self.note("all faults are over")
         self.healed = True
         self.noise, self.truth.failing = 0.0, 0.0
         self.clogged.clear()
+        self.truth.torn.clear()
         for pair in list(self.blocked):
             self._unblock(pair)
         for node in self.nodes:
@@ -475,60 +553,51 @@ class World:
                 self._start(node)
         for client in self.clients:
             client.quiet, client.checked = True, 0
+        for name in sorted(self.rivals):
+            self._remove(name)
 
-    def _check(self) -> None:
-        for node in self.nodes:
-            if node.core is None or node.memory is None:
-                continue
-            used = node.core.used_bytes()
-            if used > self.limit:
-                raise Violation(f"daemon {node.index} holds {used} bytes, its limit is {self.limit}")
-            if used != sum(node.memory.held.values()):
-                raise Violation(f"daemon {node.index} counts {used} bytes and holds {sum(node.memory.held.values())}")
+    def _check(self, node: Node) -> None:
+        if node.core is None or node.memory is None:
+            return
+        used = node.core.used_bytes()
+        if used > self.limit:
+            raise Violation(f"daemon {node.index} holds {used} bytes, its limit is {self.limit}")
+        if used != node.memory.total:
+            raise Violation(f"daemon {node.index} counts {used} bytes and holds {node.memory.total}")
 
-    def _check_ack(self, node: Node, connection: int) -> None:
-        """A write is acknowledged only by the daemon that the directory names, and while every listed copy has it."""
-        assert node.core is not None
-        for name, primary in node.core.primaries.items():
-            if primary.client != connection or not primary.listed:
-                continue
-            entry = self.truth.entries.get(name)
-            if entry is not None and entry.region_id == primary.entry.region_id and entry.primary != node.core.me:
-                raise Violation(
-                    f"daemon {node.index} acknowledged for {name}, which daemon {entry.primary.daemon} serves"
-                )
+    def check_ack(self, client: SimClient, region: str) -> None:
+        """Only the daemon that the directory names answers, and only for him who opened the region last."""
+        core, entry = self.nodes[client.daemon or 0].core, self.truth.entries.get(region)
+        where = f"daemon {client.daemon} answered {client.name} for {region}"
+        if entry is None:
+            raise Violation(f"{where}, which was removed")
+        if core is None or entry.primary != core.me:
+            raise Violation(f"{where}, which daemon {entry.primary.daemon} serves")
+        if self.truth.opens.get(region) != client.epochs.get(region) or entry.opener != client.name:
+            raise Violation(f"{where}, which {entry.opener} opened at epoch {self.truth.opens.get(region)}")
 
-    def _copies(self) -> None:
-        """Listed copies that have the same items are the same bytes."""
-        for name, entry in self.truth.entries.items():
-            if entry.secondary is None:
-                continue
-            a, b = self._living(entry.primary), self._living(entry.secondary)
-            if a is None or b is None or name not in a.copies or name not in b.copies:
-                continue
-            primary = a.primaries.get(name)
-            if primary is None or primary.doubt or any(f.unacked for f in primary.followers):
-                continue
-            if a.copies[name].memory != b.copies[name].memory:
-                raise Violation(f"region {name}: the copies on {a.index} and {b.index} differ")
+    def _copies_turn(self) -> None:
+        self.audit.copies()
+        self.later(300.0, self._copies_turn)
 
-    def _living(self, holder: Holder) -> DaemonCore | None:
+    def living(self, holder: Holder) -> DaemonCore | None:
         core = self.nodes[holder.daemon].core
         return core if core is not None and core.me == holder else None
 
     def _final(self) -> None:
-        self._copies()
+        self.audit.copies(final=True)
+        self.audit.stores()
         for client in self.clients:
             if not client.done:
                 raise Violation(f"{client.name} could not open its store in all this time: {client.phase.value}")
         for name, entry in self.truth.entries.items():
-            alive = [h for h in entry.holders() if self._living(h) is not None]
+            alive = [h for h in entry.holders() if self.living(h) is not None]
             if not alive:
                 if not self.may_lose:
                     raise Violation(f"region {name} has no living copy: {entry}")
                 continue
             for holder in alive:
-                core = self._living(holder)
+                core = self.living(holder)
                 if core is None or name not in core.copies:
                     raise Violation(f"region {name}: daemon {holder.daemon} is listed and has no copy")
             room = [n for n in self.nodes if n.core and n.core.me not in alive and n.core.free_bytes() >= entry.size]
