@@ -473,6 +473,7 @@ def test_many_small_files_fill_the_inline_budget() -> None:
         assert files.statistics().inline_bytes == 100
         assert files.statistics().snapshot_count > 2
         before = await everything(files)
+        await files.close()
         again = await opened(MemoryObjects(max_object_bytes=OBJECT_BYTES, contents=objects.contents), options)
         assert await everything(again) == before
         assert again.statistics().inline_bytes == 100

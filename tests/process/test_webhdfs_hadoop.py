@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,26 @@ async def main():
         objects = MemoryObjects(contents=objects.contents)
         serving["second"] = await Files.open(objects, clock_us)
         print("switched", flush=True)
+
+asyncio.run(main())
+"""
+
+LATE = """
+import asyncio, sys, time
+from store.replicated.objects import MemoryObjects
+from store.replicated.webhdfs.door import Door
+from store.replicated.webhdfs.files import Files
+
+async def main():
+    files = await Files.open(MemoryObjects(), lambda: time.time_ns() // 1000)
+    asked = []
+    def serving():
+        asked.append(1)
+        return files if len(asked) % 4 == 0 else None
+    door = Door(serving)
+    await door.start()
+    print(door.port, flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
 
 asyncio.run(main())
 """
@@ -224,3 +245,24 @@ def test_several_addresses(shell: Shell, tmp_path: Path) -> None:
         assert shell.run(conf, "-get", "/before", tmp_path / "back") == 0
         doors.stdin.close()
     assert (tmp_path / "back").read_bytes() == b"kept"
+
+
+def test_one_address_with_retries(shell: Shell, tmp_path: Path) -> None:
+    """R19: with Hadoop's retry policy a client waits for a door that does not serve yet, and for one that is not there."""
+    source = tmp_path / "source"
+    source.write_bytes(b"kept")
+    retry = {"dfs.http.client.retry.policy.enabled": "true", "dfs.http.client.retry.policy.spec": "20,500"}
+    with subprocess.Popen(
+        [sys.executable, "-c", LATE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as door:
+        assert door.stdin is not None
+        assert door.stdout is not None
+        port = door.stdout.readline().strip()
+        conf = shell.conf(**{"fs.defaultFS": f"webhdfs://127.0.0.1:{port}", **retry})
+        assert shell.run(conf, "-mkdir", "/d") == 0
+        door.stdin.close()
+    with ThreadPoolExecutor(1) as thread:
+        made = thread.submit(shell.run, conf, "-mkdir", "/later")  # nobody listens on that port now
+        with started("--port", port) as late:
+            assert made.result(60) == 0
+            late.terminate()

@@ -106,6 +106,7 @@ class Door:
             auto_decompress=False,
             max_line_size=wire.MAX_TARGET_BYTES,
             max_field_size=wire.MAX_TARGET_BYTES,
+            keepalive_timeout=KEEPALIVE_TIMEOUT_S,
             shutdown_timeout=1.0,
         )
         await self._runner.setup()
@@ -145,8 +146,8 @@ class Door:
         if request.method not in ("GET", "PUT", "POST", "DELETE"):
             raise IllegalArgumentError(f"Method {request.method} is not used by WebHDFS")
         parsed = wire.parse(request.method, request.raw_path)
-        self._statistics.requests[parsed.op if len(self._statistics.requests) < 100 else "OTHER"] += 1
         check_op(parsed)
+        self._statistics.requests[parsed.op] += 1
         files = self._files()
         if files is None or files.failure is not None:
             return await self._elsewhere(request, files)
@@ -304,6 +305,7 @@ class Door:
 
 MAX_FORM_BYTES = 16 * 1024
 TOKEN_SECONDS = 3600
+KEEPALIVE_TIMEOUT_S = 75.0
 
 
 def _response(answer: Answer) -> web.Response:

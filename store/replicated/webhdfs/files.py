@@ -29,7 +29,7 @@ from store.replicated.webhdfs.errors import (
     RetriableError,
 )
 from store.replicated.webhdfs.inode import Status, Summary
-from store.replicated.webhdfs.journal import MAGIC_BYTES, Journal
+from store.replicated.webhdfs.journal import MAGIC_BYTES, WINDOW, Journal
 from store.replicated.webhdfs.namespace import Namespace
 from store.replicated.webhdfs.path import shown
 from store.replicated.webhdfs.record import AnyRecord, Block, Content, Extent, Inline, Put, Spliced, encode_record
@@ -406,8 +406,8 @@ class Files:
             self._settle(freed)
             if self._snapshot_due():
                 batch, freed = self._take()  # applied already, so the snapshot makes them durable
-                await self._journal.snapshot(self._tree.snapshot(), self._journal.next_record + len(batch))
-                self._settle(freed)
+                next_record = self._journal.next_record + len(batch)
+                self._settle(freed + await self._journal.snapshot(self._tree.snapshot(), next_record))
 
     def _take(self) -> tuple[list[bytes], list[int]]:
         batch, freed = self._pending, self._freed
@@ -445,7 +445,8 @@ class Files:
 
     async def _reap(self) -> None:
         while self._garbage:
-            await self._journal.delete([self._garbage.popleft()])
+            window = [self._garbage.popleft() for _ in range(min(WINDOW, len(self._garbage)))]
+            await self._journal.delete(window)
 
     async def _room(self) -> None:
         """What makes the namespace grow needs the reserve; deletions do not."""

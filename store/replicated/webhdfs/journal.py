@@ -16,7 +16,7 @@ Objects are checked by their checksum when they are read (the port's promise), s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -27,7 +27,7 @@ from store.replicated.webhdfs.record import FORMAT_VERSION, Batch, decode_batch,
 
 ROOT, SNAPSHOT, JOURNAL, BLOCK, RESERVE = b"WHR1", b"WHS1", b"WHJ1", b"WHB1", b"WHX1"
 MAGIC_BYTES = 4
-READ_WINDOW = 16  # objects asked for at once while recovering
+WINDOW = 16  # objects read or deleted at once
 RESERVE_BYTES = 64 * 1024
 BATCH_OVERHEAD_BYTES = 64
 
@@ -100,8 +100,9 @@ class Journal:
             self.next_record += count
             records = records[count:]
 
-    async def snapshot(self, data: bytes, next_record: int) -> None:
-        """Let `data`, the tree before record `next_record`, take the place of all batches."""
+    async def snapshot(self, data: bytes, next_record: int) -> list[int]:
+        """Let `data`, the tree before record `next_record`, take the place of all batches. Durable when it returns; the
+        objects that it returns are garbage, to be deleted at leisure."""
         size = self.objects.max_object_bytes - MAGIC_BYTES
         chunks = [
             await self.objects.create(SNAPSHOT + data[start : start + size]) for start in range(0, len(data), size)
@@ -113,7 +114,7 @@ class Journal:
         self.journal_bytes = self.block_bytes = 0
         self.snapshot_bytes = len(data)
         self.snapshot_count += 1
-        await self.delete(old)
+        return old
 
     async def create_block(self, data: bytes) -> int:
         self.block_bytes += len(data)
@@ -125,9 +126,9 @@ class Journal:
             raise StoreCorruptError(self.objects.name, handle, "the object is no block of a file")
         return memoryview(data)[MAGIC_BYTES:]
 
-    async def delete(self, handles: Iterable[int]) -> None:
-        for handle in handles:
-            await self.objects.delete(handle)
+    async def delete(self, handles: Sequence[int]) -> None:
+        for start in range(0, len(handles), WINDOW):
+            await asyncio.gather(*map(self.objects.delete, handles[start : start + WINDOW]))
 
     async def reserve(self) -> bool:
         """Keep room for deletions; False when there is none."""
@@ -185,8 +186,8 @@ class Journal:
     async def _batches_of(self, handles: Sequence[int]) -> list[tuple[int, Batch]]:
         """Those among the objects that are batches after the snapshot, by record number."""
         found: list[tuple[int, Batch]] = []
-        for start in range(0, len(handles), READ_WINDOW):
-            window = handles[start : start + READ_WINDOW]
+        for start in range(0, len(handles), WINDOW):
+            window = handles[start : start + WINDOW]
             for handle, data in zip(window, await asyncio.gather(*map(self.objects.read, window)), strict=True):
                 if data[:MAGIC_BYTES] == BLOCK:
                     self.block_bytes += len(data)

@@ -144,14 +144,16 @@ class Namespace:
             if not overwrite:
                 raise FileExistsAlreadyError(f"{shown(path)} for client {client} already exists")
             return existing
-        for depth in range(1, len(names)):
-            parent = self.find(join(names[:depth]))
-            if parent is None:
-                if not create_parent:
-                    raise NoSuchFileError(f"Parent directory doesn't exist: {shown(join(names[:-1]))}")
-                break
+        parent = self.root
+        for depth, name in enumerate(names):
             if parent.children is None:
                 raise ParentNotDirectoryError(f"{shown(join(names[:depth]))} (is not a directory)")
+            child = parent.children.get(name)
+            if child is None:
+                if depth + 1 < len(names) and not create_parent:
+                    raise NoSuchFileError(f"Parent directory doesn't exist: {shown(join(names[:-1]))}")
+                break
+            parent = child
         return None
 
     def begin(self, path: str, owner: str, group: str, permission: int, now_us: int) -> Inode:
