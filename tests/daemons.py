@@ -8,7 +8,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from store.replicated.cluster import Cluster
+from store.replicated.cluster import Cluster, free_ports
 
 _numbers = itertools.count(1)
 
@@ -17,19 +17,26 @@ class Daemons:
     """`count` daemons in one Global Directory. Each store name is used once."""
 
     def __init__(
-        self, path: Path, count: int = 2, memory: str = "2G", environment: dict[str, str] | None = None
+        self,
+        path: Path,
+        count: int = 2,
+        memory: str = "2G",
+        environment: dict[str, str] | None = None,
+        doors: bool = False,
     ) -> None:
         self.path = path
         self.environment = environment or {}
         self.cluster = Cluster(str(path))
         self.cluster.write_config(count, memory, first_port=20_000 + os.getpid() % 20_000)
+        self.doors = free_ports(count, 42_000 + os.getpid() % 5_000) if doors else []
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         for index in range(count):
             self.start(index)
         self.cluster.wait_healthy()
 
     def start(self, index: int) -> None:
-        self.processes[index] = self.cluster.start(index, self.environment)
+        door = {"RS_DOOR": str(self.doors[index])} if self.doors else {}
+        self.processes[index] = self.cluster.start(index, {**self.environment, **door})
 
     def signal(self, index: int, number: int) -> None:
         self.processes[index].send_signal(number)
@@ -38,8 +45,8 @@ class Daemons:
 
     def uri(self, store: str = "", **options: int) -> str:
         name = store or f"s{next(_numbers)}"
-        extra = "".join(f"&{key}={value}" for key, value in options.items())
-        return f"replicated://{self.path}?store={name}&region_mb={options.pop('region_mb', 8)}{extra}"
+        extra = "".join(f"&{key}={value}" for key, value in {"region_mb": 8, **options}.items())
+        return f"replicated://{self.path}?store={name}{extra}"
 
     def close(self) -> None:
         for process in self.processes.values():
