@@ -224,9 +224,9 @@ def encode(number: int, message: Message) -> bytes:
 class FrameReader:
     """Bytes of one connection, in any cut, to its messages."""
 
-    def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+    def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES, first: int = 0) -> None:
         self._buffer = bytearray()
-        self._number = 0
+        self._number = first
         self._max = max_frame_bytes
         self._broken = False
 

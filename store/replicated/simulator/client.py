@@ -108,7 +108,7 @@ class SimClient:
     def attached(self, daemon: int, connection: int) -> None:
         self.daemon, self.connection, self._since_ms = daemon, connection, self.world.now_ms
         self.phase = Phase.LISTING
-        self._opened: set[str] = set()
+        self._opened = set()
         self._ask("list", lambda n: Regions(n, self.store + "."))
 
     def detached(self) -> None:

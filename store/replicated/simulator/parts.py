@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from store.errors import DirectoryUnavailableError, ProtocolError
 from store.replicated.core.daemon import MemoryPort
 from store.replicated.core.directory import DirectoryPort, Holder, RegionEntry
-from store.replicated.core.protocol import FrameReader, Message, encode
+from store.replicated.core.protocol import FrameReader, Message
 
 
 class Violation(AssertionError):
@@ -130,30 +130,40 @@ class SimMemory(MemoryPort):
         self.total -= self.held.pop(region_id)
 
 
+Frame = tuple[int, Message] | bytes
+
+
 class Wire:
-    """One direction of one connection: frames in flight, with a reader at the end. `cut` is called when it breaks."""
+    """One direction of one connection: frames in flight, with a reader at the end. `cut` is called when it breaks.
+
+    Only a frame that something happens to is made bytes, for all others number and message do (and are 4 x faster).
+    """
 
     def __init__(self, deliver: Callable[[Message], None], cut: Callable[[], None]) -> None:
         self.number = 0
-        self.reader = FrameReader()
+        self.expected = 0
         self.deliver = deliver
         self.cut = cut
         self.last_ms = 0.0
         self.open = True
 
-    def pack(self, message: Message) -> bytes:
-        data = encode(self.number, message)
+    def pack(self, message: Message) -> tuple[int, Message]:
         self.number += 1
-        return data
+        return self.number - 1, message
 
-    def arrive(self, data: bytes) -> None:
+    def arrive(self, frame: Frame) -> None:
         if not self.open:
             return
-        try:
-            messages = self.reader.feed(data)
-        except ProtocolError:
-            self.cut()
-            return
-        for message in messages:
-            if self.open:
-                self.deliver(message)
+        if isinstance(frame, bytes):
+            try:
+                (message,) = FrameReader(first=self.expected).feed(frame)
+            except (ProtocolError, ValueError):
+                self.cut()
+                return
+        else:
+            number, message = frame
+            if number != self.expected:
+                self.cut()
+                return
+        self.expected += 1
+        self.deliver(message)

@@ -13,10 +13,10 @@ from typing import Any
 
 from store.replicated.core.daemon import Action, DaemonCore, Drop, Log, Settings, Stop, ToClient, ToPeer, Unlink
 from store.replicated.core.directory import Holder, RegionEntry
-from store.replicated.core.protocol import Hello, Message, Open, Remove, Reply, Shutdown
+from store.replicated.core.protocol import Hello, Message, Open, Remove, Reply, Shutdown, encode
 from store.replicated.simulator.audit import Audit
 from store.replicated.simulator.client import Book, SimClient
-from store.replicated.simulator.parts import SimDirectory, SimMemory, Truth, Violation, Wire
+from store.replicated.simulator.parts import Frame, SimDirectory, SimMemory, Truth, Violation, Wire
 
 TICK_MS = 50.0
 SETTLE_MS = 6_000.0
@@ -287,29 +287,29 @@ class World:
         wire = self.wires.get((source, target))
         if wire is None:
             return
-        data = wire.pack(message)
+        frame: Frame = wire.pack(message)
         pair = frozenset((source, target))
         if pair in self.blocked:
             return
         copies, delay = 1, self._delay()
         if self.noise and self.chance.random() < self.noise:
-            kind = self.chance.choice(("drop", "double", "late", "flip"))
+            kind = self.chance.choice(("drop", "double", "late", "flip", "whole"))
             if kind == "drop":
                 return
+            if kind == "late":
+                self.later(delay + 20, lambda: wire.arrive(frame))
+                return
+            spoiled = bytearray(encode(*frame))
             if kind == "double":
                 copies = 2
-            elif kind == "late":
-                self.later(delay + 20, lambda: wire.arrive(data))
-                return
-            else:
-                spoiled = bytearray(data)
+            elif kind == "flip":
                 spoiled[self.chance.randrange(len(spoiled))] ^= 1 << self.chance.randrange(8)
-                data = bytes(spoiled)
+            frame = bytes(spoiled)
         if pair in self.clogged:
             delay += self.chance.uniform(100, 3000)
         wire.last_ms = max(wire.last_ms, self.now_ms + delay)
         for _ in range(copies):
-            self.later(wire.last_ms - self.now_ms, lambda: wire.arrive(data))
+            self.later(wire.last_ms - self.now_ms, lambda: wire.arrive(frame))
 
     # ---- clients
 
@@ -321,7 +321,7 @@ class World:
             pause = self.chance.uniform(50, 400)
         else:
             client.act()
-            pause = self.chance.expovariate(1 / 25.0)
+            pause = self.chance.expovariate(1 / 40.0)
         self.later(pause, lambda: self._client_turn(client))
 
     def _attach(self, client: SimClient, node: Node) -> None:
@@ -354,9 +354,9 @@ class World:
             self._transmit(found[3], message)
 
     def _transmit(self, wire: Wire, message: Message) -> None:
-        data = wire.pack(message)
+        frame = wire.pack(message)
         wire.last_ms = max(wire.last_ms, self.now_ms + self.chance.expovariate(1 / 0.3))
-        self.later(wire.last_ms - self.now_ms, lambda: wire.arrive(data))
+        self.later(wire.last_ms - self.now_ms, lambda: wire.arrive(frame))
 
     def client_leaves(self, client: SimClient) -> None:
         self._client_cut(client.connection, client)
