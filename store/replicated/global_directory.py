@@ -7,22 +7,24 @@
     regions/NAME_admin_meta.f          there while an administrator deletes it
     daemons/dNNN.lock                  locked by the operating system while the daemon lives; tells its incarnation
     daemons/dNNN.secret                proves who may read this directory; renewed at each start of the daemon (R17)
-    daemons/entries/NAME.entry         the region's entry, with its checksum
-    daemons/directory.lock             held for the length of one change
+    daemons/entries/NAME/VERSION       the region's entry, with its checksum; the highest version counts
 
-A change is a compare-and-swap under the lock: a new file, fsync, rename, fsync of the folder. So an entry is always the
-old one or the new one; a torn file is left over under another name and never read.
+A change is a compare-and-swap without a lock, so that a daemon that is stopped in the middle stops nobody else: the new
+version is written under another name, synced, and linked to the next number, which only one can do. A deleted region
+keeps its last version, which says so: with no version left, one who slept could give an old number out once more.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import json
 import os
 import secrets
 import socket
+import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -42,16 +44,22 @@ from store.replicated.core.directory import DirectoryPort, Holder, RegionEntry
 CONFIG = "rs_daemons.cfg"
 TIGHT_FILE, TIGHT_FOLDER = 0o600, 0o700
 GROUP_FILE = 0o660
+LOCK_TIMEOUT_S, LOCK_POLL_S = 1.0, 0.01
 
 
 def machine_addresses() -> frozenset[str]:
     """The names and numbers of this machine, as they may stand in rs_daemons.cfg."""
     import psutil
 
-    found = {"localhost", "127.0.0.1", "::1", socket.gethostname(), socket.getfqdn()}
+    found = {"localhost", "127.0.0.1", "::1", socket.gethostname(), _full_name()}
     for addresses in psutil.net_if_addrs().values():
         found |= {a.address.split("%")[0] for a in addresses if a.family in (socket.AF_INET, socket.AF_INET6)}
     return frozenset(found)
+
+
+@functools.cache
+def _full_name() -> str:
+    return socket.getfqdn()  # may ask a name server
 
 
 class GlobalDirectory:
@@ -112,13 +120,19 @@ class GlobalDirectory:
         """The descriptor that is the lock, for the daemon's life. DaemonUnavailableError when it runs already."""
         self.prepare()
         fd = os.open(self._daemon_file(index, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, TIGHT_FILE)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(fd)
-            raise DaemonUnavailableError(
-                f"daemon {index} runs already, as process {self.told(index).get('pid')}"
-            ) from error
+        deadline_s = time.monotonic() + LOCK_TIMEOUT_S
+        while True:  # others look whether it is free by locking it for a moment
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if time.monotonic() < deadline_s:
+                    time.sleep(LOCK_POLL_S)
+                    continue
+                os.close(fd)
+                raise DaemonUnavailableError(
+                    f"daemon {index} runs already, as process {self.told(index).get('pid')}"
+                ) from error
         secret = self._daemon_file(index, "secret")
         write_whole(secret, secrets.token_hex(32).encode(), TIGHT_FILE)
         self.tell(fd, incarnation, checksum)
@@ -160,64 +174,69 @@ class DirectoryFiles(DirectoryPort):
         self._directory = directory
         self._entries = directory.path / "daemons" / "entries"
         self._regions = directory.path / "regions"
-        self._lock_path = directory.path / "daemons" / "directory.lock"
 
     def read(self, name: str) -> RegionEntry | None:
         with _named():
-            return self._read(name)
+            return self._newest(name)[1]
 
     def entries(self) -> Mapping[str, RegionEntry]:
         with _named():
-            names = [urllib.parse.unquote(path.stem) for path in self._entries.glob("*.entry")]
-            found = {name: self._read(name) for name in names}
+            names = [urllib.parse.unquote(folder.name) for folder in os.scandir(self._entries) if folder.is_dir()]
+            found = {name: self._newest(name)[1] for name in names}
         return {name: entry for name, entry in found.items() if entry is not None}
 
     def swap(self, name: str, old: RegionEntry | None, new: RegionEntry | None) -> bool:
-        with _named(), self._locked():
-            current = self._read(name)
+        with _named():
+            version, current = self._newest(name)
             if (current.tag if current else None) != (old.tag if old else None):
                 return False
-            if new is None:
-                self._path(name).unlink()
+            folder = self._folder(name)
+            if not version:
+                folder.mkdir(mode=TIGHT_FOLDER, exist_ok=True)
                 _sync_folder(self._entries)
-            else:
-                write_whole(self._path(name), _encode(new), TIGHT_FILE)
-            self._lock_files(name, new)
+            if not _link_new(folder / str(version + 1), _encode(new), TIGHT_FILE):
+                return False
+            versions = _versions(folder)
+            if max(versions) > version + 1:
+                # Somebody built on it, or this number was used and tidied away while this process slept.
+                raise DirectoryUnavailableError(f"region {name}: changed again in the same moment")
+            for stale in versions:
+                if stale < version:
+                    (folder / str(stale)).unlink(missing_ok=True)
+            self._lock_files(name)
             return True
 
     def running(self, holder: Holder) -> bool:
         return self._directory.is_running(holder.daemon, holder.incarnation)
 
-    def _read(self, name: str) -> RegionEntry | None:
-        path = self._path(name)
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            return None
-        return _decode(str(path), data)
+    def _newest(self, name: str) -> tuple[int, RegionEntry | None]:
+        folder = self._folder(name)
+        while True:
+            version = max(_versions(folder), default=0)
+            if not version:
+                return 0, None
+            path = folder / str(version)
+            try:
+                return version, _decode(str(path), path.read_bytes())
+            except FileNotFoundError:
+                continue  # there are two newer ones by now
 
-    def _path(self, name: str) -> Path:
-        return self._entries / f"{_quoted(name)}.entry"
+    def _folder(self, name: str) -> Path:
+        return self._entries / _quoted(name)
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        fd = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, TIGHT_FILE)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(fd)
-
-    def _lock_files(self, name: str, entry: RegionEntry | None) -> None:
-        """R8: the files that people know regions by."""
+    def _lock_files(self, name: str) -> None:
+        """R8: the files that people know regions by. Whoever slept before it wrote them looks again."""
         client = self._regions / f"{_quoted(name)}_client_meta.f"
-        if entry is not None and entry.epoch == 1:
-            (self._regions / f"{_quoted(name)}.RGN").touch(mode=0o640)
-        if entry is not None and entry.opener is not None:
-            if not client.exists():
-                write_whole(client, entry.opener.encode(), 0o640)
-        else:
-            client.unlink(missing_ok=True)
+        version = -1
+        while version != (newest := self._newest(name))[0]:
+            version, entry = newest
+            if entry is not None and entry.epoch == 1:
+                (self._regions / f"{_quoted(name)}.RGN").touch(mode=0o640)
+            if entry is not None and entry.opener is not None:
+                if not client.exists():
+                    write_whole(client, entry.opener.encode(), 0o640)
+            else:
+                client.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def administered(self, name: str) -> Iterator[None]:
@@ -249,16 +268,25 @@ def _named() -> Iterator[None]:
         raise DirectoryUnavailableError(str(error)) from error
 
 
-def _encode(entry: RegionEntry) -> bytes:
-    body = json.dumps(asdict(entry), sort_keys=True)
+def _versions(folder: Path) -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(folder) if name.isdecimal()]
+    except FileNotFoundError:
+        return []
+
+
+def _encode(entry: RegionEntry | None) -> bytes:
+    body = json.dumps(None if entry is None else asdict(entry), sort_keys=True)
     return f"{body}\n{hashlib.sha256(body.encode()).hexdigest()}\n".encode()
 
 
-def _decode(file: str, data: bytes) -> RegionEntry:
+def _decode(file: str, data: bytes) -> RegionEntry | None:
     lines = data.decode("utf-8", "replace").split("\n")
     if len(lines) < 2 or hashlib.sha256(lines[0].encode()).hexdigest() != lines[1]:
         raise StoreCorruptError(file, 0, "the entry does not fit its checksum")
     fields = json.loads(lines[0])
+    if fields is None:
+        return None
     for role in ("primary", "secondary"):
         fields[role] = Holder(**fields[role]) if fields[role] else None
     return RegionEntry(**fields)
@@ -266,6 +294,25 @@ def _decode(file: str, data: bytes) -> RegionEntry:
 
 def write_whole(path: Path, data: bytes, mode: int) -> None:
     """The old content or the new one, whatever happens."""
+    with _written(path, data, mode) as temporary:
+        os.rename(temporary, path)
+    _sync_folder(path.parent)
+
+
+def _link_new(path: Path, data: bytes, mode: int) -> bool:
+    """A file that was not there, whole; False when it is there already."""
+    with _written(path, data, mode) as temporary:
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+    _sync_folder(path.parent)
+    return True
+
+
+@contextlib.contextmanager
+def _written(path: Path, data: bytes, mode: int) -> Iterator[Path]:
+    """A synced file beside `path`, for the moment."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
@@ -273,14 +320,11 @@ def write_whole(path: Path, data: bytes, mode: int) -> None:
         while view:
             view = view[os.write(fd, view) :]
         os.fsync(fd)
-        os.rename(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+        yield temporary
     finally:
         os.close(fd)
-    _sync_folder(path.parent)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
 
 
 def _sync_folder(path: Path) -> None:
