@@ -6,18 +6,21 @@ import asyncio
 import os
 import secrets
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import store.errors as errors
-from store.errors import DaemonUnavailableError, NoLocalDaemonError, StoreError
+from store.errors import AuthenticationError, DaemonUnavailableError, NoLocalDaemonError, ProtocolError, StoreError
 from store.replicated.core.config import ClusterConfig, local_daemons
-from store.replicated.core.protocol import Failure, Hello, Lost, Message, Ping, Reply
+from store.replicated.core.protocol import Daemons, Failure, Hello, Lost, Message, Ping, Reply
 from store.replicated.global_directory import GlobalDirectory, machine_addresses
 from store.replicated.wire import Connection, connect
 
 PING_S = 1.0
+SILENCE_S = 4.0
 ANSWER_TIMEOUT_S = 60.0
+NEXT_DAEMON_S = 1.5
 
 
 def error_of(name: str, arguments: list[Any]) -> StoreError:
@@ -31,7 +34,8 @@ def error_of(name: str, arguments: list[Any]) -> StoreError:
 
 
 class Attachment:
-    """`lost` is called once, when the daemon went away or took a region back; every open request then fails."""
+    """`lost` is called once, when the daemon went away, was silent for SILENCE_S or took a region back; every open
+    request then fails."""
 
     def __init__(self, connection: Connection, index: int, incarnation: str, lost: Callable[[str], None]) -> None:
         self.index = index
@@ -49,17 +53,25 @@ class Attachment:
         lost: Callable[[str], None] = lambda reason: None,
     ) -> Attachment:  # fmt: skip
         """To this very daemon."""
-        spec = config.daemons[index]
-        connection = await connect(spec.address, spec.port, directory.secret(index), directory.identity(config))
+        spec, identity = config.daemons[index], directory.identity(config)
+        secret = directory.secret(index)
+        try:
+            connection = await connect(spec.address, spec.port, secret, identity)
+        except AuthenticationError:
+            if directory.secret(index) == secret:
+                raise  # else it was started anew in this very moment
+            connection = await connect(spec.address, spec.port, directory.secret(index), identity)
         try:
             connection.send(Hello(role, -1, "", name))
             hello = await connection.first()
+            if not isinstance(hello, Hello):
+                raise ProtocolError("it did not say who it is")
         except (OSError, asyncio.TimeoutError, StoreError) as error:
             connection.abort()
-            raise DaemonUnavailableError(f"daemon {index}: {error}") from error
-        if not isinstance(hello, Hello):
+            raise DaemonUnavailableError(f"daemon {index}: {error or 'no answer'}") from error
+        except BaseException:
             connection.abort()
-            raise DaemonUnavailableError(f"daemon {index} did not say who it is")
+            raise
         return cls(connection, index, hello.incarnation, lost)
 
     @classmethod
@@ -74,13 +86,12 @@ class Attachment:
                 f"none of {len(config.daemons)} daemons in {directory.config_file} is of this machine"
             )
         start = localindex % len(here)
-        failures: list[str] = []
-        for spec in here[start:] + here[:start]:
-            try:
-                return await cls.to(directory, config, spec.index, name, role, lost)
-            except DaemonUnavailableError as error:
-                failures.append(error.detail())
-        raise NoLocalDaemonError("; ".join(failures))
+        return await _first_of(
+            [
+                lambda index=spec.index: cls.to(directory, config, index, name, role, lost)  # type: ignore[misc]
+                for spec in here[start:] + here[:start]
+            ]
+        )
 
     async def ask(self, make: Callable[[int], Message], timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
         future = self.begin(make)
@@ -105,9 +116,18 @@ class Attachment:
         self.close(f"the connection to daemon {self.index} ended: {reason}")
 
     async def _ping(self) -> None:
+        """A sign of life, and a question whose answer is one. A daemon that is stopped keeps its connections."""
+        woke_s = time.monotonic()
         while not self._gone:
             await asyncio.sleep(PING_S)
+            slept_s, woke_s = time.monotonic() - woke_s, time.monotonic()
+            if slept_s > 2 * PING_S:  # this process stood still: the silence was its own
+                self._connection.heard_s = woke_s
+            if woke_s - self._connection.heard_s > SILENCE_S:
+                self.close(f"daemon {self.index} did not answer for {SILENCE_S:g} s")
+                return
             self._connection.send(Ping())
+            self.begin(Daemons)
 
     def _receive(self, message: Message) -> None:
         match message:
@@ -126,7 +146,7 @@ class Attachment:
         if self._gone:
             return
         self._gone = reason
-        self._connection.close()
+        self._connection.leave()
         waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
             if not future.done():
@@ -137,6 +157,11 @@ class Attachment:
                 task.cancel()
         self._lost(reason)
 
+    def discard(self) -> None:
+        """Close one that nobody has used."""
+        self._lost = lambda reason: None
+        self.close("not needed")
+
     def abandon(self) -> None:
         """In a forked child: the connection is the parent's."""
         self._gone = "forked"
@@ -145,6 +170,42 @@ class Attachment:
     @property
     def gone(self) -> str:
         return self._gone
+
+
+async def _first_of(ways: Sequence[Callable[[], Awaitable[Attachment]]]) -> Attachment:
+    """The first that answers; the next is tried when one fails, or has not answered for NEXT_DAEMON_S (it may be
+    stopped). NoLocalDaemonError tells of each."""
+    left = list(ways)
+    tried: set[asyncio.Future[Attachment]] = set()
+    failures: list[str] = []
+    found: Attachment | None = None
+    try:
+        while left or tried:
+            if left:
+                tried.add(asyncio.ensure_future(left.pop(0)()))
+            done, tried = await asyncio.wait(
+                tried, timeout=NEXT_DAEMON_S if left else None, return_when=asyncio.FIRST_COMPLETED
+            )
+            for future in done:
+                try:
+                    if found is None:
+                        found = future.result()
+                    else:
+                        future.result().discard()
+                except DaemonUnavailableError as error:
+                    failures.append(error.detail())
+            if found is not None:
+                return found
+    finally:
+        for future in tried:
+            future.add_done_callback(_let_go)
+            future.cancel()
+    raise NoLocalDaemonError("; ".join(failures))
+
+
+def _let_go(future: asyncio.Future[Attachment]) -> None:
+    if not future.cancelled() and future.exception() is None:
+        future.result().discard()
 
 
 def client_name(kind: str) -> str:

@@ -7,30 +7,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import os
+import resource
 import secrets
 import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from store.errors import (
     AuthenticationError,
     ClusterMismatchError,
+    DaemonConfigError,
     DaemonUnavailableError,
     ProtocolError,
     StoreError,
 )
+from store.replicated.core.config import local_daemons
 from store.replicated.core.daemon import Action, DaemonCore, Drop, Log, Settings, Stop, ToClient, ToPeer, Unlink
 from store.replicated.core.protocol import Heartbeat, Hello, Message
 from store.replicated.daemon_options import START_TABLE, StartOptions, help_text, parse_start
-from store.replicated.global_directory import DirectoryFiles, GlobalDirectory
+from store.replicated.global_directory import DirectoryFiles, GlobalDirectory, machine_addresses
 from store.replicated.logs import DaemonLog, LogSettings, UtilizationLog, log_directory
-from store.replicated.memory import SharedMemoryPort
+from store.replicated.memory import SharedMemoryPort, check_limit
 from store.replicated.wire import Connection, connect, listen_handshake
 
 if TYPE_CHECKING:
@@ -39,6 +43,8 @@ if TYPE_CHECKING:
 TICK_S = 0.05
 DIAL_S = 0.2
 LEAVE_TIMEOUT_S = 30.0
+CLIENTS_LEAVE_S = 2.0
+MAX_GREETING = 256
 LEVELS = {1: logging.ERROR, 2: logging.INFO, 3: logging.DEBUG}
 
 
@@ -62,6 +68,8 @@ class Daemon:
         self.directory = GlobalDirectory(options.directory)
         self.config = self.directory.config()
         self.spec = self.directory.local_daemon(self.config, options.localindex)
+        self._check_keys()
+        check_limit(self.spec.memory_limit_bytes)
         self.settings = settings or Settings()
         self.door_plan = door or DoorPlan()
         self.incarnation = secrets.token_hex(8)
@@ -76,7 +84,9 @@ class Daemon:
         self._utilization = UtilizationLog(self.spec.memory_limit_bytes, options.log_level)
         self._peers: dict[int, Connection] = {}
         self._clients: dict[int, Connection] = {}
+        self._greeting: dict[asyncio.StreamWriter, None] = {}  # not yet proved who they are, oldest first
         self._next_client = 0
+        self.faulty = False
         self._dialing: set[int] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
@@ -87,20 +97,21 @@ class Daemon:
     async def run(self) -> None:
         """Raises a StoreError when it cannot start; then nothing of it is left."""
         self._check_others()
-        lock = self.directory.lock_daemon(self.spec.index, self.incarnation, self.config.checksum)
-        self._lock = lock
+        self._lock = self.directory.lock_daemon(self.spec.index, self.incarnation, self.config.checksum)
+        try:
+            await self._run()
+        finally:
+            os.close(self._lock)
+
+    async def _run(self) -> None:
         self._secret = self.directory.secret(self.spec.index)
         self._memory = SharedMemoryPort(self.spec.shmkey, self._memory_prefix())
         self._core = DaemonCore(
             self.spec.index, self.incarnation, len(self.config.daemons), self.spec.memory_limit_bytes,
             DirectoryFiles(self.directory), self._memory, self.settings, _now_ms(), _now_us(),
         )  # fmt: skip
-        try:
-            server = await self._listen()
-        except OSError as error:
-            os.close(lock)
-            where = f"{self.spec.address}:{self.spec.port}"
-            raise DaemonUnavailableError(f"cannot listen at {where}: {error.strerror}") from error
+        server = await self._listen()
+        door = None
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
@@ -108,8 +119,8 @@ class Daemon:
             f"daemon {self.spec.index} of {len(self.config.daemons)} at {self.spec.address}:{self.spec.port}, "
             f"{self.spec.memory_limit_bytes >> 20} MB, directory {self.directory.path}, process {os.getpid()}"
         )
-        door = await self._open_door()
         try:
+            door = await self._open_door()
             self._spawn(self._ticks())
             await self._stopping.wait()
         finally:
@@ -124,7 +135,13 @@ class Daemon:
             self._core.copies.clear()
             self._memory.free_all()
             self.log.bootstrap(f"daemon {self.spec.index} stopped")
-            os.close(lock)
+
+    def _check_keys(self) -> None:
+        """R1: two lines of this machine by different addresses, which the file's syntax cannot tell."""
+        for other in local_daemons(self.config, machine_addresses()):
+            if other.index != self.spec.index and other.shmkey == self.spec.shmkey:
+                detail = f"daemons {other.index} and {self.spec.index} of this machine have one shared memory key"
+                raise DaemonConfigError(str(self.directory.config_file), 0, detail)
 
     def _check_others(self) -> None:
         """A daemon of the old cfg still runs and would refuse this one (R2): say so instead of running alone."""
@@ -135,10 +152,16 @@ class Daemon:
                 raise ClusterMismatchError(f"daemon {spec.index} runs with an earlier {self.directory.config_file}")
 
     def _memory_prefix(self) -> str:
-        return f"rs{self._identity.hex()[:6]}"
+        """The same for another rs_daemons.cfg in this directory, so that nothing is left over for good."""
+        return f"rs{hashlib.sha256(str(self.directory.path).encode()).hexdigest()[:8]}-{self.spec.index}"
 
     async def _listen(self) -> asyncio.Server:
-        return await asyncio.start_server(self._accepted, self.spec.address, self.spec.port, limit=1 << 22)
+        spec = self.spec
+        try:
+            return await asyncio.start_server(self._accepted, spec.address, spec.port, limit=1 << 20, backlog=1024)
+        except OSError as error:
+            detail = error.strerror or str(error)
+            raise DaemonUnavailableError(f"cannot listen at {spec.address}:{spec.port}: {detail}") from error
 
     async def _open_door(self) -> NamespaceDoor | None:
         if not self.door_plan.port:
@@ -154,7 +177,8 @@ class Daemon:
         return door
 
     def _signalled(self) -> None:
-        """Once: leave safely, for at most LEAVE_TIMEOUT_S. Twice: at once."""
+        """Once: leave safely, for at most LEAVE_TIMEOUT_S; clients that stay are cut off, so that what they have open can
+        move away too. Twice: at once."""
         if self._leaving_since is not None:
             self._stopping.set()
             return
@@ -170,6 +194,7 @@ class Daemon:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             self.log.logger.error("a fault of the daemon itself", exc_info=task.exception())
+            self.faulty = True
             self._stopping.set()
 
     # ---- time
@@ -183,10 +208,18 @@ class Daemon:
             if time.monotonic() - dialed_s >= DIAL_S:
                 dialed_s = time.monotonic()
                 self._dial()
-            if self._leaving_since is not None and time.monotonic() - self._leaving_since > LEAVE_TIMEOUT_S:
-                self.log.logger.error("not all regions could be moved away in %g s", LEAVE_TIMEOUT_S)
-                self._stopping.set()
+            if self._leaving_since is not None:
+                self._leave_on(time.monotonic() - self._leaving_since)
             await asyncio.sleep(TICK_S)
+
+    def _leave_on(self, leaving_s: float) -> None:
+        if leaving_s > CLIENTS_LEAVE_S:
+            for client in {primary.client for primary in self._core.primaries.values()}:
+                if client in self._clients:
+                    self._clients[client].abort()
+        if leaving_s > LEAVE_TIMEOUT_S:
+            self.log.logger.error("not all regions could be moved away in %g s", LEAVE_TIMEOUT_S)
+            self._stopping.set()
 
     def _carry(self, actions: list[Action]) -> None:
         for action in actions:
@@ -242,22 +275,27 @@ class Daemon:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+        self._greeting[writer] = None
+        if len(self._greeting) > MAX_GREETING:  # who means well is done in milliseconds
+            oldest = next(iter(self._greeting))
+            del self._greeting[oldest]
+            oldest.transport.abort()
         try:
-            if self.directory.config().checksum != self.config.checksum:
-                self.log.logger.debug("rs_daemons.cfg was changed; this daemon keeps the one it started with")
             connection = await listen_handshake(reader, writer, self._secret, self._identity)
             hello = await connection.first()
             if not isinstance(hello, Hello) or hello.role not in ("daemon", "client", "admin"):
-                connection.abort()
                 raise ProtocolError("a connection that did not say who it is")
         except (ClusterMismatchError, AuthenticationError, ProtocolError) as error:
-            self.log.logger.error("refused: %s", error)
+            writer.transport.abort()
+            self.log.logger.error("refused: %s: %s", type(error).__name__, error)
             return
-        except (OSError, StoreError, asyncio.TimeoutError, asyncio.IncompleteReadError) as error:
+        except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError) as error:
+            writer.transport.abort()
             self.log.logger.debug("a connection ended before it began: %s", error)
-            writer.close()
             return
+        finally:
+            self._greeting.pop(writer, None)
         connection.send(Hello("daemon", self.spec.index, self.incarnation))
         if hello.role == "daemon":
             if 0 <= hello.index < self.spec.index:
@@ -278,15 +316,27 @@ class Daemon:
 
         def receive(message: Message) -> None:
             if self._peers.get(index) is connection:
-                self._carry(self._core.from_peer(_now_ms(), index, message))
+                self._judge(f"daemon {index}", lambda: self._core.from_peer(_now_ms(), index, message))
                 if not isinstance(message, Heartbeat):
                     self.log.logger.log(5, "from daemon %d: %s", index, type(message).__name__)
 
-        reason = await connection.run(receive)
-        if self._peers.get(index) is connection:
-            del self._peers[index]
-            self.log.logger.info("the connection with daemon %d ended: %s", index, reason)
-            self._carry(self._core.unlinked(_now_ms(), index))
+        reason = "a fault"
+        try:
+            reason = await connection.run(receive)
+        finally:
+            if self._peers.get(index) is connection:
+                del self._peers[index]
+                self.log.logger.info("the connection with daemon %d ended: %s", index, reason)
+                self._carry(self._core.unlinked(_now_ms(), index))
+
+    def _judge(self, who: str, step: Callable[[], list[Action]]) -> None:
+        """What nobody foresaw in a message ends its connection, and nothing else."""
+        try:
+            actions = step()
+        except Exception as error:
+            self.log.logger.exception("%s sent what this daemon cannot take", who)
+            raise ProtocolError(f"{type(error).__name__}: {error}") from error
+        self._carry(actions)
 
     # ---- clients
 
@@ -295,8 +345,13 @@ class Daemon:
         number = self._next_client
         self._clients[number] = connection
         self._carry(self._core.client_came(_now_ms(), number, name))
+
+        def receive(message: Message) -> None:
+            self._judge(f"client {name}", lambda: self._core.from_client(_now_ms(), number, message))
+
         try:
-            await connection.run(lambda message: self._carry(self._core.from_client(_now_ms(), number, message)))
+            reason = await connection.run(receive, waits_for_writing=True)
+            self.log.logger.debug("client %s went: %s", name, reason)
         finally:
             del self._clients[number]
             self._carry(self._core.client_gone(_now_ms(), number))
@@ -326,14 +381,20 @@ def main(words: Sequence[str] | None = None) -> int:
             print(help_text(program, START_TABLE), end="")
             return 0
         settings, door = from_environment(os.environ)
-        _run(Daemon(options, settings, door))
+        daemon = Daemon(options, settings, door)
+        _run(daemon)
     except StoreError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
-    return 0
+    except OSError as error:
+        print(f"the daemon cannot start: {error}", file=sys.stderr)
+        return 1
+    return int(daemon.faulty)
 
 
 def _run(daemon: Daemon) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
         import uvloop
     except ImportError:  # Windows

@@ -8,6 +8,7 @@ opened anew, at this daemon or at another one of its cluster, and recovers what 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -29,7 +30,7 @@ from store.errors import (
 from store.replicated.attachment import Attachment, client_name
 from store.replicated.core.config import ClusterConfig
 from store.replicated.core.instance import CATALOG, InstanceCore, Planned, Walk
-from store.replicated.core.protocol import Close, Daemons, Open, ReadRegion, Regions, WriteRegion
+from store.replicated.core.protocol import MAX_BODY_BYTES, Close, Daemons, Open, ReadRegion, Regions, WriteRegion
 from store.replicated.core.space import BLOCK_BYTES, HEADER_BYTES, Step, check_header, check_payload
 from store.replicated.global_directory import GlobalDirectory
 from store.replicated.objects import ConnectionStatistics, Objects
@@ -47,7 +48,7 @@ log = logging.getLogger("store.replicated")
 DEFAULT_REGION_BYTES = 64 * 1024 * 1024
 READ_BYTES = 4 * 1024 * 1024
 FRAME_BYTES = 4 * 1024 * 1024
-OBJECT_LIMIT_BYTES = 32 * 1024 * 1024
+OBJECT_LIMIT_BYTES = 24 * 1024 * 1024  # a frame takes one, one that is moved for it, and FRAME_BYTES
 WINDOW = 4
 WATCH_S = 5.0
 
@@ -155,15 +156,15 @@ class StoreInstance:
 
     async def _load(self) -> None:
         await self._look_at_daemon()
-        rows = await self._attachment.ask(lambda request: Regions(request, f"{self.name}."))
-        names = [str(row[0]) for row in rows]
         if refuses_open(self.thresholds, self._daemon_used, self._daemon_limit):
             detail = f"store {self.name}: {self._daemon_used} of {self._daemon_limit} bytes are used on its daemon"
             raise MemoryLimitError(detail)
         catalog: dict[int, bytes] = {}
-        for name in names:
-            await self._load_region(name, catalog)
-        if not names:
+        # Until the list tells nothing new: an owner that is replaced may have made one more region in the meantime.
+        while unknown := [name for name in await self._region_names() if name not in self._lanes]:
+            for name in unknown:
+                await self._load_region(name, catalog)
+        if not self._lanes:
             await self._grow()
         for region, steps in self._core.recovered():
             self._push(region, steps, None)
@@ -171,6 +172,10 @@ class StoreInstance:
             number = int.from_bytes(payload[:2], "big")
             self._names[number] = payload[2:].decode()
         self._flush()
+
+    async def _region_names(self) -> list[str]:
+        rows = await self._attachment.ask(lambda request: Regions(request, f"{self.name}."))
+        return [str(row[0]) for row in rows]
 
     async def _load_region(self, name: str, catalog: dict[int, bytes]) -> None:
         epoch, size, _ = await self._attachment.ask(lambda request: Open(request, name, 0))
@@ -188,9 +193,9 @@ class StoreInstance:
             try:
                 walk.feed(start, data)
             except StoreCorruptError:
-                if length >= size or walk.wanted() != start:
+                if length >= min(size, MAX_BODY_BYTES) or walk.wanted() != start:
                     raise
-                length *= 2  # the first object is larger than what was read
+                length = min(2 * length, MAX_BODY_BYTES)  # the first object is larger than what was read
                 continue
             for block in walk.blocks[known:]:
                 if block.connection == CATALOG:
@@ -220,8 +225,8 @@ class StoreInstance:
         if self.failure is None:
             if self._queue:
                 await asyncio.wait([operation.future for operation in self._queue])
-            for name in list(self._lanes):
-                if self.failure is None:
+            with contextlib.suppress(StoreError):  # the end of the connection closes them too
+                for name in list(self._lanes):
                     await self._attachment.ask(lambda request, name=name: Close(request, name))  # type: ignore[misc]
         self._fail(StoreClosedError(f"store {self.name} was closed"))
         self._attachment.close()
@@ -320,14 +325,19 @@ class StoreInstance:
         await self._issue(handle, self._core.plan_delete(handle))
 
     async def read(self, handle: int) -> bytes:
+        """As of now, and only once that is acknowledged. What is planned is sent first, so that it is where the map
+        says when the daemon reads it."""
         self._check()
-        for _ in range(100):
-            region, block = self._core.where(handle)
-            data = await self._read(region, block.offset, BLOCK_BYTES + block.length)
-            self._check()
-            if self._core.where(handle) == (region, block):
-                return check_payload(region, block, data[:BLOCK_BYTES], data[BLOCK_BYTES:])
-        raise ObjectNotFoundError(handle)  # it moved a hundred times while it was read
+        region, block = self._core.where(handle)
+        lane = self._lanes[region]
+        if lane.steps:
+            self._send(region, lane)
+        newest = self._queue[-1].future if self._queue else None
+        data = await self._read(region, block.offset, BLOCK_BYTES + block.length)
+        if newest is not None:
+            await asyncio.wait([newest])
+        self._check()
+        return check_payload(region, block, data[:BLOCK_BYTES], data[BLOCK_BYTES:])
 
     async def _more_room(self, length: int) -> None:
         before = len(self._core.regions)

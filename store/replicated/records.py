@@ -318,7 +318,11 @@ class ReplicatedReach(Reach):
             self.directory, settings.store, region_bytes=settings.region_bytes, localindex=settings.localindex,
             thresholds=settings.thresholds,
         )  # fmt: skip
-        return ReplicatedPersistence(loop, instance, RecordLog(await instance.connection(CONNECTION)))
+        try:
+            return ReplicatedPersistence(loop, instance, RecordLog(await instance.connection(CONNECTION)))
+        except BaseException:
+            await instance.close()
+            raise
 
     def _find(self) -> Address | None:
         try:

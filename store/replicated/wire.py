@@ -15,6 +15,7 @@ import hashlib
 import hmac
 import os
 import socket
+import time
 from collections.abc import Callable
 
 from store.errors import AuthenticationError, ClusterMismatchError, DaemonUnavailableError, ProtocolError
@@ -41,6 +42,7 @@ class Connection:
         self._number = 0
         self._early: list[Message] = []
         self.closed = False
+        self.heard_s = time.monotonic()
         raw = writer.get_extra_info("socket")
         if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -67,7 +69,9 @@ class Connection:
         while not self._early:
             self._early += await self._read()
 
-    async def run(self, receive: Callable[[Message], None]) -> str:
+    async def run(self, receive: Callable[[Message], None], waits_for_writing: bool = False) -> str:
+        """`waits_for_writing`: what was answered is taken before more is asked. Not between daemons, which would wait
+        for each other."""
         try:
             early, self._early = self._early, []
             for message in early:
@@ -75,8 +79,10 @@ class Connection:
             while not self.closed:
                 for message in await self._read():
                     receive(message)
-        except (OSError, ProtocolError, asyncio.IncompleteReadError) as error:
-            return str(error)
+                    if waits_for_writing:
+                        await self._writer.drain()
+        except (OSError, ProtocolError) as error:
+            return f"{type(error).__name__}: {error}"
         finally:
             self.close()
         return "closed"
@@ -85,12 +91,20 @@ class Connection:
         data = await self._reader.read(CHUNK_BYTES)
         if not data:
             raise ConnectionError("the other side hung up")
+        self.heard_s = time.monotonic()
         return self._frames.feed(data)
 
     def close(self) -> None:
         if not self.closed:
             self.closed = True
             self._writer.close()
+
+    def leave(self) -> None:
+        """Close; what the other side has not taken yet is not waited for."""
+        if self.unsent_bytes:
+            self.abort()
+        else:
+            self.close()
 
     def abandon(self) -> None:
         """In a forked child: close its copy of the descriptor, nothing more."""
