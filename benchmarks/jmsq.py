@@ -15,6 +15,7 @@ DESTINATION = "orders"
 MEMBERS = 4
 ALL = "jmsq all columns"
 TWO = "jmsq body,sequence"
+REPLICATED = "jmsq, replicated checkpoint"
 
 
 class JmsqPeer:
@@ -52,6 +53,9 @@ class JmsqPeer:
     def latency_source(self, number: int) -> Any:
         return self.source(ALL, number)
 
+    def latency_checkpoint(self, number: int) -> str:
+        return str(self._bench.new_path("checkpoint"))
+
     @contextlib.contextmanager
     def sender(self, number: int) -> Iterator[Sender]:
         import spark_jms
@@ -72,3 +76,29 @@ class JmsqPeer:
 
     def _root(self, number: int) -> Path:
         return self._home / f"root-{number}"
+
+
+class ReplicatedPeer(JmsqPeer):
+    """The same, with the query's checkpoint behind the WebHDFS door of a replicated store on this machine."""
+
+    latency_cell = REPLICATED
+
+    def __init__(self, bench: Workbench, door: str) -> None:
+        super().__init__(bench)
+        self._door = door
+
+    def latency_checkpoint(self, number: int) -> str:
+        return f"webhdfs://{self._door}/{self._bench.new_path('checkpoint').name}"
+
+
+@contextlib.contextmanager
+def replicated_door(directory: Path) -> Iterator[str]:
+    """Three daemons with their doors; the first door's host:port."""
+    from store.replicated.cluster import Cluster, free_ports
+
+    cluster = Cluster(str(directory))
+    cluster.write_config(3, "1G", first_port=17_100)
+    try:
+        yield cluster.up(door_port=free_ports(1, 19_870)[0]).doors[0]
+    finally:
+        cluster.down(force=True)

@@ -30,7 +30,7 @@ from py4j.protocol import Py4JError  # noqa: E402
 from rich.console import Console  # noqa: E402
 
 from benchmarks import jars, latency, machine, report, scaling, throughput  # noqa: E402
-from benchmarks.jmsq import JmsqPeer  # noqa: E402
+from benchmarks.jmsq import JmsqPeer, ReplicatedPeer, replicated_door  # noqa: E402
 from benchmarks.measure import input_directory  # noqa: E402
 from benchmarks.peers import LatencyPeer, ThroughputPeer  # noqa: E402
 from benchmarks.peers.delta import DeltaPeer  # noqa: E402
@@ -120,8 +120,12 @@ def _parts(bench: Workbench, broker: Broker | None) -> None:
         peers: list[ThroughputPeer] = [*ours, *delta]
         throughput.run(bench, peers)
     if options.wants("latency"):
-        both: list[LatencyPeer] = [*ours]
-        latency.run(bench, both)
+        with contextlib.ExitStack() as doors:
+            both: list[LatencyPeer] = [*ours]
+            if jmsq is not None:
+                door = doors.enter_context(replicated_door(bench.new_path("replicated")))
+                both.insert(1, ReplicatedPeer(bench, door))
+            latency.run(bench, both)
     if options.wants("commit", "planning") and "jmsq" in only:
         scaling.run(bench)
 
@@ -130,7 +134,7 @@ def _cells_of_kafka(options: Options) -> list[tuple[str, str]]:
     """The cells that are absent when Kafka is: none where it was not asked for."""
     tables = [table for table in (throughput.SINK, throughput.SOURCE) if options.wants(table)]
     if options.wants("latency"):
-        tables += [latency.P50, latency.P99]
+        tables += [latency.P50, latency.P99, latency.CHECKPOINT]
     return [(table, KafkaPeer.sink_cell) for table in tables] if "kafka" in options.only else []
 
 

@@ -166,6 +166,9 @@ class KafkaPeer:
     def latency_source(self, number: int) -> Any:
         return self.source(self.latency_cell, number).withColumnRenamed("value", "body")
 
+    def latency_checkpoint(self, number: int) -> str:
+        return str(self._bench.new_path("checkpoint"))
+
     @contextlib.contextmanager
     def sender(self, number: int) -> Iterator[Sender]:
         from confluent_kafka import Producer
