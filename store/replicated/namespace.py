@@ -24,7 +24,7 @@ from store.replicated.instance import StoreInstance
 from store.replicated.thresholds import Thresholds
 from store.replicated.webhdfs import security
 from store.replicated.webhdfs.door import Door, DoorOptions
-from store.replicated.webhdfs.files import Files
+from store.replicated.webhdfs.files import Files, FilesOptions
 
 if TYPE_CHECKING:
     from store.replicated.daemon import DoorPlan
@@ -113,7 +113,9 @@ class NamespaceDoor:
         )  # fmt: skip
         try:
             objects = await self._instance.connection(CONNECTION)
-            self._files = await Files.open(objects, lambda: time.time_ns() // 1000)
+            capacity = sum(spec.memory_limit_bytes for spec in self._config.daemons) // 2
+            options = FilesOptions(capacity_bytes=capacity)
+            self._files = await Files.open(objects, lambda: time.time_ns() // 1000, options)
         except BaseException:
             await self._give_up()
             raise

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 import subprocess
 import sys
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,6 @@ PROVIDERS = {
     "hdfs": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
     "rocksdb": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
 }
-BATCHES = 12
 
 
 @pytest.fixture(scope="module")
@@ -168,32 +166,3 @@ def test_query_goes_on_when_another_door_takes_over(spark: SparkSession, tmp_pat
             spark.conf.set("spark.sql.shuffle.partitions", before)
             doors.stdin.close()
         print(f"4 switches, {restarts} restarts")
-
-
-def committed_ms(spark: SparkSession, checkpoint: str) -> list[int]:
-    """walCommit + commitOffsets of each batch but the first three."""
-    stream = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 20).load()
-    query = stream.writeStream.format("noop").option("checkpointLocation", checkpoint).start()
-    found: dict[int, int] = {}
-    while len(found) < BATCHES + 3:
-        query.processAllAvailable() if query.exception() else query.awaitTermination(1)
-        for progress in query.recentProgress:
-            times = progress["durationMs"]
-            if "walCommit" in times and "commitOffsets" in times:
-                found[progress["batchId"]] = times["walCommit"] + times["commitOffsets"]
-    query.stop()
-    return [found[batch] for batch in sorted(found)][3:]
-
-
-def test_commit_time_against_local_disk(
-    spark: SparkSession, door: str, tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
-    """R19: walCommit + commitOffsets are at most 0.6 of local disk's, in the same run (the door on the fake store)."""
-    local, behind = [], []
-    for n in range(2):
-        local += committed_ms(spark, str(tmp_path / f"local{n}"))
-        behind += committed_ms(spark, f"{door}speed-{uuid.uuid4().hex}")
-    ratio = statistics.median(behind) / statistics.median(local)
-    record_property("walCommit+commitOffsets", f"{statistics.median(behind)} / {statistics.median(local)} ms")
-    print(f"walCommit + commitOffsets: door {statistics.median(behind)} ms, local disk {statistics.median(local)} ms")
-    assert ratio <= 0.6
