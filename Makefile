@@ -71,6 +71,11 @@ bench: setup $(INSTALLED_BENCH) ## benchmarks, side by side with Spark's Kafka c
 soak: setup postgresql ## the tests that take minutes to hours
 	@$(SPARK_RUN) -m pytest -q -m soak tests $(ARGS)
 
+SEEDS ?= 2000
+.PHONY: sim
+sim: $(INSTALLED) ## SEEDS=n new seeds of the replicated store's simulator (2000)
+	@$(PY) -m store.replicated.simulator --seeds $(SEEDS) $(ARGS)
+
 .PHONY: clean
 clean: ## remove what builds and tests leave behind (keeps .venv and the cached jars)
 	@rm -rf build dist ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis \

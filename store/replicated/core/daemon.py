@@ -539,8 +539,8 @@ class DaemonCore:
         return self.now_ms - peer.heard_ms > self.settings.failure_timeout_ms or not self.maybe_running(holder)
 
     def maybe_running(self, holder: Holder) -> bool:
-        if holder == self.me:
-            return True
+        if holder.daemon == self.index:
+            return holder == self.me
         try:
             return self.directory.running(holder)
         except DirectoryUnavailableError:
@@ -593,7 +593,8 @@ class DaemonCore:
             self.to_peer(daemon, Notice(name))
 
     def to_peer(self, daemon: int, message: Message) -> None:
-        if self.peers[daemon].linked:
+        peer = self.peers.get(daemon)  # None: an earlier life of this one is meant
+        if peer is not None and peer.linked:
             self._out.append(ToPeer(daemon, message))
 
     def to_client(self, client: int, message: Message) -> None:

@@ -48,6 +48,7 @@ class Audit:
 
     def _store(self, store: str, owner: SimClient, last: bool) -> None:
         found: dict[int, tuple[Block, bytes]] = {}
+        free: dict[str, int] = {}
         book, maps = owner.state()
         for name, entry in self._world.truth.entries.items():
             if not name.startswith(store + "."):
@@ -58,10 +59,7 @@ class Audit:
             blocks = self._region(name, entry, cores[-1 if last else 0])
             if blocks is None:
                 return
-            if maps is not None and name in maps:
-                free = sum(block.size for block, _ in blocks if block.connection == FREE)
-                if free != maps[name].free_bytes:
-                    raise Violation(f"region {name}: {free} bytes are free, {maps[name].free_bytes} are known to be")
+            free[name] = sum(block.size for block, _ in blocks if block.connection == FREE)
             for block, payload in blocks:
                 if block.connection != FREE and (
                     block.handle not in found or found[block.handle][0].order < block.order
@@ -71,6 +69,9 @@ class Audit:
             {handle: payload for handle, (_, payload) in found.items()},
             f"copies of {store}, {'last' if last else 'first'}",
         )
+        for name in free.keys() & (maps or {}).keys():
+            if maps and free[name] != maps[name].free_bytes:
+                raise Violation(f"region {name}: {free[name]} bytes are free, {maps[name].free_bytes} are known to be")
 
     def _region(self, name: str, entry: RegionEntry, core: DaemonCore) -> list[tuple[Block, bytes]] | None:
         copy = core.copies.get(name)

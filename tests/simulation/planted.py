@@ -1,0 +1,163 @@
+"""Twelve bugs to plant: each one breaks a promise of the replicated store, and the simulator has to notice which."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from store.replicated.core import directory, opening, placement, protocol
+from store.replicated.core.daemon import DaemonCore
+from store.replicated.core.directory import RegionEntry
+from store.replicated.core.instance import InstanceCore, Planned
+from store.replicated.core.primary import Follower, Primary, State
+from store.replicated.core.replica import Replicas
+from store.replicated.core.space import Block, RegionSpace, Step
+from store.replicated.simulator.parts import SimDirectory
+
+Patch = pytest.MonkeyPatch
+
+
+@dataclass(frozen=True)
+class Planted:
+    """`text`: what the violation has to say, as a pattern."""
+
+    name: str
+    text: str
+    plant: Callable[[Patch], None]
+
+    def __str__(self) -> str:
+        return self.name.replace(" ", "-")
+
+
+def acknowledge_before_the_copy(patch: Patch) -> None:
+    def settle(self: Primary) -> None:
+        while self.pending:
+            head = self.pending.popleft()
+            self._daemon.reply(head.client, head.request)
+
+    patch.setattr(Primary, "settle", settle)
+
+
+def no_fence(patch: Patch) -> None:
+    """A daemon that woke up serves on: it asks nobody whether it is still primary."""
+    patch.setattr(Primary, "_lease", lambda self: True)
+    patch.setattr(DaemonCore, "_woke", lambda self: None)
+
+
+def resilver_from_a_stale_copy(patch: Patch) -> None:
+    """A copy that was struck off is kept, and taken for a good one when its daemon is back."""
+
+    def begin(self: Replicas, sender: int, message: protocol.Begin) -> None:
+        copy = self._daemon.copies.get(message.name)
+        known = message.stream in self._by_stream
+        if copy is not None and copy.region_id == message.region_id and not known:
+            self.follow(copy, message.stream, sender, message.epoch, applied=1)
+        original(self, sender, message)
+
+    original = Replicas.begin
+    patch.setattr(Replicas, "begin", begin)
+
+
+def lost_directory_update(patch: Patch) -> None:
+    """The directory takes whatever is written, whoever wrote in between."""
+
+    def swap(self: SimDirectory, name: str, old: RegionEntry | None, new: RegionEntry | None) -> bool:
+        self.apply(name, self.truth.entries.get(name), new)
+        return True
+
+    patch.setattr(SimDirectory, "swap", swap)
+
+
+def double_open(patch: Patch) -> None:
+    def open_here(self: opening.Opening, waiting: opening.Waiting, entry: RegionEntry) -> bool:
+        served = self._daemon.take_up(entry)
+        if served is not None and served.client is not None and served.client != waiting.client:
+            served.client, served.entry = None, replace(served.entry, opener=None)
+        return original(self, waiting, entry)
+
+    original = opening.Opening._open_here
+    patch.setattr(opening.Opening, "_open_here", open_here)
+
+
+def wrong_placement(patch: Patch) -> None:
+    def next_daemon(after: int, count: int, candidates: Any, size: int, exclude: Any = ()) -> int | None:
+        return original((after + 1) % count, count, candidates, size, {after, *exclude})
+
+    original = placement.next_daemon
+    patch.setattr(opening, "next_daemon", next_daemon)
+
+
+def space_leak(patch: Patch) -> None:
+    """With every block that is freed a few bytes are counted as used for ever."""
+
+    def give_back(self: RegionSpace, block: Block) -> Step:
+        step = original(self, block)
+        self.free_bytes -= 16
+        return step
+
+    original = RegionSpace._give_back
+    patch.setattr(RegionSpace, "_give_back", give_back)
+
+
+def checksum_ignored(patch: Patch) -> None:
+    def decode(number: int, crc: int, body: bytes) -> protocol.Message:
+        return original(number, zlib.crc32(body), body)
+
+    original = protocol._decode
+    patch.setattr(protocol, "_decode", decode)
+
+
+def early_memory_accounting(patch: Patch) -> None:
+    """Counted as free when it is decided to free it, freed later."""
+
+    def free_copy(self: DaemonCore, name: str) -> None:
+        copy = self.copies.pop(name)
+        self._used_bytes -= copy.size
+        self.replicas.forget(name)
+
+    patch.setattr(DaemonCore, "free_copy", free_copy)
+
+
+def re_used_epoch(patch: Patch) -> None:
+    patch.setattr(directory, "dropped", lambda entry: replace(entry, secondary=None))
+
+
+def partial_resilver_promoted(patch: Patch) -> None:
+    def copy_on(self: Primary, follower: Follower) -> None:
+        original(self, follower)
+        if follower.acked and follower.state is State.COPYING:
+            follower.state, follower.joining = State.JOINING, follower.sent
+
+    original = Primary._copy_on
+    patch.setattr(Primary, "_copy_on", copy_on)
+
+
+def delete_resurrected(patch: Patch) -> None:
+    """The map forgets some objects, and their blocks stay in the region."""
+
+    def plan_delete(self: InstanceCore, handle: int) -> Planned:
+        planned = original(self, handle)
+        return [(region, []) for region, _ in planned] if handle % 8 == 0 else planned
+
+    original = InstanceCore.plan_delete
+    patch.setattr(InstanceCore, "plan_delete", plan_delete)
+
+
+PLANTED = (
+    Planted("acknowledge before the copy", r"was acknowledged as|is there, but was deleted", acknowledge_before_the_copy),
+    Planted("no fence", r"answered client\d for .*, which|another client has the store", no_fence),
+    Planted("resilver from a stale copy", r"was acknowledged as|is there, but was deleted|differ|begins here", resilver_from_a_stale_copy),
+    Planted("lost directory update", r"was used before|replaced without being removed|opened what|not its primary", lost_directory_update),
+    Planted("double open", r"opened what .* has open|which .* opened at epoch|another client has the store", double_open),
+    Planted("wrong placement", r"the second copy belongs on daemon", wrong_placement),
+    Planted("space leak", r"bytes are free, .* are known to be", space_leak),
+    Planted("checksum ignored", r"does not fit its checksum|differ|begins here", checksum_ignored),
+    Planted("early memory accounting", r"counts .* bytes and holds|the limit is|is taken twice", early_memory_accounting),
+    Planted("re-used epoch", r"epoch \d+ was used before", re_used_epoch),
+    Planted("partial resilver promoted", r"was acknowledged as|differ|begins here", partial_resilver_promoted),
+    Planted("delete resurrected", r"is there, but was deleted or never written", delete_resurrected),
+)  # fmt: skip
