@@ -298,3 +298,7 @@ class LockHeldError(StoreBusyError):
     """Another engine has the data store's lock, and did not let go of it within the limit. `jmsq store lock` says who; if
     its process is gone, the database drops the lock when its keepalive notices, or when an administrator ends the
     session."""
+
+
+class StoreInUseError(StoreError):
+    """Somebody uses the store, or it has a content of its own; nothing was changed. Stop its users, or take an empty one."""

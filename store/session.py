@@ -90,6 +90,10 @@ class Backend(ABC):
     def statistics(self) -> StoreStatistics:
         """The physical half of the statistics."""
 
+    def compact(self) -> str:
+        """In place, on demand; what was done, in words."""
+        return "nothing to compact: the content is kept in memory"
+
     @abstractmethod
     def release(self) -> None:
         """One user less; the last one closes the files."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from spark_jms.cli import store_cluster
+from spark_jms.cli import store_cluster, store_data
 
 
 @click.group("store", short_help="Stores: create, check, move, and the daemons of a replicated one.")
@@ -12,7 +12,7 @@ def store() -> None:
     """The stores behind the checkpoint layer: file, jdbc, replicated."""
 
 
-for _command in store_cluster.COMMANDS:
+for _command in (*store_data.COMMANDS, *store_cluster.COMMANDS):
     store.add_command(_command)
 
 COMMANDS = (store,)

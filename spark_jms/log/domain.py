@@ -30,6 +30,8 @@ _DOMAIN_FILE = "_jmsq/domain.json"
 _REGISTER = "_jmsq/destinations"
 ACKNOWLEDGEMENTS = "_jmsq/acknowledgements"
 DEFAULT_STORE = "file"
+_JDBC = ("jdbc:", "sqlite:", "postgresql:")
+_ONE_HOST = ("file:", "jdbc:sqlite:", "sqlite:")
 ACKNOWLEDGEMENT_SCHEMA = pa.schema(
     [
         (ORDINAL, pa.int64()),
@@ -80,8 +82,15 @@ class Domain:
 
     @property
     def store_uri(self) -> str:
-        """Where the record sets are: `file` means beside the tables."""
-        return f"{self.root}/_jmsq/store" if self._store == DEFAULT_STORE else self._store
+        """Where the record sets are: `file` means beside the tables. A store in a database is told whose it must be, so
+        that no two domains share one (S3)."""
+        if self._store == DEFAULT_STORE:
+            return f"{self.root}/_jmsq/store"
+        if self._store.startswith(_JDBC):
+            from store.jdbc.settings import with_engine
+
+            return with_engine(self._store, self.id)
+        return self._store
 
     def destinations(self) -> list[str]:
         names = (info.path.rsplit("/", 1)[1] for info in self.storage.list(_REGISTER))
@@ -117,11 +126,11 @@ def create_domain(root: str, store: str | None = None) -> Domain:
     wanted = store or DEFAULT_STORE
     if storage.get(_DOMAIN_FILE) is None:
         if not isinstance(storage, LocalStorage) and (
-            wanted == DEFAULT_STORE or wanted.startswith("file:") or "://" not in wanted
+            wanted == DEFAULT_STORE or wanted.startswith(_ONE_HOST) or "://" not in wanted
         ):
             raise DomainError(
-                f"the root {storage.uri} is an object store, which several hosts can use, but the file store serves one "
-                "host: name a store that serves them all with `store:` in the module file"
+                f"the root {storage.uri} is an object store, which several hosts can use, but the store {wanted!r} serves "
+                "one host: name one that serves them all with `store:` in the module file"
             )
         data = {"formatVersion": FORMAT_VERSION, "id": uuid.uuid4().hex, "store": wanted, "createdMs": now_ms()}
         storage.create(_DOMAIN_FILE, json.dumps(data, indent=1).encode())

@@ -18,7 +18,14 @@ from collections.abc import Callable, Collection
 from typing import Any, TypeVar, cast
 
 from store.contract import StoreStatistics
-from store.errors import StoreBusyError, StoreClosedError, StoreError, StoreNotFoundError, StoreWriteError
+from store.errors import (
+    StoreBusyError,
+    StoreClosedError,
+    StoreError,
+    StoreFullError,
+    StoreNotFoundError,
+    StoreWriteError,
+)
 from store.file.disk import Disk
 from store.file.heartbeat import Heartbeat
 from store.file.journal import Journal, write_error
@@ -70,6 +77,7 @@ class FileBackend(Backend):
         self._round = threading.Lock()
         self._mirror = threading.Lock()
         self._create = create
+        self._compact_wanted = False
         directory = os.path.abspath(path)
         if not create and not os.path.isdir(directory):
             raise StoreNotFoundError(path)
@@ -203,7 +211,8 @@ class FileBackend(Backend):
     def _tidy(self, transaction: Transaction) -> bool:
         ended = [name for entry in transaction.entries if isinstance(entry, Ended) for name in entry.session_ids]
         self._heartbeat.bury(ended)
-        if self._journal.wants_compaction():
+        if self._compact_wanted or self._journal.wants_compaction():
+            self._compact_wanted = False
             self._journal.compact()
         return self._journal.sound
 
@@ -261,6 +270,20 @@ class FileBackend(Backend):
             torn_tail_count=journal.torn_tail_count,
             lock_break_count=self._lock.break_count,
         )
+
+    def compact(self) -> str:
+        """The journal begins anew with what it holds now; others follow."""
+        before, failed = self._size(), self._journal.failed_compaction_count
+        self._compact_wanted = True
+        self.write(lambda _: None)
+        if self._journal.failed_compaction_count > failed:
+            raise StoreFullError(f"{self._journal.directory}: no room for the new journal; the old one is as it was")
+        return f"compacted: {before:,} bytes before, {self._size():,} after"
+
+    def _size(self) -> int:
+        with self._mirror:
+            self._journal.refresh()
+            return os.path.getsize(self._journal.path)
 
     def retain(self) -> bool:
         """One user more; False when the last one has closed it already."""

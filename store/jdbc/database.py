@@ -154,6 +154,11 @@ class Connection:
         finally:
             self.busy_since_s = None
 
+    def autocommit(self) -> None:
+        """For statements that run in no transaction. PostgreSQL only, on a fresh connection."""
+        with self._errors():
+            self._raw = self._raw.execution_options(isolation_level="AUTOCOMMIT")
+
     def cut(self) -> None:
         """From any thread: whoever waits for an answer gets a ConnectionLostError at once."""
         fd = self._fd()

@@ -171,7 +171,7 @@ class JdbcPersistence(Persistence):
     def _table_of(self, row: Row) -> sa.Table:
         first = self._tables.persistent_count
         kind = self._tables.objects[:first] if row.persistent else self._tables.objects[first:]
-        return kind[row.home % len(kind)]
+        return kind[zlib.crc32(b"%d" % row.home) % len(kind)]
 
     def _write_rows(self, data: Connection, changes: RowChanges) -> None:
         for table, rows in self._by_table(row for _, row in changes.deletes).items():

@@ -135,7 +135,7 @@ def parse_jdbc(uri: str) -> JdbcSettings:
         raise StoreUriError(f"no database {parts.scheme!r} in {uri!r}: there are {SQLITE} and {POSTGRESQL}")
     known, rest = _options(uri, parts.query)
     if dialect == SQLITE:
-        path = unquote(parts.path)
+        path = re.sub("^//+", "/", unquote(parts.path))
         if parts.netloc not in ("", "localhost") or not path.startswith("/") or path.endswith("/"):
             raise StoreUriError(f"an SQLite store needs an absolute path (jdbc:sqlite:///path/file.db): {uri!r}")
         if rest or "schema" in known:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +14,14 @@ from spark_jms.testing import memory_domain
 FOUR = {"kind": "distributed-queue", "members": 4}
 
 
-@pytest.fixture(params=["memory", "file"])
-def client_root(request: pytest.FixtureRequest) -> Iterator[str]:
-    with memory_domain(request.param, orders="queue", prices="topic", spread=FOUR,
+@pytest.fixture(params=["memory", "file", "sqlite", "postgresql"])
+def client_root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    store = request.param
+    if store == "sqlite":
+        store = f"jdbc:sqlite:///{tmp_path}/store.db"
+    elif store == "postgresql":
+        store = request.getfixturevalue("postgresql").uri()
+    with memory_domain(store, orders="queue", prices="topic", spread=FOUR,
                        small={"kind": "queue", "max_message_bytes": 10}) as where:  # fmt: skip
         yield where
 

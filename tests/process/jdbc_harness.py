@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -191,7 +192,7 @@ def check_account(uri: str, writers: list[WriterProcess]) -> int:
     with open_store(uri) as store:
         for writer in writers:
             numbers = writer.acknowledged
-            again = [pair for pair in zip(numbers, numbers[1:], strict=False) if pair[1] <= pair[0]]
+            again = [pair for pair in itertools.pairwise(numbers) if pair[1] <= pair[0]]
             assert again == [], f"{writer.name}: acknowledged numbers were lost, and given again: {again[:5]}"
             objects = store.peek(writer.name)
             assert objects["n"] == objects["twin"]

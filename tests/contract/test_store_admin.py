@@ -1,0 +1,187 @@
+"""`jmsq store`, on each kind of store: create, ddl, check, dump, compact, migrate, lock, resolve (C14, C16, S1)."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from spark_jms.cli.main import cli
+from store import Put, StoreInUseError, StoreVersionError, open_store
+from store.admin import dump, migrate
+
+KINDS = ("memory", "file", "sqlite", "postgresql")
+
+
+@pytest.fixture
+def uri_of(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], str]:
+    counter = itertools.count()
+
+    def make(kind: str) -> str:
+        number = next(counter)
+        if kind == "postgresql":
+            return str(request.getfixturevalue("postgresql").uri())
+        path = tmp_path / f"store{number}"
+        return {
+            "memory": f"memory://{tmp_path.name}-{number}",
+            "file": str(path),
+            "sqlite": f"jdbc:sqlite:///{path}.db",
+        }[kind]
+
+    return make
+
+
+def run(*arguments: str, code: int = 0) -> Result:
+    done = CliRunner().invoke(cli, ["store", *arguments])
+    assert done.exit_code == code, done.output
+    return done
+
+
+def document(*arguments: str, code: int = 0) -> Any:
+    return json.loads(run(*arguments, "--json", code=code).output)
+
+
+def fill(uri: str) -> None:
+    with open_store(uri) as store, store.connect("filler") as session:
+        for number in range(7):
+            handle = session.open(f"r{number}")
+            for turn in range(number + 1):
+                handle.commit([Put("k", b"%d" % turn), Put(f"k{turn}", bytes(range(256)))])
+            handle.close()
+            session.open(f"r{number}").close()
+        session.prepare("in-doubt", {session.open("r1"): [Put("k", b"promised")]})
+
+
+def content(uri: str) -> list[Any]:
+    with open_store(uri, create=False) as store:
+        records = [(record.name, record.epoch, record.objects) for record in dump(store)]
+        return [*[(name, epoch, sorted(objects)) for name, epoch, objects in records], store.in_doubt()]
+
+
+@pytest.mark.parametrize(("source", "target"), list(itertools.permutations(KINDS, 2)))
+def test_a_migration_loses_nothing(uri_of: Callable[[str], str], source: str, target: str) -> None:
+    """C14, S1: from any kind to any kind: names, epochs, objects, prepared transactions; and again is no error."""
+    here, there = uri_of(source), uri_of(target)
+    fill(here)
+    before = content(here)
+    moved = migrate(here, there)
+    assert (moved.record_count, moved.prepared_count, moved.there_already) == (7, 1, 0)
+    assert content(there) == before == content(here)
+    assert migrate(here, there).there_already == 8
+    with open_store(there) as store, store.connect() as session:
+        assert session.open("r3").epoch == before[3][1] + 1  # an old owner stays fenced
+        store.resolve("in-doubt", commit=True)
+        assert store.peek("r1")["k"] == b"promised"
+    with pytest.raises(StoreInUseError, match="r3"):
+        migrate(here, there)
+
+
+def test_a_store_in_use_is_not_moved(uri_of: Callable[[str], str]) -> None:
+    """S3."""
+    here, there = uri_of("file"), uri_of("sqlite")
+    fill(here)
+    with open_store(here) as store, store.connect("a query"), pytest.raises(StoreInUseError, match="a query"):
+        migrate(here, there)
+
+
+@pytest.mark.parametrize("kind", ["file", "sqlite", "postgresql"])
+def test_the_commands(uri_of: Callable[[str], str], kind: str) -> None:
+    """C14: for people and for scripts."""
+    uri = uri_of(kind)
+    assert document("create", uri) == {"store": uri, "records": 0}
+    fill(uri)
+    assert document("create", uri)["records"] == 7
+    checked = document("check", uri)
+    assert (checked["record_count"], checked["in_doubt"], checked["problems"]) == (7, ["in-doubt"], [])
+    assert "all checksums right" in run("check", uri).output
+    lines = [json.loads(line) for line in run("dump", uri, "--json").output.splitlines()]
+    assert [line["name"] for line in lines] == [f"r{number}" for number in range(7)]
+    assert lines[0]["objects"] == {"k": 1, "k0": 256}
+    assert run("dump", uri).output.startswith("r0  epoch 2")
+    assert document("compact", uri)["done"]
+    assert content(uri)[-1] == {"in-doubt": ("r1",)}
+    assert document("resolve", uri) == {"in_doubt": {"in-doubt": ["r1"]}}
+    run("resolve", uri, "--transaction", "in-doubt", code=2)
+    assert document("resolve", uri, "--transaction", "in-doubt", "--rollback") == {"in_doubt": {}}
+    run("resolve", uri, "--transaction", "in-doubt", "--commit", code=1)
+    assert "7 record set(s)" in run("migrate", uri, uri_of("file")).output
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_the_lock_tells_who_since_when_and_which_incarnation(uri_of: Callable[[str], str], kind: str) -> None:
+    """C14, S4."""
+    import os
+
+    uri = uri_of(kind)
+    fill(uri)
+    free = document("lock", uri)
+    assert (free["held"], free["answers"]) == (False, False)
+    with open_store(uri):
+        held = document("lock", uri)
+        assert (held["held"], held["answers"], held["pid"]) == (True, True, os.getpid())
+        assert held["incarnation"] not in ("", free["incarnation"])
+        assert held["engine"] == free["engine"]
+        assert held["since_ms"] > free["since_ms"]
+        assert "it answers" in run("lock", uri).output
+    assert ": free" in run("lock", uri).output
+
+
+def test_the_ddl_is_printed_without_a_connection() -> None:
+    """S1."""
+    printed = run("ddl", "jdbc:postgresql://nobody@nowhere.invalid/db?schema=mq&prefix=AB").output
+    assert printed.count("CREATE TABLE mq.ab") == 8
+    assert "BYTEA" in printed
+
+
+def test_damage_is_named_and_the_exit_code_tells(uri_of: Callable[[str], str], tmp_path: Path) -> None:
+    """S9, C14."""
+    uri = uri_of("sqlite")
+    fill(uri)
+    with sqlite3.connect(uri.removeprefix("jdbc:sqlite://")) as connection:
+        connection.execute("UPDATE sib000 SET data = x'00' WHERE name = 'k0'")
+    connection.close()
+    problems = document("check", uri, code=1)["problems"]
+    assert len(problems) == 7
+    assert "'k0'" in problems[0]
+    journal = tmp_path / "damaged"
+    fill(str(journal))
+    file = next(journal.glob("journal-*.log"))
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    assert "is damaged at byte" in document("check", str(journal), code=1)["problems"][0]
+    assert file.read_bytes() == data
+
+
+def test_the_file_store_compacts_on_demand_beside_its_users(tmp_path: Path) -> None:
+    """S9: in place; who has it open goes on."""
+    with open_store(str(tmp_path / "s")) as store, store.connect() as session:
+        handle = session.open("r")
+        for number in range(200):
+            handle.commit([Put("k", b"%d" % number * 100)])
+        before = sum(file.stat().st_size for file in (tmp_path / "s").glob("journal-*.log"))
+        run("compact", str(tmp_path / "s"))
+        assert sum(file.stat().st_size for file in (tmp_path / "s").glob("journal-*.log")) < before / 20
+        handle.commit([Put("k", b"last")])
+    with open_store(str(tmp_path / "s")) as store:
+        assert store.peek("r") == {"k": b"last"}
+
+
+def test_errors_are_one_line(uri_of: Callable[[str], str]) -> None:
+    """C14: named, with the advice."""
+    done = CliRunner().invoke(cli, ["store", "check", "jdbc:sqlite:///nowhere/at/all.db"])
+    assert done.exit_code == 1
+    assert "jmsq store create" in done.output
+    uri = uri_of("sqlite")
+    fill(uri)
+    with sqlite3.connect(uri.removeprefix("jdbc:sqlite://") + "-sibowner") as connection:
+        connection.execute("UPDATE sibowner SET version = 7")
+    connection.close()
+    with pytest.raises(StoreVersionError):
+        open_store(uri)

@@ -1,0 +1,565 @@
+"""The JDBC store's own rules: URIs, tables, rows, the lock protocol, refusals, faults at every step (S1 to S6, S8).
+
+On SQLite; what is the same on PostgreSQL is parametrised. Fail-over between processes is in process/test_jdbc_scenarios.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import sqlite3
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from store import (
+    DatabaseUnreachableError,
+    ForeignOwnerError,
+    LockHeldError,
+    Put,
+    StoreCorruptError,
+    StoreError,
+    StoreFullError,
+    StoreRightsError,
+    StoreUriError,
+    StoreVersionError,
+    TablesIncompleteError,
+    TablesMissingError,
+    open_store,
+)
+from store.jdbc import database as database_module
+from store.jdbc.database import (
+    Connection,
+    ConnectionLostError,
+    Database,
+    client_keepalives,
+    keepalives,
+    server_settings,
+)
+from store.jdbc.engine import Clocks, JdbcReach, State
+from store.jdbc.protocol import STEPS, LockTakenError, Step, acquire, draw
+from store.jdbc.rows import CLASSES, Row, check_row
+from store.jdbc.settings import parse_jdbc, with_engine
+from store.jdbc.store import open_backend
+from store.jdbc.tables import VERSION, ddl, make_tables
+from store.ledger import Change, Written
+from store.served import OwnershipLostError
+from store.served.book import Proposal
+from store.session import LedgerStore
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"jdbc:sqlite:///{tmp_path}/s.db?retry_interval_ms=10"
+    return str(request.getfixturevalue("postgresql").uri(retry_interval_ms=10))
+
+
+class Raw:
+    """The tables, as somebody else's program sees them."""
+
+    def __init__(self, uri: str) -> None:
+        self.settings = parse_jdbc(uri)
+        self.tables = make_tables(self.settings)
+        self.database = Database(self.settings)
+
+    def run(self, statement: str, file: str = "") -> list[Any]:
+        connection = self.database.connect(f"{self.settings.path}{file}" if self.settings.dialect == "sqlite" else "")
+        schema = f"{self.settings.schema}." if self.settings.schema else ""
+        try:
+            with connection.transaction("DEFERRED" if statement.startswith("SELECT") else "IMMEDIATE"):
+                done = connection.run(statement.replace("@", schema))
+                return list(done.all()) if done.returns_rows else []
+        finally:
+            connection.close()
+
+    def owner(self) -> tuple[Any, ...]:
+        rows = self.run("SELECT me_uuid, inc_uuid, version, migration_version FROM @sibowner", "-sibowner")
+        assert len(rows) == 1
+        return tuple(rows[0])
+
+    def content(self) -> list[Any]:
+        tables = ["sibclassmap", "siblisting", "sibxacts", "sibkeys", "sib000", "sib001"]
+        return [sorted(map(tuple, self.run(f"SELECT * FROM @{table}"))) for table in tables] + [self.owner()]
+
+
+def fill(uri: str) -> None:
+    with open_store(uri) as store, store.connect() as session:
+        session.open("a").commit([Put("k", b"v"), Put("l", b"w")])
+        session.open("b").commit([Put("k", b"2")])
+
+
+# ---- URIs
+
+
+def test_a_uri_says_everything() -> None:
+    """S1, S6, S8."""
+    settings = parse_jdbc(
+        "jdbc:postgresql://me:p%40ss@db.example:6543/mq?schema=Sib1&prefix=MQ&on_connection_loss=retry&retry_limit_s=300"
+        "&orphan_limit_s=60&sslmode=require"
+    )
+    assert (settings.host, settings.port, settings.user, settings.password) == ("db.example", 6543, "me", "p@ss")
+    assert (settings.schema, settings.prefix, settings.libpq) == ("Sib1", "MQ", (("sslmode", "require"),))
+    assert (settings.on_connection_loss, settings.retry_limit_s, settings.orphan_limit_s) == ("retry", 300, 60)
+    assert "p@ss" not in settings.shown + repr(settings)
+    assert parse_jdbc("sqlite:///x/y%20z.db") == replace(parse_jdbc("jdbc:sqlite:///x/y z.db"))
+    assert parse_jdbc("jdbc:sqlite:////x/y.db").path == "/x/y.db"
+    assert parse_jdbc(with_engine("jdbc:sqlite:///x.db", "me")).engine == "me"
+    assert with_engine("jdbc:sqlite:///x.db?engine=you", "me") == "jdbc:sqlite:///x.db?engine=you"
+
+
+def test_the_defaults_are_the_texts() -> None:
+    """S5, S6: 15 minutes; since version 7: fail over at once."""
+    settings = parse_jdbc("jdbc:postgresql://h/db")
+    assert (settings.retry_limit_s, settings.on_connection_loss, settings.prefix) == (900, "failover", "SIB")
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "jdbc:sqlite://relative.db",
+        "jdbc:sqlite:///dir/",
+        "jdbc:sqlite:///x.db?schema=s",
+        "jdbc:sqlite:///x.db?unknown=1",
+        "jdbc:postgresql://h",
+        "jdbc:postgresql:///db",
+        "jdbc:postgresql://h:x/db",
+        "jdbc:mysql://h/db",
+        "jdbc:postgresql://h/db?schema=a;b",
+        "jdbc:postgresql://h/db?prefix=1x",
+        "jdbc:postgresql://h/db?on_connection_loss=maybe",
+        "jdbc:postgresql://h/db?retry_limit_s=nan",
+        "jdbc:postgresql://h/db?orphan_limit_s=900",
+        "jdbc:postgresql://h/db?permanent_tables=0",
+    ],
+)
+def test_a_wrong_uri_is_refused_by_name(uri: str) -> None:
+    with pytest.raises(StoreUriError):
+        open_store(uri)
+
+
+def test_keepalives_fit_their_limits() -> None:
+    """S8: an orphaned lock goes within orphan_limit_s, well within the 15 minutes of retries."""
+    settings = parse_jdbc("jdbc:postgresql://h/db")
+    for limit_s in (2, 20, 120, 600):
+        parts = keepalives(limit_s)
+        assert parts["idle"] + parts["interval"] * parts["count"] <= max(limit_s, 7)
+    assert server_settings(settings)["tcp_keepalives_idle"] == "60"
+    assert server_settings(settings)["idle_in_transaction_session_timeout"] == "0"
+    assert client_keepalives(settings)["tcp_user_timeout"] == 20_000
+
+
+def test_keepalives_are_set_on_both_ends(postgresql: Any) -> None:
+    """S8: read back from the server and from the socket."""
+    import socket
+
+    connection = Database(parse_jdbc(postgresql.uri(orphan_limit_s=60))).connect()
+    shown = {name: connection.run(f"SHOW {name}").scalar() for name in ("tcp_keepalives_idle", "tcp_keepalives_count")}
+    assert shown == {"tcp_keepalives_idle": "30", "tcp_keepalives_count": "6"}
+    fd = connection._fd()
+    assert fd is not None
+    with socket.socket(fileno=__import__("os").dup(fd)) as ours:
+        assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 14
+    connection.close()
+
+
+# ---- tables and rows
+
+
+def test_the_seven_tables_have_the_described_columns() -> None:
+    """S1: and the names are as configured."""
+    tables = make_tables(parse_jdbc("jdbc:postgresql://h/db?schema=Mine&prefix=AB&permanent_tables=2"))
+    columns = {table.fullname: [column.name for column in table.c] for table in tables.all}
+    assert columns["mine.abowner"] == ["me_uuid", "inc_uuid", "version", "migration_version"]
+    assert columns["mine.abowner0"] == ["empty_column"]
+    assert sorted(columns) == sorted(
+        f"mine.ab{name}" for name in ("owner", "owner0", "classmap", "listing", "xacts", "keys", "000", "001", "002")
+    )
+
+
+def test_every_table_is_used(uri: str) -> None:
+    """S1, S2: after some work each table holds what it is for."""
+    fill(uri)
+    raw = Raw(uri)
+    classes = {row[0]: (row[1], bool(row[2])) for row in raw.run("SELECT * FROM @sibclassmap")}
+    assert classes == dict(CLASSES)
+    assert sorted(map(tuple, raw.run("SELECT * FROM @siblisting"))) == [(0, "sib000", 1), (1, "sib001", 0)]
+    ids = [row[0] for row in raw.run("SELECT id FROM @sib000 UNION ALL SELECT id FROM @sib001")]
+    assert len(set(ids)) == len(ids)
+    assert max(ids) <= raw.run("SELECT last_key FROM @sibkeys")[0][0]
+    kinds = {table: {row[0] for row in raw.run(f"SELECT class_id FROM @{table}")} for table in ("sib000", "sib001")}
+    assert kinds["sib000"] == {1, 2}
+    assert kinds["sib001"] <= {3, 4, 5, 6}
+    assert {row[0] for row in raw.run("SELECT state FROM @sibxacts")} == {"COMMITTED"}
+    assert raw.run("SELECT * FROM @sibowner0", "-sibowner0") == []
+
+
+def test_the_persistent_tables_alone_are_the_whole_content(uri: str) -> None:
+    """S1: restored without the others, every record set is there, and free."""
+    backend = open_backend(uri)
+    store = LedgerStore(backend)
+    store.connect().open("a").commit([Put("k", b"v")])
+    backend._reach.close()  # as at a kill: the session is not ended
+    Raw(uri).run("DELETE FROM @sib001")
+    with open_store(uri, create=False) as again:
+        info = again.info("a")
+        assert info is not None
+        assert (info.epoch, info.holder) == (1, None)
+        assert again.peek("a") == {"k": b"v"}
+
+
+def test_more_tables_than_two(uri: str) -> None:
+    """S1: record sets are spread over the persistent tables, sessions over the others."""
+    uri += "&permanent_tables=3&temporary_tables=2"
+    with open_store(uri) as store, store.connect() as session:
+        for number in range(9):
+            session.open(f"r{number}").commit([Put("k", b"%d" % number)])
+    raw = Raw(uri)
+    assert all(raw.run(f"SELECT 1 FROM @sib{nnn:03} WHERE class_id = 2") for nnn in range(3))
+    with open_store(uri) as store:
+        assert [store.peek(f"r{number}")["k"] for number in range(9)] == [b"%d" % number for number in range(9)]
+    with pytest.raises(StoreCorruptError, match="siblisting"):
+        open_store(
+            uri.replace("permanent_tables=3", "permanent_tables=2").replace("temporary_tables=2", "temporary_tables=3")
+        )
+
+
+def test_printed_ddl_makes_a_store(tmp_path: Path) -> None:
+    """S1: an administrator runs what `jmsq store ddl` prints; the store is used with create_tables=no."""
+    uri = f"jdbc:sqlite:///{tmp_path}/s.db?create_tables=no"
+    with pytest.raises(TablesMissingError):
+        open_store(uri)
+    path = ""
+    for statement in ddl(parse_jdbc(uri)).split(";"):
+        for line in statement.splitlines():
+            path = line.removeprefix("-- in ") if line.startswith("-- in ") else path
+        with sqlite3.connect(path or ":memory:") as connection:
+            connection.executescript(statement + ";")
+        connection.close()
+    fill(uri)
+    assert "CREATE SCHEMA IF NOT EXISTS s1;" in ddl(parse_jdbc("jdbc:postgresql://h/db?schema=S1"))
+
+
+@pytest.mark.parametrize("table", ["sib000", "sibxacts"])
+def test_a_damaged_row_is_named_and_left(uri: str, table: str) -> None:
+    """S1, S9: nothing is changed."""
+    from store.admin import check
+
+    fill(uri)
+    raw = Raw(uri)
+    where = "name = 'l'" if table == "sib000" else "position = (SELECT max(position) FROM @sibxacts)"
+    raw.run(f"UPDATE @{table} SET checksum = checksum + 1 WHERE {where}")
+    before = raw.run(f"SELECT * FROM @{table}")
+    with pytest.raises(StoreCorruptError, match=table):
+        open_store(uri)
+    assert raw.run(f"SELECT * FROM @{table}") == before
+    found = check(uri)
+    assert len(found.problems) == 1
+    assert table in found.problems[0]
+
+
+def test_a_checksum_covers_every_column() -> None:
+    row = Row(1, 2, 2, "k", 3, b"data")
+    for other in (replace(row, id=2), replace(row, parent_id=1), replace(row, class_id=1), replace(row, name="j"),
+                  replace(row, number=4), replace(row, data=b"date")):  # fmt: skip
+        with pytest.raises(StoreCorruptError):
+            check_row(other, row.checksum, "sib000")
+
+
+# ---- the lock protocol
+
+
+def test_the_protocol_is_the_texts() -> None:
+    """S4: three connections, in this order."""
+    assert [(step.connection, step.step, step.table, step.mark) for step in STEPS] == [
+        ("first", Step.CONNECT, "SIBOWNER0", ""),
+        ("first", Step.LOCK_EXCLUSIVE, "SIBOWNER0", "A"),
+        ("second", Step.CONNECT, "SIBOWNER", ""),
+        ("second", Step.LOCK_EXCLUSIVE, "SIBOWNER", "B"),
+        ("second", Step.READ, "SIBOWNER", ""),
+        ("second", Step.UPDATE, "SIBOWNER", ""),
+        ("second", Step.CLOSE_COMMIT, "SIBOWNER", "C"),
+        ("third", Step.CONNECT, "SIBOWNER", ""),
+        ("third", Step.LOCK_SHARE, "SIBOWNER", "D"),
+        ("third", Step.READ, "SIBOWNER", ""),
+        ("first", Step.CLOSE, "SIBOWNER0", "E"),
+    ]
+    assert STEPS[1].statement() == "LOCK TABLE SIBOWNER0 IN EXCLUSIVE MODE"
+    assert draw().count("E->>D") == len(STEPS)
+
+
+def test_the_statements_go_to_postgresql_in_order(postgresql: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """S4: as the database was asked."""
+    import sqlalchemy as sa
+
+    uri = postgresql.uri()
+    fill(uri)
+    raw = Raw(uri)
+    said: list[str] = []
+    engine = raw.database._engines.setdefault("", raw.database._make_engine(""))
+    sa.event.listen(
+        engine, "before_cursor_execute", lambda c, cu, statement, *rest: said.append(" ".join(statement.split()))
+    )
+    ownership = acquire(raw.database, raw.tables, "")
+    schema = raw.settings.schema
+    asked = [statement for statement in said if "set_config" not in statement]
+    assert [statement.split(" SET ")[0] for statement in asked] == [
+        f"LOCK TABLE {schema}.sibowner0 IN EXCLUSIVE MODE",
+        f"LOCK TABLE {schema}.sibowner IN EXCLUSIVE MODE",
+        asked[2],
+        f"UPDATE {schema}.sibowner",
+        f"LOCK TABLE {schema}.sibowner IN SHARE MODE",
+        asked[2],
+    ]
+    assert asked[2].startswith(f"SELECT {schema}.sibowner.me_uuid, {schema}.sibowner.inc_uuid")
+    ownership.release()
+
+
+def test_every_start_has_an_incarnation_of_its_own(uri: str) -> None:
+    """S4."""
+    seen = []
+    for _ in range(3):
+        fill(uri)
+        seen.append(Raw(uri).owner())
+    assert len({row[1] for row in seen}) == 3
+    assert len({row[0] for row in seen}) == 1
+    assert {row[2:] for row in seen} == {(VERSION, 0)}
+
+
+def test_the_lock_is_held_for_life_and_verified(uri: str) -> None:
+    """S4: nobody gets it meanwhile; somebody who changes the row all the same ends the engine."""
+    fill(uri)
+    raw = Raw(uri)
+    ownership = acquire(raw.database, raw.tables, "")
+    assert ownership.verify()
+    other = Raw(uri)
+    for _ in range(3):
+        with pytest.raises(LockTakenError):
+            acquire(other.database, other.tables, "")
+    assert ownership.verify()
+    ownership.release()
+    second = acquire(other.database, other.tables, "")
+    assert second.incarnation != ownership.incarnation
+    second.release()
+
+
+def test_a_zombie_writes_nothing(uri: str) -> None:
+    """S4, S6: its lock is gone and it does not know; the row names another; its next write is refused by the database."""
+    backend = open_backend(uri + "&verify_interval_ms=60000")
+    handle = LedgerStore(backend).connect().open("r")
+    handle.commit([Put("k", b"mine")])
+    reach = backend._reach
+    assert isinstance(reach, JdbcReach)
+    engine = reach._engine
+    assert engine is not None
+    engine.persistence.ownership.release()  # as when only this connection was lost
+    raw = Raw(uri)
+    other = acquire(raw.database, raw.tables, "")
+    before = raw.content()
+    late = Proposal("late", 0, (Written((Change("r", 1, (Put("k", b"late"),)),)),))
+    batch = engine.server._book.plan_round([late]).batch
+    assert batch is not None
+    with pytest.raises(OwnershipLostError):
+        engine.persistence.append(batch)
+    assert raw.content() == before
+    assert engine.persistence.ownership.incarnation != other.incarnation
+    other.release()
+    handle.commit([Put("k", b"again")])  # by a new engine: the session and its handle are the same
+    assert engine.state is State.DISABLED
+    assert handle.read("k") == b"again"
+    backend.release()
+
+
+# ---- refusals: a named error, nothing changed
+
+
+@pytest.fixture
+def unchanged(uri: str) -> Iterator[Callable[[], None]]:
+    fill(uri)
+    raw = Raw(uri)
+    before: list[Any] = []
+
+    def mark() -> None:
+        before.append(raw.content())
+
+    yield mark
+    assert raw.content() == before[0]
+
+
+def test_a_wrong_version_is_refused(uri: str, unchanged: Callable[[], None]) -> None:
+    """S3."""
+    Raw(uri).run("UPDATE @sibowner SET version = 99", "-sibowner")
+    unchanged()
+    with pytest.raises(StoreVersionError, match="99"):
+        open_store(uri)
+
+
+def test_a_foreign_owner_is_refused(uri: str, unchanged: Callable[[], None]) -> None:
+    """S3: one store for one engine."""
+    unchanged()
+    with pytest.raises(ForeignOwnerError):
+        open_store(uri + "&engine=somebody-else")
+
+
+def test_half_of_the_tables_are_refused(uri: str) -> None:
+    """S3: none of the missing ones is made."""
+    fill(uri)
+    raw = Raw(uri)
+    raw.run("DROP TABLE @sibkeys")
+    with pytest.raises(TablesIncompleteError, match="sibkeys"):
+        open_store(uri)
+    with pytest.raises(StoreError):
+        raw.run("SELECT * FROM @sibkeys")
+
+
+def test_missing_tables_are_refused_when_they_may_not_be_made(uri: str) -> None:
+    """S3."""
+    for wrong in (uri + "&create_tables=no", uri):
+        with pytest.raises(TablesMissingError):
+            open_store(wrong, create="create_tables" in wrong)
+
+
+def test_missing_rights_are_named(postgresql: Any, tmp_path: Path) -> None:
+    """S3: to connect, to create, to lock, to write."""
+    uri = postgresql.uri()
+    fill(uri)
+    postgresql.execute("DROP ROLE IF EXISTS poor")
+    postgresql.execute("CREATE ROLE poor LOGIN")
+    poor = uri.replace("postgres@", "poor@")
+    with pytest.raises(StoreRightsError):
+        open_store(poor)
+    schema = parse_jdbc(uri).schema
+    postgresql.execute(f"GRANT USAGE ON SCHEMA {schema} TO poor")
+    postgresql.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO poor")
+    before = Raw(uri).content()
+    with pytest.raises(StoreRightsError, match="sibowner"):
+        open_store(poor)
+    assert Raw(uri).content() == before
+    with pytest.raises(StoreRightsError):
+        open_store(poor.replace(schema, "a_schema_that_is_not_there"))
+
+
+def test_no_database_is_told_at_once(tmp_path: Path, postgresql: Any) -> None:
+    """S3: the first time; later it is waited for."""
+    from spark_jms.testing.postgresql import free_port
+
+    with pytest.raises(DatabaseUnreachableError):
+        open_store(postgresql.uri(port=free_port()))
+    junk = tmp_path / "junk.db"
+    junk.write_bytes(b"this is no database " * 100)
+    with pytest.raises(StoreError):
+        open_store(f"jdbc:sqlite:///{junk}")
+    assert junk.read_bytes() == b"this is no database " * 100
+
+
+# ---- waiting for the lock, with an injected clock
+
+
+def test_the_start_retries_up_to_its_limit(uri: str, caplog: pytest.LogCaptureFixture) -> None:
+    """S5: 15 minutes by default, with clear lines; then a named error."""
+    fill(uri)
+    raw = Raw(uri)
+    ownership = acquire(raw.database, raw.tables, "")
+    now_ms = [0.0]
+
+    def sleep(duration_ms: float) -> None:
+        now_ms[0] += max(duration_ms, 30_000)
+
+    clocks = Clocks(now_ms=lambda: now_ms[0], sleep_ms=sleep)
+    with caplog.at_level(logging.WARNING, "store.jdbc"), pytest.raises(LockHeldError, match="900 s"):
+        open_backend(uri, clocks=clocks)
+    assert 900_000 <= now_ms[0] <= 960_000
+    assert "waiting for the lock of the data store for 60 s, retrying up to 900 s" in caplog.text
+    ownership.release()
+    open_backend(uri, clocks=clocks).release()
+
+
+# ---- faults at every step
+
+
+class Faults:
+    """The database connection breaks at the n-th call; `after`: when the call was done and its answer was lost."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.left = -1
+        self.after = False
+        for name in ("run", "rows", "commit"):
+            patch.setattr(Connection, name, self._wrap(getattr(Connection, name)))
+
+    def _wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def faulty(connection: Connection, *arguments: Any) -> Any:
+            if self.left < 0:
+                return call(connection, *arguments)
+            self.left -= 1
+            if self.left >= 0:
+                return call(connection, *arguments)
+            if self.after:
+                call(connection, *arguments)
+            connection.lost = True
+            raise ConnectionLostError("the test says so")
+
+        return faulty
+
+
+@pytest.mark.parametrize("loss", ["failover", "retry"])
+@pytest.mark.parametrize("after", [False, True])
+def test_a_connection_lost_at_any_step_loses_and_repeats_nothing(
+    uri: str, after: bool, loss: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S2, S6: in doubt after the crash, found out from SIBXACTS, done once."""
+    faults = Faults(monkeypatch)
+    uri += f"&on_connection_loss={loss}&verify_interval_ms=60000"
+    with open_store(uri) as store, store.connect() as session:
+        handle = session.open("r")
+        for step in range(12):
+            faults.after, faults.left = after, step
+            handle.commit([Put("n", b"%d" % step), Put(f"k{step}", b"v")])
+            faults.left = -1
+            assert store.peek("r")["n"] == b"%d" % step
+            assert len(store.peek("r")) == step + 2
+        session.prepare("x", {handle: [Put("n", b"prepared")]})
+        faults.left = 3
+        store.resolve("x", commit=True)
+        faults.left = -1
+        assert handle.read("n") == b"prepared"
+    outcomes = Raw(uri).run("SELECT base, position FROM @sibxacts ORDER BY position")
+    assert all(one[1] == two[0] for one, two in itertools.pairwise(outcomes))
+
+
+def test_a_full_disk_acknowledges_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S9, S6: SQLite says that it is full; the engine goes on when there is room."""
+    with open_store(f"jdbc:sqlite:///{tmp_path}/s.db") as store, store.connect() as session:
+        handle = session.open("r")
+        handle.commit([Put("k", b"1")])
+        engine = store._backend._reach._engine  # type: ignore[attr-defined]
+        engine.persistence._data.run("PRAGMA max_page_count=30")
+        with pytest.raises(StoreFullError):
+            handle.commit([Put("big", b"x" * 500_000)])
+        assert handle.objects() == {"k": b"1"}
+        engine.persistence._data.run("PRAGMA max_page_count=100000")
+        handle.commit([Put("big", b"x" * 500_000)])
+    assert database_module.LOCK_TIMEOUT_MS < 1_000
+
+
+def test_prepared_transactions_survive_the_engine(uri: str) -> None:
+    """S2: in SIBXACTS, until they are resolved; the keys stay locked meanwhile."""
+    from store import TransactionInDoubtError
+
+    with open_store(uri) as store, store.connect() as session:
+        handle = session.open("r")
+        handle.commit([Put("k", b"old")])
+        session.prepare("tx-1", {handle: [Put("k", b"new")]})
+    assert [row[0] for row in Raw(uri).run("SELECT xid FROM @sibxacts WHERE state = 'PREPARED'")] == ["x:tx-1"]
+    with open_store(uri) as store, store.connect() as session:
+        assert store.in_doubt() == {"tx-1": ("r",)}
+        handle = session.open("r")
+        with pytest.raises(TransactionInDoubtError):
+            handle.commit([Put("k", b"other")])
+        store.resolve("tx-1", commit=True)
+        assert handle.read("k") == b"new"
+    with open_store(uri) as store:
+        assert (store.peek("r"), store.in_doubt()) == ({"k": b"new"}, {})
