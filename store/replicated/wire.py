@@ -49,13 +49,17 @@ class Connection:
         writer.transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
 
     def send(self, message: Message) -> None:
-        if not self.closed:
-            self._writer.write(encode(self._number, message))
-            self._number += 1
+        if self.closed:
+            return
+        if self._writer.transport.is_closing():  # lost a moment ago; `run` is about to find out
+            self.closed = True
+            return
+        self._writer.write(encode(self._number, message))
+        self._number += 1
 
     @property
     def unsent_bytes(self) -> int:
-        return 0 if self.closed else self._writer.transport.get_write_buffer_size()
+        return 0 if self.closed or self._writer.transport.is_closing() else self._writer.transport.get_write_buffer_size()
 
     async def drain(self) -> None:
         await self._writer.drain()
@@ -95,8 +99,8 @@ class Connection:
         return self._frames.feed(data)
 
     def close(self) -> None:
-        if not self.closed:
-            self.closed = True
+        self.closed = True
+        if not self._writer.transport.is_closing():
             self._writer.close()
 
     def leave(self) -> None:
