@@ -66,6 +66,7 @@ setup(
         "uvloop>=0.21; sys_platform != 'win32'",
         "aiohttp>=3.11",
         "prompt_toolkit>=3.0.48",
+        "psutil>=5.9",
     ],
     extras_require={"test": TEST, "dev": DEV, "demo": DEMO, "bench": BENCH},
     entry_points={"console_scripts": ["jmsq = spark_jms.cli.main:main", "storeadmin = store.replicated.admin.cli:main"]},
