@@ -463,10 +463,8 @@ class DaemonCore:
         """Copies and directory are compared once a second: whatever a lost message left behind is mended here."""
         self._entries = self.directory.entries()
         self.streams = {f.stream: (p, f) for p in self.primaries.values() for f in p.followers}
-        for name, entry in self._entries.items():
-            if self.me in entry.holders() or name in self.copies:
-                self._guard(lambda name=name: self.noticed(name))  # type: ignore[misc]
-        for name in [name for name in self.copies if name not in self.primaries]:
+        listed = [name for name, entry in self._entries.items() if self.me in entry.holders()]
+        for name in dict.fromkeys((*listed, *self.copies)):
             self._guard(lambda name=name: self.noticed(name))  # type: ignore[misc]
 
     def leave(self, force: bool) -> None:

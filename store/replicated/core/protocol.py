@@ -266,7 +266,12 @@ def _decode(number: int, crc: int, body: bytes) -> Message:
     try:
         message: Message = _decoder.decode(body)
         return message
-    except (msgspec.DecodeError, RecursionError, OverflowError) as error:
+    except (
+        ValueError,
+        TypeError,
+        RecursionError,
+        OverflowError,
+    ) as error:  # DecodeError and UnicodeDecodeError are ValueErrors
         raise ProtocolError(f"frame {number}: {error}") from error
 
 
