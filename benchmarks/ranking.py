@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import statistics
 import sys
 import tempfile
@@ -119,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     cells = rank(given.commits, given.threads, given.rounds)
     print(table(cells))
-    held = all(one.commits_per_s > two.commits_per_s for one, two in zip(cells[:2], cells[1:3], strict=True))
+    held = all(one.commits_per_s > two.commits_per_s for one, two in itertools.pairwise(cells[:3]))
     print(f"the rank none > file > jdbc {'holds' if held else 'does not hold'}")
     return 0 if held else 1
 

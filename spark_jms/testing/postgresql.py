@@ -53,7 +53,9 @@ def _identity() -> dict[str, Any]:
 class PrivatePostgresql:
     """Runs when it is made. `fsync=False` is right for tests that kill processes: only a power loss would tell."""
 
-    def __init__(self, *, fsync: bool = False, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, *, fsync: bool = False, settings: Mapping[str, str] | None = None, trusted_network: str = ""
+    ) -> None:
         self._programs = find_postgresql()
         self._identity = _identity()
         self.directory = tempfile.mkdtemp(prefix="jmsq-postgresql-")
@@ -69,6 +71,9 @@ class PrivatePostgresql:
             self._run(
                 ["initdb", "-D", self._data, "-U", "postgres", "--auth=trust", "--no-sync", "-E", "UTF8", "--locale=C"]
             )
+            if trusted_network:
+                with open(os.path.join(self._data, "pg_hba.conf"), "a", encoding="ascii") as rules:
+                    rules.write(f"host all all {trusted_network} trust\n")
             self.start()
         except BaseException:
             self.close()

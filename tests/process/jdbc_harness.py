@@ -27,7 +27,10 @@ LIMIT_S = 60.0
 class WriterProcess:
     """One `store_writer.py`. What it acknowledged stays known when it is killed and started again."""
 
-    def __init__(self, uri: str, name: str, directory: Path, session_timeout_ms: int = 3_000) -> None:
+    def __init__(
+        self, uri: str, name: str, directory: Path, session_timeout_ms: int = 3_000, prefix: tuple[str, ...] = ()
+    ) -> None:
+        self._prefix = prefix
         self.uri, self.name = uri, name
         self.acknowledged: list[int] = []
         self.acknowledged_s = 0.0
@@ -42,7 +45,10 @@ class WriterProcess:
     def _start(self) -> subprocess.Popen[str]:
         with open(self._log_path, "a", encoding="utf-8") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "tests.process.store_writer", self.uri, self.name, str(self._session_timeout_ms)],
+                [
+                    *self._prefix, sys.executable, "-m", "tests.process.store_writer", self.uri, self.name,
+                    str(self._session_timeout_ms),
+                ],
                 cwd=PROJECT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
             )  # fmt: skip
         assert process.stdout is not None
