@@ -147,17 +147,24 @@ def delete_resurrected(patch: Patch) -> None:
     patch.setattr(InstanceCore, "plan_delete", plan_delete)
 
 
+LOST = r"was acknowledged as|is there, but was deleted"
+BYTES = r"was acknowledged as|is there, but was deleted|differ|begins here|does not fit its checksum"
+TWO = r"opened what .* has open|which .* opened at epoch|another client has the store"
+UPDATE = r"was used before|replaced without being removed|opened what|not its primary"
+
 PLANTED = (
-    Planted("acknowledge before the copy", r"was acknowledged as|is there, but was deleted", acknowledge_before_the_copy),
+    Planted("acknowledge before the copy", LOST, acknowledge_before_the_copy),
     Planted("no fence", r"answered client\d for .*, which|another client has the store", no_fence),
-    Planted("resilver from a stale copy", r"was acknowledged as|is there, but was deleted|differ|begins here", resilver_from_a_stale_copy),
-    Planted("lost directory update", r"was used before|replaced without being removed|opened what|not its primary", lost_directory_update),
-    Planted("double open", r"opened what .* has open|which .* opened at epoch|another client has the store", double_open),
+    Planted("resilver from a stale copy", BYTES, resilver_from_a_stale_copy),
+    Planted("lost directory update", UPDATE, lost_directory_update),
+    Planted("double open", TWO, double_open),
     Planted("wrong placement", r"the second copy belongs on daemon", wrong_placement),
     Planted("space leak", r"bytes are free, .* are known to be", space_leak),
-    Planted("checksum ignored", r"does not fit its checksum|differ|begins here", checksum_ignored),
-    Planted("early memory accounting", r"counts .* bytes and holds|the limit is|is taken twice", early_memory_accounting),
+    Planted("checksum ignored", BYTES, checksum_ignored),
+    Planted(
+        "early memory accounting", r"counts .* bytes and holds|the limit is|is taken twice", early_memory_accounting
+    ),
     Planted("re-used epoch", r"epoch \d+ was used before", re_used_epoch),
-    Planted("partial resilver promoted", r"was acknowledged as|differ|begins here", partial_resilver_promoted),
+    Planted("partial resilver promoted", BYTES, partial_resilver_promoted),
     Planted("delete resurrected", r"is there, but was deleted or never written", delete_resurrected),
-)  # fmt: skip
+)

@@ -21,6 +21,8 @@ KEPT = {
     181: "both first frames of a connection were lost, and nobody gave it up",
     317: "a store that was making its third region counted as closed",
     332: "a primary did not know its own move, and freed a listed copy",
+    20625: "what was under way when a region was lost",
+    70266959: "a primary that nobody told of the removal served on",
     10167: "an earlier life of the daemon itself was taken for a peer",
 }
 

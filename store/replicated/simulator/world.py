@@ -379,9 +379,6 @@ class World:
         if not self.may_lose:
             raise Violation(f"region {name} is lost, though one copy always lived")
         self.outcome.lost += 1
-        client.book.maybe.update({h: {v, None} for h, v in client.book.acked.items()})
-        for values in client.book.maybe.values():
-            values.add(None)
 
     # ---- faults
 
@@ -534,9 +531,9 @@ class World:
     # ---- what must hold
 
     def _region_removed(self, entry: RegionEntry) -> None:
-        for client in self.clients:
-            if entry.name.startswith(client.store + "."):
-                client.region_removed(entry.name)
+        clients = [client for client in self.clients if entry.name.startswith(client.store + ".")]
+        if clients:
+            next((client for client in clients if client.owner), clients[0]).region_removed(entry.name)
 
     def _heal(self) -> None:
         self.note("all faults are over")
