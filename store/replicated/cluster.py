@@ -98,21 +98,25 @@ class Cluster:
             )  # fmt: skip
 
     def wait_healthy(self, timeout_s: float = HEALTHY_TIMEOUT_S) -> tuple[DaemonInfo, ...]:
-        """Until every local daemon runs and is seen by the first of them. DaemonUnavailableError tells who is not."""
+        """Until every local daemon runs and all see each other. DaemonUnavailableError tells who does not."""
         deadline_s = time.monotonic() + timeout_s
         wanted = {spec.index for spec in self.local()}
+        todo = list(range(len(wanted)))
         why = ""
         while True:
             try:
-                admin = DaemonAdmin(str(self.path), 0)
+                admin = DaemonAdmin(str(self.path), todo[-1])
                 try:
                     infos = tuple(admin.daemons())
                 finally:
                     admin.close()
                 missing = wanted - {info.index for info in infos if info.up}
                 if not missing:
+                    todo.pop()
+                    if todo:
+                        continue
                     return infos
-                why = f"daemon {', '.join(map(str, sorted(missing)))} does not answer"
+                why = f"daemon {', '.join(map(str, sorted(missing)))} does not answer daemon {admin.local_index}"
             except StoreError as error:
                 why = error.detail()
             if time.monotonic() >= deadline_s:

@@ -9,20 +9,25 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from spark_jms.testing.waiting import wait_until
-from store.errors import StoreError
+from store.errors import RegionLostError, StoreError
 from store.replicated.admin_client import DaemonAdmin
 from store.replicated.admin_port import DaemonInfo, RegionInfo
 from store.replicated.global_directory import GlobalDirectory
 from store.replicated.instance import StoreInstance
+from store.replicated.thresholds import Thresholds
 from tests.daemons import Daemons
 from tests.process.replicated_writer import CONNECTION, REGION_BYTES, THRESHOLDS, Account, contents
 
 PROJECT = Path(__file__).parents[2]
+MB = 1 << 20
+LARGE = Thresholds(maximum_message_size_percent=50)
 SETTLE_S = 60.0
 BUFFERED_S = 0.3  # what was under way may still be acknowledged after a fault
 
@@ -48,6 +53,9 @@ class FaultyDaemons(Daemons):
         return "\n".join(path.read_text(errors="replace") for path in sorted((self.path / "logs").iterdir()))
 
 
+Make = Callable[..., FaultyDaemons]
+
+
 def lists(path: Path, localindex: int) -> tuple[Sequence[DaemonInfo], Sequence[RegionInfo]]:
     admin = DaemonAdmin(str(path), localindex)
     try:
@@ -70,10 +78,46 @@ def settled(path: Path, daemons: Sequence[int], localindex: int = 0) -> bool:
     return True
 
 
+async def opened(path: Path, store: str, daemon: int, region_mb: int = 1, limit_s: float = 60.0) -> StoreInstance:
+    """At this very daemon, as soon as it may have the store."""
+    deadline_s = time.monotonic() + limit_s
+    while True:
+        try:
+            return await StoreInstance.open(
+                GlobalDirectory(str(path)), store, region_bytes=region_mb * MB, daemon=daemon, thresholds=LARGE
+            )
+        except RegionLostError:
+            raise
+        except StoreError:
+            if time.monotonic() > deadline_s:
+                raise
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def store_at(path: Path, store: str, daemon: int, region_mb: int = 1) -> AsyncIterator[StoreInstance]:
+    instance = await opened(path, store, daemon, region_mb)
+    try:
+        yield instance
+    finally:
+        await instance.close()
+
+
+def settle(daemons: FaultyDaemons) -> None:
+    wait_until(lambda: settled(daemons.path, daemons.living()), 60.0, "two copies of each region")
+
+
+def gone_at(daemons: FaultyDaemons, index: int, by: int) -> float:
+    wait_until(lambda: not lists(daemons.path, by)[0][index].up, 30.0, f"daemon {index} is missed")
+    return time.monotonic()
+
+
 class WriterProcess:
     def __init__(self, path: Path, store: str, seed: int, place: Path) -> None:
         self.path, self.store = path, store
         self.journal = place / f"{store}.journal"
+        self._offset = 0
+        self._acknowledged: list[float] = []
         self.out = place / f"{store}.out"
         with open(self.out, "ab") as out:
             self.process = subprocess.Popen(
@@ -82,18 +126,32 @@ class WriterProcess:
             )  # fmt: skip
 
     def account(self) -> Account:
-        return Account.of(self.journal) if self.journal.exists() else Account()
+        return Account.of(self.journal)
 
     def outage_s(self, since_s: float) -> float | None:
         """The longest time without an acknowledgement since that moment; None as long as it may still go on."""
+        self._read()
+        first = bisect_right(self._acknowledged, since_s)
         last_s, longest_s = since_s, 0.0
-        for moment_s in self.account().acknowledged:
-            if moment_s <= since_s:
-                continue
+        for moment_s in self._acknowledged[first:]:
             longest_s, last_s = max(longest_s, moment_s - last_s), moment_s
             if moment_s > since_s + BUFFERED_S:
                 return longest_s
         return None
+
+    def _read(self) -> None:
+        """What is new in the journal."""
+        if not self.journal.exists():
+            return
+        with open(self.journal, "rb") as file:
+            file.seek(self._offset)
+            lines = file.read().splitlines(keepends=True)
+        for line in lines:
+            if not line.endswith(b"\n"):
+                break
+            self._offset += len(line)
+            if line.startswith(b"a "):
+                self._acknowledged.append(float(line.split()[3]))
 
     def must_live(self) -> None:
         if self.process.poll() is not None:

@@ -166,7 +166,7 @@ class Writer:
                 self._note("b", key, version)
                 await objects.update(handle, payload(key, version))
             self._note("a", key, version, time.monotonic())
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(0.01)
 
 
 async def main() -> None:

@@ -6,70 +6,15 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
 from spark_jms.testing.waiting import wait_until
-from store.errors import DaemonUnavailableError, FencedError, RegionLostError, StoreError
+from store.errors import DaemonUnavailableError, FencedError, RegionLostError
 from store.replicated.admin.api import Admin
-from store.replicated.global_directory import GlobalDirectory
-from store.replicated.instance import StoreInstance
-from store.replicated.thresholds import Thresholds
-from tests.process.replicated_cluster import FaultyDaemons, lists, settled
+from tests.process.replicated_cluster import FaultyDaemons, Make, gone_at, lists, opened, settle, store_at
 
 MB = 1 << 20
-LARGE = Thresholds(maximum_message_size_percent=50)
-Make = Callable[..., FaultyDaemons]
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Make]:
-    made: list[FaultyDaemons] = []
-
-    def cluster(count: int = 3, memory: str = "256M", **environment: str) -> FaultyDaemons:
-        made.append(FaultyDaemons(tmp_path / "global", count, memory, environment))
-        return made[-1]
-
-    yield cluster
-    for each in made:
-        each.close()
-
-
-async def opened(path: Path, store: str, daemon: int, region_mb: int = 1, limit_s: float = 60.0) -> StoreInstance:
-    """At this very daemon, as soon as it may have the store."""
-    deadline_s = time.monotonic() + limit_s
-    while True:
-        try:
-            return await StoreInstance.open(
-                GlobalDirectory(str(path)), store, region_bytes=region_mb * MB, daemon=daemon, thresholds=LARGE
-            )
-        except RegionLostError:
-            raise
-        except StoreError:
-            if time.monotonic() > deadline_s:
-                raise
-            await asyncio.sleep(0.01)
-
-
-@asynccontextmanager
-async def store_at(path: Path, store: str, daemon: int, region_mb: int = 1) -> AsyncIterator[StoreInstance]:
-    instance = await opened(path, store, daemon, region_mb)
-    try:
-        yield instance
-    finally:
-        await instance.close()
-
-
-def settle(daemons: FaultyDaemons) -> None:
-    wait_until(lambda: settled(daemons.path, daemons.living()), 60.0, "two copies of each region")
-
-
-def gone_at(daemons: FaultyDaemons, index: int, by: int) -> float:
-    wait_until(lambda: not lists(daemons.path, by)[0][index].up, 30.0, f"daemon {index} is missed")
-    return time.monotonic()
 
 
 def take_over(daemons: FaultyDaemons, number: int) -> tuple[float, float]:
@@ -101,9 +46,9 @@ def take_over(daemons: FaultyDaemons, number: int) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_another_daemon_takes_over(make: Make, number: int) -> None:
+def test_another_daemon_takes_over(make_daemons: Make, number: int) -> None:
     """R10: the figures are printed, not asserted: a slow machine is no error."""
-    daemons = make()
+    daemons = make_daemons()
     times = []
     for _ in range(3):
         settle(daemons)
@@ -113,9 +58,9 @@ def test_another_daemon_takes_over(make: Make, number: int) -> None:
         print(f"\n{signal.Signals(number).name}: {what} after {least:.2f} / {middle:.2f} / {most:.2f} s", end="")
 
 
-def test_a_daemon_that_wakes_is_fenced(make: Make) -> None:
+def test_a_daemon_that_wakes_is_fenced(make_daemons: Make) -> None:
     """R10: what it had in its buffers is not acknowledged, and its client is told."""
-    daemons = make()
+    daemons = make_daemons()
 
     async def run() -> None:
         old = await opened(daemons.path, "s", 0)
@@ -145,9 +90,9 @@ def test_a_daemon_that_wakes_is_fenced(make: Make) -> None:
     asyncio.run(run())
 
 
-def test_both_daemons_of_a_region_gone(make: Make) -> None:
+def test_both_daemons_of_a_region_gone(make_daemons: Make) -> None:
     """R18: those regions are lost and no other ones; nothing partial is served; `rmr` makes room for a new one."""
-    daemons = make(4)
+    daemons = make_daemons(4)
 
     async def run() -> None:
         lost = await opened(daemons.path, "lost", 0)
@@ -187,9 +132,9 @@ def test_both_daemons_of_a_region_gone(make: Make) -> None:
 
 
 @pytest.mark.soak
-def test_a_gigabyte_is_resilvered_while_service_goes_on(make: Make) -> None:
+def test_a_gigabyte_is_resilvered_while_service_goes_on(make_daemons: Make) -> None:
     """R10: seconds until each region of a dead daemon has two copies again, and what was written meanwhile."""
-    daemons = make(3, "3G")
+    daemons = make_daemons(3, "3G")
 
     async def run() -> None:
         async with store_at(daemons.path, "served", 1) as served:

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.process.replicated_cluster import FaultyDaemons, Storm, WriterProcess, audit
+from tests.process.replicated_cluster import FaultyDaemons, Make, Storm, WriterProcess, audit
 
 SEED = 20_261_121
 CLIENTS = 4
 FAULTS, LIMIT_S = 30, 75.0
-
-
-@pytest.fixture
-def daemons(tmp_path: Path) -> Iterator[FaultyDaemons]:
-    cluster = FaultyDaemons(tmp_path / "global", 3, "256M")
-    yield cluster
-    cluster.close()
 
 
 def weather(daemons: FaultyDaemons, place: Path, faults: int, limit_s: float) -> None:
@@ -42,7 +34,8 @@ def weather(daemons: FaultyDaemons, place: Path, faults: int, limit_s: float) ->
     attached = sum(len(account.attached) for account in accounts)
     print(
         f"\n{len(storm.outages)} faults in {spent_s:.0f} s, {acknowledged} acknowledged operations, 0 lost, "
-        f"{objects} objects at the end, {attached} attachments\nlongest time that a client had nothing acknowledged, least / middle / most:\n"
+        f"{objects} objects at the end, {attached} attachments\n"
+        "the longest time that a client had nothing acknowledged, least / middle / most:\n"
         f"{storm.figures()}"
     )
     assert "a fault of the daemon itself" not in daemons.said()
@@ -50,12 +43,12 @@ def weather(daemons: FaultyDaemons, place: Path, faults: int, limit_s: float) ->
 
 
 @pytest.mark.timeout(240)
-def test_random_faults_lose_nothing(daemons: FaultyDaemons, tmp_path: Path) -> None:
+def test_random_faults_lose_nothing(make_daemons: Make, tmp_path: Path) -> None:
     """R10, R15: as many of the hundred as fit."""
-    weather(daemons, tmp_path, FAULTS, LIMIT_S)
+    weather(make_daemons(), tmp_path, FAULTS, LIMIT_S)
 
 
 @pytest.mark.soak
-def test_a_hundred_random_faults_lose_nothing(daemons: FaultyDaemons, tmp_path: Path) -> None:
+def test_a_hundred_random_faults_lose_nothing(make_daemons: Make, tmp_path: Path) -> None:
     """R10, R15."""
-    weather(daemons, tmp_path, 100, 3_600)
+    weather(make_daemons(), tmp_path, 100, 3_600)
