@@ -38,6 +38,7 @@ from store.session import Backend, Transaction
 
 log = logging.getLogger("store.served")
 T = TypeVar("T")
+_chance = random.Random()  # our own: the program's sequence is not to depend on how often we had to wait
 
 ROUNDS_LIMIT = 200
 RECONNECT_FIRST_MS, RECONNECT_LAST_MS = 10.0, 500.0
@@ -166,7 +167,7 @@ class ServedBackend(Backend):
                     failed_at = target if isinstance(target, Address) else None
                 if self._clock_ms() >= deadline_ms:
                     raise StoreBusyError(f"no engine of the store answered for {self._limit_ms / 1000:g} s ({why})")
-                self._sleep_ms(pause_ms * random.uniform(0.5, 1.0))
+                self._sleep_ms(pause_ms * _chance.uniform(0.5, 1.0))
                 pause_ms = min(pause_ms * 2, RECONNECT_LAST_MS)
 
     def _ask(self, question: wire.Question) -> wire.Answer:
@@ -292,7 +293,7 @@ class ServedBackend(Backend):
                 return
             fresh = True  # the refusal brought what was missed
             if attempt > 2:
-                self._sleep_ms(random.uniform(0, min(attempt, 20)))
+                self._sleep_ms(_chance.uniform(0, min(attempt, 20)))
         raise StoreBusyError(f"others were faster {ROUNDS_LIMIT} times")
 
     def _try_plans(self, requests: list[_Request]) -> list[Entry]:

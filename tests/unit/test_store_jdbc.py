@@ -210,6 +210,7 @@ def test_the_persistent_tables_alone_are_the_whole_content(uri: str) -> None:
         assert info is not None
         assert (info.epoch, info.holder) == (1, None)
         assert again.peek("a") == {"k": b"v"}
+    backend.release()
 
 
 def test_more_tables_than_two(uri: str) -> None:
