@@ -6,13 +6,13 @@ it returns, in order. `now_ms` is a clock that never goes back; `now_us` tells p
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from store.errors import DirectoryUnavailableError
 from store.replicated.core import directory as rules
+from store.replicated.core.actions import Action, Drop, Log, MemoryPort, Settings, Stop, ToClient, ToPeer, Unlink
 from store.replicated.core.directory import DirectoryPort, Holder, RegionEntry
 from store.replicated.core.opening import Opening
 from store.replicated.core.placement import Candidate
@@ -45,74 +45,9 @@ from store.replicated.core.protocol import (
 from store.replicated.core.replica import Copy, Replicas
 from store.replicated.core.shutdown import Administration
 
-
-@dataclass(frozen=True)
-class Settings:
-    heartbeat_ms: float = 200.0
-    failure_timeout_ms: float = 2_000.0
-    client_timeout_ms: float = 10_000.0
-    open_timeout_ms: float = 30_000.0
-    audit_ms: float = 1_000.0
-    resilver_bytes_per_s: int = 256 * 1024 * 1024
-    resilvers_at_once: int = 4
-    chunk_bytes: int = 256 * 1024
-    window_bytes: int = 4 * 1024 * 1024
-    single_copy: str = "allow"  # or "refuse": what happens to writes while a region has one copy
-
-    def __post_init__(self) -> None:
-        if self.single_copy not in ("allow", "refuse"):
-            raise ValueError(f"single_copy is allow or refuse, not {self.single_copy!r}")
-
-
-@dataclass(frozen=True)
-class ToPeer:
-    daemon: int
-    message: Message
-
-
-@dataclass(frozen=True)
-class ToClient:
-    client: int
-    message: Message
-
-
-@dataclass(frozen=True)
-class Drop:
-    """Close this client's connection."""
-
-    client: int
-
-
-@dataclass(frozen=True)
-class Unlink:
-    """Close the connection to this daemon and make another: nothing comes through it."""
-
-    daemon: int
-
-
-@dataclass(frozen=True)
-class Log:
-    level: int  # 1 error, 2 information, 3 trace
-    text: str
-
-
-@dataclass(frozen=True)
-class Stop:
-    pass
-
-
-Action = ToPeer | ToClient | Drop | Unlink | Log | Stop
-
-
-class MemoryPort(ABC):
-    """Shared memory. The core keeps the limit; the port may still refuse (MemoryError)."""
-
-    @abstractmethod
-    def allocate(self, region_id: str, size: int) -> memoryview:
-        """Zeros."""
-
-    @abstractmethod
-    def free(self, region_id: str) -> None: ...
+__all__ = [
+    "Action", "DaemonCore", "Drop", "Log", "MemoryPort", "Settings", "Stop", "ToClient", "ToPeer", "Unlink",
+]  # fmt: skip
 
 
 @dataclass

@@ -3,7 +3,8 @@
 python -m store.replicated.simulator --seeds 100 --first 1      replay one with --seeds 1 --first N --trace
 """
 
+from store.replicated.simulator.faults import Fault
 from store.replicated.simulator.parts import Violation
-from store.replicated.simulator.world import Fault, Outcome, World, run
+from store.replicated.simulator.world import Outcome, World, run
 
 __all__ = ["Fault", "Outcome", "Violation", "World", "run"]

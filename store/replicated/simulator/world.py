@@ -8,50 +8,20 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 from store.replicated.core.daemon import Action, DaemonCore, Drop, Log, Settings, Stop, ToClient, ToPeer, Unlink
 from store.replicated.core.directory import Holder, RegionEntry
-from store.replicated.core.protocol import Hello, Message, Open, Remove, Reply, Shutdown, encode
+from store.replicated.core.protocol import Hello, Message, Reply, encode
 from store.replicated.simulator.audit import Audit
 from store.replicated.simulator.client import Book, SimClient
+from store.replicated.simulator.faults import Fault, Faults, Node
 from store.replicated.simulator.parts import Frame, SimDirectory, SimMemory, Truth, Violation, Wire
 
 TICK_MS = 50.0
 SETTLE_MS = 6_000.0
 HELLO_TIMEOUT_MS = 2_000.0
 SETTINGS = Settings(open_timeout_ms=15_000.0, chunk_bytes=4096, window_bytes=16_384, resilver_bytes_per_s=4_000_000)
-
-
-class Fault(Enum):
-    CRASH = "crash"
-    PAUSE = "pause"
-    PARTITION = "partition"
-    CLOG = "clog"
-    CUT = "cut"
-    NOISE = "noise"  # frames dropped, doubled, reordered, flipped
-    DIRECTORY = "directory"
-    CLOCK = "clock"
-    DRAIN = "drain"
-    MEMORY = "memory"  # tight limits
-    CLIENT = "client"  # clients die
-    RIVAL = "rival"  # somebody else takes memory, and gives it back
-    REMOVE = "remove"  # an administrator removes regions by force
-    MASSACRE = "massacre"  # all daemons but one die at nearly the same time
-    TORN = "torn"  # the file of one region cannot be read
-
-
-@dataclass
-class Node:
-    index: int
-    core: DaemonCore | None = None
-    memory: SimMemory | None = None
-    paused: bool = False
-    clock_ms: float = 0.0  # what its own clock is ahead
-    inbox: list[Callable[[], None]] = field(default_factory=list)
-    lives: int = 0
-    skew_us: int = 0
 
 
 @dataclass
@@ -98,18 +68,19 @@ class World:
         self.client_wires: dict[int, tuple[int, SimClient, Wire, Wire]] = {}
         self.blocked: set[frozenset[int]] = set()
         self.clogged: set[frozenset[int]] = set()
+        self.fault = Faults(self, self.faults)
         self.noise = 0.0
         self.healed = False
         self.may_lose = self.chance.random() < 0.2
         self.books: dict[str, Book] = {}
-        self._connections = 0
+        self.connections = 0
         stores = self.chance.randint(1, 3)
         rivals = 1 if self.chance.random() < 0.3 else 0
         self.clients = [
             SimClient(self, number, f"store{number % stores}", self.region_bytes) for number in range(stores + rivals)
         ]
         for node in self.nodes:
-            self._start(node)
+            self.start(node)
 
     # ---- time
 
@@ -125,7 +96,7 @@ class World:
         for client in self.clients:
             self.later(self.chance.uniform(400, 900), lambda client=client: self._client_turn(client))  # type: ignore[misc]
         if self.faults:
-            self.later(self.chance.uniform(1000, 1500), self._fault_turn)
+            self.later(self.chance.uniform(1000, 1500), self.fault.turn)
         self.later(300.0, self._copies_turn)
         self._until(self.now_ms + self.duration_ms)
         self._heal()
@@ -150,7 +121,7 @@ class World:
 
     # ---- daemons
 
-    def _start(self, node: Node) -> None:
+    def start(self, node: Node) -> None:
         node.lives += 1
         node.clock_ms = self.chance.choice((0.0, 5.0, 1e6, 3e9))
         incarnation = f"life{node.lives}"
@@ -158,7 +129,7 @@ class World:
         node.memory = SimMemory(self.limit)
         node.core = self.core_type(
             node.index, incarnation, len(self.nodes), self.limit, SimDirectory(self.truth, holder), node.memory,
-            self.settings, self._clock(node), self._wall_us(node),
+            self.settings, self.clock(node), self._wall_us(node),
         )  # fmt: skip
         self.truth.alive.add(holder)
         node.paused = False
@@ -167,7 +138,7 @@ class World:
         core = node.core
         self.later(self.chance.uniform(0, TICK_MS), lambda: self._tick(node, core))
 
-    def _clock(self, node: Node) -> float:
+    def clock(self, node: Node) -> float:
         """It never goes back in one life of the daemon, and says nothing to anybody else."""
         return self.now_ms + node.clock_ms
 
@@ -179,10 +150,10 @@ class World:
             return
         if not node.paused:
             self._dial(node)
-            self._carry(node, core.tick(self._clock(node), self._wall_us(node)))
+            self._carry(node, core.tick(self.clock(node), self._wall_us(node)))
         self.later(self.chance.uniform(TICK_MS * 0.5, TICK_MS * 1.5), lambda: self._tick(node, core))
 
-    def _crash(self, node: Node) -> None:
+    def crash(self, node: Node) -> None:
         core = node.core
         assert core is not None
         self.note(f"daemon {node.index} dies")
@@ -190,12 +161,12 @@ class World:
         node.core, node.memory, node.paused = None, None, False
         node.inbox.clear()
         for a, b in [pair for pair in self.wires if node.index in pair]:
-            self._cut(a, b)
+            self.cut(a, b)
         for connection, (index, client, _, _) in list(self.client_wires.items()):
             if index == node.index:
-                self._client_cut(connection, client)
+                self.client_cut(connection, client)
 
-    def _into(self, node: Node, core: DaemonCore, event: Callable[[], list[Action]]) -> None:
+    def into(self, node: Node, core: DaemonCore, event: Callable[[], list[Action]]) -> None:
         """An event for this life of the daemon: now, or when it wakes."""
 
         def step() -> None:
@@ -218,15 +189,15 @@ class World:
                     self._to_client(node, connection, message)
                 case Drop(connection):
                     if connection in self.client_wires:
-                        self._client_cut(connection, self.client_wires[connection][1])
+                        self.client_cut(connection, self.client_wires[connection][1])
                 case Unlink(daemon):
-                    self._cut(node.index, daemon)
+                    self.cut(node.index, daemon)
                 case Log(_, text):
                     self.note(f"daemon {node.index}: {text}")
                 case Stop():
                     self._check_leaving(node)
-                    self._crash(node)
-                    self.later(self.chance.uniform(500, 3000), lambda: self._start(node) if not node.core else None)
+                    self.crash(node)
+                    self.later(self.chance.uniform(500, 3000), lambda: self.start(node) if not node.core else None)
                     return
         self._check(node)
 
@@ -244,7 +215,7 @@ class World:
             pair = (node.index, other.index)
             both = frozenset(pair)
             if pair in self.wires and both in self.hello_ms and self.now_ms - self.hello_ms[both] > HELLO_TIMEOUT_MS:
-                self._cut(*pair)
+                self.cut(*pair)
             if pair in self.wires or other.core is None or both in self.blocked:
                 continue
             self.hello_ms[both] = self.now_ms
@@ -257,7 +228,7 @@ class World:
         for here, there, core in ((a, b, core_b), (b, a, core_a)):
             self.wires[(here.index, there.index)] = Wire(
                 lambda m, n=there, c=core, i=here.index: self._arrived(n, c, i, m),  # type: ignore[misc]
-                lambda i=here.index, j=there.index: self._cut(i, j),  # type: ignore[misc]
+                lambda i=here.index, j=there.index: self.cut(i, j),  # type: ignore[misc]
             )
         self._send(a.index, b.index, Hello("daemon", a.index, core_a.incarnation))
         self._send(b.index, a.index, Hello("daemon", b.index, core_b.incarnation))
@@ -265,11 +236,11 @@ class World:
     def _arrived(self, node: Node, core: DaemonCore, sender: int, message: Message) -> None:
         if isinstance(message, Hello):
             self.hello_ms.pop(frozenset((node.index, sender)), None)
-            self._into(node, core, lambda: core.linked(self._clock(node), sender, message.incarnation))
+            self.into(node, core, lambda: core.linked(self.clock(node), sender, message.incarnation))
         else:
-            self._into(node, core, lambda: core.from_peer(self._clock(node), sender, message))
+            self.into(node, core, lambda: core.from_peer(self.clock(node), sender, message))
 
-    def _cut(self, a: int, b: int) -> None:
+    def cut(self, a: int, b: int) -> None:
         for i, j in ((a, b), (b, a)):
             wire = self.wires.pop((i, j), None)
             if wire is None:
@@ -278,7 +249,7 @@ class World:
             node = self.nodes[j]
             core = node.core
             if core is not None:
-                self._into(node, core, lambda c=core, i=i, n=node: c.unlinked(self._clock(n), i))  # type: ignore[misc]
+                self.into(node, core, lambda c=core, i=i, n=node: c.unlinked(self.clock(n), i))  # type: ignore[misc]
 
     def _delay(self) -> float:
         return self.chance.expovariate(1 / 0.8) + 0.05
@@ -327,15 +298,15 @@ class World:
     def _attach(self, client: SimClient, node: Node) -> None:
         core = node.core
         assert core is not None
-        self._connections += 1
-        connection = self._connections
+        self.connections += 1
+        connection = self.connections
         there = Wire(
-            lambda m: self._into(node, core, lambda: core.from_client(self._clock(node), connection, m)),
-            lambda: self._client_cut(connection, client),
+            lambda m: self.into(node, core, lambda: core.from_client(self.clock(node), connection, m)),
+            lambda: self.client_cut(connection, client),
         )
-        back = Wire(client.receive, lambda: self._client_cut(connection, client))
+        back = Wire(client.receive, lambda: self.client_cut(connection, client))
         self.client_wires[connection] = (node.index, client, there, back)
-        self._into(node, core, lambda: core.client_came(self._clock(node), connection, client.name))
+        self.into(node, core, lambda: core.client_came(self.clock(node), connection, client.name))
         client.attached(node.index, connection)
 
     def client_sends(self, client: SimClient, message: Message) -> None:
@@ -359,9 +330,9 @@ class World:
         self.later(wire.last_ms - self.now_ms, lambda: wire.arrive(frame))
 
     def client_leaves(self, client: SimClient) -> None:
-        self._client_cut(client.connection, client)
+        self.client_cut(client.connection, client)
 
-    def _client_cut(self, connection: int, client: SimClient) -> None:
+    def client_cut(self, connection: int, client: SimClient) -> None:
         found = self.client_wires.pop(connection, None)
         if found is None:
             return
@@ -372,161 +343,16 @@ class World:
         core = node.core
         if core is not None:
             delay = max(there.last_ms - self.now_ms, 0.0) + self._delay()
-            self.later(delay, lambda: self._into(node, core, lambda: core.client_gone(self._clock(node), connection)))
+            self.later(delay, lambda: self.into(node, core, lambda: core.client_gone(self.clock(node), connection)))
         client.detached()
 
     def region_lost(self, client: SimClient, name: str) -> None:
         if not self.may_lose:
             raise Violation(f"region {name} is lost, though one copy always lived")
+        entry = self.truth.entries.get(name)
+        if entry is not None and any(holder in self.truth.alive for holder in entry.holders()):
+            raise Violation(f"region {name} is said to be lost, and a copy lives: {entry}")
         self.outcome.lost += 1
-
-    # ---- faults
-
-    def _fault_turn(self) -> None:
-        if self.healed:
-            return
-        fault = self.chance.choice(sorted(self.faults, key=lambda f: f.value))
-        self.outcome.faults[fault.value] += 1
-        getattr(self, f"_fault_{fault.value}")()
-        self.later(self.chance.expovariate(1 / 1000.0) + 50, self._fault_turn)
-
-    def _some(self, keep: int = 1) -> Node | None:
-        up = [n for n in self.nodes if n.core is not None and not n.paused]
-        return self.chance.choice(up) if len(up) > keep else None
-
-    def _sole(self, node: Node) -> bool:
-        """Whether a region would be lost with this daemon."""
-        assert node.core is not None
-        return any(
-            node.core.me in entry.holders()
-            and not any(h != node.core.me and h in self.truth.alive for h in entry.holders())
-            for entry in self.truth.entries.values()
-        )
-
-    def _fault_crash(self) -> None:
-        node = self._some()
-        if node is not None:
-            self._kill(node)
-
-    def _kill(self, node: Node) -> None:
-        if self.may_lose or not self._sole(node):
-            self.audit.stores()
-            self._crash(node)
-            self.later(self.chance.choice((50, 1000, 4000)), lambda: self._start(node) if not node.core else None)
-
-    def _fault_massacre(self) -> None:
-        spared = self.chance.choice(self.nodes)
-        for node in self.nodes:
-            if node is not spared and node.core is not None:
-                self.later(self.chance.uniform(0, 20), lambda n=node: self._kill(n) if n.core else None)  # type: ignore[misc]
-
-    def _fault_rival(self) -> None:
-        node = self._some(keep=0)
-        if node is None or node.core is None:
-            return
-        name = f"rival.{len(self.rivals):03d}"
-        self.rivals.add(name)
-        size = self.chance.choice((1, 2, 4)) * self.region_bytes
-        self._ask_once(node, Open(1, name, size))
-        self.later(self.chance.choice((500, 2500)), lambda: self._remove(name))
-
-    def _fault_remove(self) -> None:
-        names = sorted(name for name in self.truth.entries if self.may_lose or name.startswith("rival."))
-        if names:
-            self._remove(self.chance.choice(names))
-
-    def _remove(self, name: str) -> None:
-        node = self._some(keep=0)
-        if node is not None:
-            self._ask_once(node, Remove(2, name, True))
-
-    def _ask_once(self, node: Node, message: Message) -> None:
-        """Somebody who does not wait for the answer, but stays for a while."""
-        core = node.core
-        assert core is not None
-        self._connections += 1
-        number = self._connections
-        self._into(node, core, lambda: core.client_came(self._clock(node), number, f"admin{number}"))
-        self._into(node, core, lambda: core.from_client(self._clock(node), number, message))
-        self.later(5_000, lambda: self._into(node, core, lambda: core.client_gone(self._clock(node), number)))
-
-    def _fault_torn(self) -> None:
-        if self.truth.entries:
-            name = self.chance.choice(sorted(self.truth.entries))
-            self.truth.torn.add(name)
-            self.later(self.chance.choice((300, 1500)), lambda: self.truth.torn.discard(name))
-
-    def _fault_pause(self) -> None:
-        node = self._some()
-        if node is not None:
-            core = node.core
-            node.paused = True
-            self.note(f"daemon {node.index} stands still")
-            self.later(self.chance.choice((300, 1500, 2500, 6000)), lambda: self._wake(node, core))
-
-    def _wake(self, node: Node, core: DaemonCore | None) -> None:
-        if node.core is not core or core is None or not node.paused:
-            return
-        self.note(f"daemon {node.index} wakes")
-        node.paused = False
-        inbox, node.inbox = node.inbox, []
-        for step in inbox:
-            step()
-
-    def _pair(self) -> frozenset[int]:
-        return frozenset(self.chance.sample(range(len(self.nodes)), 2))
-
-    def _fault_partition(self) -> None:
-        pair = self._pair()
-        self.blocked.add(pair)
-        self.note(f"partition {sorted(pair)}")
-        self.later(self.chance.choice((500, 2500, 5000)), lambda: self._unblock(pair))
-
-    def _unblock(self, pair: frozenset[int]) -> None:
-        self.blocked.discard(pair)
-        a, b = sorted(pair)
-        self._cut(a, b)
-
-    def _fault_clog(self) -> None:
-        pair = self._pair()
-        self.clogged.add(pair)
-        self.later(self.chance.choice((500, 3000)), lambda: self.clogged.discard(pair))
-
-    def _fault_cut(self) -> None:
-        a, b = sorted(self._pair())
-        self._cut(a, b)
-        if self.client_wires and self.chance.random() < 0.5:
-            connection = self.chance.choice(sorted(self.client_wires))
-            self._client_cut(connection, self.client_wires[connection][1])
-
-    def _fault_noise(self) -> None:
-        self.noise = 0.02
-        self.later(1500, lambda: setattr(self, "noise", 0.0))
-
-    def _fault_directory(self) -> None:
-        self.truth.failing = self.chance.choice((0.2, 0.5, 1.0))
-        self.later(self.chance.choice((300, 1500)), lambda: setattr(self.truth, "failing", 0.0))
-
-    def _fault_clock(self) -> None:
-        node = self.chance.choice(self.nodes)
-        node.skew_us += self.chance.choice((-3_600_000_000, 5_000_000, 86_400_000_000))
-
-    def _fault_drain(self) -> None:
-        node = self._some(keep=2)
-        if node is not None and node.core is not None:
-            if any(node.core.me in e.holders() and e.opener for e in self.truth.entries.values()):
-                for index, client, _, _ in list(self.client_wires.values()):
-                    if index == node.index:
-                        self._client_cut(client.connection, client)
-            self._ask_once(node, Shutdown(1, [node.index], False))
-
-    def _fault_memory(self) -> None:
-        """The limit is tight from the start: nothing more to do now."""
-
-    def _fault_client(self) -> None:
-        if self.client_wires:
-            connection = self.chance.choice(sorted(self.client_wires))
-            self._client_cut(connection, self.client_wires[connection][1])
 
     # ---- what must hold
 
@@ -542,16 +368,16 @@ class World:
         self.clogged.clear()
         self.truth.torn.clear()
         for pair in list(self.blocked):
-            self._unblock(pair)
+            self.fault.unblock(pair)
         for node in self.nodes:
             if node.paused:
-                self._wake(node, node.core)
+                self.fault.wake(node, node.core)
             if node.core is None:
-                self._start(node)
+                self.start(node)
         for client in self.clients:
             client.quiet, client.checked = True, 0
         for name in sorted(self.rivals):
-            self._remove(name)
+            self.fault.remove(name)
 
     def _check(self, node: Node) -> None:
         if node.core is None or node.memory is None:
