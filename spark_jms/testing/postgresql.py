@@ -160,4 +160,9 @@ class PrivatePostgresql:
 
     def close(self) -> None:
         self.stop(signal.SIGQUIT)
-        shutil.rmtree(self.directory, ignore_errors=True)
+
+        def removed() -> bool:
+            shutil.rmtree(self.directory, ignore_errors=True)
+            return not os.path.exists(self.directory)
+
+        wait_until(removed, STOP_TIMEOUT_S, f"{self.directory} is removed")  # its processes may write a moment longer
