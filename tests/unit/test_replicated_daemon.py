@@ -244,6 +244,7 @@ def test_a_move_whose_outcome_is_unknown_is_found_out() -> None:
     client = cluster.client(1)
     assert isinstance(client.open(), list)
     core.directory = directory
+    assert not any("no longer served" in line for line in cluster.log), "it gave up a listed copy"
     cluster.run(2_000)
     assert cluster.where() == (1, 0)
     assert cluster.bytes_of(0)[:4] == b"kept"

@@ -30,6 +30,7 @@ class Fault(Enum):
     RIVAL = "rival"  # somebody else takes memory, and gives it back
     REMOVE = "remove"  # an administrator removes regions by force
     MASSACRE = "massacre"  # all daemons but one die at nearly the same time
+    STALL = "stall"  # a daemon stands still in the middle of a call to the directory
     TORN = "torn"  # the file of one region cannot be read
 
 
@@ -129,6 +130,10 @@ class Faults:
             name = self._world.chance.choice(sorted(self._world.truth.entries))
             self._world.truth.torn.add(name)
             self._world.later(self._world.chance.choice((300, 1500)), lambda: self._world.truth.torn.discard(name))
+
+    def _stall(self) -> None:
+        self._world.truth.stalling = 0.05
+        self._world.later(1_500, lambda: setattr(self._world.truth, "stalling", 0.0))
 
     def _pause(self) -> None:
         node = self._some()

@@ -15,6 +15,10 @@ class Violation(AssertionError):
     """A promise was broken."""
 
 
+class Killed(BaseException):
+    """The process died in the middle of a call."""
+
+
 class Truth:
     """The Global Directory itself, and who lives."""
 
@@ -24,6 +28,8 @@ class Truth:
         self.alive: set[Holder] = set()
         self.failing = 0.0  # the share of calls that fail, half of the swaps among them after they happened
         self.torn: set[str] = set()  # names whose files nobody can read for a while
+        self.stalling = 0.0  # the share of calls in which the process stands still, before or after
+        self.stall: Callable[[Holder], None] = lambda holder: None
         self.swaps = 0
         self.opens: dict[str, int] = {}  # epoch of the last OPENED
         self.removed: Callable[[RegionEntry], None] = lambda entry: None
@@ -39,7 +45,16 @@ class SimDirectory(DirectoryPort):
     def _fail(self) -> bool:
         return self.truth.failing > 0 and self.truth.chance.random() < self.truth.failing
 
+    def _stall(self) -> None:
+        if self.truth.stalling > 0 and self.truth.chance.random() < self.truth.stalling:
+            self.truth.stall(self.me)
+
     def read(self, name: str) -> RegionEntry | None:
+        found = self._read(name)
+        self._stall()
+        return found
+
+    def _read(self, name: str) -> RegionEntry | None:
         if self._fail() or name in self.truth.torn:
             raise DirectoryUnavailableError("read")
         return self.truth.entries.get(name)
@@ -50,6 +65,12 @@ class SimDirectory(DirectoryPort):
         return dict(self.truth.entries)
 
     def swap(self, name: str, old: RegionEntry | None, new: RegionEntry | None) -> bool:
+        self._stall()
+        done = self._swap(name, old, new)
+        self._stall()
+        return done
+
+    def _swap(self, name: str, old: RegionEntry | None, new: RegionEntry | None) -> bool:
         failing = self._fail() or name in self.truth.torn
         if failing and self.truth.chance.random() < 0.5:
             raise DirectoryUnavailableError("write: refused")

@@ -16,11 +16,12 @@ from store.replicated.core.protocol import Hello, Message, Reply, encode
 from store.replicated.simulator.audit import Audit
 from store.replicated.simulator.client import Book, SimClient
 from store.replicated.simulator.faults import Fault, Faults, Node
-from store.replicated.simulator.parts import Frame, SimDirectory, SimMemory, Truth, Violation, Wire
+from store.replicated.simulator.parts import Frame, Killed, SimDirectory, SimMemory, Truth, Violation, Wire
 
 TICK_MS = 50.0
 SETTLE_MS = 6_000.0
 HELLO_TIMEOUT_MS = 2_000.0
+MAX_STALLED = 2
 SETTINGS = Settings(open_timeout_ms=15_000.0, chunk_bytes=4096, window_bytes=16_384, resilver_bytes_per_s=4_000_000)
 
 
@@ -55,6 +56,8 @@ class World:
         self.region_bytes = self.chance.choice((16_384, 40_000, 65_536))
         kinds = list(Fault)
         self.faults = faults if faults is not None else frozenset(self.chance.sample(kinds, self.chance.randint(1, 5)))
+        self.truth.stall = self._stall
+        self._stalled = 0
         self.audit = Audit(self)
         self.truth.removed = self._region_removed
         self.truth.made = self.audit.made
@@ -150,7 +153,7 @@ class World:
             return
         if not node.paused:
             self._dial(node)
-            self._carry(node, core.tick(self.clock(node), self._wall_us(node)))
+            self._carry(node, self._alive(lambda: core.tick(self.clock(node), self._wall_us(node))))
         self.later(self.chance.uniform(TICK_MS * 0.5, TICK_MS * 1.5), lambda: self._tick(node, core))
 
     def crash(self, node: Node) -> None:
@@ -171,7 +174,7 @@ class World:
 
         def step() -> None:
             if node.core is core:
-                self._carry(node, event())
+                self._carry(node, self._alive(event))
 
         if node.core is not core:
             return
@@ -179,6 +182,28 @@ class World:
             node.inbox.append(step)
         else:
             step()
+
+    def _alive(self, event: Callable[[], list[Action]]) -> list[Action]:
+        try:
+            return event()
+        except Killed:
+            return []
+
+    def _stall(self, holder: Holder) -> None:
+        """The daemon stands still in the middle of an event, and the world goes on; it may even die there."""
+        node = self.nodes[holder.daemon]
+        core = node.core
+        if core is None or core.me != holder or node.paused or self._stalled >= MAX_STALLED:
+            return
+        self._stalled += 1
+        node.paused = True
+        self.note(f"daemon {node.index} stands still in the middle")
+        self._until(self.now_ms + self.chance.choice((300, 1500, 3000, 6000)))
+        self._stalled -= 1
+        if node.core is not core:
+            raise Killed
+        self.note(f"daemon {node.index} goes on")
+        self.later(0.0, lambda: self.fault.wake(node, core))
 
     def _carry(self, node: Node, actions: list[Action]) -> None:
         for action in actions:
@@ -367,6 +392,7 @@ class World:
         self.noise, self.truth.failing = 0.0, 0.0
         self.clogged.clear()
         self.truth.torn.clear()
+        self.truth.stalling = 0.0
         for pair in list(self.blocked):
             self.fault.unblock(pair)
         for node in self.nodes:
