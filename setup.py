@@ -69,7 +69,9 @@ setup(
         "psutil>=5.9",
     ],
     extras_require={"test": TEST, "dev": DEV, "demo": DEMO, "bench": BENCH},
-    entry_points={"console_scripts": ["jmsq = spark_jms.cli.main:main", "storeadmin = store.replicated.admin.cli:main"]},
+    entry_points={
+        "console_scripts": ["jmsq = spark_jms.cli.main:main", "storeadmin = store.replicated.admin.cli:main"]
+    },
     classifiers=[
         "Development Status :: 3 - Alpha",
         "Intended Audience :: Developers",
