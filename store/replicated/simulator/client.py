@@ -279,15 +279,18 @@ class SimClient:
     def _on_close(self, request: int, detail: Any, value: Any) -> None:
         pass
 
-    def emitted(self, request: int) -> None:
-        """The daemon sent this acknowledgement: from now on it is a promise, wherever the frame is."""
+    def emitted(self, request: int, late: bool) -> None:
+        """The daemon sent this acknowledgement: from now on it is a promise, wherever the frame is. `late`: it stood still
+        between making sure and sending, so the promise is one of that time, and keeps what it says all the same."""
         what, detail = self._waits.get(request, ("", None))
-        if what == "write":
+        if what == "write" and not late:
             self.world.check_ack(self, detail)
             if self.zombie:
                 raise Violation(
                     f"{self.name}: a write to {detail} was acknowledged, though another client has the store"
                 )
+        if self.zombie:
+            return
         self._moved_ms = self.world.now_ms
         for flight in self._flights:
             if request in flight.requests:
@@ -309,10 +312,10 @@ class SimClient:
             planned = self._core.plan_forget(flight.leftover, flight.handle)
             flight.leftover, flight.requests = None, {self._write(region, steps) for region, steps in planned}
 
-    def read_emitted(self, request: int) -> None:
+    def read_emitted(self, request: int, late: bool) -> None:
         """The daemon answered a read."""
         what, detail = self._waits.get(request, ("", None))
-        if what in ("header", "bytes", "read"):
+        if what in ("header", "bytes", "read") and not late:
             region = detail if what == "header" else detail[0] if what == "bytes" else detail[1]
             self.world.check_ack(self, region)
             if self.zombie and what == "read":

@@ -40,6 +40,7 @@ class Node:
     core: DaemonCore | None = None
     memory: SimMemory | None = None
     paused: bool = False
+    late: bool = False  # it stood still in the middle of the event whose answers go out now
     clock_ms: float = 0.0  # what its own clock is ahead
     inbox: list[Callable[[], None]] = field(default_factory=list)
     lives: int = 0

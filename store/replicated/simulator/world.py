@@ -203,15 +203,17 @@ class World:
         if node.core is not core:
             raise Killed
         self.note(f"daemon {node.index} goes on")
+        node.late = True
         self.later(0.0, lambda: self.fault.wake(node, core))
 
     def _carry(self, node: Node, actions: list[Action]) -> None:
+        late, node.late = node.late, False
         for action in actions:
             match action:
                 case ToPeer(daemon, message):
                     self._send(node.index, daemon, message)
                 case ToClient(connection, message):
-                    self._to_client(node, connection, message)
+                    self._to_client(node, connection, message, late)
                 case Drop(connection):
                     if connection in self.client_wires:
                         self.client_cut(connection, self.client_wires[connection][1])
@@ -339,14 +341,14 @@ class World:
         if found is not None:
             self._transmit(found[2], message)
 
-    def _to_client(self, node: Node, connection: int, message: Message) -> None:
+    def _to_client(self, node: Node, connection: int, message: Message, late: bool) -> None:
         found = self.client_wires.get(connection)
         if found is not None and found[0] == node.index:
             if isinstance(message, Reply):
                 if message.value is None:
-                    found[1].emitted(message.request)
+                    found[1].emitted(message.request, late)
                 elif isinstance(message.value, bytes):
-                    found[1].read_emitted(message.request)
+                    found[1].read_emitted(message.request, late)
             self._transmit(found[3], message)
 
     def _transmit(self, wire: Wire, message: Message) -> None:
