@@ -274,6 +274,10 @@ class StoreInstance:
     def check_new_message(self, message_bytes: int) -> None:
         """ResourceAllocationException: too large for the regions, or this daemon and this store are both overloaded."""
         check_message_size(self.thresholds, message_bytes, self.region_bytes)
+        self.check_overload()
+
+    def check_overload(self) -> None:
+        """ResourceAllocationException while this daemon and this store are both above yellow."""
         check_new_message(
             self.thresholds, self._daemon_used, self._daemon_limit, self._core.used_bytes, self._core.size_bytes
         )

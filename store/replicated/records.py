@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from store.codec import decode, encode
+from store.contract import Put
 from store.errors import (
     DaemonUnavailableError,
     FencedError,
@@ -40,7 +41,7 @@ from store.errors import (
     StoreNotFoundError,
     StoreUriError,
 )
-from store.ledger import Entry
+from store.ledger import Entry, Prepared, Written
 from store.replicated.admin_client import Loop
 from store.replicated.global_directory import CONFIG, DirectoryFiles, GlobalDirectory, write_whole
 from store.replicated.instance import DEFAULT_REGION_BYTES, StoreInstance
@@ -179,6 +180,12 @@ class RecordLog:
         return handles
 
 
+def _writes(entry: Entry) -> bool:
+    return isinstance(entry, (Written, Prepared)) and any(
+        isinstance(operation, Put) for change in entry.changes for operation in change.operations
+    )
+
+
 class ReplicatedPersistence(Persistence):
     def __init__(self, loop: Loop, instance: StoreInstance, log_: RecordLog) -> None:
         self.incarnation = secrets.token_hex(8)
@@ -191,6 +198,9 @@ class ReplicatedPersistence(Persistence):
         return self._call(self._log.load())
 
     def append(self, batch: Batch) -> None:
+        """R13: what writes new values is refused while daemon and store are overloaded; all else, as deletions, passes."""
+        if any(_writes(entry) for entry in batch.entries):
+            self.instance.check_overload()
         self._call(self._log.append(batch))
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
