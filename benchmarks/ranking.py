@@ -1,129 +1,184 @@
 """The speed rank of the stores (R20): none > replicated > file > jdbc, with the same objects on each.
 
-    python -m benchmarks.ranking [--commits N] [--threads N] [--rounds N]
+One process; each thread has a record set of its own and commits to it: an object of 300 bytes put anew, and two small
+ones, durable as the store is durable by default (the databases with fsync, the replicated store in the memory of two of
+three daemons). Measured: acknowledged commits a second with 1, 8 and 64 threads, so with as many commits in flight. The
+stores take turns, round by round, each round on an empty store. PostgreSQL is a server of our own on the same disk.
 
-One process, THREADS threads, each with a record set of its own that it commits to: an object of 300 bytes put anew, and
-two small ones; durable as the store is durable by default (the databases with fsync). Measured: acknowledged commits a
-second, and the median of one commit when nobody else commits. Rounds go through the stores in turn, so that a noisy
-minute hits all; the median of the rounds is shown. PostgreSQL is a server of our own on the same disk.
+Below the record sets of the replicated store are its objects: a table of its own tells how many of 1 KiB it acknowledges
+a second.
 """
 
 from __future__ import annotations
 
-import argparse
+import asyncio
 import contextlib
-import itertools
-import statistics
-import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
+from benchmarks.measure import PAYLOAD_BYTES, Meter
+from benchmarks.results import Comparison, Sample
+from benchmarks.workbench import Workbench
 from store import Handle, Put, open_store
 
+NONE, REPLICATED, FILE, SQLITE, POSTGRESQL = "none (memory)", "replicated", "file", "jdbc, SQLite", "jdbc, PostgreSQL"
+STORES = (NONE, REPLICATED, FILE, SQLITE, POSTGRESQL)
+# Who is next above in the rank: no store is faster than that.
+ABOVE = {REPLICATED: NONE, FILE: REPLICATED, SQLITE: FILE, POSTGRESQL: FILE}
+IN_FLIGHT = (1, 8, 64)
+OBJECTS = "replicated store: objects of 1 KiB created"
+WINDOW_S, QUICK_WINDOW_S = 3.0, 0.5
+WARM_COMMITS = 20
 PADDING = b"x" * 300
+REGION_MB = 64
+
+Places = dict[str, Callable[[int], str]]
+"""Of each store, the URI of an empty one for a round."""
 
 
-@dataclass(frozen=True)
-class Cell:
-    store: str
-    commits_per_s: float
-    single_ms: float
-    """Median of one commit at a time."""
+def table_of(in_flight: int) -> str:
+    return f"store rank, {in_flight} in flight"
+
+
+def run(bench: Workbench) -> None:
+    """Starts what the stores need, measures, stops it. A store that cannot be started is absent by name."""
+    window_s = QUICK_WINDOW_S if bench.options.quick else WINDOW_S
+    rounds = bench.options.runs + 1
+    bench.recorder.part("store rank", rounds * (len(STORES) + 1))
+    for table in map(table_of, IN_FLIGHT):
+        for name, above in ABOVE.items():
+            bench.recorder.compare(Comparison(table, name, above, 1.0, at_least=False))
+    with contextlib.ExitStack() as stack:
+        home = bench.new_path("ranking")
+        home.mkdir(parents=True)
+        places = _places(bench, home, stack)
+        for number in range(rounds):
+            for name, place in places.items():
+                bench.recorder.doing(f"store rank: {name}")
+                cells = [(table_of(count), name) for count in IN_FLIGHT]
+                bench.recorder.attempt(cells, lambda: _rank(bench, name, place(number), number, window_s))  # noqa: B023
+                bench.recorder.step()
+            if REPLICATED in places:
+                cells = [(OBJECTS, f"{count} in flight") for count in IN_FLIGHT]
+                bench.recorder.attempt(cells, lambda: _objects(bench, home / "daemons", number, window_s))  # noqa: B023
+            bench.recorder.step()
+
+
+def _places(bench: Workbench, home: Path, stack: contextlib.ExitStack) -> Places:
+    found: Places = {NONE: lambda number: f"memory://{home.name}-{number}"}
+
+    def replicated() -> None:
+        stack.enter_context(daemons(home / "daemons"))
+        found[REPLICATED] = lambda number: f"replicated://{home}/daemons?store=rank{number}&region_mb={REGION_MB}"
+
+    def postgresql() -> None:
+        from spark_jms.testing.postgresql import PrivatePostgresql
+
+        server = PrivatePostgresql(fsync=True)
+        stack.callback(server.close)
+        found[POSTGRESQL] = lambda number: server.uri()
+
+    cells = [(table_of(count), REPLICATED) for count in IN_FLIGHT]
+    cells += [(OBJECTS, f"{count} in flight") for count in IN_FLIGHT]
+    bench.recorder.attempt(cells, replicated)
+    found[FILE] = lambda number: str(home / f"file-{number}")
+    found[SQLITE] = lambda number: f"jdbc:sqlite:///{home}/sqlite-{number}.db"
+    bench.recorder.attempt([(table_of(count), POSTGRESQL) for count in IN_FLIGHT], postgresql)
+    return found
 
 
 @contextlib.contextmanager
-def _postgresql() -> Iterator[str]:
-    from spark_jms.testing.postgresql import PrivatePostgresql
+def daemons(directory: Path) -> Iterator[None]:
+    """Three daemons of a replicated store."""
+    from store.replicated.cluster import Cluster
 
-    server = PrivatePostgresql(fsync=True)
+    cluster = Cluster(str(directory))
+    cluster.write_config(3, "1G", first_port=17_400)
     try:
-        yield server.uri()
+        cluster.up()
+        yield
     finally:
-        server.close()
-
-
-@contextlib.contextmanager
-def _in_directory(pattern: str) -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="jmsq-ranking-") as directory:
-        yield pattern.format(directory)
-
-
-# The rank that is expected, best first. A store that keeps its own processes is a context manager like `_postgresql`.
-STORES: dict[str, Callable[[], contextlib.AbstractContextManager[str]]] = {
-    "none (memory)": lambda: contextlib.nullcontext(f"memory://ranking-{time.monotonic_ns()}"),
-    # "replicated": _replicated,  <- here, when `benchmarks` may start daemons
-    "file": lambda: _in_directory("{}/store"),
-    "jdbc, SQLite": lambda: _in_directory("jdbc:sqlite:///{}/store.db"),
-    "jdbc, PostgreSQL": _postgresql,
-}
+        cluster.down(force=True)
 
 
 def _commit(handle: Handle, number: int) -> None:
     handle.commit([Put("state", PADDING + b"%d" % number), Put("floor", b"%d" % number), Put("claim", b"%d" % -number)])
 
 
-def measure(name: str, commits: int, threads: int) -> Cell:
-    with STORES[name]() as uri, open_store(uri) as store, store.connect("ranking") as session:
-        handles = [session.open(f"orders/billing/{number}") for number in range(threads)]
-        for handle in handles:
-            for number in range(20):
-                _commit(handle, number)  # warm
-        singles = []
-        for number in range(max(50, commits // 10)):
-            begun_s = time.perf_counter()
+def _rank(bench: Workbench, name: str, uri: str, run_number: int, window_s: float) -> None:
+    """One round of one store: 1, 8 and 64 in flight, one after the other."""
+    with open_store(uri) as store, store.connect("ranking") as session:
+        handles = [session.open(f"orders/billing/{number}") for number in range(max(IN_FLIGHT))]
+        for number in range(WARM_COMMITS):
             _commit(handles[0], number)
-            singles.append(time.perf_counter() - begun_s)
-
-        def work(handle: Handle) -> None:
-            for number in range(commits // threads):
-                _commit(handle, number)
-
-        workers = [threading.Thread(target=work, args=(handle,)) for handle in handles]
-        begun_s = time.perf_counter()
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        took_s = time.perf_counter() - begun_s
-    return Cell(name, commits // threads * threads / took_s, statistics.median(singles) * 1000)
+        for count in IN_FLIGHT:
+            with Meter() as meter:
+                done = commits(handles[:count], window_s)
+            rate = done / meter.seconds
+            bench.recorder.sample(
+                Sample(table_of(count), name, run_number, rate, "commits/s", meter.seconds, meter.noise)
+            )
 
 
-def rank(commits: int, threads: int, rounds: int, names: Sequence[str] = tuple(STORES)) -> list[Cell]:
-    cells = [measure(name, commits, threads) for _ in range(rounds) for name in names]
-    return [
-        Cell(
-            name,
-            statistics.median(cell.commits_per_s for cell in cells if cell.store == name),
-            statistics.median(cell.single_ms for cell in cells if cell.store == name),
+def commits(handles: list[Handle], window_s: float) -> int:
+    """A thread for each record set commits without pause until the time is over; how many were acknowledged."""
+    counts = [0] * len(handles)
+    failures: list[BaseException] = []
+    deadline_s = time.monotonic() + window_s
+
+    def work(number: int) -> None:
+        try:
+            while time.monotonic() < deadline_s and not failures:
+                _commit(handles[number], counts[number])
+                counts[number] += 1
+        except BaseException as error:  # noqa: BLE001 - raised below, in the thread that waits
+            failures.append(error)
+
+    workers = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(len(handles))]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    if failures:
+        raise failures[0]
+    return sum(counts)
+
+
+def _objects(bench: Workbench, directory: Path, run_number: int, window_s: float) -> None:
+    for count in IN_FLIGHT:
+        with Meter() as meter:
+            done, took_s = asyncio.run(created(directory, f"objects{run_number}-{count}", count, window_s))
+        cell = f"{count} in flight"
+        bench.recorder.sample(
+            Sample(OBJECTS, cell, run_number, done / took_s, "acknowledged writes/s", meter.seconds, meter.noise)
         )
-        for name in names
-    ]
 
 
-def table(cells: Sequence[Cell]) -> str:
-    """In Markdown; `ratio` is to the store before it in the rank."""
-    lines = ["| Store | commits/s | ratio to the one above | one commit, median |", "|---|---|---|---|"]
-    for number, cell in enumerate(cells):
-        ratio = f"{cell.commits_per_s / cells[number - 1].commits_per_s:.2f}" if number else "–"
-        lines.append(f"| {cell.store} | {cell.commits_per_s:,.0f} | {ratio} | {cell.single_ms:.2f} ms |")
-    return "\n".join(lines)
+async def created(directory: Path, name: str, in_flight: int, window_s: float) -> tuple[int, float]:
+    """How many objects were acknowledged in how many seconds. Each worker deletes what it made 256 objects ago, not
+    counted, so that the store does not grow."""
+    from store.replicated.global_directory import GlobalDirectory
+    from store.replicated.instance import StoreInstance
 
+    instance = await StoreInstance.open(GlobalDirectory(str(directory)), name, region_bytes=REGION_MB << 20)
+    data, done = b"x" * PAYLOAD_BYTES, 0
+    try:
+        connection = await instance.connection("ranking")
+        begun_s = time.perf_counter()
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--commits", type=int, default=2000)
-    parser.add_argument("--threads", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=3)
-    given = parser.parse_args(arguments)
-    cells = rank(given.commits, given.threads, given.rounds)
-    print(table(cells))
-    held = all(one.commits_per_s > two.commits_per_s for one, two in itertools.pairwise(cells[:3]))
-    print(f"the rank none > file > jdbc {'holds' if held else 'does not hold'}")
-    return 0 if held else 1
+        async def work() -> None:
+            nonlocal done
+            made: list[int] = []
+            while time.perf_counter() - begun_s < window_s:
+                made.append(await connection.create(data))
+                done += 1
+                if len(made) >= 256:
+                    await connection.delete(made.pop(0))
 
-
-if __name__ == "__main__":
-    sys.exit(main())
+        await asyncio.gather(*(work() for _ in range(in_flight)))
+        took_s = time.perf_counter() - begun_s
+    finally:
+        await instance.close()
+    return done, took_s

@@ -22,11 +22,13 @@ AvailableNow, 4 micro-batches. **source**: the same data → `noop`, AvailableNo
 every row. **latency**: {rate} messages a second for {latency_s:g} s after {warm_s:g} s of warm-up, processingTime 0,
 checkpoint on local disk; from the time a message was due at the producer to the time `foreachBatch` has it.
 **commit** is one `send` of the plain client; **planning** is `latestOffset` + `partitions`; their destinations are
-sampled in turn, {rounds} rounds. A ratio is taken of the two cells of the same cycle; its spread is the smallest and
-largest of these pairs. *Noise* is the worst of the counted runs: load average before a cell / share of all cores that
-other processes used during it. The peers: Spark's Kafka connector against one KRaft broker on loopback (4 partitions,
-acks=all, linger 5 ms, batches of 128 KiB, no keys), and Delta's own streaming, with its defaults and tuned
-(`snapshotPartitions=2`, no statistics)."""
+sampled in turn, {rounds} rounds. **store rank**: acknowledged commits a second of one process with 1, 8 and 64 threads,
+each on a record set of its own (three objects, 300 bytes), on each kind of store; the databases with fsync, the
+replicated store with three daemons on this machine; `≤ 1 ×`: not faster than the one above in the rank. A ratio is
+taken of the two cells of the same cycle; its spread is the smallest and largest of these pairs. *Noise* is the worst of
+the counted runs: load average before a cell / share of all cores that other processes used during it. The peers:
+Spark's Kafka connector against one KRaft broker on loopback (4 partitions, acks=all, linger 5 ms, batches of 128 KiB,
+no keys), and Delta's own streaming, with its defaults and tuned (`snapshotPartitions=2`, no statistics)."""
 
 
 @dataclass(frozen=True)

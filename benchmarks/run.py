@@ -29,7 +29,7 @@ import psutil  # noqa: E402 - the path comes first
 from py4j.protocol import Py4JError  # noqa: E402
 from rich.console import Console  # noqa: E402
 
-from benchmarks import jars, latency, machine, report, scaling, throughput  # noqa: E402
+from benchmarks import jars, latency, machine, ranking, report, scaling, throughput  # noqa: E402
 from benchmarks.jmsq import JmsqPeer, ReplicatedPeer, replicated_door  # noqa: E402
 from benchmarks.measure import input_directory  # noqa: E402
 from benchmarks.peers import LatencyPeer, ThroughputPeer  # noqa: E402
@@ -37,7 +37,7 @@ from benchmarks.peers.delta import DeltaPeer  # noqa: E402
 from benchmarks.peers.kafka import Broker, KafkaPeer  # noqa: E402
 from benchmarks.recorder import Recorder  # noqa: E402
 from benchmarks.results import Results, from_lines  # noqa: E402
-from benchmarks.workbench import FAMILIES, PARTS, Options, Workbench, open_session  # noqa: E402
+from benchmarks.workbench import FAMILIES, PARTS, SPARKLESS, Options, Workbench, open_session  # noqa: E402
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -88,9 +88,11 @@ def _measure(options: Options, recorder: Recorder) -> None:
                 broker = starting
 
             recorder.attempt(kafka_cells, start)
-        recorder.doing("Spark")
-        spark = open_session(work, connector)
-        stack.callback(_stop, spark)
+        spark = None
+        if options.wants(*set(PARTS) - set(SPARKLESS)):
+            recorder.doing("Spark")
+            spark = open_session(work, connector)
+            stack.callback(_stop, spark)
         bench = Workbench(spark, work, CACHE, options, recorder)
         _parts(bench, broker)
 
@@ -128,6 +130,8 @@ def _parts(bench: Workbench, broker: Broker | None) -> None:
             latency.run(bench, both)
     if options.wants("commit", "planning") and "jmsq" in only:
         scaling.run(bench)
+    if options.wants("ranking") and "jmsq" in only:
+        ranking.run(bench)
 
 
 def _cells_of_kafka(options: Options) -> list[tuple[str, str]]:

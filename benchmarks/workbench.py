@@ -12,7 +12,8 @@ from typing import Any
 from benchmarks.recorder import Recorder
 
 MASTER = "local[2]"
-PARTS = ("sink", "source", "latency", "commit", "planning")
+PARTS = ("sink", "source", "latency", "commit", "planning", "ranking")
+SPARKLESS = ("ranking",)
 FAMILIES = ("jmsq", "kafka", "delta")
 
 

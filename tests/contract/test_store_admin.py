@@ -16,7 +16,7 @@ from spark_jms.cli.main import cli
 from store import Put, StoreInUseError, StoreVersionError, open_store
 from store.admin import dump, migrate
 
-KINDS = ("memory", "file", "sqlite", "postgresql")
+KINDS = ("memory", "file", "sqlite", "postgresql", "replicated")
 
 
 @pytest.fixture
@@ -27,6 +27,8 @@ def uri_of(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], st
         number = next(counter)
         if kind == "postgresql":
             return str(request.getfixturevalue("postgresql").uri())
+        if kind == "replicated":
+            return str(request.getfixturevalue("replicated").uri())
         path = tmp_path / f"store{number}"
         return {
             "memory": f"memory://{tmp_path.name}-{number}",
@@ -90,7 +92,7 @@ def test_a_store_in_use_is_not_moved(uri_of: Callable[[str], str]) -> None:
         migrate(here, there)
 
 
-@pytest.mark.parametrize("kind", ["file", "sqlite", "postgresql"])
+@pytest.mark.parametrize("kind", ["file", "sqlite", "postgresql", "replicated"])
 def test_the_commands(uri_of: Callable[[str], str], kind: str) -> None:
     """C14: for people and for scripts."""
     uri = uri_of(kind)

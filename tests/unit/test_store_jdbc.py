@@ -573,14 +573,3 @@ def test_the_page_shows_the_protocol_as_the_code_goes_through_it() -> None:
     """S4: drawn from STEPS."""
     page = Path(__file__).parents[2] / "docs" / "DATA-STORES.md"
     assert draw() in page.read_text(encoding="utf-8")
-
-
-def test_the_ranking_measures_what_it_says() -> None:
-    """R20: the same objects on each store; a short run, whose figures mean nothing."""
-    from benchmarks.ranking import STORES, rank, table
-
-    assert list(STORES)[-2:] == ["jdbc, SQLite", "jdbc, PostgreSQL"]
-    cells = rank(commits=40, threads=2, rounds=1, names=["none (memory)", "file", "jdbc, SQLite"])
-    assert [cell.store for cell in cells] == ["none (memory)", "file", "jdbc, SQLite"]
-    assert table(cells).count("\n") == 4
-    assert cells[0].commits_per_s > cells[2].commits_per_s
