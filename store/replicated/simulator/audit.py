@@ -90,10 +90,12 @@ class Audit:
         return [(b, data[b.offset + BLOCK_BYTES : b.offset + BLOCK_BYTES + b.length]) for b in walker.blocks]
 
     def made(self, entry: RegionEntry) -> None:
-        """R9, where it can be told: nothing has failed yet, and there is room everywhere."""
+        """R9, where it can be told: nothing has failed yet, there is room everywhere, and nobody else makes it."""
         world = self._world
         if world.now_ms < 1_000.0 + CALM_MS or world.outcome.faults or world.tight:
             return
+        if sum(entry.name.startswith(client.store + ".") for client in world.clients) != 1:
+            return  # two who make it at the same time refuse each other's copies, and the second one comes later
         expected = (entry.primary.daemon + 1) % len(world.nodes)
         if entry.secondary is None or entry.secondary.daemon != expected:
             raise Violation(
