@@ -311,6 +311,7 @@ class ServedBackend(Backend):
     def _append(self, entries: list[Entry], incarnation: str, position: int) -> bool:
         """False when it was refused; then the replica has what the plan did not know."""
         data, token, again = encode(entries), secrets.token_hex(8), False
+        deadline_ms, pause_ms = self._clock_ms() + self._limit_ms, RECONNECT_FIRST_MS
         while True:
             connection = self._connection or self._connect(None)
             try:
@@ -319,6 +320,13 @@ class ServedBackend(Backend):
                 break
             except LinkLostError as error:
                 log.info("client %s lost the engine while it wrote: %s", self._client_id, error)
+                if self._clock_ms() >= deadline_ms:  # engine after engine is lost, perhaps by what is to be written
+                    raise OutcomeUnknownError(
+                        f"every engine was lost while it wrote, for {self._limit_ms / 1000:g} s"
+                    ) from error
+                if again:
+                    self._sleep_ms(pause_ms)
+                    pause_ms = min(pause_ms * 2, RECONNECT_LAST_MS)
                 again = True
                 self._connect(connection)
         assert isinstance(answer, wire.Paged)

@@ -416,3 +416,21 @@ def test_no_engine_is_a_bounded_wait() -> None:
     assert 10_000 <= now_ms[0] < 11_000
     backend._reach = MemoryReach(pair.place, session_timeout_ms=5_000)
     pair.close()
+
+
+def test_an_append_that_ends_every_engine_is_given_up() -> None:
+    """S6: a write at which one engine after the other fails is refused by name within the limit, not tried for ever."""
+    place = Place()
+    backend = ServedBackend(MemoryReach(place, session_timeout_ms=10_000), session_timeout_ms=10_000, limit_ms=300)
+    store = LedgerStore(backend)
+    handle = store.connect().open("r")
+
+    def fail(batch: Batch) -> StoreError | None:
+        raise TypeError("a fault of ours")
+
+    place.fail = fail
+    with pytest.raises(OutcomeUnknownError):
+        handle.commit([Put("k", b"v")])
+    place.fail = lambda batch: None
+    assert store.peek("r") == {}
+    store.close()
