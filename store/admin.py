@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from store.contract import SessionInfo, Store
 from store.errors import StoreError, StoreInUseError, StoreUriError
 from store.ledger import Change, Entry, Ledger, Prepared, Restored
 from store.session import LedgerStore, Transaction
-from store.uri import open_store, scheme_of
+from store.uri import file_path, open_store, scheme_of
 
 CHUNK_BYTES = 8 * 1024 * 1024
 CHUNK_ENTRIES = 500
@@ -53,12 +53,28 @@ class DumpedRecord:
 
 
 @dataclass(frozen=True)
+class Salvaged:
+    """What could be read of a damaged store. `entries` make one in which everything is free; `left_out` names each
+    damaged place, `uncertain` the record sets that may have lost changes."""
+
+    entries: tuple[Entry, ...]
+    left_out: tuple[str, ...]
+    uncertain: tuple[str, ...]
+    sessions: tuple[str, ...] = ()
+    """Those that were connected; who still lives uses the store."""
+
+
+@dataclass(frozen=True)
 class Migrated:
+    """`left_out` and `uncertain` only when a damaged store was salvaged; see Salvaged."""
+
     record_count: int
     object_count: int
     object_bytes: int
     prepared_count: int
     there_already: int
+    left_out: tuple[str, ...] = ()
+    uncertain: tuple[str, ...] = ()
 
 
 def is_jdbc(uri: str) -> bool:
@@ -134,6 +150,32 @@ def migrate(source_uri: str, target_uri: str) -> Migrated:
         if (lost := _missing(entries, ledger_store(target))) != []:
             raise StoreError(f"{target_uri} lacks what was written: {lost[:5]}")
     return done
+
+
+def salvage(source_uri: str, target_uri: str) -> Migrated:
+    """As `migrate`, of a store that is too damaged to be opened, or partly: all that is readable, up to the damage and
+    around it. The source is read only, past its engine, and stays as it is."""
+    found = _salvaged(source_uri)
+    entries = list(found.entries)
+    with open_store(target_uri) as target:
+        if sessions := target.sessions():
+            raise StoreInUseError(f"{target_uri} is used by {', '.join(sessions)}")
+        done = _copy(entries, ledger_store(target))
+        if (lost := _missing(entries, ledger_store(target))) != []:
+            raise StoreError(f"{target_uri} lacks what was written: {lost[:5]}")
+    return replace(done, left_out=found.left_out, uncertain=found.uncertain)
+
+
+def _salvaged(uri: str) -> Salvaged:
+    if is_jdbc(uri):
+        from store.jdbc.salvage import salvage_jdbc
+
+        return salvage_jdbc(uri)
+    if (path := file_path(uri)) is None:
+        raise StoreUriError(f"only a file store or one in a database can be salvaged, not {uri}")
+    from store.file.salvage import salvage_file
+
+    return salvage_file(path)
 
 
 def _all_entries(ledger: Ledger) -> list[Entry]:

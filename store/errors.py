@@ -103,8 +103,8 @@ class StoreVersionError(StoreError):
 
 
 class StoreCorruptError(StoreError):
-    """The file was left as it is and nothing was changed. Stop the users of the store, keep a copy of its directory,
-    and restore it from a backup or remove the directory to begin anew."""
+    """What is damaged was left as it is and nothing was changed. Stop the users of the store and keep a copy of it; then
+    restore it from a backup, or `jmsq store migrate --salvage` all that is readable into a new one."""
 
     def __init__(self, file: str, offset: int, reason: str) -> None:
         super().__init__(file, offset, reason)

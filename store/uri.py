@@ -40,12 +40,19 @@ def _open_memory(uri: str, session_timeout_ms: int, create: bool) -> Store:
     return MemoryStore(name, session_timeout_ms=session_timeout_ms)
 
 
-def _open_file(uri: str, session_timeout_ms: int, create: bool) -> Store:
-    rest = uri.removeprefix("file:").removeprefix("//")
-    path = unquote(rest.removeprefix("localhost"))
-    if not path.startswith("/"):
+def file_path(uri: str) -> str | None:
+    """The directory of a file store; None of any other kind."""
+    scheme = scheme_of(uri)
+    if scheme not in ("", "file"):
+        return None
+    path = unquote(uri.removeprefix("file:").removeprefix("//").removeprefix("localhost")) if scheme else uri
+    if scheme and not path.startswith("/"):
         raise StoreUriError(f"a file URI needs an absolute path (file:///path): {uri!r}")
-    return _open_path(path, session_timeout_ms, create)
+    return path
+
+
+def _open_file(uri: str, session_timeout_ms: int, create: bool) -> Store:
+    return _open_path(file_path(uri) or "", session_timeout_ms, create)
 
 
 def _open_path(path: str, session_timeout_ms: int, create: bool) -> Store:

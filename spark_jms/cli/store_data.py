@@ -108,21 +108,31 @@ def compact(settings: Settings, uri: str | None) -> None:
 @command("migrate", short_help="Copy everything into a store of another kind, without loss.")
 @click.argument("source", metavar="SOURCE")
 @click.argument("target", metavar="TARGET")
-def migrate(settings: Settings, source: str, target: str) -> None:
+@click.option("--salvage", is_flag=True, help="SOURCE is damaged: take all that is readable, name what is not.")
+def migrate(settings: Settings, source: str, target: str, salvage: bool) -> int:
     """Every record set with its epoch, every object, every prepared transaction; compared at the end.
 
     Both must be out of use. Interrupted, do it again: what is there already is left. The source stays as it is.
-    """
-    from store.admin import migrate
 
-    done = migrate(source, target)
+    With --salvage also of a file store or database that does not open any more: what is damaged is left out and named,
+    with the record sets that may have lost changes. Exit code 1 when something was left out.
+    """
+    from store import admin
+
+    done = admin.salvage(source, target) if salvage else admin.migrate(source, target)
+    code = EXIT_PROBLEMS if done.left_out else 0
     if settings.as_json:
         settings.out.document(asdict(done))
-        return
+        return code
     settings.out.say(
         f"{done.record_count:,} record set(s), {done.object_count:,} object(s), {done.object_bytes:,} bytes, "
         f"{done.prepared_count:,} prepared transaction(s) are in {target}; {done.there_already:,} were there before"
     )
+    for place in done.left_out:
+        settings.out.say(f"left out: {place}")
+    if done.uncertain:
+        settings.out.say(f"may have lost changes: {', '.join(done.uncertain)}")
+    return code
 
 
 @command("lock", short_help="Who has the store: which process, since when, which incarnation.")

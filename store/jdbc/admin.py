@@ -22,7 +22,7 @@ from store.ledger import Prepared
 from store.served.process import process_gone
 
 
-class _Opened:
+class Opened:
     def __init__(self, uri: str) -> None:
         self.settings = parse_jdbc(uri)
         self.tables: Tables = make_tables(self.settings)
@@ -66,23 +66,23 @@ class _Opened:
 
 
 @contextmanager
-def _opened(uri: str) -> Iterator[_Opened]:
-    opened = None
+def opened(uri: str) -> Iterator[Opened]:
+    store = None
     try:
-        opened = _Opened(uri)
-        yield opened
+        store = Opened(uri)
+        yield store
     except ConnectionLostError as error:
         raise StoreError(str(error)) from error
     finally:
-        if opened is not None:
-            opened.data.close()
-            opened.database.close()
+        if store is not None:
+            store.data.close()
+            store.database.close()
 
 
 def jdbc_lock_status(uri: str) -> LockStatus:
-    with _opened(uri) as opened:
-        owner, published, held = opened.owner(), read_published(opened.data, opened.tables), opened.held()
-    shown = opened.settings.shown
+    with opened(uri) as store:
+        owner, published, held = store.owner(), read_published(store.data, store.tables), store.held()
+    shown = store.settings.shown
     if owner is None:
         return LockStatus(shown, held)
     if published is None or published.incarnation != owner.inc_uuid:
@@ -99,13 +99,13 @@ def check_jdbc(uri: str) -> Checked:
     problems: list[str] = []
     rows: list[Row] = []
     in_doubt: list[str] = []
-    with _opened(uri) as opened:
+    with opened(uri) as store:
         try:
-            check_owner(opened.owner(), opened.settings.engine, opened.settings.shown)
+            check_owner(store.owner(), store.settings.engine, store.settings.shown)
         except StoreError as error:
             problems.append(str(error))
-        for table in opened.tables.objects:
-            for found in opened.data.rows(sa.select(*table.c)):
+        for table in store.tables.objects:
+            for found in store.data.rows(sa.select(*table.c)):
                 row = Row(found.id, found.parent_id, found.class_id, found.name, found.number, bytes(found.data))
                 try:
                     check_row(row, found.checksum, table.fullname)
@@ -113,29 +113,29 @@ def check_jdbc(uri: str) -> Checked:
                 except StoreCorruptError as error:
                     problems.append(f"{table.fullname}: {describe(row)}: {error.reason}")
         try:
-            prepared = read_transactions(opened.data, opened.tables)[0]
+            prepared = read_transactions(store.data, store.tables)[0]
             in_doubt = [entry.xid for entry in prepared if isinstance(entry, Prepared)]
-            restore(rows, opened.settings.shown)
+            restore(rows, store.settings.shown)
         except StoreCorruptError as error:
             problems.append(error.detail())
     objects = [row for row in rows if row.class_id == OBJECT]
     return Checked(
-        opened.settings.shown, sum(row.class_id == RECORD for row in rows), len(objects),
+        store.settings.shown, sum(row.class_id == RECORD for row in rows), len(objects),
         sum(len(row.name) + len(row.data) for row in objects), tuple(in_doubt), tuple(problems),
     )  # fmt: skip
 
 
 def compact_jdbc(uri: str) -> str:
     """VACUUM of the tables that are not locked for life."""
-    with _opened(uri) as opened:
-        if opened.settings.dialect == SQLITE:
-            before = os.path.getsize(opened.settings.path)
-            opened.data.run("PRAGMA wal_checkpoint(TRUNCATE)")
-            opened.data.run("VACUUM")
-            return f"vacuumed: {before:,} bytes before, {os.path.getsize(opened.settings.path):,} after"
-        opened.data.rollback()
-        opened.data.autocommit()
-        tables = (*opened.tables.objects, opened.tables.transactions, opened.tables.keys)
+    with opened(uri) as store:
+        if store.settings.dialect == SQLITE:
+            before = os.path.getsize(store.settings.path)
+            store.data.run("PRAGMA wal_checkpoint(TRUNCATE)")
+            store.data.run("VACUUM")
+            return f"vacuumed: {before:,} bytes before, {os.path.getsize(store.settings.path):,} after"
+        store.data.rollback()
+        store.data.autocommit()
+        tables = (*store.tables.objects, store.tables.transactions, store.tables.keys)
         for table in tables:
-            opened.data.run(f"VACUUM (ANALYZE) {table.fullname}")
+            store.data.run(f"VACUUM (ANALYZE) {table.fullname}")
         return f"vacuumed {', '.join(table.fullname for table in tables)}"

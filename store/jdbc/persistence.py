@@ -16,6 +16,7 @@ import contextlib
 import logging
 import zlib
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
@@ -301,16 +302,24 @@ def read_transactions(
     outcomes: list[tuple[str, int]] = []
     position, known_since = 0, None
     for row in data.rows(sa.select(*table.c).order_by(table.c.position)):
-        content = bytes(row.data)
-        if row.checksum != _checksum(row.xid, row.state, row.base, row.position, content):
-            raise StoreCorruptError(f"{table.fullname}, xid {row.xid!r}", row.position, "the checksum does not fit")
-        if row.state == PREPARED:
-            try:
-                prepared.extend(decode(content))
-            except DecodeError as error:
-                raise StoreCorruptError(f"{table.fullname}, xid {row.xid!r}", row.position, str(error)) from error
-            continue
-        known_since = row.base if known_since is None else known_since
-        position = max(position, row.position)
-        outcomes += [(token, row.position) for token in msgspec.msgpack.decode(content, type=tuple[str, ...])]
+        promised, tokens = read_transaction(row, table)
+        prepared += promised
+        if row.state != PREPARED:
+            known_since = row.base if known_since is None else known_since
+            position = max(position, row.position)
+            outcomes += [(token, row.position) for token in tokens]
     return tuple(prepared), tuple(outcomes), position, known_since or 0
+
+
+def read_transaction(row: Any, table: sa.Table) -> tuple[list[Entry], tuple[str, ...]]:
+    """A row of SIBXACTS: what it promises, or the tokens it acknowledges."""
+    content = bytes(row.data)
+    place = f"{table.fullname}, xid {row.xid!r}"
+    if row.checksum != _checksum(row.xid, row.state, row.base, row.position, content):
+        raise StoreCorruptError(place, row.position, "the checksum does not fit")
+    if row.state != PREPARED:
+        return [], msgspec.msgpack.decode(content, type=tuple[str, ...])
+    try:
+        return decode(content), ()
+    except DecodeError as error:
+        raise StoreCorruptError(place, row.position, str(error)) from error

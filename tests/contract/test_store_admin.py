@@ -187,3 +187,110 @@ def test_errors_are_one_line(uri_of: Callable[[str], str]) -> None:
     connection.close()
     with pytest.raises(StoreVersionError):
         open_store(uri)
+
+
+def of(uri: str) -> dict[str, tuple[int, dict[str, bytes]]]:
+    with open_store(uri, create=False) as store:
+        return {record.name: (record.epoch, dict(record.objects)) for record in dump(store)}
+
+
+def flip(file: Path, at: int) -> bytes:
+    data = bytearray(file.read_bytes())
+    data[at] ^= 1
+    file.write_bytes(data)
+    return bytes(data)
+
+
+def test_a_damaged_file_store_is_salvaged_around_the_damage(tmp_path: Path) -> None:
+    """S9: what stands before and after the damage is copied; what is lost is named; the source stays as it is."""
+    source = str(tmp_path / "source")
+    with open_store(source) as store, store.connect() as session:
+        handle, other = session.open("r"), session.open("other")
+        handle.commit([Put("before", b"1"), Put("again", b"1")])
+        file = next(Path(source).glob("journal-*.log"))
+        at = file.stat().st_size
+        handle.commit([Put("lost", b"2"), Put("again", b"2")])
+        end = file.stat().st_size
+        handle.commit([Put("again", b"3")])
+        other.commit([Put("k", b"v")])
+        session.open("new").commit([Put("k", b"whole")])
+    damaged = flip(file, at + 40)
+    run("check", source, code=1)
+    run("migrate", source, str(tmp_path / "refused"), code=1)
+    target = f"jdbc:sqlite:///{tmp_path}/target.db"
+    done = document("migrate", "--salvage", source, target, code=1)
+    assert done["uncertain"] == ["other", "r"]
+    assert len(done["left_out"]) == 1
+    assert f"bytes {at} to {end}" in done["left_out"][0]
+    found = of(target)
+    assert {name: objects for name, (_, objects) in found.items()} == {
+        "r": {"before": b"1", "again": b"3"}, "other": {"k": b"v"}, "new": {"k": b"whole"}
+    }  # fmt: skip
+    assert found["new"][0] == 1
+    assert found["r"][0] == 1 + end - at  # whoever owned it in what is lost stays fenced
+    assert file.read_bytes() == damaged
+    shown = run("migrate", "--salvage", source, target, code=1).output
+    assert "3 were there before" in shown
+    assert "may have lost changes: other, r" in shown
+
+
+def test_a_file_store_is_salvaged_when_its_openings_are_lost(tmp_path: Path) -> None:
+    """S9: entries that no longer fit, for what they were written on is lost, count all the same."""
+    source, target = str(tmp_path / "source"), str(tmp_path / "target")
+    with open_store(source) as store, store.connect() as session:
+        file = next(Path(source).glob("journal-*.log"))
+        at = file.stat().st_size
+        handle = session.open("r")
+        handle.commit([Put("k", b"1")])
+        handle.close()
+        session.prepare("tx", {session.open("r"): [Put("k", b"2")]})
+    flip(file, at + 40)
+    done = document("migrate", "--salvage", source, target, code=1)
+    assert done["uncertain"] == ["r"]
+    assert done["prepared_count"] == 1
+    epoch, objects = of(target)["r"]
+    assert epoch > 2
+    assert objects == {"k": b"1"}
+
+
+def test_salvage_of_a_healthy_store_is_a_migration_and_of_one_in_use_is_refused(tmp_path: Path) -> None:
+    """S9, S3."""
+    for source in (str(tmp_path / "file"), f"jdbc:sqlite:///{tmp_path}/s.db"):
+        fill(source)
+        target = f"{tmp_path}/target-{len(source)}"
+        assert document("migrate", "--salvage", source, target)["left_out"] == []
+        assert content(target) == content(source)
+        with open_store(source) as store, store.connect():
+            assert "is used" in run("migrate", "--salvage", source, f"{target}-2", code=1).output
+    assert "can be salvaged" in run("migrate", "--salvage", "memory://x", str(tmp_path / "no"), code=1).output
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+def test_a_damaged_database_is_salvaged_around_the_damage(
+    uri_of: Callable[[str], str], tmp_path: Path, kind: str
+) -> None:
+    """S9: of a damaged object its record set is named; of a damaged record set all it had; the rest is copied."""
+    source, target = uri_of(kind), str(tmp_path / "target")
+    fill(source)
+    whole = of(source)
+    with sqlite3.connect(source.removeprefix("jdbc:sqlite://")) as connection:
+        connection.execute("UPDATE sib000 SET data = x'00' WHERE name = 'k3'"
+                           " AND parent_id = (SELECT id FROM sib000 WHERE name = 'r4')")  # fmt: skip
+        connection.execute("UPDATE sib000 SET number = 99 WHERE name = 'r1'")
+        before = connection.execute("SELECT * FROM sib000 ORDER BY id").fetchall()
+    connection.close()
+    done = document("migrate", "--salvage", source, target, code=1)
+    assert done["uncertain"] == ["r1", "r4"]
+    said = "\n".join(done["left_out"])
+    assert "'k3'" in said
+    assert "'r1'" in said
+    assert "in-doubt" in said
+    found = of(target)
+    assert "r1" not in found
+    assert found["r4"][1].keys() == whole["r4"][1].keys() - {"k3"}
+    assert {name: found[name] for name in ("r0", "r2", "r3", "r5", "r6")} == {
+        name: whole[name] for name in ("r0", "r2", "r3", "r5", "r6")
+    }
+    with sqlite3.connect(source.removeprefix("jdbc:sqlite://")) as connection:
+        assert connection.execute("SELECT * FROM sib000 ORDER BY id").fetchall() == before
+    connection.close()

@@ -9,13 +9,14 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from benchmarks import calls, jars, latency, report, scaling
+from benchmarks import calls, jars, latency, ranking, report, scaling
 from benchmarks.recorder import Recorder
 from benchmarks.results import Absence, Comparison, Noise, Results, Sample, from_lines, to_line
 from benchmarks.stats import Spread, counted, pair_ratios, percentile, spread, steady
@@ -295,3 +296,26 @@ def test_a_mark_that_cannot_be_built_is_a_target_not_measured(monkeypatch: pytes
     what = "version 5, housekeeping on ÷ version 3, housekeeping on"
     assert verdicts[scaling.COMMIT_VERSIONS, what] == "not measured"
     assert verdicts[scaling.PLAN_VERSIONS, what] == "not measured"
+
+
+def test_the_ranking_measures_each_store_that_can_be_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """R20: the same objects on each, at 1, 8 and 64 in flight; figures of so short a run mean nothing."""
+
+    def no_daemons(directory: Path) -> NoReturn:
+        raise RuntimeError("no daemons here")
+
+    monkeypatch.setattr(ranking, "daemons", no_daemons)
+    monkeypatch.setattr(ranking, "QUICK_WINDOW_S", 0.02)
+    monkeypatch.setattr("spark_jms.testing.postgresql.PrivatePostgresql", None)
+    options = replace(OPTIONS, parts=("ranking",), runs=1, quick=True)
+    with Recorder(tmp_path / "results.jsonl", Console(file=io.StringIO())) as recorder:
+        ranking.run(Workbench(None, tmp_path, tmp_path, options, recorder))
+    results = recorder.results
+    for table in map(ranking.table_of, (1, 8, 64)):
+        assert results.cells(table)[:3] == [ranking.NONE, ranking.FILE, ranking.SQLITE]
+        assert "no daemons here" in str(results.absence(table, ranking.REPLICATED))
+        assert all(results.by_run(table, cell).keys() == {0, 1} for cell in results.cells(table)[:3])
+        verdicts = {what: verdict for name, what, _, _, verdict in report.targets(results) if name == table}
+        assert verdicts["replicated ÷ none (memory)"] == "not measured"
+        assert verdicts["jdbc, SQLite ÷ file"] in ("met", "missed")
+    assert results.absence(ranking.OBJECTS, "64 in flight")

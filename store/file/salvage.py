@@ -1,0 +1,170 @@
+"""What can be read of a damaged journal, up to and around the damage. Nothing is changed, no lock is taken.
+
+Theory. Values in the journal are absolute, so a key that was written after the damage is right again; of all others it
+is unknown whether the lost frames changed them. So every record set *may* have lost changes, but one whose first opening
+stands after the last damage. A lost entry can hide at most one change of owner of a record set, and takes at least one
+byte: epochs grow by the number of lost bytes, so that whoever owned one stays fenced.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from store.admin import Salvaged
+from store.codec import DecodeError, decode
+from store.errors import StoreInUseError, StoreNotFoundError
+from store.file.disk import Disk
+from store.file.frame import HEADER_BYTES, decode_header, find_frame, scan
+from store.file.heartbeat import Heartbeat
+from store.ledger import (
+    Closed,
+    Ended,
+    Entry,
+    Ledger,
+    LedgerError,
+    Opened,
+    Prepared,
+    Record,
+    Resolved,
+    Restored,
+    Written,
+)
+
+SESSION_TIMEOUT_MS = 10_000
+_NAME = re.compile(r"^journal-(\d{10})\.log$")
+
+
+@dataclass(frozen=True)
+class _Gap:
+    start: int
+    end: int
+    reason: str
+
+
+def salvage_file(directory: str) -> Salvaged:
+    """StoreCorruptError when not even the header of the journal can be read: without its id no frame can be trusted."""
+    names = sorted(name for name in _listed(directory) if _NAME.match(name))
+    if not names:
+        raise StoreNotFoundError(directory)
+    path = os.path.join(directory, names[-1])
+    with open(path, "rb") as file:
+        data = file.read()
+    found = salvage(data, decode_header(data[:HEADER_BYTES], path).seed, path)
+    if alive := Heartbeat(directory, Disk(), SESSION_TIMEOUT_MS).alive(found.sessions):
+        raise StoreInUseError(f"{directory} is used by session {', '.join(sorted(alive))}")
+    return found
+
+
+def _listed(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except FileNotFoundError:
+        return []
+
+
+def salvage(data: bytes, seed: int, path: str) -> Salvaged:
+    """Pure: of a whole journal, its header included."""
+    fold = _Fold()
+    for piece in _pieces(data, seed):
+        if isinstance(piece, _Gap):
+            fold.gap(piece, path)
+        else:
+            fold.frame(*piece, path)
+    return fold.result()
+
+
+def _pieces(data: bytes, seed: int) -> Iterator[_Gap | tuple[int, bytes]]:
+    """Good frames and, between them, what is none."""
+    at = HEADER_BYTES
+    while at < len(data):
+        found = scan(data[at:], at, seed)
+        yield from found.payloads
+        if not found.wrong:
+            return
+        later = find_frame(data[found.end :], found.end, seed)
+        at = len(data) if later is None else later
+        end = " to the end of the file; a torn last write looks the same" if later is None else ""
+        yield _Gap(found.end, at, found.wrong + end)
+
+
+class _Fold:
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self._left_out: list[str] = []
+        self._lost_bytes = 0
+        self._whole: set[str] = set()  # first opened after the last damage
+        self._strange: set[str] = set()
+
+    def gap(self, gap: _Gap, path: str) -> None:
+        self._left_out.append(f"{path}: bytes {gap.start} to {gap.end}: {gap.reason}")
+        self._lost_bytes += gap.end - gap.start
+        self._whole.clear()
+
+    def frame(self, offset: int, payload: bytes, path: str) -> None:
+        try:
+            entries = decode(payload)
+        except DecodeError as error:
+            self.gap(_Gap(offset, offset + len(payload), str(error)), path)
+            return
+        for entry in entries:
+            if isinstance(entry, Opened) and entry.epoch == 1 and entry.name not in self.ledger.records:
+                self._whole.add(entry.name)
+            try:
+                self.ledger.apply(entry)
+            except LedgerError as error:
+                self._force(entry, f"{path}: frame at byte {offset}: {error}")
+
+    def _force(self, entry: Entry, why: str) -> None:
+        """It was written on what is lost: what it says about objects and epochs counts all the same."""
+        ledger = self.ledger
+        match entry:
+            case Opened(name, epoch, session_id):
+                ledger.sessions.setdefault(session_id, "")
+                self._record(name, epoch).holder = session_id
+            case Closed(name, epoch):
+                record = self._record(name, epoch)
+                record.holder, record.waiters = None, []
+            case Ended(session_ids):
+                known = tuple(session_id for session_id in session_ids if session_id in ledger.sessions)
+                ledger.apply(Ended(known))
+            case Written(changes):
+                for change in changes:
+                    ledger._operate(self._record(change.name, change.epoch), change.operations)
+            case Prepared(xid, changes):
+                for change in changes:
+                    self._record(change.name, change.epoch)
+                ledger.prepared[xid] = changes
+            case Resolved(xid, commit):
+                said = "committed" if commit else "rolled back"
+                self._left_out.append(f"transaction {xid} was {said}; what it promised is lost")
+            case _:
+                pass  # who waits and who is connected does not move
+        if not self._left_out:
+            self._left_out.append(why)  # no damage before it: the writer was faulty
+
+    def _record(self, name: str, epoch: int) -> Record:
+        self._strange.add(name)
+        record = self.ledger.records.setdefault(name, Record())
+        record.epoch = max(record.epoch, epoch)
+        if record.holder is None:
+            record.waiters = []
+        return record
+
+    def result(self) -> Salvaged:
+        ledger = self.ledger
+        damaged = bool(self._left_out)
+        uncertain = sorted(name for name in ledger.records if damaged and name not in self._whole - self._strange)
+        grown = dict.fromkeys(uncertain, self._lost_bytes)
+        entries: list[Entry] = [
+            Restored(name, record.epoch + grown.get(name, 0), None, (), tuple(record.objects.items()))
+            for name, record in ledger.records.items()
+        ]
+        entries += _prepared(ledger)
+        return Salvaged(tuple(entries), tuple(self._left_out), tuple(uncertain), tuple(ledger.sessions))
+
+
+def _prepared(ledger: Ledger) -> Iterable[Entry]:
+    return [Prepared(xid, changes, restored=True) for xid, changes in ledger.prepared.items()]
