@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from store.errors import DaemonUnavailableError, StoreError
 from store.replicated.admin_port import AdminPort, DaemonInfo, RegionInfo
-from store.replicated.attachment import Attachment, client_name
+from store.replicated.attachment import DAEMON_ROWS, REGION_ROWS, Attachment, client_name
 from store.replicated.core.protocol import Daemons, Message, Regions, Remove, Shutdown
 from store.replicated.global_directory import DirectoryFiles, GlobalDirectory
 
@@ -70,11 +70,11 @@ class DaemonAdmin(AdminPort):
             raise
         self.local_index = self._attachment.index
 
-    def _ask(self, make: Callable[[int], Message]) -> Any:
-        return self._loop.call(self._attachment.ask(make))
+    def _ask(self, make: Callable[[int], Message], shape: Any = Any) -> Any:
+        return self._loop.call(self._attachment.ask(make, shape))
 
     def daemons(self) -> Sequence[DaemonInfo]:
-        rows = self._ask(Daemons)
+        rows = self._ask(Daemons, DAEMON_ROWS)
         found = []
         for spec, row in zip(self._config.daemons, rows, strict=True):
             place = (spec.index, spec.address, spec.port, spec.shmkey, spec.memory_limit_bytes)
@@ -92,7 +92,7 @@ class DaemonAdmin(AdminPort):
         return found
 
     def regions(self) -> Sequence[RegionInfo]:
-        rows = self._ask(lambda request: Regions(request, ""))
+        rows = self._ask(lambda request: Regions(request, ""), REGION_ROWS)
         return [RegionInfo(n, s, st, e, p, r, o, c, 0) for n, s, st, e, p, r, o, c in rows]
 
     def remove_region(self, name: str, force: bool) -> None:

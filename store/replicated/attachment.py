@@ -10,12 +10,18 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import msgspec
+
 import store.errors as errors
 from store.errors import AuthenticationError, DaemonUnavailableError, NoLocalDaemonError, ProtocolError, StoreError
 from store.replicated.core.config import ClusterConfig, local_daemons
 from store.replicated.core.protocol import Daemons, Failure, Hello, Lost, Message, Ping, Reply
 from store.replicated.global_directory import GlobalDirectory, machine_addresses
 from store.replicated.wire import Connection, connect
+
+DAEMON_ROWS = list[tuple[int, int, bool, int, int, int, int, int, int] | None]
+REGION_ROWS = list[tuple[str, int, str, int, int, int | None, str, int]]
+OPENED = tuple[int, int, int]  # epoch, size, the daemon of the second copy or -1
 
 PING_S = 1.0
 SILENCE_S = 4.0
@@ -93,10 +99,17 @@ class Attachment:
             ]
         )
 
-    async def ask(self, make: Callable[[int], Message], timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
+    async def ask(self, make: Callable[[int], Message], shape: Any = Any, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
+        """ProtocolError, and the end of the attachment, when the answer is not of that shape."""
         future = self.begin(make)
         try:
-            return await asyncio.wait_for(asyncio.shield(future), timeout_s)
+            answer = await asyncio.wait_for(asyncio.shield(future), timeout_s)
+            if shape is bytes and not isinstance(answer, bytes):
+                raise msgspec.ValidationError("bytes were asked for")
+            return msgspec.convert(answer, shape)
+        except msgspec.ValidationError as error:
+            self.close(f"daemon {self.index} answered something else: {error}")
+            raise ProtocolError(f"daemon {self.index} answered something else: {error}") from error
         except asyncio.TimeoutError as error:
             self.close(f"daemon {self.index} did not answer for {timeout_s:g} s")
             raise DaemonUnavailableError(f"daemon {self.index} did not answer for {timeout_s:g} s") from error

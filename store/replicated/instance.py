@@ -22,16 +22,17 @@ from store.errors import (
     NameInvalidError,
     ObjectNotFoundError,
     ObjectTooLargeError,
+    ProtocolError,
     RegionFullError,
     StoreClosedError,
     StoreCorruptError,
     StoreError,
 )
-from store.replicated.attachment import Attachment, client_name
+from store.replicated.attachment import DAEMON_ROWS, OPENED, REGION_ROWS, Attachment, client_name
 from store.replicated.core.config import ClusterConfig
 from store.replicated.core.instance import CATALOG, InstanceCore, Planned, Walk
 from store.replicated.core.protocol import MAX_BODY_BYTES, Close, Daemons, Open, ReadRegion, Regions, WriteRegion
-from store.replicated.core.space import BLOCK_BYTES, HEADER_BYTES, Step, check_header, check_payload
+from store.replicated.core.space import BLOCK_BYTES, HEADER_BYTES, MAX_REGION_BYTES, Step, check_header, check_payload
 from store.replicated.global_directory import GlobalDirectory
 from store.replicated.objects import ConnectionStatistics, Objects
 from store.replicated.thresholds import (
@@ -174,13 +175,15 @@ class StoreInstance:
         self._flush()
 
     async def _region_names(self) -> list[str]:
-        rows = await self._attachment.ask(lambda request: Regions(request, f"{self.name}."))
+        rows = await self._attachment.ask(lambda request: Regions(request, f"{self.name}."), REGION_ROWS)
         return [str(row[0]) for row in rows]
 
     async def _load_region(self, name: str, catalog: dict[int, bytes]) -> None:
-        epoch, size, _ = await self._attachment.ask(lambda request: Open(request, name, 0))
-        header = await self._attachment.ask(lambda request: ReadRegion(request, name, epoch, 0, HEADER_BYTES))
+        epoch, size, _ = await self._attachment.ask(lambda request: Open(request, name, 0), OPENED)
+        if not HEADER_BYTES + BLOCK_BYTES <= size <= MAX_REGION_BYTES:
+            raise ProtocolError(f"region {name} of {size} bytes")
         self._lanes[name] = _Lane(epoch)
+        header = await self._read(name, 0, HEADER_BYTES)
         if header == bytes(HEADER_BYTES):
             # Made by a client that died before its first write: nothing can be in it.
             self._push(name, self._core.add_region(name, size), None)
@@ -206,14 +209,20 @@ class StoreInstance:
 
     async def _read(self, region: str, offset: int, length: int) -> bytes:
         epoch = self._lanes[region].epoch
-        data: bytes = await self._attachment.ask(lambda request: ReadRegion(request, region, epoch, offset, length))
+        data: bytes = await self._attachment.ask(
+            lambda request: ReadRegion(request, region, epoch, offset, length), bytes
+        )
+        if len(data) != length:
+            raise ProtocolError(f"region {region}: {len(data)} bytes instead of {length}")
         return data
 
     async def _grow(self) -> None:
         """One more region (R7)."""
         numbers = [int(name.rpartition(".")[2]) for name in self._core.regions]
         name = f"{self.name}.{max(numbers, default=-1) + 1:03d}"
-        epoch, size, _ = await self._attachment.ask(lambda request: Open(request, name, self.region_bytes))
+        epoch, size, _ = await self._attachment.ask(lambda request: Open(request, name, self.region_bytes), OPENED)
+        if size != self.region_bytes:
+            raise ProtocolError(f"region {name} of {size} bytes instead of {self.region_bytes}")
         self._lanes[name] = _Lane(epoch)
         self._push(name, self._core.add_region(name, size), None)
         log.info("store %s: region %s of %d bytes", self.name, name, size)
@@ -264,8 +273,10 @@ class StoreInstance:
                 log.debug("store %s: %s", self.name, error)
 
     async def _look_at_daemon(self) -> None:
-        rows = await self._attachment.ask(Daemons)
-        row = rows[self._attachment.index]
+        rows = await self._attachment.ask(Daemons, DAEMON_ROWS)
+        row = rows[self._attachment.index] if self._attachment.index < len(rows) else None
+        if row is None:
+            raise ProtocolError(f"daemon {self._attachment.index} says nothing of itself")
         self._daemon_used, self._daemon_limit = row[0], row[1]
         line = self._space_log.observe(self._daemon_used, self._daemon_limit)
         if line is not None:

@@ -59,7 +59,9 @@ class Connection:
 
     @property
     def unsent_bytes(self) -> int:
-        return 0 if self.closed or self._writer.transport.is_closing() else self._writer.transport.get_write_buffer_size()
+        return (
+            0 if self.closed or self._writer.transport.is_closing() else self._writer.transport.get_write_buffer_size()
+        )
 
     async def drain(self) -> None:
         await self._writer.drain()

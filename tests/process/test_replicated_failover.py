@@ -149,6 +149,8 @@ def test_a_gigabyte_is_resilvered_while_service_goes_on(make_daemons: Make) -> N
             await asyncio.to_thread(settle, daemons)
             since_s = time.monotonic()
             daemons.signal(0, signal.SIGKILL)
+            for each in (1, 2):
+                await asyncio.to_thread(gone_at, daemons, 0, each)
             done = asyncio.create_task(asyncio.to_thread(settle, daemons))
             waits = []
             while not done.done():
