@@ -71,13 +71,19 @@ def test_named_make_targets_exist(page: Path) -> None:
 
 @each_page
 def test_named_jmsq_commands_exist(page: Path) -> None:
-    """C14: commands and their long options."""
+    """C14, R3: commands, those of a group too, and their long options."""
+    from click import Group
+
     from spark_jms.cli.main import cli
 
     for line in code_of(page).splitlines():
-        for name, rest in re.findall(r"(?:^|[|;(] ?)jmsq ([a-z][a-z-]*)([^#|;]*)", line):
+        for name, rest in re.findall(r"(?:^|[|;(] ?)jmsq (?:--json )?([a-z][a-z-]*)([^#|;]*)", line):
             assert name in cli.commands, f"{page.name}: jmsq {name}"
-            accepted = {flag for p in cli.commands[name].params for flag in (*p.opts, *p.secondary_opts)} | {"--help"}
+            command = cli.commands[name]
+            if isinstance(command, Group) and (word := re.match(r" ([a-z][a-z-]*)", rest)):
+                assert word[1] in command.commands, f"{page.name}: jmsq {name} {word[1]}"
+                command = command.commands[word[1]]
+            accepted = {flag for p in command.params for flag in (*p.opts, *p.secondary_opts)} | {"--help"}
             unknown = set(re.findall(r"(?<!\S)--[a-z-]+", rest)) - accepted
             assert not unknown, f"{page.name}: jmsq {name} has no {unknown}"
 
