@@ -253,24 +253,27 @@ def test_a_file_store_is_salvaged_when_its_openings_are_lost(tmp_path: Path) -> 
     assert objects == {"k": b"1"}
 
 
-def test_salvage_of_a_healthy_store_is_a_migration_and_of_one_in_use_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["file", "sqlite", "postgresql"])
+def test_salvage_of_a_healthy_store_is_a_migration_and_of_one_in_use_is_refused(
+    uri_of: Callable[[str], str], kind: str
+) -> None:
     """S9, S3."""
-    for source in (str(tmp_path / "file"), f"jdbc:sqlite:///{tmp_path}/s.db"):
-        fill(source)
-        target = f"{tmp_path}/target-{len(source)}"
-        assert document("migrate", "--salvage", source, target)["left_out"] == []
-        assert content(target) == content(source)
-        with open_store(source) as store, store.connect():
-            assert "is used" in run("migrate", "--salvage", source, f"{target}-2", code=1).output
+    source, target = uri_of(kind), uri_of("file")
+    fill(source)
+    assert document("migrate", "--salvage", source, target)["left_out"] == []
+    assert content(target) == content(source)
+    with open_store(source) as store, store.connect():
+        assert "is used" in run("migrate", "--salvage", source, uri_of("file"), code=1).output
+
+
+def test_a_store_in_memory_cannot_be_salvaged(tmp_path: Path) -> None:
+    """S9."""
     assert "can be salvaged" in run("migrate", "--salvage", "memory://x", str(tmp_path / "no"), code=1).output
 
 
-@pytest.mark.parametrize("kind", ["sqlite"])
-def test_a_damaged_database_is_salvaged_around_the_damage(
-    uri_of: Callable[[str], str], tmp_path: Path, kind: str
-) -> None:
+def test_a_damaged_database_is_salvaged_around_the_damage(uri_of: Callable[[str], str], tmp_path: Path) -> None:
     """S9: of a damaged object its record set is named; of a damaged record set all it had; the rest is copied."""
-    source, target = uri_of(kind), str(tmp_path / "target")
+    source, target = uri_of("sqlite"), str(tmp_path / "target")
     fill(source)
     whole = of(source)
     with sqlite3.connect(source.removeprefix("jdbc:sqlite://")) as connection:
