@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from store.codec import DecodeError, decode, encode
 from store.contract import Delete, Operation, Put
 from store.errors import FencedError, SessionLostError, StaleEpochError
-from store.codec import DecodeError, decode, encode
 from store.ledger import (
     TRANSITIONS,
     Cancelled,
