@@ -35,10 +35,11 @@ class Planted:
 
 def acknowledge_before_the_copy(patch: Patch) -> None:
     def settle(self: Primary) -> None:
-        while self.pending:
-            head = self.pending.popleft()
-            self._daemon.reply(head.client, head.request)
+        for pending in self.pending:
+            pending.needs.clear()
+        original(self)
 
+    original = Primary.settle
     patch.setattr(Primary, "settle", settle)
 
 
