@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 TICK_S = 0.05
 DIAL_S = 0.2
 LEAVE_TIMEOUT_S = 30.0
+OTHERS_START_S = 1.0
 CLIENTS_LEAVE_S = 2.0
 MAX_GREETING = 256
 LEVELS = {1: logging.ERROR, 2: logging.INFO, 3: logging.DEBUG}
@@ -145,11 +146,19 @@ class Daemon:
 
     def _check_others(self) -> None:
         """A daemon of the old cfg still runs and would refuse this one (R2): say so instead of running alone."""
-        alone = [d for d in self.config.daemons if d.index != self.spec.index and self.directory.is_running(d.index)]
-        for spec in alone:
-            told = self.directory.told(spec.index).get("config")
-            if told is not None and told != self.config.checksum:
-                raise ClusterMismatchError(f"daemon {spec.index} runs with an earlier {self.directory.config_file}")
+        deadline_s = time.monotonic() + OTHERS_START_S
+        while (other := self._runs_with_another()) is not None:
+            if time.monotonic() >= deadline_s:
+                raise ClusterMismatchError(f"daemon {other} runs with an earlier {self.directory.config_file}")
+            time.sleep(TICK_S)  # it may have locked its file, and not yet told of its new life
+
+    def _runs_with_another(self) -> int | None:
+        for spec in self.config.daemons:
+            if spec.index != self.spec.index and self.directory.is_running(spec.index):
+                told = self.directory.told(spec.index).get("config")
+                if told is not None and told != self.config.checksum:
+                    return spec.index
+        return None
 
     def _memory_prefix(self) -> str:
         """The same for another rs_daemons.cfg in this directory, so that nothing is left over for good."""

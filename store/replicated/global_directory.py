@@ -133,6 +133,7 @@ class GlobalDirectory:
                 raise DaemonUnavailableError(
                     f"daemon {index} runs already, as process {self.told(index).get('pid')}"
                 ) from error
+        os.ftruncate(fd, 0)  # what the life before told is over
         secret = self._daemon_file(index, "secret")
         write_whole(secret, secrets.token_hex(32).encode(), TIGHT_FILE)
         self.tell(fd, incarnation, checksum)

@@ -27,6 +27,8 @@ from store.errors import (
 from store.replicated.admin.api import Admin
 from store.replicated.admin_client import DaemonAdmin
 from store.replicated.core.protocol import Open
+from store.replicated.daemon import Daemon
+from store.replicated.daemon_options import StartOptions
 from store.replicated.global_directory import GlobalDirectory
 from store.replicated.instance import StoreInstance
 from store.replicated.wire import connect
@@ -296,6 +298,24 @@ def elsewhere(tmp_path: Path, cfg: str) -> Path:
     path.mkdir()
     (path / "rs_daemons.cfg").write_text(cfg)
     return path
+
+
+def test_two_start_with_a_new_cfg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R2: one that has locked its file and not yet told of its new life is no daemon of the old cfg."""
+    path = elsewhere(tmp_path, "127.0.0.1 7000 7000 1M\n127.0.0.1 7001 7001 1M")
+    directory = GlobalDirectory(str(path))
+    lock = directory.lock_daemon(1, "old", "another checksum")
+    try:
+        first = Daemon(StartOptions(str(path)))
+        monkeypatch.setattr("store.replicated.daemon.OTHERS_START_S", 0.0)
+        with pytest.raises(ClusterMismatchError, match="daemon 1 runs with an earlier"):
+            first._check_others()
+        monkeypatch.setattr("store.replicated.daemon.OTHERS_START_S", 60.0)
+        checksum = directory.config().checksum
+        monkeypatch.setattr("store.replicated.daemon.time.sleep", lambda seconds: directory.tell(lock, "new", checksum))
+        first._check_others()
+    finally:
+        os.close(lock)
 
 
 def test_no_daemon_runs(make_daemons: Make) -> None:

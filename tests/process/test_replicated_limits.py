@@ -74,6 +74,8 @@ def test_yellow_needs_both(daemons: FaultyDaemons, caplog: pytest.LogCaptureFixt
         store.check_new_message(100)  # the store is above, the daemon is not
         while not any("SpaceLoggingStartPercent" in record.message for record in caplog.records):
             await asyncio.sleep(0.01)  # it looks at its daemon every few seconds
+        while "SpaceLoggingStartPercent" not in caplog.text:
+            await asyncio.sleep(0.01)
         other = await opened(daemons.path, "other", 2)  # now both
         while not overloaded(store):
             await asyncio.sleep(0.01)
