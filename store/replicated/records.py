@@ -12,6 +12,7 @@ was before.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -20,7 +21,7 @@ import secrets
 import threading
 import urllib.parse
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -38,6 +39,7 @@ from store.errors import (
     StoreClosedError,
     StoreCorruptError,
     StoreError,
+    StoreFullError,
     StoreNotFoundError,
     StoreUriError,
 )
@@ -66,23 +68,25 @@ NOT_NOW = (DaemonUnavailableError, NoLocalDaemonError, RegionOpenError, RegionUn
 class Part(msgspec.Struct, array_like=True):
     kind: str  # L or S
     base: int  # of a batch: the position before it; of a ledger: its position
-    count: int  # entries of the batch
+    count: int  # of a batch: its entries; of a ledger: the position since which all tokens are known
     group: str  # all parts of one
     number: int
     parts: int
-    tokens: list[tuple[str, int]]  # (token, position), in part 0
+    tokens: list[tuple[str, int]]  # (token, position), a share of them
     data: bytes
 
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Part)
-PART_OVERHEAD = 256 * 1024  # what is not data, at the most: tokens
+PART_TOKENS = 100
+PART_OVERHEAD = 3 * 1024  # what is not data, at the most: 256 bytes, and 27 a token
+AT_ONCE = 64  # reads and deletions under way
 
 
 @dataclass
 class _Group:
     first: Part
-    parts: dict[int, bytes]
+    parts: dict[int, Part]
     handles: list[int]
 
     @property
@@ -90,7 +94,10 @@ class _Group:
         return len(self.parts) == self.first.parts
 
     def data(self) -> bytes:
-        return b"".join(self.parts[number] for number in range(self.first.parts))
+        return b"".join(self.parts[number].data for number in range(self.first.parts))
+
+    def tokens(self) -> list[tuple[str, int]]:
+        return [token for number in range(self.first.parts) for token in self.parts[number].tokens]
 
 
 class RecordLog:
@@ -102,7 +109,8 @@ class RecordLog:
         self._bytes = 0
         self._batches = 0
         self._kept_bytes = 0
-        self._outcomes: deque[tuple[str, int]] = deque(maxlen=OUTCOMES)
+        self._outcomes: deque[tuple[str, int]] = deque()
+        self._known_since = 0
         self.snapshot_count = 0
 
     async def load(self) -> Loaded:
@@ -112,8 +120,9 @@ class RecordLog:
         entries: list[Entry] = decode(newest.data()) if newest else []
         position = newest.first.base if newest else 0
         self._kept_bytes = len(newest.data()) if newest else 0
-        self._outcomes.extend(newest.first.tokens if newest else ())
-        known_since = self._outcomes[0][1] if len(self._outcomes) == OUTCOMES else 0
+        if newest:
+            self._known_since = newest.first.count
+            self._remember(newest.tokens())
         batches = [group for group in groups.values() if group.first.kind == "L" and group.complete]
         keep = newest.handles.copy() if newest else []
         for group in sorted(batches, key=lambda group: group.first.base):
@@ -125,59 +134,73 @@ class RecordLog:
             data = group.data()
             entries += decode(data)
             position += first.count
-            self._outcomes.extend(first.tokens)
+            self._remember(group.tokens())
             self._bytes += len(data)
             self._batches += 1
             keep += group.handles
         kept = set(keep)
-        for handle in self._objects.handles():
-            if handle not in kept:
-                await self._objects.delete(handle)
+        await self._delete([handle for handle in self._objects.handles() if handle not in kept])
         self._handles = keep
-        return Loaded(position, tuple(entries), tuple(self._outcomes), known_since)
+        return Loaded(position, tuple(entries), tuple(self._outcomes), self._known_since)
+
+    def _remember(self, tokens: Sequence[tuple[str, int]]) -> None:
+        self._outcomes.extend(tokens)
+        while len(self._outcomes) > OUTCOMES:
+            self._known_since = self._outcomes.popleft()[1]
+
+    async def _delete(self, handles: Sequence[int]) -> None:
+        for at in range(0, len(handles), AT_ONCE):
+            await asyncio.gather(*(self._objects.delete(handle) for handle in handles[at : at + AT_ONCE]))
 
     async def _groups(self) -> dict[str, _Group]:
         groups: dict[str, _Group] = {}
-        for handle in self._objects.handles():
-            try:
-                part = _decoder.decode(await self._objects.read(handle))
-            except msgspec.DecodeError as error:
-                raise StoreCorruptError(self._objects.name, handle, str(error)) from error
-            group = groups.setdefault(part.group, _Group(part, {}, []))
-            if part.number == 0:
-                group.first = part
-            group.parts[part.number] = part.data
-            group.handles.append(handle)
+        handles = list(self._objects.handles())
+        for at in range(0, len(handles), AT_ONCE):
+            some = handles[at : at + AT_ONCE]
+            for handle, data in zip(some, await asyncio.gather(*map(self._objects.read, some)), strict=True):
+                try:
+                    part = _decoder.decode(data)
+                except msgspec.DecodeError as error:
+                    raise StoreCorruptError(self._objects.name, handle, str(error)) from error
+                group = groups.setdefault(part.group, _Group(part, {}, []))
+                group.parts[part.number] = part
+                group.handles.append(handle)
         return groups
 
     async def append(self, batch: Batch) -> None:
         data = encode(batch.entries)
         tokens = [(token, batch.position) for token in batch.tokens]
         self._handles += await self._write("L", batch.base, len(batch.entries), tokens, data)
-        self._outcomes.extend(tokens)
+        self._remember(tokens)
         self._bytes += len(data)
         self._batches += 1
         if self._bytes > max(SNAPSHOT_BYTES, 2 * self._kept_bytes) or self._batches > SNAPSHOT_BATCHES:
-            await self._snapshot(batch)
+            try:
+                await self._snapshot(batch)
+            except StoreFullError as error:  # the batch is kept all the same; what is there of the ledger is not whole
+                log.error(
+                    "%s: no room to write the ledger anew, the log goes on growing: %s", self._objects.name, error
+                )
+                self._bytes, self._batches = 0, 0
 
     async def _snapshot(self, batch: Batch) -> None:
         data = encode(batch.after.snapshot())
-        fresh = await self._write("S", batch.position, 0, list(self._outcomes), data)
+        fresh = await self._write("S", batch.position, self._known_since, list(self._outcomes), data)
         old, self._handles = self._handles, fresh
         self._bytes, self._batches, self._kept_bytes = 0, 0, len(data)
         self.snapshot_count += 1
-        for handle in old:
-            await self._objects.delete(handle)
+        await self._delete(old)
 
     async def _write(self, kind: str, base: int, count: int, tokens: list[tuple[str, int]], data: bytes) -> list[int]:
-        size = max(1024, self._objects.max_object_bytes - PART_OVERHEAD)
-        pieces = [data[at : at + size] for at in range(0, len(data), size)] or [b""]
+        size = self._objects.max_object_bytes - PART_OVERHEAD
+        parts = max(1, -(-len(data) // size), -(-len(tokens) // PART_TOKENS))
         group = secrets.token_hex(8)
-        handles = []
-        for number, piece in enumerate(pieces):
-            part = Part(kind, base, count, group, number, len(pieces), tokens if number == 0 else [], piece)
-            handles.append(await self._objects.create(_encoder.encode(part)))
-        return handles
+        made = [
+            Part(kind, base, count, group, number, parts, tokens[number * PART_TOKENS : (number + 1) * PART_TOKENS],
+                 data[number * size : (number + 1) * size])
+            for number in range(parts)
+        ]  # fmt: skip
+        return [await self._objects.create(_encoder.encode(part)) for part in made]
 
 
 def _writes(entry: Entry) -> bool:

@@ -1,0 +1,127 @@
+"""The log of record sets in objects (R7, R15): small regions, snapshots, a crash between any two objects, a full store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from store import Put
+from store.errors import MemoryLimitError, StoreClosedError
+from store.ledger import Change, Connected, Entry, Ledger, Opened, Written
+from store.replicated import records
+from store.replicated.objects import MemoryObjects
+from store.replicated.records import RecordLog
+from store.served import Batch, Loaded
+
+SMALL = 10_485  # an object of a region of 1 MB
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(records, "SNAPSHOT_BYTES", 20_000)
+    monkeypatch.setattr(records, "OUTCOMES", 300)
+    yield
+
+
+def entries(count: int, size: int = 700) -> list[Entry]:
+    first: list[Entry] = [Connected("a", "x"), Opened("r", 1, "a")]
+    return first + [Written((Change("r", 1, (Put(f"k{n % 40}", bytes([n % 256]) * size),)),)) for n in range(count)]
+
+
+async def write(log: RecordLog, made: list[Entry], ledger: Ledger, position: int) -> int:
+    for entry in made:
+        before = ledger
+        ledger.apply(entry)
+        await log.append(Batch(position, (entry,), (f"{position:016x}",), before, ledger))
+        position += 1
+    return position
+
+
+def folded(loaded: Loaded) -> Ledger:
+    ledger = Ledger()
+    for entry in loaded.entries:
+        ledger.apply(entry)
+    return ledger
+
+
+def test_a_small_region_holds_ledger_and_tokens() -> None:
+    """R7: parts fit the objects of a region of 1 MB, whatever the number of tokens; all of it is read again."""
+
+    async def run() -> None:
+        objects = MemoryObjects(max_object_bytes=SMALL)
+        log, ledger = RecordLog(objects), Ledger()
+        position = await write(log, entries(900), ledger, (await log.load()).position)
+        assert log.snapshot_count > 3
+        loaded = await RecordLog(objects).load()
+        assert loaded.position == position
+        assert folded(loaded).records["r"].objects == ledger.records["r"].objects
+        assert [token for token, _ in loaded.outcomes] == [f"{n:016x}" for n in range(position - 300, position)]
+        assert loaded.known_since == position - 300
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("step", range(0, 60, 7))
+def test_a_crash_between_two_objects(step: int) -> None:
+    """R15: what is found is all up to the last batch that was acknowledged, or the one after it."""
+
+    async def run() -> None:
+        objects = MemoryObjects(max_object_bytes=SMALL)
+        log, ledger = RecordLog(objects), Ledger()
+        made = entries(120, 900)
+        position = await write(log, made[:60], ledger, 0)
+        left = step
+        create, delete = objects.create, objects.delete
+
+        async def dying_create(data: bytes) -> int:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                objects.failure = StoreClosedError("dead")
+            return await create(data)
+
+        async def dying_delete(handle: int) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                objects.failure = StoreClosedError("dead")
+            await delete(handle)
+
+        objects.create, objects.delete = dying_create, dying_delete  # type: ignore[method-assign]
+        acknowledged = position
+        with pytest.raises(StoreClosedError):
+            for entry in made[60:]:
+                ledger.apply(entry)
+                await log.append(Batch(acknowledged, (entry,), ("t",), ledger, ledger))
+                acknowledged += 1
+        loaded = await RecordLog(MemoryObjects(max_object_bytes=SMALL, contents=objects.contents)).load()
+        assert loaded.position in (acknowledged, acknowledged + 1)
+        again = Ledger()
+        for entry in made[: loaded.position]:
+            again.apply(entry)
+        assert folded(loaded).records["r"].objects == again.records["r"].objects
+
+    asyncio.run(run())
+
+
+def test_no_room_for_the_ledger_is_no_failure_of_the_batch() -> None:
+    """R13: the batch was kept, so its append succeeds, and the log is read as before."""
+
+    async def run() -> None:
+        objects = MemoryObjects(max_object_bytes=SMALL)
+        log, ledger = RecordLog(objects), Ledger()
+        create = objects.create
+
+        async def full_for_ledgers(data: bytes) -> int:
+            if records._decoder.decode(data).kind == "S":
+                raise MemoryLimitError("no room")
+            return await create(data)
+
+        objects.create = full_for_ledgers  # type: ignore[method-assign]
+        position = await write(log, entries(80), ledger, 0)
+        assert log.snapshot_count == 0
+        assert (await RecordLog(objects).load()).position == position
+
+    asyncio.run(run())
