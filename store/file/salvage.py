@@ -3,7 +3,8 @@
 Theory. Values in the journal are absolute, so a key that was written after the damage is right again; of all others it
 is unknown whether the lost frames changed them. So every record set *may* have lost changes, but one whose first opening
 stands after the last damage. A lost entry can hide at most one change of owner of a record set, and takes at least one
-byte: epochs grow by the number of lost bytes, so that whoever owned one stays fenced.
+byte; so can an entry that is there but does not fit what is left, and a waiter that was dropped. Epochs grow by the
+number of all these, so that whoever owned one stays fenced.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from dataclasses import dataclass
 
 from store.admin import Salvaged
 from store.codec import DecodeError, decode
+from store.contract import Put
 from store.errors import StoreInUseError, StoreNotFoundError
 from store.file.disk import Disk
 from store.file.frame import HEADER_BYTES, decode_header, find_frame, scan
 from store.file.heartbeat import Heartbeat
 from store.ledger import (
+    Cancelled,
+    Change,
     Closed,
     Ended,
     Entry,
@@ -30,6 +34,7 @@ from store.ledger import (
     Record,
     Resolved,
     Restored,
+    Waited,
     Written,
 )
 
@@ -53,7 +58,9 @@ def salvage_file(directory: str) -> Salvaged:
     with open(path, "rb") as file:
         data = file.read()
     found = salvage(data, decode_header(data[:HEADER_BYTES], path).seed, path)
-    if alive := Heartbeat(directory, Disk(), SESSION_TIMEOUT_MS).alive(found.sessions):
+    heartbeat = Heartbeat(directory, Disk(), SESSION_TIMEOUT_MS)
+    # That a session connected may be lost; that it lives is not.
+    if alive := heartbeat.alive({*found.sessions, *_listed(heartbeat.directory)}):
         raise StoreInUseError(f"{directory} is used by session {', '.join(sorted(alive))}")
     return found
 
@@ -94,13 +101,13 @@ class _Fold:
     def __init__(self) -> None:
         self.ledger = Ledger()
         self._left_out: list[str] = []
-        self._lost_bytes = 0
+        self._hidden = 0  # at most so many changes of owner
         self._whole: set[str] = set()  # first opened after the last damage
         self._strange: set[str] = set()
 
     def gap(self, gap: _Gap, path: str) -> None:
         self._left_out.append(f"{path}: bytes {gap.start} to {gap.end}: {gap.reason}")
-        self._lost_bytes += gap.end - gap.start
+        self._hidden += gap.end - gap.start
         self._whole.clear()
 
     def frame(self, offset: int, payload: bytes, path: str) -> None:
@@ -120,20 +127,32 @@ class _Fold:
     def _force(self, entry: Entry, why: str) -> None:
         """It was written on what is lost: what it says about objects and epochs counts all the same."""
         ledger = self.ledger
+        self._hidden += 1
         match entry:
             case Opened(name, epoch, session_id):
                 ledger.sessions.setdefault(session_id, "")
                 self._record(name, epoch).holder = session_id
             case Closed(name, epoch):
                 record = self._record(name, epoch)
+                self._hidden += len(record.waiters)
                 record.holder, record.waiters = None, []
+            case Waited(name) | Cancelled(name):
+                self._strange.add(name)
             case Ended(session_ids):
                 known = tuple(session_id for session_id in session_ids if session_id in ledger.sessions)
                 ledger.apply(Ended(known))
             case Written(changes):
+                self._resolve_stale(changes)
                 for change in changes:
                     ledger._operate(self._record(change.name, change.epoch), change.operations)
+            case Restored(name, epoch, holder, waiters, objects):
+                record = self._record(name, epoch)
+                for session_id in (*([holder] if holder else []), *waiters):
+                    ledger.sessions.setdefault(session_id, "")
+                record.holder, record.waiters = holder, list(waiters)
+                ledger._operate(record, [Put(key, value) for key, value in objects])
             case Prepared(xid, changes):
+                self._resolve_stale(changes)
                 for change in changes:
                     self._record(change.name, change.epoch)
                 ledger.prepared[xid] = changes
@@ -141,23 +160,28 @@ class _Fold:
                 said = "committed" if commit else "rolled back"
                 self._left_out.append(f"transaction {xid} was {said}; what it promised is lost")
             case _:
-                pass  # who waits and who is connected does not move
+                pass  # who is connected does not move
         if not self._left_out:
             self._left_out.append(why)  # no damage before it: the writer was faulty
+
+    def _resolve_stale(self, changes: tuple[Change, ...]) -> None:
+        """A prepared transaction locks its keys: one whose keys are written by others was resolved in what is lost. To
+        keep it would undo, when it is committed again, what is newer."""
+        while (xid := self.ledger.locked_by(changes)) is not None:
+            del self.ledger.prepared[xid]
+            self._left_out.append(f"transaction {xid}: it was resolved, but whether committed or rolled back is lost")
 
     def _record(self, name: str, epoch: int) -> Record:
         self._strange.add(name)
         record = self.ledger.records.setdefault(name, Record())
         record.epoch = max(record.epoch, epoch)
-        if record.holder is None:
-            record.waiters = []
         return record
 
     def result(self) -> Salvaged:
         ledger = self.ledger
         damaged = bool(self._left_out)
         uncertain = sorted(name for name in ledger.records if damaged and name not in self._whole - self._strange)
-        grown = dict.fromkeys(uncertain, self._lost_bytes)
+        grown = dict.fromkeys(uncertain, self._hidden)
         entries: list[Entry] = [
             Restored(name, record.epoch + grown.get(name, 0), None, (), tuple(record.objects.items()))
             for name, record in ledger.records.items()

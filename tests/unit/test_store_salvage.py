@@ -1,0 +1,303 @@
+"""What is read of a damaged journal, around the damage (S9). Journals are made of entries, so that each loss is exact."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from store import open_store
+from store.admin import Salvaged, salvage
+from store.codec import encode
+from store.contract import Delete, Put
+from store.errors import StoreCorruptError, StoreInUseError, StoreNotFoundError
+from store.file.frame import FRAME_HEADER_BYTES, HEADER_BYTES, Header, encode_frame, encode_header
+from store.file.salvage import salvage as salvage_journal
+from store.file.salvage import salvage_file
+from store.ledger import (
+    Cancelled,
+    Change,
+    Closed,
+    Connected,
+    Ended,
+    Entry,
+    Ledger,
+    Opened,
+    Prepared,
+    Record,
+    Resolved,
+    Restored,
+    Waited,
+    Written,
+)
+
+HEADER = Header(1, b"0123456789abcdef")
+A, B = Connected("a", ""), Connected("b", "")
+
+
+def journal(frames: Sequence[Sequence[Entry]]) -> tuple[bytes, list[int]]:
+    """One frame for each; where each begins, and the end. The entries make a ledger: none is impossible."""
+    ledger, data, starts = Ledger(), encode_header(HEADER), []
+    for entries in frames:
+        for entry in entries:
+            ledger.apply(entry)
+        starts.append(len(data))
+        data += encode_frame(encode(entries), len(data), HEADER.seed)
+    return data, [*starts, len(data)]
+
+
+def flip(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+def salvaged(frames: Sequence[Sequence[Entry]], *lost: int) -> tuple[Salvaged, int]:
+    """With the payload of these frames damaged; and how many bytes they have."""
+    data, starts = journal(frames)
+    for index in lost:
+        data = flip(data, starts[index] + FRAME_HEADER_BYTES)
+    return salvage_journal(data, HEADER.seed, "j"), sum(starts[index + 1] - starts[index] for index in lost)
+
+
+def records(found: Salvaged) -> dict[str, Restored]:
+    return {entry.name: entry for entry in found.entries if isinstance(entry, Restored)}
+
+
+def put(name: str, epoch: int, **values: bytes) -> Written:
+    return Written((Change(name, epoch, tuple(Put(key, value) for key, value in values.items())),))
+
+
+def test_a_whole_journal_is_taken_as_it_is() -> None:
+    """S9: nothing left out, nobody in doubt, no epoch raised."""
+    found, _ = salvaged([[A], [Opened("r", 1, "a")], [put("r", 1, k=b"1")]])
+    assert (found.left_out, found.uncertain) == ((), ())
+    assert found.entries == (Restored("r", 1, None, (), (("k", b"1"),)),)
+
+
+def test_damage_in_the_middle() -> None:
+    """S9: before and after count; the lost bytes are named; old owners stay fenced; one opened afterwards is whole."""
+    frames: list[list[Entry]] = [
+        [A], [Opened("r", 1, "a")], [put("r", 1, old=b"1", again=b"1")], [put("r", 1, again=b"2", lost=b"2")],
+        [put("r", 1, again=b"3")], [Opened("new", 1, "a")], [put("new", 1, k=b"v")],
+    ]  # fmt: skip
+    _, starts = journal(frames)
+    found, size = salvaged(frames, 3)
+    assert found.uncertain == ("r",)
+    assert found.left_out == (f"j: bytes {starts[3]} to {starts[4]}: the checksum of a frame does not fit",)
+    assert dict(records(found)["r"].objects) == {"old": b"1", "again": b"3"}
+    assert records(found)["r"].epoch == 1 + size
+    assert records(found)["new"] == Restored("new", 1, None, (), (("k", b"v"),))
+
+
+@pytest.mark.parametrize("at", [0, FRAME_HEADER_BYTES])
+def test_damage_in_the_header_or_payload_of_each_frame(at: int) -> None:
+    """S9: every frame but the damaged one counts, wherever it is; what it made is raised above every epoch there was."""
+    frames: list[list[Entry]] = [
+        [A, B], [Opened("r", 1, "a")], [put("r", 1, one=b"1")], [Closed("r", 1)], [Opened("r", 2, "b")],
+        [put("r", 2, two=b"2")], [Ended(("b",))], [Opened("r", 3, "a")], [put("r", 3, three=b"3")],
+    ]  # fmt: skip
+    data, starts = journal(frames)
+    for index, start in enumerate(starts[:-1]):
+        found = salvage_journal(flip(data, start + at), HEADER.seed, "j")
+        assert len(found.left_out) == 1
+        assert f"bytes {start} to {starts[index + 1]}" in found.left_out[0]
+        expected = {"one": 2, "two": 5, "three": 8}
+        assert {key for key, _ in records(found)["r"].objects} == {k for k, made in expected.items() if made != index}
+        assert records(found)["r"].epoch > 3
+        assert found.uncertain == ("r",)
+
+
+def test_two_damaged_places_and_one_at_the_end() -> None:
+    """S9: each is named; at the end it is said that a torn last write looks the same."""
+    frames: list[list[Entry]] = [
+        [A],
+        [Opened("r", 1, "a")],
+        [put("r", 1, x=b"1")],
+        [put("r", 1, y=b"1")],
+        [put("r", 1, z=b"1")],
+    ]
+    found, size = salvaged(frames, 2, 4)
+    assert [" to the end of the file; a torn" in place for place in found.left_out] == [False, True]
+    assert dict(records(found)["r"].objects) == {"y": b"1"}
+    assert records(found)["r"].epoch == 1 + size
+
+
+def test_a_file_that_is_cut_off() -> None:
+    """S9: at each byte of the last frame: all before it counts."""
+    data, starts = journal([[A], [Opened("r", 1, "a")], [put("r", 1, x=b"1")], [put("r", 1, x=b"2")]])
+    for end in range(starts[3] + 1, starts[4]):
+        found = salvage_journal(data[:end], HEADER.seed, "j")
+        assert dict(records(found)["r"].objects) == {"x": b"1"}
+        assert len(found.left_out) == 1
+
+
+def made(directory: Path) -> Path:
+    with open_store(str(directory)) as store, store.connect() as session:
+        session.open("r").commit([Put("k", b"1")])
+        session.open("other").commit([Put("k", b"2"), Delete("none")])
+    return next(directory.glob("journal-*.log"))
+
+
+def test_a_header_that_is_damaged(tmp_path: Path) -> None:
+    """S9: without the journal's id no frame can be told from a value; it is named, and stays as it is."""
+    file = made(tmp_path / "s")
+    whole = file.read_bytes()
+    for at in range(HEADER_BYTES):
+        if 8 <= at < 12:  # the version: its checksum tells
+            continue
+        file.write_bytes(flip(whole, at))
+        with pytest.raises(StoreCorruptError, match=file.name):
+            salvage_file(str(tmp_path / "s"))
+        assert file.read_bytes() == flip(whole, at)
+
+
+def test_nothing_in_the_damaged_directory_changes(tmp_path: Path) -> None:
+    """S9: no lock, no hint, no torn end cut off; also when it is salvaged into another store."""
+    source = tmp_path / "s"
+    file = made(source)
+    file.write_bytes(flip(file.read_bytes(), HEADER_BYTES + FRAME_HEADER_BYTES + 1)[:-3])
+
+    def look() -> dict[str, tuple[bytes, int]]:
+        files = [path for path in source.rglob("*") if path.is_file()]
+        return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+    before = look()
+    assert len(salvage(str(source), str(tmp_path / "t")).left_out) == 2
+    assert look() == before
+
+
+def test_no_store_there(tmp_path: Path) -> None:
+    """S9: named, and nothing is made."""
+    with pytest.raises(StoreNotFoundError):
+        salvage_file(str(tmp_path / "none"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_session_whose_connecting_is_lost_uses_the_store_all_the_same(tmp_path: Path) -> None:
+    """S9, S3: who is alive is asked of the directory, not only of the damaged journal."""
+    source = tmp_path / "s"
+    with open_store(str(source)) as store, store.connect():
+        file = next(source.glob("journal-*.log"))
+        whole = file.read_bytes()
+        try:
+            file.write_bytes(flip(whole, HEADER_BYTES + FRAME_HEADER_BYTES))
+            with pytest.raises(StoreInUseError):
+                salvage_file(str(source))
+        finally:
+            file.write_bytes(whole)
+
+
+def test_a_snapshot_whose_sessions_are_lost() -> None:
+    """S9: record sets that a lost session held, or waited for, are there with all they had."""
+    frames: list[list[Entry]] = [
+        [A, B],
+        [Restored("r", 7, "a", ("b",), (("k", b"1"),))],
+        [Ended(("a",))],
+        [put("r", 8, j=b"2")],
+    ]
+    found, _ = salvaged(frames, 0)
+    assert dict(records(found)["r"].objects) == {"k": b"1", "j": b"2"}
+    assert records(found)["r"].epoch > 8
+    assert found.uncertain == ("r",)
+
+
+def test_a_transaction_whose_end_is_lost() -> None:
+    """S9: in doubt, when nothing tells; not when its keys were written later, so that it never undoes what is newer."""
+    change = Change("r", 1, (Put("k", b"old"),))
+    frames: list[list[Entry]] = [[A], [Opened("r", 1, "a")], [Prepared("tx", (change,))], [Resolved("tx", True)]]
+    found, _ = salvaged([*frames, [put("r", 1, j=b"1")]], 3)
+    assert [entry.xid for entry in found.entries if isinstance(entry, Prepared)] == ["tx"]
+    for later in (put("r", 1, k=b"new"), Prepared("ty", (change,))):
+        found, _ = salvaged([*frames, [later]], 3)
+        kept = [entry.xid for entry in found.entries if isinstance(entry, Prepared)]
+        assert kept == (["ty"] if isinstance(later, Prepared) else [])
+        assert any("transaction tx" in place for place in found.left_out)
+        ledger = Ledger()
+        for entry in found.entries:
+            ledger.apply(entry)
+
+
+def test_a_transaction_whose_beginning_is_lost() -> None:
+    """S9: its end names it."""
+    change = Change("r", 1, (Put("k", b"1"),))
+    frames: list[list[Entry]] = [[A], [Opened("r", 1, "a")], [Prepared("tx", (change,))], [Resolved("tx", True)]]
+    found, _ = salvaged(frames, 2)
+    assert "transaction tx was committed; what it promised is lost" in found.left_out
+    assert found.uncertain == ("r",)
+
+
+def test_a_hand_over_to_a_session_that_is_lost_fences_it() -> None:
+    """S9, R9: also of a record set that was first opened after the damage."""
+    frames: list[list[Entry]] = [[A], [B], [Opened("new", 1, "a")], [Waited("new", "b")], [Closed("new", 1)]]
+    found, _ = salvaged(frames, 1)  # b owned it at epoch 2
+    assert records(found)["new"].epoch > 2
+
+
+def test_hand_overs_after_the_damage_never_outgrow_the_epochs() -> None:
+    """S9, R9: each of many waiters that the salvager could not follow was an owner."""
+    people = [f"w{n}" for n in range(200)]
+    waits: list[list[Entry]] = [[Waited("r", name)] for name in people]
+    ends: list[list[Entry]] = [[Ended((name,))] for name in people[:-1]]
+    frames: list[list[Entry]] = [
+        [A, B, *(Connected(name, "") for name in people)], [Opened("r", 1, "a")], [Closed("r", 1), Opened("r", 2, "b")],
+        [Closed("r", 2)], [Opened("r", 3, "b")], *waits,
+        [Closed("r", 3)], *ends,
+    ]  # fmt: skip
+    for lost in (1, 2, 3, 4):
+        found, _ = salvaged(frames, lost)
+        assert records(found)["r"].epoch >= 3 + len(people), lost
+
+
+def history(random: Random) -> list[list[Entry]]:
+    """What a store could have written: any of its steps that is possible, at random."""
+    ledger, frames, made = Ledger(), list[list[Entry]](), 0
+    while len(frames) < 40:
+        made += 1
+        name, sessions = random.choice("rst"), sorted(ledger.sessions)
+        record = ledger.records.get(name) or Record()
+        session_id = random.choice(sessions) if sessions else ""
+        entry: Entry | None = None
+        change = Change(name, record.epoch, (Put(random.choice("xyz"), b"%d" % made),))
+        match random.choice(
+            ("connect", "open", "open", "open", "close", "end", "cancel", "write", "write", "prepare", "resolve")
+        ):
+            case "connect":
+                entry = Connected(f"s{made}", "")
+            case "open" if session_id:
+                entry = ledger.next_open(session_id, name)
+            case "close" if record.holder:
+                entry = Closed(name, record.epoch)
+            case "end" if session_id:
+                entry = Ended((session_id,))
+            case "cancel" if record.waiters:
+                entry = Cancelled(name, random.choice(record.waiters))
+            case "write" if record.holder and ledger.locked_by([change]) is None:
+                entry = Written((change,))
+            case "prepare" if record.holder and ledger.locked_by([change]) is None:
+                entry = Prepared(f"t{made}", (change,))
+            case "resolve" if ledger.prepared:
+                entry = Resolved(random.choice(sorted(ledger.prepared)), random.random() < 0.5)
+        if entry is not None:
+            ledger.apply(entry)
+            frames.append([entry])
+    return frames
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_random_histories_with_random_damage(seed: int) -> None:
+    """S9, R9: every record set that is salvaged is fenced; one that is not called uncertain is as it was; whatever is
+    salvaged can be written into an empty store."""
+    random = Random(seed)
+    frames = history(random)
+    found, _ = salvaged(frames, *random.sample(range(len(frames)), random.randint(1, 4)))
+    true, copy = Ledger(), Ledger()
+    for entry in (entry for frame in frames for entry in frame):
+        true.apply(entry)
+    for entry in found.entries:
+        copy.apply(entry)
+    assert found.left_out
+    for name, record in copy.records.items():
+        assert record.epoch >= true.records[name].epoch
+        if name not in found.uncertain:
+            assert record.objects == true.records[name].objects
