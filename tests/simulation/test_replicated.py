@@ -23,6 +23,7 @@ KEPT = {
     332: "a primary did not know its own move, and freed a listed copy",
     20625: "what was under way when a region was lost",
     70266959: "a primary that nobody told of the removal served on",
+    60004: "an object on its way out of a region that was removed",
     10167: "an earlier life of the daemon itself was taken for a peer",
 }
 

@@ -134,9 +134,9 @@ class SimClient:
     def region_removed(self, entry_name: str) -> None:
         """By force: what was in it is gone, or never was."""
         places = self._core.places if self.owner else {}
-        book = self.book
+        book, moving = self.book, {flight.handle for flight in self._flights}
         for handle in list(book.acked):
-            if handle not in places or places[handle].region == entry_name:
+            if handle not in places or places[handle].region == entry_name or handle in moving:
                 book.maybe.setdefault(handle, {book.acked[handle]}).add(None)
         for values in book.maybe.values():
             values.add(None)
