@@ -36,10 +36,12 @@ def up(settings: Settings, directory: str, daemons: int, memory: str, port: int,
     if not cluster.directory.config_file.exists():
         cluster.write_config(daemons, memory, port)
     started = cluster.up(door_port=door_port)
+    lost = cluster.lost_regions()
     uri = f"replicated://{cluster.path}"
     if settings.as_json:
         settings.out.document({
             "directory": str(cluster.path), "store": uri, "started": list(started.started), "doors": list(started.doors),
+            "lost_regions": list(lost),
             "daemons": [asdict(info) for info in started.daemons],
         })  # fmt: skip
         return
@@ -48,6 +50,8 @@ def up(settings: Settings, directory: str, daemons: int, memory: str, port: int,
     out.say(f"{len(started.daemons)} daemons run, {count} of them newly started; directory {cluster.path}")
     for info in started.daemons:
         out.say(f"  daemon {info.index}  {info.address}:{info.port}  {info.memory_limit_bytes >> 20} MB")
+    if lost:
+        out.say(f"LOST with both daemons that held them: {', '.join(lost)}; remove them with `storeadmin rmr`")
     out.say(f"store of a domain:          {uri}")
     for door in started.doors[:1]:
         out.say(
@@ -81,10 +85,12 @@ def daemons(settings: Settings, directory: str, form: str) -> None:
     from store.replicated.admin.cli import main as storeadmin
 
     if settings.as_json:
-        with Admin(directory) as admin:
+        with Admin(directory, _localindex(directory)) as admin:
             settings.out.document([asdict(info) for info in admin.daemons()])
         return
-    raise SystemExit(storeadmin(["lsd", "-dir", directory, "-format", form]))
+    raise SystemExit(
+        storeadmin(["lsd", "-dir", directory, "-localindex", str(_localindex(directory)), "-format", form])
+    )
 
 
 @command("regions", short_help="The regions of a cluster.")
@@ -97,10 +103,12 @@ def regions(settings: Settings, directory: str, form: str, expression: str) -> N
     from store.replicated.admin.cli import main as storeadmin
 
     if settings.as_json:
-        with Admin(directory) as admin:
+        with Admin(directory, _localindex(directory)) as admin:
             settings.out.document([asdict(info) for info in admin.regions(expression)])
         return
-    raise SystemExit(storeadmin(["lsr", "-dir", directory, "-format", form, expression]))
+    raise SystemExit(
+        storeadmin(["lsr", "-dir", directory, "-localindex", str(_localindex(directory)), "-format", form, expression])
+    )
 
 
 @click.command(
@@ -132,6 +140,12 @@ def admin(words: tuple[str, ...]) -> None:
     from store.replicated.admin.cli import main as storeadmin
 
     raise SystemExit(storeadmin(list(words)))
+
+
+def _localindex(directory: str) -> int:
+    from store.replicated.cluster import Cluster
+
+    return Cluster(directory).running_localindex()
 
 
 COMMANDS = (up, down, daemons, regions, daemon, admin)

@@ -131,6 +131,19 @@ class Cluster:
             said += [f"{path.name}: {lines[-1]}"] if lines else []
         return "; ".join(said) or f"see {self.path / 'logs'}"
 
+    def running_localindex(self) -> int:
+        """Of the first local daemon that runs; 0 when none does, so that attaching says why."""
+        running = (number for number, spec in enumerate(self.local()) if self.directory.is_running(spec.index))
+        return next(running, 0)
+
+    def lost_regions(self) -> tuple[str, ...]:
+        """Those whose memory is gone: `storeadmin rmr` removes them."""
+        admin = DaemonAdmin(str(self.path), self.running_localindex())
+        try:
+            return tuple(region.name for region in admin.regions() if region.status == "LOST")
+        finally:
+            admin.close()
+
     def down(self, force: bool = False) -> tuple[int, ...]:
         """All local daemons. Safe: refused while regions hold data that nobody else could take (R4)."""
         running = [spec.index for spec in self.local() if self.directory.is_running(spec.index)]

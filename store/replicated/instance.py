@@ -157,7 +157,7 @@ class StoreInstance:
 
     async def _load(self) -> None:
         await self._look_at_daemon()
-        if refuses_open(self.thresholds, self._daemon_used, self._daemon_limit):
+        if refuses_open(self.thresholds, self._daemon_used, self._daemon_limit) and not await self._is_here():
             detail = f"store {self.name}: {self._daemon_used} of {self._daemon_limit} bytes are used on its daemon"
             raise MemoryLimitError(detail)
         catalog: dict[int, bytes] = {}
@@ -175,8 +175,18 @@ class StoreInstance:
         self._flush()
 
     async def _region_names(self) -> list[str]:
-        rows = await self._attachment.ask(lambda request: Regions(request, f"{self.name}."), REGION_ROWS)
-        return [str(row[0]) for row in rows]
+        return [row[0] for row in await self._regions()]
+
+    async def _is_here(self) -> bool:
+        """R13: a store whose regions are on this daemon already is neither new nor from elsewhere."""
+        rows = await self._regions()
+        return bool(rows) and all(self._attachment.index in (row[4], row[5]) for row in rows)
+
+    async def _regions(self) -> list[tuple[str, int, str, int, int, int | None, str, int]]:
+        rows: list[tuple[str, int, str, int, int, int | None, str, int]] = await self._attachment.ask(
+            lambda request: Regions(request, f"{self.name}."), REGION_ROWS
+        )
+        return rows
 
     async def _load_region(self, name: str, catalog: dict[int, bytes]) -> None:
         epoch, size, _ = await self._attachment.ask(lambda request: Open(request, name, 0), OPENED)

@@ -16,7 +16,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from store.errors import RegionOpenError, StoreError
+from store.errors import (
+    MemoryLimitError,
+    RegionLostError,
+    RegionOpenError,
+    StoreCorruptError,
+    StoreError,
+    StoreVersionError,
+)
 from store.replicated.core.config import ClusterConfig
 from store.replicated.core.shutdown import SERVICE
 from store.replicated.global_directory import GlobalDirectory, write_whole
@@ -31,6 +38,7 @@ if TYPE_CHECKING:
 
 CONNECTION = "webhdfs.namespace"
 RETRY_S = 0.2
+LASTING = (RegionLostError, StoreCorruptError, StoreVersionError, MemoryLimitError)  # does not go away by itself
 OBJECT_PERCENT = 4  # of a region: blocks of files are no messages
 
 
@@ -54,6 +62,7 @@ class NamespaceDoor:
         self._files: Files | None = None
         self._instance: StoreInstance | None = None
         self._elsewhere: str | None = None
+        self._said = ""
         self._task: asyncio.Task[None] | None = None
         self._door = Door(lambda: self._files, self._options(), lambda: self._elsewhere)
 
@@ -98,7 +107,9 @@ class NamespaceDoor:
                     self._elsewhere = self._told()
                 except (StoreError, OSError) as error:
                     self._elsewhere = None
-                    self._log.debug("the namespace cannot be opened here: %s", error)
+                    level = logging.ERROR if isinstance(error, LASTING) and str(error) != self._said else logging.DEBUG
+                    self._said = str(error)
+                    self._log.log(level, "the namespace cannot be opened here: %s", error)
             elif self._instance.failure is not None or (self._files is not None and self._files.failure is not None):
                 self._log.error("the namespace is opened anew: %s", self._instance.failure or self._files.failure)  # type: ignore[union-attr]
                 await self._give_up()

@@ -6,7 +6,7 @@ acknowledged write: it is listed after it has caught up, and struck off before a
 whoever is listed may serve, and a primary that was struck off finds out by the first thing it tries.
 
     event      who does it                  what it needs                        primary  secondary  opener
-    CREATED    the daemon that opens        no entry                             it       next / -   the client
+    CREATED    the daemon that opens        no entry                             it       next / -   -
     OPENED     the primary                  closed, all writes on both copies    =        =          the client
     CLOSED     the primary                  open                                 =        =          -
     PROMOTED   the secondary                the primary is dead                  it       -          -

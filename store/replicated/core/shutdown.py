@@ -99,7 +99,8 @@ class Administration:
             daemon.reply(removal.client, message.request)
             return True
         if entry is not None:
-            if entry.opener is not None and not message.force:
+            lost = not any(daemon.maybe_running(holder) for holder in entry.holders())
+            if entry.opener is not None and not message.force and not lost:
                 detail = f"region {message.name}, by {entry.opener}"
                 daemon.fail(removal.client, message.request, "RegionOpenError", [detail])
                 return True
@@ -165,6 +166,10 @@ class Administration:
                 return f"region {name} is open, by {entry.opener}"
             copies[name] = (entry.size, held)
         if copies and not fits_without(indexes, copies, daemon.candidates(with_me=True)):
+            staying = daemon.candidates(with_me=True).keys() - indexes
+            if len(staying) < 2:
+                left = f"{len(staying)} daemon" if staying else "no daemon"
+                return f"{left} would be left, and {len(copies)} regions need two"
             return f"not enough memory on the other daemons to resilver {len(copies)} regions"
         return ""
 
