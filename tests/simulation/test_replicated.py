@@ -24,6 +24,7 @@ KEPT = {
     20625: "what was under way when a region was lost",
     70266959: "a primary that nobody told of the removal served on",
     60004: "an object on its way out of a region that was removed",
+    550138815: "a region made, removed, and made again with the same id by a maker who had no answer",
     10167: "an earlier life of the daemon itself was taken for a peer",
 }
 

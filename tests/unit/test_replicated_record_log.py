@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 
@@ -19,10 +18,9 @@ SMALL = 10_485  # an object of a region of 1 MB
 
 
 @pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "SNAPSHOT_BYTES", 20_000)
     monkeypatch.setattr(records, "OUTCOMES", 300)
-    yield
 
 
 def entries(count: int, size: int = 700) -> list[Entry]:
@@ -91,11 +89,16 @@ def test_a_crash_between_two_objects(step: int) -> None:
 
         objects.create, objects.delete = dying_create, dying_delete  # type: ignore[method-assign]
         acknowledged = position
-        with pytest.raises(StoreClosedError):
+
+        async def write_on() -> None:
+            nonlocal acknowledged
             for entry in made[60:]:
                 ledger.apply(entry)
                 await log.append(Batch(acknowledged, (entry,), ("t",), ledger, ledger))
                 acknowledged += 1
+
+        with pytest.raises(StoreClosedError):
+            await write_on()
         loaded = await RecordLog(MemoryObjects(max_object_bytes=SMALL, contents=objects.contents)).load()
         assert loaded.position in (acknowledged, acknowledged + 1)
         again = Ledger()

@@ -194,7 +194,8 @@ class Opening:
     def created(self, primary: Primary, secondary: Holder | None) -> None:
         daemon, draft = self._daemon, primary.entry
         entry = rules.created(draft.name, draft.region_id, draft.size, daemon.me, secondary, None, draft.created_us)
-        done = daemon.swap(draft.name, None, entry)
+        # Asked once and not answered, it may have been made and removed again: then its id and epoch are used up.
+        done = None if primary.told else daemon.swap(draft.name, None, entry)
         if not done:
             primary.told = primary.told or done is None
             known, found = daemon.look(draft.name)
