@@ -25,6 +25,8 @@ KEPT = {
     70266959: "a primary that nobody told of the removal served on",
     60004: "an object on its way out of a region that was removed",
     550138815: "a region made, removed, and made again with the same id by a maker who had no answer",
+    764885021: "a region removed between its reading and its use",
+    764885032: "the same, and made again",
     10167: "an earlier life of the daemon itself was taken for a peer",
 }
 

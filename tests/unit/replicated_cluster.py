@@ -55,7 +55,9 @@ class Client:
         found = self.answers.get(request)
         return found.error if isinstance(found, Failure) else found.value if found is not None else None
 
-    def open(self, name: str = "s.000", size: int = SIZE, wait_ms: float = 3_000.0) -> Any:
+    def open(self, name: str = "s.000", wait_ms: float = 3_000.0) -> Any:
+        """Makes it when there is none."""
+        size = 0 if name in self.cluster.truth.entries else SIZE
         return self.ask(lambda n: Open(n, name, size), wait_ms)
 
     def write(self, epoch: int, data: bytes, offset: int = 0, name: str = "s.000", wait_ms: float = 1_000.0) -> bool:

@@ -89,7 +89,35 @@ def test_force_stops_at_once() -> None:
     assert cluster.bytes_of(1)[:4] == b"kept"
 
 
+def test_two_shutdowns_at_once_do_not_wait_for_each_other() -> None:
+    """R4: both were allowed, one daemon would be left: the last one stays, opens go on."""
+    cluster = Cluster(3)
+    closed_region(cluster, b"kept")
+    cluster.core(0).leave(force=False)
+    cluster.core(1).leave(force=False)
+    assert cluster.until(lambda: cluster.cores[0] is None and not cluster.core(1).draining, 15_000)
+    assert sorted(map(str, cluster.where())) == ["1", "2"]
+    client, epoch = opened(cluster, 2)
+    assert client.read(epoch, 4) == b"kept"
+
+
 # ---- R8: open for one client
+
+
+def test_who_wants_a_new_region_gets_no_other_one() -> None:
+    """R8: it would be written over as an empty one; two who make it at once get one region, and one of them."""
+    cluster = Cluster(3)
+    closed_region(cluster, b"kept")
+    for daemon in range(3):
+        assert cluster.client(daemon).ask(lambda n: Open(n, "s.000", SIZE)) == "RegionOpenError"
+    one, two = cluster.client(0), cluster.client(1)
+    for client in (one, two):
+        cluster.carry(
+            client.daemon,
+            cluster.core(client.daemon).from_client(cluster.now_ms, client.number, Open(9, "t.000", SIZE)),
+        )
+    assert cluster.until(lambda: None not in (one.answer(9), two.answer(9)), 3_000)
+    assert sorted(type(client.answer(9)).__name__ for client in (one, two)) == ["list", "str"]
 
 
 @pytest.mark.parametrize("daemon", [0, 1, 2])
@@ -325,8 +353,8 @@ def test_both_copies_gone_is_said_of_exactly_that_region() -> None:
     cluster.run(3_000)
     client = cluster.client(2)
     assert client.status() == "LOST"
-    assert client.open(size=0) == "RegionLostError"
-    assert isinstance(client.open("t.000", size=0), list)
+    assert client.ask(lambda n: Open(n, "s.000", 0)) == "RegionLostError"
+    assert isinstance(client.open("t.000"), list)
     assert isinstance(client.remove("s.000"), Reply)
     assert isinstance(client.open(), list)
 
@@ -335,7 +363,7 @@ def test_a_region_that_does_not_exist_is_named() -> None:
     """R18: and one of a size below nothing is refused."""
     cluster = Cluster(2)
     client = cluster.client(0)
-    assert client.open(size=0) == "RegionUnavailableError"
+    assert client.ask(lambda n: Open(n, "s.000", 0)) == "RegionUnavailableError"
     assert client.ask(lambda n: Open(n, "s.000", -1)) == "ProtocolError"
 
 

@@ -83,7 +83,7 @@ class DaemonCore:
         self._used_bytes = 0
         self.primaries: dict[str, Primary] = {}
         self.streams: dict[str, tuple[Primary, Follower]] = {}
-        self._entries: Mapping[str, RegionEntry] = {}  # as the last audit found them, for what is told to people
+        self.entries_seen: Mapping[str, RegionEntry] = {}  # as the last audit found them, for what is told to people
         self.replicas = Replicas(self)
         self.opening = Opening(self)
         self.administration = Administration(self)
@@ -297,7 +297,7 @@ class DaemonCore:
     def heartbeat(self, to: int) -> Heartbeat:
         peer = self.peers.get(to)
         opened = sum(p.entry.opener is not None for p in self.primaries.values())
-        seen = (self._entries.get(name) for name in self.replicas.by_name)
+        seen = (self.entries_seen.get(name) for name in self.replicas.by_name)
         replicas_open = sum(entry is not None and entry.opener is not None for entry in seen)
         return Heartbeat(
             self.used_bytes(), self.memory_limit_bytes, self.draining, self.started_us, self.now_us,
@@ -396,9 +396,9 @@ class DaemonCore:
 
     def _audit(self) -> None:
         """Copies and directory are compared once a second: whatever a lost message left behind is mended here."""
-        self._entries = self.directory.entries()
+        self.entries_seen = self.directory.entries()
         self.streams = {f.stream: (p, f) for p in self.primaries.values() for f in p.followers}
-        listed = [name for name, entry in self._entries.items() if self.me in entry.holders()]
+        listed = [name for name, entry in self.entries_seen.items() if self.me in entry.holders()]
         for name in dict.fromkeys((*listed, *self.copies)):
             self._guard(lambda name=name: self.noticed(name))  # type: ignore[misc]
 
@@ -409,6 +409,15 @@ class DaemonCore:
             self.draining = True
             self._beat_ms = -1e9
             self.log(2, "shutting down: regions move to other daemons")
+
+    def stay(self, reason: str) -> None:
+        self.draining = False
+        self._beat_ms = -1e9
+        self.log(1, f"the shutdown was given up, this daemon stays: {reason}")
+
+    def resilvers_anywhere(self) -> bool:
+        beats = (peer.beat.resilvers for peer in self.peers.values() if peer.up and peer.beat is not None)
+        return any(primary.resilvering for primary in self.primaries.values()) or any(beats)
 
     def _halt(self, reason: str) -> None:
         self.stopped = True

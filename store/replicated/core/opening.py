@@ -4,6 +4,7 @@ An open waits until one of these is so, looked at on every tick and every notice
 
     the directory says                         what is done
     nothing                                    a copy here, one on the next daemon, then the entry
+    anything, and a new one is wanted          RegionOpenError, if it was not made for this very request
     closed, primary here                       opened as soon as all its writes are on both copies
     closed, primary elsewhere and alive        that one is asked to bring it here
     primary dead, secondary alive              wait: it takes over by itself
@@ -37,6 +38,7 @@ class Waiting:
     size: int
     until_ms: float
     asked_ms: float = -1e9
+    made: Primary | None = None  # the region that was made for this request
 
 
 class Opening:
@@ -79,6 +81,12 @@ class Opening:
             return False
         if entry is None:
             return self._create(waiting)
+        if waiting.size and (waiting.made is None or waiting.made is not daemon.primaries.get(name)):
+            # Whoever wants a new region writes over it as over an empty one.
+            daemon.fail(
+                waiting.client, waiting.request, "RegionOpenError", [f"region {name}: somebody else has made it"]
+            )
+            return True
         if entry.primary == daemon.me:
             return self._open_here(waiting, entry)
         if entry.opener is not None:
@@ -98,7 +106,7 @@ class Opening:
         opener = daemon.clients.get(waiting.client)
         if opener is None:
             return True
-        if primary.client is not None:
+        if primary.client is not None or (waiting.size and primary.open_epoch):
             daemon.fail(
                 waiting.client, waiting.request, "RegionOpenError", [f"region {waiting.name}, by {entry.opener}"]
             )
@@ -172,7 +180,7 @@ class Opening:
             daemon.fail(waiting.client, waiting.request, "MemoryLimitError", [detail])
             return True
         draft = rules.created(name, region_id, waiting.size, daemon.me, None, None, daemon.now_us)
-        daemon.primaries[name] = primary = Primary(daemon, draft, copy, listed=False)
+        daemon.primaries[name] = waiting.made = primary = Primary(daemon, draft, copy, listed=False)
         self.place(primary)
         return waiting not in self.waiting and self._try_new(waiting)
 

@@ -132,7 +132,7 @@ class Halt(Message, frozen=True):
 class Open(Message, frozen=True):
     request: int
     name: str
-    size: int  # of a new region; 0 = it must exist
+    size: int  # of a new region, which must not exist; 0 = it must exist
 
 
 class Close(Message, frozen=True):

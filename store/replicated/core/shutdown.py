@@ -4,6 +4,8 @@ step 1   an open region among those of the leaving daemons       refused, nothin
 step 2   no room elsewhere for the copies they hold              refused, nothing changed
 step 3   opens wait; every copy moves away (primary._want)       as long as it takes
 step 4   a daemon that holds no copy stops
+         two commands may have been allowed by two daemons that did not know of each other, or a daemon that was counted
+         on may have died: while nothing moves and the rest has no room, the last of those who leave stays after all
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ class Administration:
     def __init__(self, daemon: DaemonCore) -> None:
         self._daemon = daemon
         self._removals: list[Removal] = []
+        self._stuck_ms: float | None = None
 
     # ---- lists
 
@@ -138,6 +141,28 @@ class Administration:
         for removal in list(self._removals):
             if self._removed(removal):
                 self._removals.remove(removal)
+        if self._daemon.draining:
+            self._stay_if_stuck()
+
+    def _stay_if_stuck(self) -> None:
+        daemon = self._daemon
+        leaving = {index for index in range(daemon.count) if daemon.is_draining(index)}
+        copies = {
+            name: (entry.size, held)
+            for name, entry in daemon.entries_seen.items()
+            if (held := tuple(h.daemon for h in entry.holders())) and leaving.intersection(held)
+        }
+        if (
+            daemon.index != max(leaving)
+            or daemon.resilvers_anywhere()
+            or fits_without(leaving, copies, daemon.candidates(with_me=True))
+        ):
+            self._stuck_ms = None
+        elif self._stuck_ms is None:
+            self._stuck_ms = daemon.now_ms
+        elif daemon.now_ms - self._stuck_ms > 2 * daemon.settings.failure_timeout_ms:
+            self._stuck_ms = None
+            daemon.stay("the other daemons have no room for its regions any more")
 
     # ---- shutdown
 

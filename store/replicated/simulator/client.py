@@ -261,6 +261,10 @@ class SimClient:
         self.recoveries += 1
         self.phase, self._moved_ms = Phase.READY, self.world.now_ms
         self.owner = not self.zombie
+        truth = self.world.truth
+        for name in self._core.regions:
+            if name not in truth.entries or truth.opens.get(name) != self.epochs[name]:
+                self.region_removed(name)  # since it was read
 
     def _on_new(self, request: int, name: str, value: list[int]) -> None:
         self.epochs[name] = value[0]
