@@ -4,8 +4,9 @@ step 1   an open region among those of the leaving daemons       refused, nothin
 step 2   no room elsewhere for the copies they hold              refused, nothing changed
 step 3   opens wait; every copy moves away (primary._want)       as long as it takes
 step 4   a daemon that holds no copy stops
-         two commands may have been allowed by two daemons that did not know of each other, or a daemon that was counted
-         on may have died: while nothing moves and the rest has no room, the last of those who leave stays after all
+
+Two commands may have been allowed by two daemons that did not know of each other, or a daemon that was counted on may
+have died. While nothing moves and the rest has no room, the last of those who leave stays after all.
 """
 
 from __future__ import annotations
