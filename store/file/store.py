@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 
 from store.file.backend import COMPACT_MIN_BYTES, COMPACT_RATIO, FileBackend
 from store.file.disk import Disk
 from store.session import LedgerStore
+from store.sharing import SharedBackends
 
-_shared: dict[tuple[str, int], FileBackend] = {}
-_shared_lock = threading.Lock()
-
-
-def _forget_in_child() -> None:
-    global _shared_lock
-    _shared_lock = threading.Lock()  # a thread of the parent may have held it at the fork
-    _shared.clear()
-
-
-os.register_at_fork(after_in_child=_forget_in_child)
+_shared: SharedBackends[FileBackend] = SharedBackends()
 
 
 class FileStore(LedgerStore):
@@ -55,9 +45,7 @@ class FileStore(LedgerStore):
 
     @classmethod
     def shared(cls, path: str, *, session_timeout_ms: int = 10_000, create: bool = True) -> FileStore:
-        key = (os.path.realpath(path), session_timeout_ms)
-        with _shared_lock:
-            backend = _shared.get(key)
-            if backend is None or not backend.retain():
-                backend = _shared[key] = FileBackend(path, session_timeout_ms=session_timeout_ms, create=create)
-        return cls(path, backend=backend)
+        def make() -> FileBackend:
+            return FileBackend(path, session_timeout_ms=session_timeout_ms, create=create)
+
+        return cls(path, backend=_shared.take((os.path.realpath(path), session_timeout_ms), make))

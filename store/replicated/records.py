@@ -53,6 +53,7 @@ from store.served import Address, Batch, Loaded, OwnershipLostError, Persistence
 from store.served.port import Clock
 from store.served.server import monotonic_ms
 from store.session import LedgerStore
+from store.sharing import SharedBackends
 
 log = logging.getLogger("store.replicated")
 T = TypeVar("T")
@@ -381,17 +382,7 @@ class ReplicatedReach(Reach):
             self.instance.abandon()
 
 
-_shared: dict[tuple[str, int], ServedBackend] = {}
-_shared_lock = threading.Lock()
-
-
-def _forget_in_child() -> None:
-    global _shared_lock
-    _shared_lock = threading.Lock()  # a thread of the parent may have held it at the fork
-    _shared.clear()
-
-
-os.register_at_fork(after_in_child=_forget_in_child)
+_shared: SharedBackends[ServedBackend] = SharedBackends()
 
 
 def open_backend(uri: str, *, session_timeout_ms: int, create: bool) -> ServedBackend:
@@ -407,9 +398,7 @@ class ReplicatedStore(LedgerStore):
 
     @classmethod
     def shared(cls, uri: str, *, session_timeout_ms: int = 10_000, create: bool = True) -> LedgerStore:
-        key = (uri, session_timeout_ms)
-        with _shared_lock:
-            backend = _shared.get(key)
-            if backend is None or not backend.retain():
-                backend = _shared[key] = open_backend(uri, session_timeout_ms=session_timeout_ms, create=create)
-        return LedgerStore(backend)
+        def make() -> ServedBackend:
+            return open_backend(uri, session_timeout_ms=session_timeout_ms, create=create)
+
+        return LedgerStore(_shared.take((uri, session_timeout_ms), make))

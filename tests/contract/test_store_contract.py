@@ -7,10 +7,7 @@ re-lock after a crash).
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,13 +17,11 @@ import store as store_package
 from store import (
     Delete,
     FencedError,
-    MemoryStore,
     NameInvalidError,
     Operation,
     Put,
     RecordHeldError,
     RecordOpenError,
-    Session,
     SessionLostError,
     StaleEpochError,
     Store,
@@ -39,192 +34,7 @@ from store import (
     ValueInvalidError,
     open_store,
 )
-from store.file import FileStore
-from store.file.disk import Disk
-from store.jdbc.engine import Clocks, JdbcReach
-from store.jdbc.settings import parse_jdbc
-from store.replicated.records import ReplicatedReach, parse_replicated
-from store.served import MemoryReach, Reach, ServedBackend, Server
-from store.served.memory import Place
-from store.session import LedgerStore
-
-TIMEOUT_MS = 10_000
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.skew_ms = 0.0
-
-    def advance(self, duration_ms: float) -> None:
-        self.skew_ms += duration_ms
-
-    def now_ms(self) -> float:
-        return time.monotonic() * 1000.0 + self.skew_ms
-
-
-class SkewedDisk(Disk):
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
-
-    def boottime_ns(self) -> int:
-        return super().boottime_ns() + int(self.clock.skew_ms * 1e6)
-
-
-class Kit:
-    """Two openings of one store, and how to kill or stop a session of either."""
-
-    store: Store
-    other: Store
-
-    def __init__(self) -> None:
-        self.clock = Clock()
-
-    def crash(self, session: Session) -> None:
-        raise NotImplementedError
-
-    def stop_for(self, session: Session, duration_ms: float) -> None:
-        """The session's heart does not beat for so long; all others' do."""
-        raise NotImplementedError
-
-    def advance(self, duration_ms: float) -> None:
-        """Time passes; hearts that were not stopped go on beating."""
-        self.clock.advance(duration_ms)
-
-    def close(self) -> None:
-        self.store.close()
-        self.other.close()
-
-
-class MemoryKit(Kit):
-    def __init__(self) -> None:
-        super().__init__()
-        self.name = f"contract-{id(self)}"
-        self.store = self.memory = MemoryStore(self.name, session_timeout_ms=TIMEOUT_MS, clock_ms=self.clock.now_ms)
-        self.other = MemoryStore(self.name)
-
-    def crash(self, session: Session) -> None:
-        self.memory.crash(session)
-
-    def stop_for(self, session: Session, duration_ms: float) -> None:
-        self.memory.freeze(session)
-        self.clock.advance(duration_ms)
-
-    def close(self) -> None:
-        super().close()
-        MemoryStore.forget(self.name)
-
-
-class FileKit(Kit):
-    def __init__(self, path: str, shared: bool) -> None:
-        super().__init__()
-        self.path = path
-        first = FileStore(path, session_timeout_ms=TIMEOUT_MS, disk=SkewedDisk(self.clock))
-        backend = first._backend if shared else None
-        if shared:
-            first._backend.retain()  # type: ignore[attr-defined]
-        second = FileStore(path, session_timeout_ms=TIMEOUT_MS, disk=SkewedDisk(self.clock), backend=backend)  # type: ignore[arg-type]
-        self.store, self.other = first, second
-        self.hearts = [first._backend._heartbeat, second._backend._heartbeat]  # type: ignore[attr-defined]
-        self.stopped: list[int] = []
-
-    def _drop(self, session: Session) -> int:
-        for heart in self.hearts:
-            with heart._lock:
-                own = heart._own.pop(session.session_id, None)
-            if own is not None:
-                return int(own.fd)
-        raise AssertionError(session.session_id)
-
-    def crash(self, session: Session) -> None:
-        os.close(self._drop(session))  # as at death: the lock falls, the file stays
-
-    def stop_for(self, session: Session, duration_ms: float) -> None:
-        self.stopped.append(self._drop(session))  # the lock stays, the heartbeat does not
-        self.advance(duration_ms)
-
-    def advance(self, duration_ms: float) -> None:
-        super().advance(duration_ms)
-        for heart in self.hearts:
-            heart.beat()
-
-    def close(self) -> None:
-        super().close()
-        for fd in self.stopped:
-            os.close(fd)
-
-
-class ServedKit(Kit):
-    """Two clients of one engine, which lives with the first; `reach` makes what leads to it."""
-
-    def __init__(self, reach: Callable[[Clock], Reach]) -> None:
-        super().__init__()
-        self.backends = [
-            ServedBackend(reach(self.clock), session_timeout_ms=TIMEOUT_MS, limit_ms=60_000, clock_ms=self.clock.now_ms)
-            for _ in range(2)
-        ]
-        self.store, self.other = (LedgerStore(backend) for backend in self.backends)
-
-    @property
-    def engine(self) -> Server:
-        assert self.backends[0]._connection is not None
-        target = self.backends[0]._connection.target
-        assert isinstance(target, Server)
-        return target
-
-    def _drop(self, session: Session) -> None:
-        for backend in self.backends:
-            backend._session_ids.discard(session.session_id)
-        with self.engine._lock:
-            for client in self.engine._liveness._clients.values():
-                client.session_ids.discard(session.session_id)
-
-    def crash(self, session: Session) -> None:
-        self._drop(session)  # its process is gone, and that is seen by looking
-        with self.engine._lock:
-            self.engine._liveness.forget([session.session_id])
-
-    def stop_for(self, session: Session, duration_ms: float) -> None:
-        self._drop(session)
-        self.advance(duration_ms)
-
-    def advance(self, duration_ms: float) -> None:
-        for _ in range(int(duration_ms // 500)):
-            super().advance(500)
-            self.engine.tick()
-            for backend in self.backends:
-                backend.beat()
-
-    def close(self) -> None:
-        self.other.close()  # the engine last
-        self.store.close()
-
-
-def memory_reaches(remote: bool) -> Callable[[Clock], Reach]:
-    place = Place()
-    return lambda clock: MemoryReach(
-        place, session_timeout_ms=TIMEOUT_MS, clock_ms=clock.now_ms, remote=remote and place.published is not None
-    )
-
-
-def jdbc_reaches(uri: str) -> Callable[[Clock], Reach]:
-    return lambda clock: JdbcReach(parse_jdbc(uri), session_timeout_ms=TIMEOUT_MS, clocks=Clocks(now_ms=clock.now_ms))
-
-
-def replicated_reaches(uri: str) -> Callable[[Clock], Reach]:
-    return lambda clock: ReplicatedReach(parse_replicated(uri), session_timeout_ms=TIMEOUT_MS, clock_ms=clock.now_ms)
-
-
-# The one list of all stores under the contract.
-KITS: dict[str, Callable[[Path, pytest.FixtureRequest], Kit]] = {
-    "memory": lambda path, request: MemoryKit(),
-    "file": lambda path, request: FileKit(str(path), shared=True),
-    "file-twice": lambda path, request: FileKit(str(path), shared=False),
-    "served": lambda path, request: ServedKit(memory_reaches(remote=False)),
-    "served-remote": lambda path, request: ServedKit(memory_reaches(remote=True)),
-    "sqlite": lambda path, request: ServedKit(jdbc_reaches(f"jdbc:sqlite:///{path}.db")),
-    "postgresql": lambda path, request: ServedKit(jdbc_reaches(request.getfixturevalue("postgresql").uri())),
-    "replicated": lambda path, request: ServedKit(replicated_reaches(request.getfixturevalue("replicated").uri())),
-}
+from tests.contract.store_kits import KITS, TIMEOUT_MS, Kit, eventually, in_thread
 
 
 @pytest.fixture(params=KITS)
@@ -232,28 +42,6 @@ def kit(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kit]:
     made = KITS[request.param](tmp_path / "s", request)
     yield made
     made.close()
-
-
-def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "did not come true in time"
-        pause.wait(0.002)
-
-
-def in_thread(action: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
-    results: list[object] = []
-
-    def run() -> None:
-        try:
-            results.append(action())
-        except StoreError as error:
-            results.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread, results
 
 
 # ---- objects
