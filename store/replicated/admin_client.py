@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from store.errors import DaemonUnavailableError, StoreError
+from store.errors import DaemonUnavailableError, ShutdownRefusedError, StoreError
 from store.replicated.admin_port import AdminPort, DaemonInfo, RegionInfo
 from store.replicated.attachment import DAEMON_ROWS, REGION_ROWS, Attachment, client_name
 from store.replicated.core.protocol import Daemons, Message, Regions, Remove, Shutdown
@@ -16,6 +16,7 @@ from store.replicated.global_directory import DirectoryFiles, GlobalDirectory
 
 T = TypeVar("T")
 SHUTDOWN_POLL_S = 0.1
+GIVEN_UP_S = 2.0  # longer than the news of a shutdown takes to go round
 
 
 class Loop:
@@ -106,8 +107,21 @@ class DaemonAdmin(AdminPort):
         except DaemonUnavailableError:
             if self.local_index not in indexes:
                 raise
-        while any(self._global.is_running(index, incarnation) for index, incarnation in told.items()):
+        began_s = time.monotonic()
+        while running := {index for index, incarnation in told.items() if self._global.is_running(index, incarnation)}:
+            if time.monotonic() - began_s > GIVEN_UP_S and running <= self._staying():
+                which = ", ".join(map(str, sorted(running)))
+                raise ShutdownRefusedError(
+                    f"daemon {which} stays after all: its regions have no room elsewhere any more"
+                )
             time.sleep(SHUTDOWN_POLL_S)
+
+    def _staying(self) -> set[int]:
+        """Those that run and do not leave; none when nobody can be asked."""
+        try:
+            return {info.index for info in self.daemons() if info.up and not info.draining}
+        except StoreError:
+            return set()
 
     def close(self) -> None:
         try:
