@@ -49,7 +49,7 @@ test: setup postgresql lint ## everything CI runs: set-up, lint, every test laye
 
 .PHONY: check
 check: lint ## format, lint, types, architecture, fast tests (under 3 minutes; needs no Java)
-	@$(PY) -m pytest -q $(FAST_TESTS) $(ARGS)
+	@JMSQ_SEEDS="$${JMSQ_SEEDS:-100}" $(PY) -m pytest -q $(FAST_TESTS) $(ARGS)
 
 .PHONY: lint
 lint: $(INSTALLED) ## format, lint, types, architecture
