@@ -311,7 +311,7 @@ class ServedBackend(Backend):
     def _append(self, entries: list[Entry], incarnation: str, position: int) -> bool:
         """False when it was refused; then the replica has what the plan did not know."""
         data, token, again = encode(entries), secrets.token_hex(8), False
-        deadline_ms, pause_ms = self._clock_ms() + self._limit_ms, RECONNECT_FIRST_MS
+        deadline_ms, pause_ms = float("inf"), RECONNECT_FIRST_MS
         while True:
             connection = self._connection or self._connect(None)
             try:
@@ -327,6 +327,8 @@ class ServedBackend(Backend):
                 if again:
                     self._sleep_ms(pause_ms)
                     pause_ms = min(pause_ms * 2, RECONNECT_LAST_MS)
+                else:
+                    deadline_ms = self._clock_ms() + self._limit_ms  # from the first loss: an engine may think for long
                 again = True
                 self._connect(connection)
         assert isinstance(answer, wire.Paged)
