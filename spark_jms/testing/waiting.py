@@ -8,10 +8,11 @@ from collections.abc import Callable
 _POLL_S = 0.005
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float = 10.0, what: str = "") -> None:
-    """Return as soon as `condition()` is true; AssertionError with `what` when it is not within `timeout_s`."""
+def wait_until(condition: Callable[[], object], timeout_s: float = 10.0, what: str | Callable[[], str] = "") -> None:
+    """Return as soon as `condition()` is true; AssertionError with `what`, asked for then, when it is not in time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() >= deadline:
-            raise AssertionError(f"not within {timeout_s:g} s: {what or condition}")
+            told = what() if callable(what) else what
+            raise AssertionError(f"not within {timeout_s:g} s: {told or condition}")
         time.sleep(_POLL_S)

@@ -46,6 +46,7 @@ from store.errors import (
     StoreCorruptError,
     StoreError,
     StoreRightsError,
+    StoreWriteError,
 )
 from store.jdbc.database import Connection, ConnectionLostError, Database
 from store.jdbc.persistence import JdbcPersistence
@@ -64,6 +65,7 @@ log = logging.getLogger("store.jdbc")
 
 PROBE_TIMEOUT_S = 1.0
 LOG_EVERY_MS = 10_000.0
+OPEN_LIMIT_S = 10.0  # of a first opening: a restart of the database fits in, and a wrong address is told soon
 
 
 class State(Enum):
@@ -136,12 +138,28 @@ class JdbcReach(Reach):
         self._clocks = clocks or Clocks()
         self._lock = threading.Lock()
         self._engine: Engine | None = None
-        self._was_reached = False
         self._waiting_since_ms: float | None = None
         self._logged_ms = -LOG_EVERY_MS
         self._closed = False
-        ensure_tables(self.database, self.tables, create=create)
-        self._was_reached = True
+        self._ensure_tables(create)
+
+    def _ensure_tables(self, create: bool) -> None:
+        """A database that restarts just now is waited for, shortly: DatabaseUnreachableError after OPEN_LIMIT_S."""
+        limit_s = min(OPEN_LIMIT_S, self.settings.retry_limit_s)
+        begun_ms, told = self._clocks.now_ms(), False
+        while True:
+            try:
+                ensure_tables(self.database, self.tables, create=create)
+                return
+            except (DatabaseUnreachableError, ConnectionLostError) as error:
+                why = error.detail() if isinstance(error, StoreError) else f"{self.settings.shown}: {error}"
+                waited_s = (self._clocks.now_ms() - begun_ms) / 1000
+                if waited_s >= limit_s or self.settings.dialect == SQLITE:
+                    raise DatabaseUnreachableError(f"{why}, tried for {waited_s:.1f} s") from error
+            if not told:
+                log.warning("the database cannot be reached, retrying for %g s (%s)", limit_s, why)
+                told = True
+            self._clocks.sleep_ms(min(self.settings.retry_interval_ms, limit_s * 1000))
 
     @property
     def state(self) -> State:
@@ -345,9 +363,11 @@ class Engine:
                 return regained
             except ForeignOwnerError as error:
                 raise OwnershipLostError(f"another engine has had the data store: {error.detail()}") from error
-            except (LockTakenError, DatabaseUnreachableError, ConnectionLostError) as error:
-                why = str(error)
             except StoreRightsError as error:
+                raise OwnershipLostError(error.detail()) from error
+            except (LockTakenError, DatabaseUnreachableError, ConnectionLostError, StoreWriteError) as error:
+                why = str(error)
+            except StoreError as error:
                 raise OwnershipLostError(error.detail()) from error
             if waited_s >= limit_s:
                 break

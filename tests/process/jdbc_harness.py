@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -70,14 +71,30 @@ class WriterProcess:
                 self.ready_count += 1
 
     def wait_ready(self, count: int = 1) -> WriterProcess:
-        wait_until(lambda: self.ready_count >= count, LIMIT_S, f"{self.name} is ready ({self.log()[-2000:]})")
+        wait_until(lambda: self._alive() and self.ready_count >= count, LIMIT_S, self._told("is ready"))
         return self
 
     def wait_writes(self, count: int = 3) -> float:
         """Seconds until it has acknowledged so many more."""
         begun_s, have = time.monotonic(), len(self.acknowledged)
-        wait_until(lambda: len(self.acknowledged) >= have + count, LIMIT_S, f"{self.name} writes\n{self.log()[-3000:]}")
+        wait_until(lambda: self._alive() and len(self.acknowledged) >= have + count, LIMIT_S, self._told("writes"))
         return time.monotonic() - begun_s
+
+    def _alive(self) -> bool:
+        """AssertionError with its log when it has died by itself."""
+        if self.process.poll() is not None:
+            raise AssertionError(f"{self.name} ended with {self.process.returncode}:\n{self.log()[-3000:]}")
+        return True
+
+    def _told(self, what: str) -> Callable[[], str]:
+        """What to say when it does not come: where each of its threads is, and the end of its log."""
+
+        def told() -> str:
+            self.signal(signal.SIGUSR1)  # store_writer.py dumps its stacks
+            time.sleep(0.5)
+            return f"{self.name} {what}\n{self.log()[-12_000:]}"
+
+        return told
 
     def tell(self, line: str) -> None:
         assert self.process.stdin is not None
@@ -87,13 +104,15 @@ class WriterProcess:
     def pause(self) -> None:
         before = self.words.count(["paused"])
         self.tell("pause")
-        wait_until(lambda: self.words.count(["paused"]) > before, LIMIT_S, f"{self.name} pauses")
+        wait_until(lambda: self.words.count(["paused"]) > before, LIMIT_S, self._told("pauses"))
 
     def log(self) -> str:
         return self._log_path.read_text(encoding="utf-8")
 
     def wait_log(self, pattern: str, timeout_s: float = LIMIT_S) -> None:
-        wait_until(lambda: re.search(pattern, self.log()), timeout_s, f"{self.name} logs {pattern!r}:\n{self.log()}")
+        wait_until(
+            lambda: re.search(pattern, self.log()), timeout_s, lambda: f"{self.name} logs {pattern!r}:\n{self.log()}"
+        )
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)

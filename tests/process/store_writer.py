@@ -55,7 +55,7 @@ class Writer:
     def run(self) -> None:
         threading.Thread(target=self.listen, daemon=True).start()
         with open_store(self.uri, session_timeout_ms=self.session_timeout_ms) as store:
-            session = store.connect(self.name)
+            session = self.again(store)
             while not self.stopped.is_set():
                 try:
                     self.write(session, store)

@@ -40,15 +40,17 @@ from store.jdbc.database import (
     server_settings,
 )
 from store.jdbc.engine import Clocks, JdbcReach, State
-from store.jdbc.protocol import STEPS, LockTakenError, Step, acquire, draw
+from store.jdbc.protocol import STEPS, LockTakenError, Ownership, Step, acquire, draw
 from store.jdbc.rows import CLASSES, Row, check_row
-from store.jdbc.settings import parse_jdbc, with_engine
+from store.jdbc.settings import JdbcSettings, parse_jdbc, with_engine
 from store.jdbc.store import open_backend
 from store.jdbc.tables import VERSION, ddl, make_tables
 from store.ledger import Change, Written
 from store.served import OwnershipLostError
 from store.served.book import Proposal
+from store.served.server import Server
 from store.session import LedgerStore
+from tests.process.proxy import Proxy
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -444,17 +446,68 @@ def test_missing_rights_are_named(postgresql: Any, tmp_path: Path) -> None:
         open_store(poor.replace(schema, "a_schema_that_is_not_there"))
 
 
-def test_no_database_is_told_at_once(tmp_path: Path, postgresql: Any) -> None:
-    """S3: the first time; later it is waited for."""
-    from spark_jms.testing.postgresql import free_port
+def through_proxy(postgresql: Any, proxy: Proxy) -> JdbcSettings:
+    uri = postgresql.uri().replace(f":{postgresql.port}/", f":{proxy.port}/")
+    return parse_jdbc(uri)
 
-    with pytest.raises(DatabaseUnreachableError):
-        open_store(postgresql.uri(port=free_port()))
+
+def test_no_database_is_told_soon(tmp_path: Path, postgresql: Any) -> None:
+    """S3: a first opening tries for OPEN_LIMIT_S; a file that is no database is told at once."""
+    proxy = Proxy("127.0.0.1", postgresql.port)
+    proxy.refuse()
+    now_ms: list[float] = [0.0]
+    clocks = Clocks(lambda: now_ms[0], lambda ms: now_ms.__setitem__(0, now_ms[0] + ms))
+    with pytest.raises(DatabaseUnreachableError, match="tried for 10.0 s"):
+        JdbcReach(through_proxy(postgresql, proxy), session_timeout_ms=3_000, clocks=clocks)
+    proxy.close()
     junk = tmp_path / "junk.db"
     junk.write_bytes(b"this is no database " * 100)
     with pytest.raises(StoreError):
         open_store(f"jdbc:sqlite:///{junk}")
-    assert junk.read_bytes() == b"this is no database " * 100
+
+
+def test_a_database_that_restarts_is_waited_for_at_the_first_opening(postgresql: Any) -> None:
+    """S3: an application that starts while its database restarts does not fail."""
+    proxy = Proxy("127.0.0.1", postgresql.port)
+    proxy.refuse()
+    reach = JdbcReach(
+        through_proxy(postgresql, proxy),
+        session_timeout_ms=3_000,
+        clocks=Clocks(sleep_ms=lambda _: proxy.refuse(False)),
+    )
+    try:
+        assert isinstance(reach.target(), Server)
+    finally:
+        reach.close()
+        proxy.close()
+
+
+@pytest.mark.parametrize(
+    "error", [StoreFullError("no room"), LockTakenError("taken"), DatabaseUnreachableError("away")]
+)
+def test_a_lock_that_is_not_regained_at_first_is_tried_for_again(
+    postgresql: Any, monkeypatch: pytest.MonkeyPatch, error: StoreError
+) -> None:
+    """S6: whatever keeps an engine from its lock for a moment, it does not stay between two states."""
+    reach = JdbcReach(parse_jdbc(postgresql.uri(on_connection_loss="retry")), session_timeout_ms=3_000)
+    try:
+        assert isinstance(reach.target(), Server)
+        engine = reach._engine
+        assert engine is not None
+        lost, real, tries = engine.persistence.ownership, acquire, [error]
+
+        def first_fails(*args: Any, **options: Any) -> Ownership:
+            if tries:
+                raise tries.pop()
+            return real(*args, **options)
+
+        monkeypatch.setattr("store.jdbc.engine.acquire", first_fails)
+        engine._lock_connection_lost(lost, "the test says so")
+        assert engine.state is State.ENGINE
+        assert engine.persistence.ownership is not lost
+        assert not tries
+    finally:
+        reach.close()
 
 
 # ---- waiting for the lock, with an injected clock
