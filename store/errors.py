@@ -89,8 +89,7 @@ class TransactionUnknownError(StoreError):
 
 
 class StoreVersionError(StoreError):
-    """The store was written in a format that this version does not know. Use the newer version of spark-jms that wrote
-    it."""
+    """The store was written in a format that this version does not know. Use the version of spark-jms that wrote it."""
 
     def __init__(self, file: str, found: int, known: int) -> None:
         super().__init__(file, found, known)
@@ -114,6 +113,20 @@ class StoreCorruptError(StoreError):
 
     def detail(self) -> str:
         return f"{self.file} is damaged at byte {self.offset}: {self.reason}"
+
+
+class RecordCorruptError(StoreCorruptError):
+    """Only this record set is refused, the others work on. What is damaged was left as it is: `jmsq store check` lists all
+    of it. Restore the store from a backup, or stop its users and `jmsq store migrate --salvage` all that is readable into
+    a new one, which names what this record set may have lost."""
+
+    def __init__(self, file: str, offset: int, reason: str, name: str) -> None:
+        super().__init__(file, offset, reason)
+        self.args = (file, offset, reason, name)
+        self.name = name
+
+    def detail(self) -> str:
+        return f"record set {self.name!r} is damaged: {self.file}, {self.reason}"
 
 
 class StoreWriteError(StoreError):
@@ -246,6 +259,11 @@ class SettingInvalidError(StoreError, ValueError):
 
     def detail(self) -> str:
         return f"{self.name}={self.value}: {self.reason}"
+
+
+class SecurityConfigError(StoreError, ValueError):
+    """On the loopback nothing is needed; any other address needs TLS (certificate and key), a WebHDFS door a token file
+    besides. Key and tokens are files of this user with mode 0600. See docs/REPLICATED-STORE.md, docs/WEBHDFS.md."""
 
 
 class CommandUsageError(StoreError, ValueError):

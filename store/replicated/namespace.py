@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +31,7 @@ from store.replicated.thresholds import Thresholds
 from store.replicated.webhdfs import security
 from store.replicated.webhdfs.door import Door, DoorOptions
 from store.replicated.webhdfs.files import Files, FilesOptions
+from store.tls import client_context, server_context
 
 if TYPE_CHECKING:
     from store.replicated.daemon import DoorPlan
@@ -70,9 +70,8 @@ class NamespaceDoor:
         plan = self._plan
         tls, trust = None, None
         if plan.certificate:
-            tls = security.tls_context(Path(plan.certificate), Path(plan.key or plan.certificate))
-            trust = ssl.create_default_context(cafile=plan.certificate)
-            trust.check_hostname = False
+            tls = server_context(Path(plan.certificate), Path(plan.key or plan.certificate))
+            trust = client_context(Path(plan.certificate).read_text())
         tokens = security.Tokens.from_file(Path(plan.tokens)) if plan.tokens else None
         return DoorOptions(tls=tls, tokens=tokens, forward_tls=trust)
 

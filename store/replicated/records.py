@@ -23,6 +23,7 @@ import urllib.parse
 from collections import deque
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -35,6 +36,8 @@ from store.errors import (
     NoLocalDaemonError,
     RegionOpenError,
     RegionUnavailableError,
+    SecurityConfigError,
+    SettingInvalidError,
     SingleCopyError,
     StoreClosedError,
     StoreCorruptError,
@@ -54,6 +57,7 @@ from store.served.port import Clock
 from store.served.server import monotonic_ms
 from store.session import LedgerStore
 from store.sharing import SharedBackends
+from store.tls import first_certificate, is_loopback, server_context
 
 log = logging.getLogger("store.replicated")
 T = TypeVar("T")
@@ -63,6 +67,7 @@ OUTCOMES = 1_024
 SNAPSHOT_BYTES = 8 * 1024 * 1024
 SNAPSHOT_BATCHES = 4_096
 LIMIT_MS = 60_000.0
+DAEMON = "daemon"  # as engine_host
 NOT_NOW = (DaemonUnavailableError, NoLocalDaemonError, RegionOpenError, RegionUnavailableError, FencedError)
 
 
@@ -248,13 +253,24 @@ class ReplicatedPersistence(Persistence):
 
 @dataclass(frozen=True)
 class ReplicatedSettings:
-    """replicated:///global/directory?store=NAME&localindex=0&region_mb=64"""
+    """replicated:///global/directory?store=NAME&localindex=0&region_mb=64
+
+    `engine_host` is the address at which this machine's engine serves the other machines; `daemon` means that of its
+    daemon in rs_daemons.cfg, so that one URI is right everywhere. Other than loopback needs certificate and key.
+    """
 
     directory: str
     store: str = "jmsq"
     localindex: int = 0
     region_bytes: int = DEFAULT_REGION_BYTES
     thresholds: Thresholds = field(default_factory=Thresholds)
+    engine_host: str = "127.0.0.1"
+    engine_port: int = 0
+    engine_certificate: str = ""
+    engine_key: str = ""
+
+
+OPTIONS = ("store", "localindex", "region_mb", "engine_host", "engine_port", "engine_certificate", "engine_key")
 
 
 def parse_replicated(uri: str) -> ReplicatedSettings:
@@ -263,16 +279,23 @@ def parse_replicated(uri: str) -> ReplicatedSettings:
     if parts.netloc not in ("", "localhost") or not path.startswith("/"):
         raise StoreUriError(f"replicated:///absolute/global/directory?store=NAME: {uri!r}")
     query = dict(urllib.parse.parse_qsl(parts.query, keep_blank_values=True))
-    unknown = query.keys() - {"store", "localindex", "region_mb"}
+    unknown = query.keys() - set(OPTIONS)
     if unknown:
-        raise StoreUriError(f"unknown in {uri!r}: {', '.join(sorted(unknown))}; there are store, localindex, region_mb")
+        raise StoreUriError(f"unknown in {uri!r}: {', '.join(sorted(unknown))}; there are {', '.join(OPTIONS)}")
     store = query.get("store", "jmsq")
+    host = query.get("engine_host", "127.0.0.1")
+    if host in ("", "0.0.0.0", "::"):
+        raise StoreUriError(f"engine_host is one address, by which the other machines know this one, in {uri!r}")
     return ReplicatedSettings(
         path,
         store,
         _integer(uri, query, "localindex", 0, 0, 2**31 - 1),
         _integer(uri, query, "region_mb", DEFAULT_REGION_BYTES >> 20, 1, 4_000) << 20,
         parse_thresholds(dict(os.environ), store),
+        host,
+        _integer(uri, query, "engine_port", 0, 0, 65_535),
+        query.get("engine_certificate", ""),
+        query.get("engine_key", query.get("engine_certificate", "")),
     )
 
 
@@ -299,6 +322,13 @@ class ReplicatedReach(Reach):
         self.directory = GlobalDirectory(settings.directory)
         if not self.directory.config_file.exists():
             raise StoreNotFoundError(f"{settings.directory} has no {CONFIG}")
+        self._host = self._engine_host()
+        self._tls, self._certificate = None, ""
+        if settings.engine_certificate:
+            chain = Path(settings.engine_certificate)
+            self._tls, self._certificate = server_context(chain, Path(settings.engine_key)), first_certificate(chain)
+        if self._tls is None and not is_loopback(self._host):
+            raise SecurityConfigError(f"engine_host={self._host} is not loopback, and there is no engine_certificate")
         self._session_timeout_ms = session_timeout_ms
         self._published = self.directory.engine_file(settings.store)
         self._lock = threading.Lock()
@@ -309,6 +339,11 @@ class ReplicatedReach(Reach):
         self.instance: StoreInstance | None = None
         if not create and not self._exists():
             raise StoreNotFoundError(f"store {settings.store} in {settings.directory}")
+
+    def _engine_host(self) -> str:
+        if self.settings.engine_host != DAEMON:
+            return self.settings.engine_host
+        return self.directory.local_daemon(self.directory.config(), self.settings.localindex).address
 
     def _exists(self) -> bool:
         entries = DirectoryFiles(self.directory).entries()
@@ -336,12 +371,22 @@ class ReplicatedReach(Reach):
     def _become(self) -> Server:
         loop = self._loop = self._loop or Loop(f"store-{self.settings.store}")
         persistence = loop.call(self._own(loop))
-        server = Server(persistence, session_timeout_ms=self._session_timeout_ms, clock_ms=self._clock_ms)
+        try:
+            server = Server(
+                persistence, session_timeout_ms=self._session_timeout_ms, host=self._host,
+                port=self.settings.engine_port, tls=self._tls, clock_ms=self._clock_ms,
+            )  # fmt: skip
+        except OSError as error:
+            where = f"{self._host}:{self.settings.engine_port}"
+            raise SettingInvalidError("engine_host, engine_port", where, f"cannot listen: {error}") from error
         self._server, self._was_reached = server, True
         self.instance = persistence.instance
         self.instance.on_failure(lambda error: server.disable(str(error)))
-        host, port = server.address
-        told = {"host": host, "port": port, "secret": server.secret.hex(), "incarnation": server.incarnation}
+        host, port = self._host, server.address[1]
+        told = {
+            "host": host, "port": port, "secret": server.secret.hex(), "incarnation": server.incarnation,
+            "certificate": self._certificate,
+        }  # fmt: skip
         write_whole(self._published, json.dumps(told).encode(), 0o600)
         log.info("store %s: served by process %d at %s:%d", self.settings.store, os.getpid(), host, port)
         return server
@@ -361,7 +406,8 @@ class ReplicatedReach(Reach):
     def _find(self) -> Address | None:
         try:
             told = json.loads(self._published.read_text())
-            return Address(told["host"], told["port"], bytes.fromhex(told["secret"]), told["incarnation"])
+            secret, certificate = bytes.fromhex(told["secret"]), told.get("certificate", "")
+            return Address(told["host"], told["port"], secret, told["incarnation"], certificate)
         except (OSError, ValueError, KeyError):
             return None  # it has the regions and has not yet told
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import socket
 import threading
 from abc import ABC, abstractmethod
@@ -23,9 +24,9 @@ def send(connection: socket.socket, message: wire.Any_) -> None:
     connection.sendall(wire.frame(message))
 
 
-def receive(connection: socket.socket) -> wire.Any_:
+def receive(connection: socket.socket, limit_bytes: int = wire.FRAME_LIMIT_BYTES) -> wire.Any_:
     head = _receive(connection, wire.HEAD_BYTES)
-    return wire.unframe(head, _receive(connection, wire.body_length(head)))
+    return wire.unframe(head, _receive(connection, wire.body_length(head, limit_bytes)))
 
 
 def _receive(connection: socket.socket, length: int) -> bytes:
@@ -36,6 +37,12 @@ def _receive(connection: socket.socket, length: int) -> bytes:
             raise ConnectionError("the other side hung up")
         data += part
     return bytes(data)
+
+
+def hang_up(connection: socket.socket) -> None:
+    """From any thread: whoever waits for this connection finds its end. Of TLS only what is below it is touched."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 class Link(ABC):
@@ -53,12 +60,14 @@ class Link(ABC):
 
 @dataclass(frozen=True)
 class Address:
-    """Where an engine serves, and the secret that opens it. `incarnation` is whom one means to meet there."""
+    """Where an engine serves, and the secret that opens it. `incarnation` is whom one means to meet there; `certificate`
+    (PEM) is by what it shows itself where the connection is encrypted."""
 
     host: str
     port: int
     secret: bytes
     incarnation: str
+    certificate: str = ""
 
 
 class LocalLink(Link):
@@ -95,6 +104,10 @@ class TcpLink(Link):
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if address.certificate:
+                from store.tls import client_context
+
+                self._socket = client_context(address.certificate).wrap_socket(self._socket)
             self._greet(address, client_id)
             self._socket.settimeout(answer_timeout_s)
         except (OSError, wire.WireError) as error:
@@ -102,15 +115,19 @@ class TcpLink(Link):
             raise LinkLostError(f"{address.host}:{address.port}: {error}") from error
 
     def _greet(self, address: Address, client_id: str) -> None:
-        challenge = receive(self._socket)
+        challenge = receive(self._socket, wire.GREETING_LIMIT_BYTES)
         if not isinstance(challenge, wire.Challenge) or challenge.version != wire.WIRE_VERSION:
             raise wire.WireError("this is no engine, or one of another version")
         if challenge.incarnation != address.incarnation:
             raise wire.WireError(f"this is engine {challenge.incarnation}, not {address.incarnation}")
-        answer = wire.proof(address.secret, challenge.nonce, client_id)
-        send(self._socket, wire.Hello(wire.WIRE_VERSION, client_id, answer))
-        if not isinstance(receive(self._socket), wire.Welcome):
+        nonce = secrets.token_bytes(16)
+        answer = wire.proof(address.secret, b"client", challenge.nonce, client_id)
+        send(self._socket, wire.Hello(wire.WIRE_VERSION, client_id, nonce, answer))
+        welcome = receive(self._socket, wire.GREETING_LIMIT_BYTES)
+        if not isinstance(welcome, wire.Welcome):
             raise wire.WireError("the engine did not welcome us")
+        if not secrets.compare_digest(welcome.proof, wire.proof(address.secret, b"engine", nonce, client_id)):
+            raise wire.WireError("whoever serves there does not know the secret")
 
     def ask(self, question: wire.Question) -> wire.Answer:
         with self._lock:
@@ -123,8 +140,7 @@ class TcpLink(Link):
         return _answered(answer)
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        hang_up(self._socket)
         self._socket.close()
 
     def abandon(self) -> None:

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import secrets
 import socket
+import ssl
 import threading
 import time
 from collections import deque
@@ -23,7 +24,7 @@ from store.errors import StoreError
 from store.ledger import Ended
 from store.served import wire
 from store.served.book import Book, Proposal, Verdict
-from store.served.link import receive, send
+from store.served.link import hang_up, receive, send
 from store.served.liveness import Liveness
 from store.served.port import Clock, OwnershipLostError, Persistence
 from store.served.process import process_gone
@@ -33,6 +34,7 @@ log = logging.getLogger("store.served")
 TICK_S = 0.2
 HELLO_TIMEOUT_S = 10.0
 BACKLOG = 128
+MAX_GREETING = 256  # have not proved anything yet; whoever means well is done in milliseconds
 ROUND_LIMIT = 256
 UNCERTAIN_WAIT_S = 1.0
 GRACE_LIMIT_MS = 2_000.0
@@ -68,6 +70,7 @@ class Server:
         session_timeout_ms: float,
         host: str = "127.0.0.1",
         port: int = 0,
+        tls: ssl.SSLContext | None = None,
         clock_ms: Clock = monotonic_ms,
         lost: Callable[[str], None] = lambda reason: None,
     ) -> None:
@@ -77,6 +80,7 @@ class Server:
         self.clock_ms = clock_ms
         self._persistence = persistence
         self._lost = lost
+        self._tls = tls
         self._lock = threading.Lock()  # of book, liveness and counters
         self._queue: deque[_Pending] = deque()
         self._news = threading.Condition()
@@ -85,6 +89,7 @@ class Server:
         self._certain = threading.Event()
         self._certain.set()
         self._connections: set[socket.socket] = set()
+        self._greeting: dict[socket.socket, None] = {}  # oldest first
         self._physical_write_count = self._append_count = 0
         self._listener: socket.socket | None = None
         try:
@@ -94,7 +99,8 @@ class Server:
                 session_timeout_ms, min(GRACE_LIMIT_MS, session_timeout_ms / 5), process_gone=process_gone
             )
             self._liveness.expect(self._book.ledger.sessions, clock_ms())
-            self._listener = socket.create_server((host, port), backlog=BACKLOG)
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            self._listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
         except BaseException:
             persistence.close()
             raise
@@ -228,14 +234,25 @@ class Server:
                 connection, _ = listener.accept()
             except OSError:
                 return
+            if self._tls is not None:
+                try:
+                    connection = self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+                except OSError:  # it hung up already
+                    connection.close()
+                    continue
             with self._lock:
                 self._connections.add(connection)
+                self._greeting[connection] = None
+                if len(self._greeting) > MAX_GREETING:
+                    hang_up(next(iter(self._greeting)))
             self._start(lambda connection=connection: self._converse(connection), "store-engine-connection")  # type: ignore[misc]
 
     def _converse(self, connection: socket.socket) -> None:
         client_id = ""
         try:
             client_id = self._greet(connection)
+            with self._lock:
+                del self._greeting[connection]
             while client_id:
                 question = receive(connection)
                 if not isinstance(question, wire.Fetch | wire.Append | wire.Beat | wire.Alive):
@@ -247,6 +264,7 @@ class Server:
         finally:
             with self._lock:
                 self._connections.discard(connection)
+                self._greeting.pop(connection, None)
             connection.close()
             if client_id:
                 self.disconnected(client_id)
@@ -254,17 +272,21 @@ class Server:
     def _greet(self, connection: socket.socket) -> str:
         """The client's id, "" when it is none of ours."""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.settimeout(HELLO_TIMEOUT_S)
+        if isinstance(connection, ssl.SSLSocket):
+            connection.do_handshake()
         nonce = secrets.token_bytes(16)
         send(connection, wire.Challenge(wire.WIRE_VERSION, self.incarnation, nonce))
-        hello = receive(connection)
+        hello = receive(connection, wire.GREETING_LIMIT_BYTES)
         if not isinstance(hello, wire.Hello) or hello.version != wire.WIRE_VERSION:
             raise wire.WireError("no greeting, or one of another version")
-        if not secrets.compare_digest(hello.proof, wire.proof(self.secret, nonce, hello.client_id)):
+        if not secrets.compare_digest(hello.proof, wire.proof(self.secret, b"client", nonce, hello.client_id)):
             raise wire.WireError("a client without the secret")
         connection.settimeout(None)
         self.connected(hello.client_id)
-        send(connection, wire.Welcome(self.session_timeout_ms))
+        proof = wire.proof(self.secret, b"engine", hello.nonce, hello.client_id)
+        send(connection, wire.Welcome(self.session_timeout_ms, proof))
         return hello.client_id
 
     # ---- the end
@@ -293,14 +315,12 @@ class Server:
 
     def _hang_up(self) -> None:
         if self._listener is not None:
-            with contextlib.suppress(OSError):
-                self._listener.shutdown(socket.SHUT_RDWR)  # a close alone does not end the wait in accept()
+            hang_up(self._listener)  # a close alone does not end the wait in accept()
             self._listener.close()
         with self._lock:
             connections = list(self._connections)
         for connection in connections:
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+            hang_up(connection)
 
     def close(self) -> None:
         """In order: what is queued is written, then the place is given up, then clients are sent away."""

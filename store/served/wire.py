@@ -4,7 +4,7 @@
     body     one message in msgpack (msgspec); ledger entries in it as store/codec.py writes them
 
 The engine speaks first (`Challenge`); the client proves that it knows the secret the engine published in the place both
-can read. From then on the client asks, the engine answers, one by one.
+can read, and the engine proves the same. From then on the client asks, the engine answers, one by one.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from store.errors import StoreError
 from store.ledger import Entry
 from store.served.book import Page, Verdict
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 _HEAD = struct.Struct("<II")
 HEAD_BYTES = _HEAD.size
 FRAME_LIMIT_BYTES = 1 << 30
+GREETING_LIMIT_BYTES = 4096  # of whoever has proved nothing yet
 
 
 class WireError(Exception):
@@ -40,11 +41,13 @@ class Challenge(msgspec.Struct, frozen=True, array_like=True, tag="challenge"):
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     version: int
     client_id: str
+    nonce: bytes
     proof: bytes
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
     session_timeout_ms: float
+    proof: bytes
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
@@ -107,9 +110,9 @@ def frame(message: Any_) -> bytes:
     return _HEAD.pack(len(body), zlib.crc32(body)) + body
 
 
-def body_length(head: bytes) -> int:
+def body_length(head: bytes, limit_bytes: int = FRAME_LIMIT_BYTES) -> int:
     length = int(_HEAD.unpack(head)[0])
-    if length > FRAME_LIMIT_BYTES:
+    if length > limit_bytes:
         raise WireError(f"a frame of {length} bytes")
     return length
 
@@ -123,8 +126,9 @@ def unframe(head: bytes, body: bytes) -> Any_:
         raise WireError(f"no message: {error}") from error
 
 
-def proof(secret: bytes, nonce: bytes, client_id: str) -> bytes:
-    return hmac.new(secret, nonce + client_id.encode(), hashlib.sha256).digest()
+def proof(secret: bytes, side: bytes, nonce: bytes, client_id: str) -> bytes:
+    """`side` says who proves, so that nobody is answered with his own question."""
+    return hmac.new(secret, side + nonce + client_id.encode(), hashlib.sha256).digest()
 
 
 def paged(incarnation: str, verdict: Verdict | None, page: Page) -> Paged:

@@ -7,7 +7,6 @@ import io
 import json
 import random
 import ssl
-import subprocess
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,13 @@ from typing import Any
 import aiohttp
 import pytest
 
-from store.errors import DaemonUnavailableError, FencedError
+from store.errors import DaemonUnavailableError, FencedError, SecurityConfigError
 from store.replicated.objects import MemoryObjects
-from store.replicated.webhdfs import security
 from store.replicated.webhdfs.door import Door, DoorOptions
 from store.replicated.webhdfs.files import Files, FilesOptions
-from store.replicated.webhdfs.security import DoorConfigError, Tokens
+from store.replicated.webhdfs.security import Tokens
+from store.tls import server_context
+from tests.certificates import certificate
 
 TOKEN = "0123456789abcdef-secret"
 OPTIONS = FilesOptions(owner="owner", block_bytes=1024, inline_bytes=64)
@@ -498,9 +498,9 @@ def test_only_loopback_without_tls_and_tokens(tmp_path: Path) -> None:
             await door.stop()
 
     for host in ("0.0.0.0", "::", "", "192.0.2.1", "somewhere.example"):
-        with pytest.raises(DoorConfigError):
+        with pytest.raises(SecurityConfigError):
             asyncio.run(start(host))
-        with pytest.raises(DoorConfigError):
+        with pytest.raises(SecurityConfigError):
             asyncio.run(start(host, tokens=Tokens.from_file(tokens(tmp_path))))
     asyncio.run(start("localhost"))
 
@@ -510,26 +510,15 @@ def test_modes_of_secret_files(tmp_path: Path) -> None:
     path = tokens(tmp_path)
     for mode in (0o644, 0o640, 0o601, 0o700):
         path.chmod(mode)
-        with pytest.raises(DoorConfigError):
+        with pytest.raises(SecurityConfigError):
             Tokens.from_file(path)
     path.chmod(0o600)
     for text in ("", "alice short", "alice one two three", "# nothing"):
         path.write_text(text, encoding="utf-8")
-        with pytest.raises(DoorConfigError):
+        with pytest.raises(SecurityConfigError):
             Tokens.from_file(path)
-    with pytest.raises(DoorConfigError):
+    with pytest.raises(SecurityConfigError):
         Tokens.from_file(tmp_path / "none")
-
-
-def certificate(folder: Path) -> tuple[Path, Path]:
-    key, cert = folder / "key.pem", folder / "cert.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost",
-         "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", key, "-out", cert],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    key.chmod(0o600)
-    return cert, key
 
 
 def test_tls(tmp_path: Path) -> None:
@@ -538,7 +527,7 @@ def test_tls(tmp_path: Path) -> None:
 
     async def walk() -> None:
         files = await Files.open(MemoryObjects(), lambda: 1, OPTIONS)
-        options = DoorOptions(tls=security.tls_context(cert, key), tokens=Tokens.from_file(tokens(tmp_path)))
+        options = DoorOptions(tls=server_context(cert, key), tokens=Tokens.from_file(tokens(tmp_path)))
         door = Door(lambda: files, options)
         await door.start("0.0.0.0")
         trust = ssl.create_default_context(cafile=str(cert))

@@ -10,10 +10,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from store.errors import SecurityConfigError
 from store.replicated.objects import MemoryObjects
 from store.replicated.webhdfs import security
 from store.replicated.webhdfs.door import Door, DoorOptions
 from store.replicated.webhdfs.files import Files, FilesOptions
+from store.tls import server_context
 
 
 def clock_us() -> int:
@@ -22,11 +24,11 @@ def clock_us() -> int:
 
 async def serve(arguments: argparse.Namespace) -> None:
     if (arguments.certificate is None) != (arguments.key is None):
-        raise security.DoorConfigError("--certificate and --key go together")
+        raise SecurityConfigError("--certificate and --key go together")
     user = getpass.getuser()
     files = await Files.open(MemoryObjects("webhdfs"), clock_us, FilesOptions(owner=user))
     options = DoorOptions(
-        tls=security.tls_context(arguments.certificate, arguments.key) if arguments.key else None,
+        tls=server_context(arguments.certificate, arguments.key) if arguments.key else None,
         tokens=security.Tokens.from_file(arguments.tokens) if arguments.tokens else None,
         superuser=user,
     )

@@ -91,7 +91,7 @@ class Door:
         self.port = 0
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        """Port 0 chooses one: `port` tells. DoorConfigError on an address that asks for TLS and tokens."""
+        """Port 0 chooses one: `port` tells. SecurityConfigError on an address that asks for TLS and tokens."""
         options = self.options
         security.check_binding(host, options.tls is not None, options.tokens is not None)
         self._forwarder = Forwarder(options.forward_tls if options.tls else None, options.tls is not None)

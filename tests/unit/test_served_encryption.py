@@ -1,0 +1,153 @@
+"""An engine that serves beyond its machine: proofs on both sides, TLS around them (R17)."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from spark_jms.testing.waiting import wait_until
+from store import Put
+from store.errors import SecurityConfigError
+from store.served import Address, Reach, ServedBackend, Server, wire
+from store.served import server as servers
+from store.served.link import LinkLostError, TcpLink, receive, send
+from store.served.memory import MemoryPersistence, Place
+from store.session import LedgerStore
+from store.tls import client_context, first_certificate, server_context
+from tests.certificates import certificate
+
+HOSTS = ("127.0.0.2", "::1")
+
+
+@contextlib.contextmanager
+def engine(host: str = "127.0.0.2", chain: tuple[Path, Path] | None = None) -> Iterator[tuple[Server, Address]]:
+    tls = server_context(*chain) if chain else None
+    server = Server(MemoryPersistence(Place()), session_timeout_ms=5_000, host=host, tls=tls)
+    shown = first_certificate(chain[0]) if chain else ""
+    yield server, Address(host, server.address[1], server.secret, server.incarnation, shown)
+    server.close()
+
+
+class There(Reach):
+    def __init__(self, address: Address) -> None:
+        self._address = address
+
+    def target(self, failed: Address | None = None) -> Address:
+        return self._address
+
+    def close(self) -> None:
+        pass
+
+    abandon = close
+
+
+def link(address: Address) -> TcpLink:
+    return TcpLink(address, "client", 5.0, 5.0)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_clients_elsewhere(tmp_path: Path, host: str, encrypted: bool) -> None:
+    """R15, R17: at another address, with and without TLS; values larger than what one record of TLS takes."""
+    with engine(host, certificate(tmp_path) if encrypted else None) as (server, address):
+        stores = [
+            LedgerStore(ServedBackend(There(address), session_timeout_ms=5_000, limit_ms=10_000)) for _ in range(3)
+        ]
+        handles = [store.connect().open(f"r{number}") for number, store in enumerate(stores)]
+        threads = [threading.Thread(target=h.commit, args=([Put("k", b"v" * 3_000_000)],)) for h in handles]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert all(stores[0].peek(f"r{number}") == {"k": b"v" * 3_000_000} for number in range(3))
+        for store in stores:
+            store.close()
+        wait_until(lambda: server.statistics().client_count == 0)
+
+
+def test_wrong_certificates(tmp_path: Path) -> None:
+    """R17: a client takes the certificate that the engine published, and no other; nobody comes in without TLS."""
+    mine, other = certificate(tmp_path), certificate(tmp_path, "other-")
+    with engine(chain=mine) as (_, address):
+        link(address).close()
+        with pytest.raises(LinkLostError, match="certificate verify failed"):
+            link(replace(address, certificate=first_certificate(other[0])))
+        with pytest.raises(LinkLostError):
+            link(replace(address, certificate=""))
+    with engine() as (_, address), pytest.raises(LinkLostError):  # and none is sent to an engine without it
+        link(replace(address, certificate=first_certificate(mine[0])))
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_wrong_secrets(tmp_path: Path, encrypted: bool) -> None:
+    """R17: the engine sends strangers away, with TLS too."""
+    with engine(chain=certificate(tmp_path) if encrypted else None) as (server, address):
+        for wrong in (replace(address, secret=b"guess"), replace(address, incarnation="another")):
+            with pytest.raises(LinkLostError):
+                link(wrong)
+        assert server.statistics().client_count == 0
+
+
+def test_an_engine_that_does_not_know_the_secret() -> None:
+    """R17: both sides prove it. One who listens at the engine's address, or sends a client's own proof back, is refused."""
+
+    def talk(listener: socket.socket, answer: Callable[[wire.Hello], bytes]) -> None:
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):
+            send(connection, wire.Challenge(wire.WIRE_VERSION, "i", b"n"))
+            hello = receive(connection)
+            assert isinstance(hello, wire.Hello)
+            send(connection, wire.Welcome(1_000.0, answer(hello)))
+
+    for answer in (lambda hello: b"?" * 32, lambda hello: hello.proof):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            thread = threading.Thread(target=talk, args=(listener, answer))
+            thread.start()
+            with pytest.raises(LinkLostError, match="does not know the secret"):
+                link(Address("127.0.0.1", listener.getsockname()[1], b"secret", "i"))
+            thread.join(10)
+
+
+def test_who_has_proved_nothing_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R17: a greeting is short, and of those who do not greet the oldest is cut off."""
+    monkeypatch.setattr(servers, "MAX_GREETING", 3)
+    with engine() as (_, address), contextlib.ExitStack() as stack:
+        where = (address.host, address.port)
+        long = stack.enter_context(socket.create_connection(where, 10))
+        assert isinstance(receive(long), wire.Challenge)
+        long.sendall((1 << 20).to_bytes(4, "little") + bytes(4))
+        assert long.recv(1) == b""
+        silent = [stack.enter_context(socket.create_connection(where, 10)) for _ in range(5)]
+        for connection in silent[:2]:
+            assert isinstance(receive(connection), wire.Challenge)
+            assert connection.recv(1) == b""
+        link(address).close()
+
+
+def test_a_certificate_that_was_signed(tmp_path: Path) -> None:
+    """R17: of a chain the first certificate is published, and that one alone is trusted."""
+    leaf, other = certificate(tmp_path), certificate(tmp_path, "other-")
+    chain = tmp_path / "chain.pem"
+    chain.write_text(leaf[1].read_text() + leaf[0].read_text() + other[0].read_text())
+    assert first_certificate(chain) == leaf[0].read_text()
+    context = client_context(first_certificate(chain))
+    assert len(context.get_ca_certs()) == 1
+    assert context.verify_mode is ssl.CERT_REQUIRED
+
+
+def test_keys_that_others_may_read(tmp_path: Path) -> None:
+    """R17."""
+    cert, key = certificate(tmp_path)
+    key.chmod(0o640)
+    with pytest.raises(SecurityConfigError, match="mode 0640"):
+        server_context(cert, key)
+    key.chmod(0o600)
+    with pytest.raises(SecurityConfigError):
+        server_context(key, cert)
