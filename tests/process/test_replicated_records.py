@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from store import open_store
+from store.errors import SettingInvalidError
+from tests.certificates import certificate
 from tests.process.replicated_cluster import FaultyDaemons, Make, settle
 
 PROJECT = Path(__file__).parents[2]
@@ -173,6 +175,15 @@ def test_a_process_forks(daemons: FaultyDaemons, start: Start) -> None:
         assert [store.peek(f"child{number}") for number in (0, 1)] == [{"by": b"child"}] * 2
         assert [store.peek(f"r{number}") for number in (0, 1)] == [{"a": b"b"}] * 2
     assert os.path.exists(daemons.path / "daemons" / "records.engine")
+
+
+def test_an_address_of_another_machine(daemons: FaultyDaemons, tmp_path: Path) -> None:
+    """R15: the engine cannot serve there, says so, and leaves the store to others."""
+    cert, key = certificate(tmp_path)
+    elsewhere = f"&engine_host=192.0.2.77&engine_certificate={cert}&engine_key={key}"
+    with pytest.raises(SettingInvalidError, match="192.0.2.77:0: cannot listen"):
+        open_store(daemons.uri("records") + elsewhere)
+    open_store(daemons.uri("records")).close()
 
 
 def primary_of(daemons: FaultyDaemons) -> int:

@@ -14,7 +14,8 @@ import pytest
 
 from spark_jms.testing.waiting import wait_until
 from store import Put
-from store.errors import SecurityConfigError
+from store.errors import SecurityConfigError, StoreUriError
+from store.replicated.records import ReplicatedReach, parse_replicated
 from store.served import Address, Reach, ServedBackend, Server, wire
 from store.served import server as servers
 from store.served.link import LinkLostError, TcpLink, receive, send
@@ -151,3 +152,29 @@ def test_keys_that_others_may_read(tmp_path: Path) -> None:
     key.chmod(0o600)
     with pytest.raises(SecurityConfigError):
         server_context(key, cert)
+
+
+def test_where_an_engine_may_serve(tmp_path: Path) -> None:
+    """R17: loopback by default; another address is said, one that others can reach, and has a certificate. `daemon` is the
+    address of this machine's daemon."""
+
+    def reach(options: str) -> ReplicatedReach:
+        return ReplicatedReach(parse_replicated(f"replicated://{tmp_path}?{options}"), session_timeout_ms=5_000)
+
+    cert, key = certificate(tmp_path)
+    encrypted = f"engine_certificate={cert}&engine_key={key}"
+    (tmp_path / "rs_daemons.cfg").write_text("127.0.0.1 4545 1 64M\nlocalhost 4546 2 64M")
+    assert reach("")._host == reach("engine_host=daemon")._host == "127.0.0.1"
+    assert reach("engine_host=daemon&localindex=1")._host == "localhost"
+    for outside in ("192.0.2.1", "2001:db8::1", "mq.example"):
+        with pytest.raises(SecurityConfigError, match="engine_certificate"):
+            reach(f"engine_host={outside}")
+        assert reach(f"engine_host={outside}&{encrypted}")._host == outside
+    for everywhere in ("0.0.0.0", "::", ""):
+        with pytest.raises(StoreUriError, match="engine_host"):
+            reach(f"engine_host={everywhere}&{encrypted}")
+    with pytest.raises(StoreUriError, match="engine_port is a number"):
+        reach("engine_port=65536")
+    key.chmod(0o644)
+    with pytest.raises(SecurityConfigError, match="mode 0644"):
+        reach(encrypted)
