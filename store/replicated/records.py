@@ -206,7 +206,14 @@ class RecordLog:
                  data[number * size : (number + 1) * size])
             for number in range(parts)
         ]  # fmt: skip
-        return [await self._objects.create(_encoder.encode(part)) for part in made]
+        handles: list[int] = []
+        try:
+            for part in made:
+                handles.append(await self._objects.create(_encoder.encode(part)))
+        except StoreFullError:  # a group that is not whole means nothing, and takes room where there is none
+            await self._delete(handles)
+            raise
+        return handles
 
 
 def _writes(entry: Entry) -> bool:

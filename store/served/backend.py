@@ -33,7 +33,7 @@ from store.served.book import Verdict
 from store.served.link import Address, Link, LinkLostError, LocalLink, TcpLink
 from store.served.port import Clock
 from store.served.process import new_session_id, process_gone
-from store.served.server import Server, monotonic_ms
+from store.served.server import REFUSALS, Server, monotonic_ms
 from store.session import Backend, Transaction
 
 log = logging.getLogger("store.served")
@@ -267,7 +267,7 @@ class ServedBackend(Backend):
             requests = list(self._queue)
             self._queue.clear()
         try:
-            self._run(requests)
+            self._run_all(requests)
         except BaseException as error:
             for request in requests:
                 request.error = request.error or _copy_of(error)
@@ -276,6 +276,19 @@ class ServedBackend(Backend):
         finally:
             for request in requests:
                 request.wake.set()
+
+    def _run_all(self, requests: list[_Request]) -> None:
+        """Together; if that is refused, each for itself, so that only he is told whose write it was."""
+        try:
+            self._run(requests)
+        except REFUSALS:
+            if len(requests) == 1:
+                raise
+            for request in requests:
+                try:
+                    self._run([request])
+                except StoreError as error:
+                    request.error = error
 
     def _run(self, requests: list[_Request]) -> None:
         fresh = False

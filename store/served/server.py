@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from store.codec import DecodeError
-from store.errors import StoreError
+from store.errors import ObjectTooLargeError, ResourceAllocationException, StoreError, StoreFullError
 from store.ledger import Ended
 from store.served import wire
 from store.served.book import Book, Proposal, Verdict
@@ -38,6 +38,7 @@ MAX_GREETING = 256  # have not proved anything yet; whoever means well is done i
 ROUND_LIMIT = 256
 UNCERTAIN_WAIT_S = 1.0
 GRACE_LIMIT_MS = 2_000.0
+REFUSALS = (StoreFullError, ResourceAllocationException, ObjectTooLargeError)  # of what is in a write
 
 
 def monotonic_ms() -> float:
@@ -192,8 +193,13 @@ class Server:
                 self._write_round(round_)
 
     def _write_round(self, pendings: list[_Pending]) -> None:
-        """Settles all of them, whatever happens: nobody may wait for ever."""
+        """Settles all of them, whatever happens: nobody may wait for ever. What the place refuses is refused to whoever
+        asked for it: the others of the round are written without it."""
         error = OwnershipLostError(self._gone) if self._gone else self._try_round(pendings)
+        if isinstance(error, REFUSALS) and len(pendings) > 1:
+            for pending in pendings:
+                self._write_round([pending])
+            return
         for pending in pendings:
             pending.error = error
             pending.done.set()

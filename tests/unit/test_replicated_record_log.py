@@ -128,3 +128,30 @@ def test_no_room_for_the_ledger_is_no_failure_of_the_batch() -> None:
         assert (await RecordLog(objects).load()).position == position
 
     asyncio.run(run())
+
+
+def test_what_does_not_fit_leaves_nothing_behind() -> None:
+    """R12, R13: the parts of a batch that was refused would take room in a store that has none."""
+
+    async def run() -> None:
+        objects = MemoryObjects(max_object_bytes=SMALL)
+        log, ledger = RecordLog(objects), Ledger()
+        position = await write(log, entries(3), ledger, 0)
+        kept, create, left = objects.handles(), objects.create, 3
+
+        async def full(data: bytes) -> int:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise MemoryLimitError("full")
+            return await create(data)
+
+        objects.create = full  # type: ignore[method-assign]
+        large = Written((Change("r", 1, (Put("large", bytes(8 * SMALL)),)),))
+        with pytest.raises(MemoryLimitError):
+            await log.append(Batch(position, (large,), ("t",), ledger, ledger))
+        assert objects.handles() == kept
+        objects.create = create  # type: ignore[method-assign]
+        assert folded(await RecordLog(objects).load()).records["r"].objects == ledger.records["r"].objects
+
+    asyncio.run(run())

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from spark_jms.testing.waiting import wait_until
 from store import OutcomeUnknownError, Put, SessionLostError, StoreBusyError, StoreError, StoreFullError
+from store.errors import ResourceAllocationException
 from store.ledger import Change, Closed, Connected, Ended, Entry, Ledger, LedgerError, Opened, Waited, Written
 from store.served import Batch, Loaded, MemoryReach, OwnershipLostError, ServedBackend, wire
 from store.served.book import Book, Page, Proposal, Verdict
@@ -374,6 +375,45 @@ def test_appends_that_come_during_a_write_share_the_next() -> None:
         thread.join(20)
     assert engine.statistics().physical_write_count - before <= 4
     assert all(pair.stores[0].peek(f"r{number}") == {"k": b"v"} for number in range(6))
+    pair.close()
+
+
+def test_only_the_write_that_is_refused_is_told_so() -> None:
+    """R13: the others that share its physical write, or the message to the engine, are kept."""
+    pair = Pair()
+    handles = [store.connect().open(f"r{n}") for n in range(4) for store in [pair.stores[n % 2]]]
+    entered, go_on = threading.Event(), threading.Event()
+
+    def fail(batch: Batch) -> StoreError | None:
+        entered.set()
+        go_on.wait(20)
+        large = any(b"large" in repr(entry).encode() for entry in batch.entries)
+        return ResourceAllocationException("the test says so") if large else None
+
+    told: dict[int, str] = {}
+
+    def commit(number: int) -> None:
+        try:
+            handles[number].commit([Put("k", b"large" if number >= 2 else b"small")])
+        except StoreError as error:
+            told[number] = type(error).__name__
+
+    pair.place.fail = fail
+    engine = pair.place.published
+    assert engine is not None
+    first = threading.Thread(target=lambda: pair.stores[0].connect().open("first"))
+    first.start()
+    entered.wait(20)  # all that come meanwhile share the next
+    threads = [threading.Thread(target=commit, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    waiting = [pair.backends[0]._queue, pair.backends[1]._queue, engine._queue]
+    wait_until(lambda: sum(map(len, waiting)) == 4)
+    go_on.set()
+    for thread in [first, *threads]:
+        thread.join(20)
+    assert told == {2: "ResourceAllocationException", 3: "ResourceAllocationException"}
+    assert [pair.stores[0].peek(f"r{number}") for number in range(4)] == [{"k": b"small"}] * 2 + [{}] * 2
     pair.close()
 
 
