@@ -94,7 +94,7 @@ class DaemonAdmin(AdminPort):
 
     def regions(self) -> Sequence[RegionInfo]:
         rows = self._ask(lambda request: Regions(request, ""), REGION_ROWS)
-        return [RegionInfo(n, s, st, e, p, r, o, c, 0) for n, s, st, e, p, r, o, c in rows]
+        return [RegionInfo(*row) for row in rows]
 
     def remove_region(self, name: str, force: bool) -> None:
         with DirectoryFiles(self._global).administered(name):

@@ -20,7 +20,7 @@ from store.replicated.global_directory import GlobalDirectory, machine_addresses
 from store.replicated.wire import Connection, connect
 
 DAEMON_ROWS = list[tuple[int, int, bool, int, int, int, int, int, int] | None]
-REGION_ROWS = list[tuple[str, int, str, int, int, int | None, str, int]]
+REGION_ROWS = list[tuple[str, int, str, int, int, int | None, str, int, int]]
 OPENED = tuple[int, int, int]  # epoch, size, the daemon of the second copy or -1
 
 PING_S = 1.0
@@ -51,6 +51,7 @@ class Attachment:
         self._request = 0
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._gone = ""
+        self.used: Callable[[], list[tuple[str, int]]] = list  # bytes taken of each region, where that has changed
         self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._ping())]
 
     @classmethod
@@ -139,8 +140,12 @@ class Attachment:
             if woke_s - self._connection.heard_s > SILENCE_S:
                 self.close(f"daemon {self.index} did not answer for {SILENCE_S:g} s")
                 return
-            self._connection.send(Ping())
+            self.tell()
             self.begin(Daemons)
+
+    def tell(self) -> None:
+        """That this client lives, and how full its regions are."""
+        self._connection.send(Ping(self.used()))
 
     def _receive(self, message: Message) -> None:
         match message:

@@ -111,6 +111,7 @@ class StoreInstance:
         self._full = False
         self._writes = self._write_bytes = 0
         self._daemon_used = self._daemon_limit = 0
+        self._told_used: dict[str, int] = {}
         self._space_log = SpaceLog(thresholds, name)
         self._watching: asyncio.Task[None] | None = None
         self._on_failure: list[Callable[[StoreError], None]] = []
@@ -146,6 +147,7 @@ class StoreInstance:
             attachment.close()
             raise
         box.append(self)
+        attachment.used = self._used
         if attachment.gone:
             raise DaemonUnavailableError(attachment.gone)
         self._watching = asyncio.create_task(self._watch())
@@ -182,10 +184,8 @@ class StoreInstance:
         rows = await self._regions()
         return bool(rows) and all(self._attachment.index in (row[4], row[5]) for row in rows)
 
-    async def _regions(self) -> list[tuple[str, int, str, int, int, int | None, str, int]]:
-        rows: list[tuple[str, int, str, int, int, int | None, str, int]] = await self._attachment.ask(
-            lambda request: Regions(request, f"{self.name}."), REGION_ROWS
-        )
+    async def _regions(self) -> REGION_ROWS:
+        rows: REGION_ROWS = await self._attachment.ask(lambda request: Regions(request, f"{self.name}."), REGION_ROWS)
         return rows
 
     async def _load_region(self, name: str, catalog: dict[int, bytes]) -> None:
@@ -244,6 +244,7 @@ class StoreInstance:
         if self.failure is None:
             if self._queue:
                 await asyncio.wait([operation.future for operation in self._queue])
+            self._attachment.tell()
             with contextlib.suppress(StoreError):  # the end of the connection closes them too
                 for name in list(self._lanes):
                     await self._attachment.ask(lambda request, name=name: Close(request, name))  # type: ignore[misc]
@@ -291,6 +292,13 @@ class StoreInstance:
         line = self._space_log.observe(self._daemon_used, self._daemon_limit)
         if line is not None:
             log.log(int(line.level), "%s", line.text)
+
+    def _used(self) -> list[tuple[str, int]]:
+        """What `lsr` shows, where it is not what was told before."""
+        used = {name: space.used_bytes for name, space in self._core.regions.items()}
+        changed = [(name, size) for name, size in used.items() if self._told_used.get(name) != size]
+        self._told_used = used
+        return changed
 
     def check_new_message(self, message_bytes: int) -> None:
         """ResourceAllocationException: too large for the regions, or this daemon and this store are both overloaded."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from datetime import timezone
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ import pytest
 from spark_jms.testing.waiting import wait_until
 from store import Delete, Handle, Put, open_store
 from store.errors import MemoryLimitError, ObjectTooLargeError, ResourceAllocationException, StoreFullError
+from store.replicated import attachment as attachments
 from store.replicated import instance as instances
 from store.replicated.admin.api import Admin
+from store.replicated.admin.formats import regions_table
 from store.replicated.global_directory import GlobalDirectory
 from store.replicated.instance import StoreInstance
 from store.replicated.thresholds import Thresholds
@@ -183,6 +186,33 @@ def test_statistics(daemons: FaultyDaemons) -> None:
         await store.close()
 
     asyncio.run(run())
+
+
+def test_how_full_regions_are(daemons: FaultyDaemons, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R6: `lsr` shows what the store says of itself, at any daemon, while it is open and afterwards."""
+    monkeypatch.setattr(attachments, "PING_S", 0.05)
+
+    def shown(daemon: int) -> int:
+        return sum(region.used_bytes for region in lists(daemons.path, daemon)[1])
+
+    async def run() -> int:
+        store = await opened(daemons.path, "s", 1, maximum_message_size=25)
+        objects = await store.connection("c")
+        handles = [await objects.create(b"x" * 200_000) for _ in range(6)]
+        assert store.statistics().region_count == 2
+        await asyncio.to_thread(wait_until, lambda: shown(1) == store.statistics().used_bytes, 10.0)
+        assert store.statistics().used_bytes > 1_200_000
+        for handle in handles[1:]:
+            await objects.delete(handle)
+        await store.close()
+        return store.statistics().used_bytes
+
+    left = asyncio.run(run())
+    assert 200_000 < left < 210_000
+    wait_until(lambda: [shown(0), shown(1)] == [left, left], 10.0)
+    with Admin(str(daemons.path)) as admin:
+        table = regions_table(admin.regions("s.000"), 0, timezone.utc)
+    assert f"{left * 100 / MB:.2f}" in table
 
 
 def test_daemon_memory_follows_regions_only(daemons: FaultyDaemons) -> None:

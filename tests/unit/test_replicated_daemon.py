@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from store.replicated.core.protocol import Ack, Failure, Open, Reply, WriteRegion
+from store.replicated.core.protocol import Ack, Failure, Open, Ping, Regions, Reply, WriteRegion
 from tests.unit.replicated_cluster import SIZE, Client, Cluster, UnansweringDirectory
 
 
@@ -150,6 +150,42 @@ def test_a_write_that_is_refused_writes_nothing() -> None:
         assert client.ask(lambda n, bad=bad: WriteRegion(n, "s.000", epoch, [(0, b"first"), bad])) == "ProtocolError"
     assert cluster.bytes_of(0) == cluster.bytes_of(1) == bytes(SIZE)
     assert client.write(epoch, b"good")
+
+
+# ---- R6: how full a region is
+
+
+def used(cluster: Cluster, daemon: int, name: str = "s.000") -> int:
+    rows = cluster.client(daemon).ask(lambda n: Regions(n, name))
+    return int(rows[0][8])
+
+
+def test_how_full_a_region_is_as_its_store_last_told() -> None:
+    """R6: at every daemon, after the close, the death of the one that was told, and at one that is started later."""
+    cluster = Cluster(3)
+    client, _ = opened(cluster)
+    core = cluster.core(0)
+
+    def tell(number: int, *told: tuple[str, int]) -> None:
+        cluster.carry(0, core.from_client(cluster.now_ms, number, Ping(list(told))))
+        cluster.run(100)
+
+    assert used(cluster, 0) == used(cluster, 2) == 0
+    tell(client.number, ("s.000", 1234), ("nothing.000", 5))
+    tell(cluster.client(0).number, ("s.000", 99))  # by somebody who has not opened it
+    tell(client.number, ("s.000", SIZE + 1))
+    assert [used(cluster, daemon) for daemon in range(3)] == [1234] * 3
+    client.leave()
+    cluster.run(100)
+    cluster.kill(0)
+    assert cluster.until(lambda: cluster.where() == (1, 2), 3_000)
+    cluster.start(0)
+    cluster.run(2_000)
+    assert [used(cluster, daemon) for daemon in range(3)] == [1234] * 3
+    cluster.client(2).remove("s.000")
+    cluster.run(2_000)
+    opened(cluster, 2)
+    assert [used(cluster, daemon) for daemon in range(3)] == [0] * 3
 
 
 # ---- R9: placement

@@ -51,7 +51,7 @@ MESSAGES: st.SearchStrategy[AnyMessage] = st.one_of(
     ),
     st.builds(ReadRegion, request=NUMBER, name=TEXT, epoch=NUMBER, offset=NUMBER, length=NUMBER),
     st.builds(Shutdown, request=NUMBER, indexes=st.lists(NUMBER, max_size=4), force=st.booleans()),
-    st.builds(Ping),
+    st.builds(Ping, used=st.lists(st.tuples(TEXT, NUMBER), max_size=3)),
     st.builds(Reply, request=NUMBER, value=st.one_of(st.none(), st.binary(max_size=50), st.lists(NUMBER, max_size=4))),
     st.builds(Failure, request=NUMBER, error=TEXT, arguments=st.lists(st.one_of(TEXT, NUMBER), max_size=3)),
 )  # fmt: skip

@@ -40,6 +40,7 @@ from store.replicated.core.protocol import (
     Replicate,
     Reply,
     Shutdown,
+    Usage,
     WriteRegion,
 )  # fmt: skip
 from store.replicated.core.replica import Copy, Replicas
@@ -130,6 +131,7 @@ class DaemonCore:
         self.to_peer(daemon, self.heartbeat(daemon))
         for primary in list(self.primaries.values()):
             primary.resend(daemon)
+        self.administration.tell(daemon)
         return self._take()
 
     def unlinked(self, now_ms: float, daemon: int) -> list[Action]:
@@ -196,6 +198,8 @@ class DaemonCore:
                 self.opening.move(daemon, name)
             case Notice(name):
                 self.noticed(name)
+            case Usage(name, used_bytes):
+                self.administration.used[name] = used_bytes
             case RemoveRequest():
                 self.administration.remove_here(message)
             case Drain():
@@ -236,8 +240,8 @@ class DaemonCore:
                 self.administration.remove(client, message)
             case Shutdown():
                 self.administration.shutdown(client, message)
-            case Ping():
-                pass
+            case Ping(used):
+                self.administration.told(client, used)
             case _:
                 raise ValueError(f"a client does not send a {type(message).__name__}")
 
@@ -397,6 +401,7 @@ class DaemonCore:
     def _audit(self) -> None:
         """Copies and directory are compared once a second: whatever a lost message left behind is mended here."""
         self.entries_seen = self.directory.entries()
+        self.administration.keep_used(self.entries_seen)
         self.streams = {f.stream: (p, f) for p in self.primaries.values() for f in p.followers}
         listed = [name for name, entry in self.entries_seen.items() if self.me in entry.holders()]
         for name in dict.fromkeys((*listed, *self.copies)):

@@ -110,6 +110,13 @@ class Notice(Message, frozen=True):
     name: str
 
 
+class Usage(Message, frozen=True):
+    """How many bytes of a region are taken, as the store that has it open told the sender."""
+
+    name: str
+    used_bytes: int
+
+
 class RemoveRequest(Message, frozen=True):
     """To the primary: delete this region."""
 
@@ -181,7 +188,9 @@ class Shutdown(Message, frozen=True):
 
 
 class Ping(Message, frozen=True):
-    """A client's sign of life."""
+    """A client's sign of life, and how many bytes are taken of its regions, where that has changed."""
+
+    used: list[tuple[str, int]] = []
 
 
 class Reply(Message, frozen=True):
@@ -205,8 +214,8 @@ class Lost(Message, frozen=True):
 
 
 AnyMessage = (
-    Hello | Heartbeat | Begin | Adopt | Replicate | Ack | Refused | MoveRequest | Notice | RemoveRequest | Drain | Halt
-    | Open | Close | WriteRegion | ReadRegion | Regions | Daemons | Remove | Shutdown | Ping | Reply | Failure | Lost
+    Hello | Heartbeat | Begin | Adopt | Replicate | Ack | Refused | MoveRequest | Notice | Usage | RemoveRequest | Drain
+    | Halt | Open | Close | WriteRegion | ReadRegion | Regions | Daemons | Remove | Shutdown | Ping | Reply | Failure | Lost
 )  # fmt: skip
 
 

@@ -11,12 +11,13 @@ have died. While nothing moves and the rest has no room, the last of those who l
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from store.replicated.core.directory import RegionEntry
 from store.replicated.core.placement import fits_without
-from store.replicated.core.protocol import Drain, Halt, Heartbeat, Regions, Remove, RemoveRequest, Shutdown
+from store.replicated.core.protocol import Drain, Halt, Heartbeat, Regions, Remove, RemoveRequest, Shutdown, Usage
 
 if TYPE_CHECKING:
     from store.replicated.core.daemon import DaemonCore
@@ -40,6 +41,7 @@ SERVICE = "service "  # begins the name of a client that is part of a daemon: it
 class Administration:
     def __init__(self, daemon: DaemonCore) -> None:
         self._daemon = daemon
+        self.used: dict[str, int] = {}  # bytes taken of each region, as its store last told (R6)
         self._removals: list[Removal] = []
         self._stuck_ms: float | None = None
 
@@ -58,8 +60,27 @@ class Administration:
         primary, secondary = entry.primary, entry.secondary
         return [
             entry.name, entry.size, self.status(entry), entry.epoch, primary.daemon,
-            secondary.daemon if secondary else None, entry.opener or "", entry.created_us,
+            secondary.daemon if secondary else None, entry.opener or "", entry.created_us, self.used.get(entry.name, 0),
         ]  # fmt: skip
+
+    def told(self, client: int, used: list[tuple[str, int]]) -> None:
+        """By the store that has these regions open. All daemons know it, so it outlives this one."""
+        daemon = self._daemon
+        for name, used_bytes in used:
+            primary = daemon.primaries.get(name)
+            if primary is None or primary.client != client or not 0 <= used_bytes <= primary.copy.size:
+                continue
+            self.used[name] = used_bytes
+            for index in daemon.peers:
+                daemon.to_peer(index, Usage(name, used_bytes))
+
+    def tell(self, index: int) -> None:
+        """A daemon that is new here."""
+        for name in sorted(self._daemon.primaries.keys() & self.used.keys()):
+            self._daemon.to_peer(index, Usage(name, self.used[name]))
+
+    def keep_used(self, entries: Mapping[str, RegionEntry]) -> None:
+        self.used = {name: used for name, used in self.used.items() if name in entries}
 
     def status(self, entry: RegionEntry) -> str:
         daemon = self._daemon
