@@ -105,7 +105,15 @@ class Ranges:
 
     def between(self, low: int, high: int) -> Ranges:
         """The part within [low, high]."""
-        return self & Ranges.of((low, high))
+        begin = int(self.hi.searchsorted(low))
+        end = int(self.lo.searchsorted(high, side="right"))
+        if begin >= end or low > high:
+            return EMPTY
+        if begin == 0 and end == len(self) and low <= self.first and high >= self.last:
+            return self
+        lo, hi = self.lo[begin:end].copy(), self.hi[begin:end].copy()
+        lo[0], hi[-1] = max(int(lo[0]), low), min(int(hi[-1]), high)
+        return Ranges(lo, hi)
 
     def take(self, count: int) -> Ranges:
         """The lowest `count` numbers."""

@@ -34,6 +34,7 @@ MAX_FILE_BYTES = 256 * 2**20
 _STAGED_GRACE_MS = 600_000
 _FLUSH_BYTES = 8 * 2**20  # one row group
 _READ_BATCH_BYTES = 4 * 2**20
+_SMALL_BATCH_BYTES = 2**20  # smaller ones are handed on together
 _MAX_STATISTICS_TEXT = 32
 ACKNOWLEDGED = "acknowledged_ms"  # of the acknowledgement table
 
@@ -246,12 +247,15 @@ class FileHint:
         return self.first + self.rows - 1
 
 
+StoredRows = tuple[pa.RecordBatch, np.ndarray[Any, np.dtype[np.int64]]]  # and their sequences
+
+
 def read_stored(
     storage: LocalStorage | ObjectStorage,
     file: FileHint,
     picks: Ranges,
     columns: list[str],
-) -> Iterator[tuple[pa.RecordBatch, np.ndarray[Any, np.dtype[np.int64]]]]:
+) -> Iterator[StoredRows]:
     """The picked rows of one file with their sequences, in order. FileNotFoundError when the file is gone."""
     wanted = picks.between(file.first, file.last)
     if not wanted:
@@ -282,7 +286,7 @@ def _read_group(
     first: int,
     wanted: Ranges,
     names: list[str],
-) -> Iterator[tuple[pa.RecordBatch, np.ndarray[Any, np.dtype[np.int64]]]]:
+) -> Iterator[StoredRows]:
     size = max(min(_READ_BATCH_BYTES * file.rows // max(file.bytes, 1), 16_384), 64)
     try:
         for batch in parquet.iter_batches(batch_size=size, row_groups=[group], columns=names, use_threads=False):
@@ -303,20 +307,40 @@ def _read_group(
         raise UnreadableTableError(f"data file {file.path} of {storage.uri} cannot be read: {error}") from error
 
 
-def read_messages(
-    storage: LocalStorage | ObjectStorage,
-    files: Iterable[FileHint],
-    picks: Ranges,
-    columns: tuple[str, ...],
-    destination: str,
-    member: int,
-    redelivered: Mapping[int, Ranges],
-) -> Iterator[pa.RecordBatch]:
-    """The picked messages as Spark sees them. `redelivered` gives the delivery count of those that have one above 1."""
-    stored = stored_columns(columns)
-    for file in files:
-        for batch, sequences in read_stored(storage, file, picks, stored):
-            yield deliver(batch, columns, destination, member, sequences, _delivery_counts(sequences, redelivered))
+@dataclass(frozen=True)
+class Delivery:
+    """Stored rows of one member on their way to whoever asked for these columns. `redelivered` gives the delivery count of
+    those that have one above 1."""
+
+    columns: tuple[str, ...]
+    destination: str
+    member: int
+    redelivered: Mapping[int, Ranges]
+
+    @property
+    def stored(self) -> list[str]:
+        return stored_columns(self.columns)
+
+    def messages(self, rows: Iterable[StoredRows]) -> Iterator[pa.RecordBatch]:
+        """In order; many small files come in one batch, since a batch costs more than its first hundred rows."""
+        pending: list[StoredRows] = []
+        size = 0
+        for stored in rows:
+            pending.append(stored)
+            size += stored[0].nbytes
+            if size >= _SMALL_BATCH_BYTES:
+                yield self._deliver(pending)
+                pending, size = [], 0
+        if pending:
+            yield self._deliver(pending)
+
+    def _deliver(self, rows: list[StoredRows]) -> pa.RecordBatch:
+        batch, sequences = rows[0]
+        if len(rows) > 1:
+            batch = pa.concat_batches([batch for batch, _ in rows])
+            sequences = np.concatenate([sequences for _, sequences in rows])
+        counts = _delivery_counts(sequences, self.redelivered)
+        return deliver(batch, self.columns, self.destination, self.member, sequences, counts)
 
 
 def _delivery_counts(sequences: Any, redelivered: Mapping[int, Ranges]) -> Any:

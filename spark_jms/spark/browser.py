@@ -18,6 +18,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from spark_jms.core.message import spark_schema
 from spark_jms.spark.options import Options
 from spark_jms.spark.source import MemberPartition, read_partition
+from spark_jms.spark.worker import freeze_loaded
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -109,6 +110,7 @@ class JmsqReader(DataSourceReader):
             yield from partition.rows
         elif isinstance(partition, MemberPartition):
             yield from read_partition(partition)
+        freeze_loaded()
 
 
 def _groups(files: list[Any]) -> Iterator[list[Any]]:

@@ -20,6 +20,7 @@ from spark_jms.log.domain import Domain
 from spark_jms.log.files import MessageWriter, StagedFile, discard
 from spark_jms.log.housekeeping import after_send
 from spark_jms.spark.options import Options
+from spark_jms.spark.worker import freeze_loaded
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -63,10 +64,12 @@ class _Writer:
         try:
             for batch in iterator:
                 writer.write(batch)
-            return StagedMessage(context.partitionId(), query_id, self.destination.epoch, writer.close())
+            staged = writer.close()
         except BaseException:
             writer.abort()
             raise
+        freeze_loaded()
+        return StagedMessage(context.partitionId(), query_id, self.destination.epoch, staged)
 
     def _discard(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Spark aborts after a failed task, and after a commit that failed or of which it never heard the end. Only when

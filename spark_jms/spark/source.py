@@ -18,6 +18,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from spark_jms.errors import DataLossError, MemberUnavailableError, TriggerError
 from spark_jms.spark.options import Options
+from spark_jms.spark.worker import freeze_loaded
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -237,6 +238,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         assert isinstance(partition, MemberPartition)
         yield from read_partition(partition)
+        freeze_loaded()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"options": self.options, "_targets": None, "_subscriber": None, "_unlogged": ""}

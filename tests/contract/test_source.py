@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -52,6 +54,49 @@ def first_batch(source: JmsqStreamReader) -> Offset:
     assert source.latestOffset(start, LIMIT) == start
     assert rows(source, start, start) == []
     return start
+
+
+# -- tasks ---------------------------------------------------------------------------------------------------------------
+def test_many_small_files_come_in_one_batch(root: str) -> None:
+    """C5: one batch in order for one task, whatever the number of sends; large files keep their own."""
+    with connect(root, housekeeping=False) as context:
+        producer = context.producer("orders")
+        for number in range(20):
+            producer.send(text=str(number))
+        producer.send(text="x" * (3 << 19))
+        producer.send(text="y" * (3 << 19))
+        producer.send(text="last")
+    source = reader(root)
+    start = first_batch(source)
+    (partition,) = source.partitions(start, source.latestOffset(start, LIMIT))
+    batches = list(read_partition(partition))  # type: ignore[arg-type]
+    assert [batch.num_rows for batch in batches] == [21, 1, 1]
+    assert [row["sequence"] for batch in batches for row in batch.to_pylist()] == list(range(1, 24))
+    assert [row["text"] for row in batches[0].to_pylist()[:20]] == [str(number) for number in range(20)]
+    source.stop()
+
+
+def test_what_is_loaded_is_not_collected_after_each_task(root: str) -> None:
+    """C5: PySpark's daemon collects all garbage after each task; modules that stay for life are not looked through again."""
+    send(root, "a")
+    program = (
+        "import gc, sys\n"
+        "from spark_jms.spark.browser import JmsqReader\n"
+        "from spark_jms.spark.options import parse_options\n"
+        "reader = JmsqReader(parse_options({'root': sys.argv[1], 'destination': 'orders'}))\n"
+        "before = gc.get_freeze_count()\n"
+        "for partition in reader.partitions():\n"
+        "    assert sum(batch.num_rows for batch in reader.read(partition)) == 1\n"
+        "    print(before, gc.get_freeze_count() > 10_000)\n"
+        "kept = gc.get_freeze_count()\n"
+        "for partition in reader.partitions():\n"
+        "    list(reader.read(partition))\n"
+        "print(gc.get_freeze_count() <= kept)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, root], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.split() == ["0", "True", "True"], done.stdout + done.stderr
 
 
 # -- the first offset ----------------------------------------------------------------------------------------------------
