@@ -479,6 +479,9 @@ class ObjectConnection(Objects):
     def max_object_bytes(self) -> int:  # type: ignore[override]
         return self._instance.max_object_bytes
 
+    def check_overload(self) -> None:
+        self._instance.check_overload()
+
     def _limit(self, data: bytes) -> None:
         if len(data) > self.max_object_bytes:
             raise ObjectTooLargeError(len(data), self.max_object_bytes)

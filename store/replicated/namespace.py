@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +28,7 @@ from store.replicated.core.config import ClusterConfig
 from store.replicated.core.shutdown import SERVICE
 from store.replicated.global_directory import GlobalDirectory, write_whole
 from store.replicated.instance import StoreInstance
-from store.replicated.thresholds import Thresholds
+from store.replicated.thresholds import Thresholds, parse_thresholds
 from store.replicated.webhdfs import security
 from store.replicated.webhdfs.door import Door, DoorOptions
 from store.replicated.webhdfs.files import Files, FilesOptions
@@ -58,6 +59,7 @@ class NamespaceDoor:
         self._daemon = daemon
         self._plan = plan
         self._log = log
+        self._thresholds = _thresholds(plan.store)
         self._published = directory.engine_file(plan.store)
         self._files: Files | None = None
         self._instance: StoreInstance | None = None
@@ -119,7 +121,7 @@ class NamespaceDoor:
         plan = self._plan
         self._instance = await StoreInstance.open(
             self._directory, plan.store, region_bytes=plan.region_bytes, config=self._config, daemon=self._daemon,
-            thresholds=Thresholds(maximum_message_size_percent=OBJECT_PERCENT), role=SERVICE,
+            thresholds=self._thresholds, role=SERVICE,
         )  # fmt: skip
         try:
             objects = await self._instance.connection(CONNECTION)
@@ -149,3 +151,9 @@ class NamespaceDoor:
         except (OSError, ValueError, KeyError):
             return None
         return str(door) if door != f"{self.host}:{self.port}" else None
+
+
+def _thresholds(store: str) -> Thresholds:
+    """As the daemon's environment has them; blocks of files are larger than messages unless it says so for this store."""
+    own = f"store.replicated.{store}.MaximumMessageSizePercent"
+    return parse_thresholds({own: OBJECT_PERCENT, **os.environ}, store)

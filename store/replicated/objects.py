@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from store.errors import ObjectNotFoundError, ObjectTooLargeError
+from store.errors import ObjectNotFoundError, ObjectTooLargeError, StoreError
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,11 @@ class Objects(ABC):
 
     name: str
     max_object_bytes: int
+
+    @abstractmethod
+    def check_overload(self) -> None:
+        """ResourceAllocationException while the store should take nothing new (R13). Services ask before what makes them
+        grow; `create` and `update` take it all the same, for deleting writes too."""
 
     @abstractmethod
     async def create(self, data: bytes) -> int:
@@ -72,12 +77,17 @@ class MemoryObjects(Objects):
         self._next = max(self.contents, default=0) + 1
         self._statistics = ConnectionStatistics()
         self.failure: BaseException | None = None  # raised by every operation once set
+        self.overload: StoreError | None = None
 
     def _begin(self, data: bytes = b"") -> None:
         if self.failure is not None:
             raise self.failure
         if len(data) > self.max_object_bytes:
             raise ObjectTooLargeError(len(data), self.max_object_bytes)
+
+    def check_overload(self) -> None:
+        if self.overload is not None:
+            raise self.overload
 
     async def create(self, data: bytes) -> int:
         self._begin(data)

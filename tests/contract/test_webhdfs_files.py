@@ -11,6 +11,7 @@ import pytest
 from store.errors import (
     DaemonUnavailableError,
     FencedError,
+    ResourceAllocationException,
     SingleCopyError,
     StoreCorruptError,
     StoreError,
@@ -56,6 +57,9 @@ class Crashing(Objects):
 
     async def delete(self, handle: int) -> None:
         await self._change("delete", lambda: self.inner.delete(handle))
+
+    def check_overload(self) -> None:
+        self.inner.check_overload()
 
     async def read(self, handle: int) -> bytes:
         await asyncio.sleep(0)
@@ -363,6 +367,32 @@ def test_reader_keeps_what_it_opened() -> None:
         assert await reader.all() == LONG[100:400]
         await files.close()
         assert not [data for data in objects.contents.values() if data[:MAGIC_BYTES] == BLOCK]
+
+    asyncio.run(run())
+
+
+def test_an_overloaded_store_takes_nothing_new() -> None:
+    """R13: new files, directories and contents are refused by name, also in the middle of a file; all else goes on."""
+
+    async def run() -> None:
+        objects = MemoryObjects(max_object_bytes=OBJECT_BYTES)
+        files = await opened(objects)
+        await put(files, "/f", LONG)
+        await put(files, "/old", b"x")
+        begun = await files.create("/begun")
+        objects.overload = ResourceAllocationException("SpaceOverloadYellowPercent is 80")
+        with pytest.raises(errors.NoSpaceError, match="YellowPercent is 80; files can be deleted, not made"):
+            await written(begun, LONG)
+        for refused in (files.create("/g"), files.create("/f", True), files.append("/f"), files.mkdirs("/d")):
+            with pytest.raises(errors.NoSpaceError):
+                await refused
+        assert await get(files, "/f") == LONG
+        await files.rename("/f", "/moved")
+        await files.delete("/old")
+        assert await everything(files) == {"/moved": LONG}
+        objects.overload = None
+        await put(files, "/g", LONG)
+        assert files.failure is None
 
     asyncio.run(run())
 

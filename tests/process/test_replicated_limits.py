@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import urllib.error
+import urllib.request
 from datetime import timezone
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from store.replicated.admin.formats import regions_table
 from store.replicated.global_directory import GlobalDirectory
 from store.replicated.instance import StoreInstance
 from store.replicated.thresholds import Thresholds
+from tests.daemons import Daemons
 from tests.process.replicated_cluster import MB, FaultyDaemons, Make, lists
 
 
@@ -123,6 +126,33 @@ def test_record_sets_are_refused_new_values(daemons: FaultyDaemons, monkeypatch:
         handle.commit([Delete("k0")])
         assert len(handle.objects()) == kept - 1
         assert len(session.open("another").objects()) == 0
+
+
+def test_a_door_takes_nothing_new(tmp_path: Path) -> None:
+    """R13, R19: above yellow, with one setting for the namespace in its daemon's environment; deleting makes room."""
+    settings = {"store.replicated.webhdfs.SpaceOverloadYellowPercent": "20", "RS_DOOR_REGION_MB": "2"}
+    daemons = Daemons(tmp_path, 1, "8M", settings, doors=True)
+    door = f"http://127.0.0.1:{daemons.doors[0]}/webhdfs/v1"
+
+    def ask(method: str, path: str, op: str, data: bytes | None = None) -> int:
+        request = urllib.request.Request(f"{door}{path}?op={op}&data=true", data, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            with error:
+                said = error.read()
+                return -error.code if b"DSQuota" in said and b"YellowPercent is 20" in said else error.code
+
+    try:
+        wait_until(lambda: ask("PUT", "/d", "MKDIRS") == 200, 30.0)
+        assert ask("PUT", "/d/large", "CREATE", b"x" * 600_000) == 201
+        wait_until(lambda: ask("PUT", "/d/small", "CREATE", b"x") == -403, 30.0)
+        assert ask("GET", "/d/large", "OPEN") == 200
+        assert ask("DELETE", "/d/large", "DELETE") == 200
+        wait_until(lambda: ask("PUT", "/d/another", "CREATE", b"x") == 201, 30.0)
+    finally:
+        daemons.close()
 
 
 def fill(handle: Handle) -> None:

@@ -17,7 +17,14 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import TypeVar
 
-from store.errors import ObjectNotFoundError, StoreCorruptError, StoreError, StoreFullError, StoreWriteError
+from store.errors import (
+    ObjectNotFoundError,
+    ResourceAllocationException,
+    StoreCorruptError,
+    StoreError,
+    StoreFullError,
+    StoreWriteError,
+)
 from store.replicated.objects import ConnectionStatistics, Objects
 from store.replicated.webhdfs.errors import (
     BadOffsetError,
@@ -247,6 +254,7 @@ class Files:
         return data
 
     async def store(self, data: bytes) -> Block:
+        self._check_overload()
         block = Block(await self._guard(self._journal.create_block(data)), len(data))
         self._written_bytes += len(data)
         return block
@@ -449,9 +457,16 @@ class Files:
             await self._journal.delete(window)
 
     async def _room(self) -> None:
-        """What makes the namespace grow needs the reserve; deletions do not."""
+        """What makes the namespace grow needs the reserve, and a store that is not overloaded (R13); deletions do not."""
+        self._check_overload()
         if not self._journal.reserved and not await self._guard(self._journal.reserve()):
             raise NoSpaceError("The store is full; files can be deleted, not made")
+
+    def _check_overload(self) -> None:
+        try:
+            self._journal.objects.check_overload()
+        except ResourceAllocationException as error:
+            raise NoSpaceError(f"{error.detail()}; files can be deleted, not made") from error
 
     def _unleased(self, path: str) -> None:
         inode = self._tree.find(path)
