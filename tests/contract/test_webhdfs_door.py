@@ -19,7 +19,7 @@ from store.replicated.objects import MemoryObjects
 from store.replicated.webhdfs.door import Door, DoorOptions
 from store.replicated.webhdfs.files import Files, FilesOptions
 from store.replicated.webhdfs.security import Tokens
-from store.tls import server_context
+from store.tls import client_context, server_context
 from tests.certificates import certificate
 
 TOKEN = "0123456789abcdef-secret"
@@ -543,6 +543,57 @@ def test_tls(tmp_path: Path) -> None:
         await door.stop()
 
     asyncio.run(walk())
+
+
+def test_passing_on_over_tls(tmp_path: Path) -> None:
+    """R17: the door that passes a request on proves the other one's certificate first, whatever names it has; one that
+    shows another certificate, or speaks no TLS, gets nothing: neither token nor content."""
+    mine, other = certificate(tmp_path), certificate(tmp_path, "other-")
+    data = random.Random(7).randbytes(3_000_000)
+    knocks: list[bytes] = []
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        knocks.append(await reader.read(4))
+        writer.close()
+
+    async def walk() -> None:
+        files = await Files.open(MemoryObjects(), lambda: 1, OPTIONS)
+        who = Tokens.from_file(tokens(tmp_path))
+        trust = client_context(mine[0].read_text())
+        backs = [Door(lambda: files, DoorOptions(tls=server_context(*chain), tokens=who)) for chain in (mine, other)]
+        target = [""]
+        options = DoorOptions(tls=server_context(*mine), tokens=who, forward_tls=trust)
+        front = Door(lambda: None, options, lambda: target[0])
+        for door in (*backs, front):
+            await door.start("127.0.0.2")
+        plain = await asyncio.start_server(listen, "127.0.0.2", 0)
+        base = f"https://127.0.0.2:{front.port}/webhdfs/v1"
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session:
+            target[0] = f"127.0.0.2:{backs[0].port}"
+            async with session.put(f"{base}/f?op=CREATE", allow_redirects=False, ssl=trust) as first:
+                assert first.status == 307
+                second = first.headers["Location"]
+                assert second.startswith(base)
+            async with session.put(second, data=io.BytesIO(data), ssl=trust) as made:
+                assert (made.status, made.headers["Location"]) == (201, f"swebhdfs://127.0.0.2:{front.port}/f")
+            async with session.get(f"{base}/f?op=OPEN", ssl=trust) as read:
+                assert await read.read() == data
+            status = await (await session.get(f"{base}/f?op=GETFILESTATUS", ssl=trust)).json(content_type=None)
+            assert status["FileStatus"]["owner"] == "alice"
+            assert front.statistics().forwarded == 4
+            for port in (backs[1].port, plain.sockets[0].getsockname()[1]):
+                target[0] = f"127.0.0.2:{port}"
+                async with session.put(f"{base}/g?op=CREATE&data=true", data=io.BytesIO(data), ssl=trust) as refused:
+                    assert refused.status == 503
+                    assert b"RetriableException" in await refused.read()
+            assert not backs[1].statistics().requests
+            assert knocks
+            assert all(knock[:1] == b"\x16" for knock in knocks), "the beginning of a handshake, and no more"
+        plain.close()
+        for door in (front, *backs):
+            await door.stop()
+
+    asyncio.run(asyncio.wait_for(walk(), 60))
 
 
 # ---- clients of others
