@@ -25,6 +25,7 @@ from store.errors import (
     ClusterMismatchError,
     DaemonConfigError,
     DaemonUnavailableError,
+    DirectoryUnavailableError,
     ProtocolError,
     StoreError,
 )
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 TICK_S = 0.05
 DIAL_S = 0.2
+TIDY_S = 3600.0
 LEAVE_TIMEOUT_S = 30.0
 OTHERS_START_S = 1.0
 CLIENTS_LEAVE_S = 2.0
@@ -123,6 +125,7 @@ class Daemon:
         try:
             door = await self._open_door()
             self._spawn(self._ticks())
+            self._spawn(self._tidy())
             await self._stopping.wait()
         finally:
             server.close()
@@ -220,6 +223,15 @@ class Daemon:
             if self._leaving_since is not None:
                 self._leave_on(time.monotonic() - self._leaving_since)
             await asyncio.sleep(TICK_S)
+
+    async def _tidy(self) -> None:
+        while True:
+            try:
+                removed = await asyncio.to_thread(DirectoryFiles(self.directory).tidy, time.time())
+                self.log.logger.debug("the Global Directory was tidied: %d files", len(removed))
+            except DirectoryUnavailableError as error:
+                self.log.logger.debug("the Global Directory was not tidied: %s", error)
+            await asyncio.sleep(TIDY_S)
 
     def _leave_on(self, leaving_s: float) -> None:
         if leaving_s > CLIENTS_LEAVE_S:

@@ -12,6 +12,10 @@
 A change is a compare-and-swap without a lock, so that a daemon that is stopped in the middle stops nobody else: the new
 version is written under another name, synced, and linked to the next number, which only one can do. A deleted region
 keeps its last version, which says so: with no version left, one who slept could give an old number out once more.
+
+`tidy` removes what a writer that died has left: files under another name, and versions before the last two. Nobody needs
+them. Who reads takes the highest number, and looks again when that is gone; a writer that was stopped for so long finds its
+file gone or its number used, and is told that nobody knows.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import secrets
 import socket
 import time
@@ -45,6 +50,8 @@ CONFIG = "rs_daemons.cfg"
 TIGHT_FILE, TIGHT_FOLDER = 0o600, 0o700
 GROUP_FILE = 0o660
 LOCK_TIMEOUT_S, LOCK_POLL_S = 1.0, 0.01
+TIDY_AGE_S = 3600.0
+TEMPORARY = re.compile(r"\..+\.[0-9]+\.[0-9a-f]{8}")  # see _written
 
 
 def machine_addresses() -> frozenset[str]:
@@ -206,6 +213,20 @@ class DirectoryFiles(DirectoryPort):
                     (folder / str(stale)).unlink(missing_ok=True)
             self._lock_files(name)
             return True
+
+    def tidy(self, now_s: float, age_s: float = TIDY_AGE_S) -> list[Path]:
+        """What was removed. Anybody may do it, at any time."""
+        with _named():
+            folders = [folder for folder in self._entries.iterdir() if folder.is_dir()]
+            stale = [folder / str(old) for folder in folders for old in sorted(_versions(folder))[:-2]]
+            for folder in (*folders, self._entries.parent, self._regions, self._directory.path):
+                for path in (folder / name for name in os.listdir(folder) if TEMPORARY.fullmatch(name)):
+                    with contextlib.suppress(FileNotFoundError):  # its writer is done with it
+                        if now_s - path.lstat().st_mtime > age_s:
+                            stale.append(path)
+            for path in stale:
+                path.unlink(missing_ok=True)
+            return stale
 
     def running(self, holder: Holder) -> bool:
         return self._directory.is_running(holder.daemon, holder.incarnation)
