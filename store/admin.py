@@ -50,6 +50,8 @@ class DumpedRecord:
     epoch: int
     holder: str | None
     objects: tuple[tuple[str, bytes], ...]
+    damage: str = ""
+    """What, and where, when it is damaged; then nothing else is known of it."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def lock_status(uri: str) -> LockStatus:
 
 
 def check(uri: str) -> Checked:
-    """Reads everything, every checksum; changes nothing."""
+    """Reads everything, every checksum; changes nothing. A damaged record set is a problem, and not counted."""
     if is_jdbc(uri):
         from store.jdbc.admin import check_jdbc
 
@@ -108,19 +110,24 @@ def check(uri: str) -> Checked:
         with open_store(uri, create=False) as store:
             counts = store.statistics()
             in_doubt = tuple(store.in_doubt())
+            problems = tuple(store.damaged().values())
     except StoreError as error:
         return Checked(uri, 0, 0, 0, (), (str(error),))
-    return Checked(uri, counts.record_count, counts.object_count, counts.object_bytes, in_doubt, ())
+    return Checked(uri, counts.record_count, counts.object_count, counts.object_bytes, in_doubt, problems)
 
 
 def dump(store: Store) -> Iterator[DumpedRecord]:
     """All record sets as they are at one moment."""
-    yield from ledger_store(store)._backend.read(
-        lambda ledger: [
+
+    def question(ledger: Ledger) -> list[DumpedRecord]:
+        found = [
             DumpedRecord(name, record.epoch, record.holder, tuple(record.objects.items()))
-            for name, record in sorted(ledger.records.items())
+            for name, record in ledger.records.items()
         ]
-    )
+        found += [DumpedRecord(name, 0, None, (), damage.error().detail()) for name, damage in ledger.damaged.items()]
+        return sorted(found, key=lambda record: record.name)
+
+    yield from ledger_store(store)._backend.read(question)
 
 
 def compact(uri: str) -> str:
@@ -179,7 +186,9 @@ def _salvaged(uri: str) -> Salvaged:
 
 
 def _all_entries(ledger: Ledger) -> list[Entry]:
-    """Nobody holds or waits: sessions do not move."""
+    """Nobody holds or waits: sessions do not move. RecordCorruptError when one is damaged."""
+    for name in ledger.damaged:
+        ledger.check_whole(name)
     entries: list[Entry] = [
         Restored(name, record.epoch, None, (), tuple(record.objects.items())) for name, record in ledger.records.items()
     ]
@@ -211,6 +220,9 @@ def _is_there(entry: Entry, ledger: Ledger) -> bool:
 
 def _copy(entries: list[Entry], target: LedgerStore) -> Migrated:
     def different(ledger: Ledger) -> list[str]:
+        for entry in entries:
+            if isinstance(entry, Restored):
+                ledger.check_whole(entry.name)
         return [
             _name(entry)
             for entry in entries

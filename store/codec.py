@@ -1,10 +1,14 @@
-"""Ledger entries as bytes and back. Lengths before everything, values as they are; the frame around it has the
-checksum."""
+"""Ledger entries as bytes and back. Lengths before everything, values as they are; whatever is around it has the checksum.
+
+`encode` makes one piece of them. `encode_sections` makes a head and a section for each change of a record set, and for
+each record set of a snapshot: the head says all but keys and values. So it says of a section that is damaged whose it is,
+and the head is enough to know who holds what, at which epoch, and what became of each transaction.
+"""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from store.contract import Delete, Operation, Put
 from store.errors import StoreError
@@ -13,6 +17,7 @@ from store.ledger import (
     Change,
     Closed,
     Connected,
+    Damaged,
     Ended,
     Entry,
     Opened,
@@ -22,15 +27,33 @@ from store.ledger import (
     Waited,
     Written,
 )
+from store.sections import Lost, Section
 
 _U8, _U16, _U32, _U64 = struct.Struct("<B"), struct.Struct("<H"), struct.Struct("<I"), struct.Struct("<Q")
-_CONNECTED, _ENDED, _OPENED, _CLOSED, _WAITED, _CANCELLED, _WRITTEN, _RESTORED, _PREPARED, _RESOLVED = range(1, 11)
+_CONNECTED, _ENDED, _OPENED, _CLOSED, _WAITED, _CANCELLED, _WRITTEN, _RESTORED, _PREPARED, _RESOLVED, _DAMAGED = range(
+    1, 12
+)
 _PUT, _DELETE = 1, 2
 
 
 class _Writer:
-    def __init__(self) -> None:
+    """`content` is where keys and values go: here, or each into a section of its own."""
+
+    __slots__ = ("_sections", "parts")
+
+    def __init__(self, sections: list[_Writer] | None = None) -> None:
         self.parts: list[bytes] = []
+        self._sections = sections
+
+    def content(self) -> _Writer:
+        if self._sections is None:
+            return self
+        section = _Writer()
+        self._sections.append(section)
+        return section
+
+    def joined(self) -> bytes:
+        return b"".join(self.parts)
 
     def u8(self, number: int) -> None:
         self.parts.append(_U8.pack(number))
@@ -61,7 +84,15 @@ def encode(entries: Iterable[Entry]) -> bytes:
     writer = _Writer()
     for entry in entries:
         _encode_entry(writer, entry)
-    return b"".join(writer.parts)
+    return writer.joined()
+
+
+def encode_sections(entries: Iterable[Entry]) -> list[bytes]:
+    sections: list[_Writer] = []
+    head = _Writer(sections)
+    for entry in entries:
+        _encode_entry(head, entry)
+    return [head.joined(), *(section.joined() for section in sections)]
 
 
 def _encode_entry(writer: _Writer, entry: Entry) -> None:
@@ -108,20 +139,27 @@ def _encode_entry(writer: _Writer, entry: Entry) -> None:
             writer.u8(_RESOLVED)
             writer.text(xid)
             writer.u8(commit)
+        case Damaged(name, file, offset, reason):
+            writer.u8(_DAMAGED)
+            writer.text(name)
+            writer.text(file)
+            writer.u64(offset)
+            writer.text(reason)
 
 
 def _encode_change(writer: _Writer, change: Change) -> None:
     writer.text(change.name)
     writer.u64(change.epoch)
-    writer.u32(len(change.operations))
+    content = writer.content()
+    content.u32(len(change.operations))
     for operation in change.operations:
         if isinstance(operation, Put):
-            writer.u8(_PUT)
-            writer.text(operation.key)
-            writer.blob(operation.value)
+            content.u8(_PUT)
+            content.text(operation.key)
+            content.blob(operation.value)
         else:
-            writer.u8(_DELETE)
-            writer.text(operation.key)
+            content.u8(_DELETE)
+            content.text(operation.key)
 
 
 def _encode_restored(writer: _Writer, entry: Restored) -> None:
@@ -130,10 +168,11 @@ def _encode_restored(writer: _Writer, entry: Restored) -> None:
     writer.u64(entry.epoch)
     writer.texts([] if entry.holder is None else [entry.holder])
     writer.texts(entry.waiters)
-    writer.u32(len(entry.objects))
+    content = writer.content()
+    content.u32(len(entry.objects))
     for key, value in entry.objects:
-        writer.text(key)
-        writer.blob(value)
+        content.text(key)
+        content.blob(value)
 
 
 class DecodeError(Exception):
@@ -144,6 +183,14 @@ class _Reader:
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.at = 0
+
+    def content(self, whose: str, what: str) -> _Reader | None:
+        """Where the keys and values stand; None when they are lost."""
+        return self
+
+    def check_end(self) -> None:
+        if self.at != len(self.data):
+            raise DecodeError("a section goes on behind its content")
 
     def _take(self, length: int) -> bytes:
         end = self.at + length
@@ -175,6 +222,37 @@ class _Reader:
         return self._take(self.u32())
 
 
+class _HeadReader(_Reader):
+    """`damaged`: whose content was lost since this was last emptied."""
+
+    def __init__(self, sections: Sequence[Section], file: str) -> None:
+        head = sections[0] if sections else b""
+        if isinstance(head, Lost):
+            raise DecodeError("the head is damaged")
+        super().__init__(head)
+        self._file = file
+        self._left = list(reversed(sections[1:]))
+        self._read: list[_Reader] = []
+        self.damaged: list[Damaged] = []
+
+    def content(self, whose: str, what: str) -> _Reader | None:
+        if not self._left:
+            raise DecodeError("a section is missing")
+        section = self._left.pop()
+        if isinstance(section, Lost):
+            why = f"bytes {section.start} to {section.end}, {what}: the checksum does not fit"
+            self.damaged.append(Damaged(whose, self._file, section.start, why))
+            return None
+        self._read.append(_Reader(section))
+        return self._read[-1]
+
+    def check_all(self) -> None:
+        if self._left:
+            raise DecodeError("there are more sections than the head knows of")
+        for section in self._read:
+            section.check_end()
+
+
 def decode(data: bytes) -> list[Entry]:
     reader = _Reader(data)
     entries: list[Entry] = []
@@ -183,6 +261,21 @@ def decode(data: bytes) -> list[Entry]:
             entries.append(_decode_entry(reader))
     except StoreError as error:  # Put and Delete check themselves
         raise DecodeError(str(error)) from error
+    return entries
+
+
+def decode_sections(sections: Sequence[Section], file: str) -> list[Entry]:
+    """Where a section is lost, the entry is without what stood there, and a `Damaged` follows it."""
+    reader = _HeadReader(sections, file)
+    entries: list[Entry] = []
+    try:
+        while reader.at < len(reader.data):
+            entries.append(_decode_entry(reader))
+            entries += reader.damaged
+            reader.damaged = []
+    except StoreError as error:
+        raise DecodeError(str(error)) from error
+    reader.check_all()
     return entries
 
 
@@ -201,28 +294,34 @@ def _decode_entry(reader: _Reader) -> Entry:
     if kind == _CANCELLED:
         return Cancelled(reader.text(), reader.text())
     if kind == _WRITTEN:
-        return Written(tuple(_decode_change(reader) for _ in range(reader.u32())))
+        return Written(tuple(_decode_change(reader, "what was written") for _ in range(reader.u32())))
     if kind == _RESTORED:
         name, epoch, holders, waiters = reader.text(), reader.u64(), reader.texts(), reader.texts()
-        objects = tuple((reader.text(), reader.blob()) for _ in range(reader.u32()))
+        content = reader.content(name, "its objects")
+        objects = tuple((content.text(), content.blob()) for _ in range(content.u32())) if content else ()
         return Restored(name, epoch, holders[0] if holders else None, waiters, objects)
     if kind == _PREPARED:
         xid, restored = reader.text(), bool(reader.u8())
-        return Prepared(xid, tuple(_decode_change(reader) for _ in range(reader.u32())), restored)
+        what = f"what transaction {xid} promises"
+        return Prepared(xid, tuple(_decode_change(reader, what) for _ in range(reader.u32())), restored)
     if kind == _RESOLVED:
         return Resolved(reader.text(), bool(reader.u8()))
+    if kind == _DAMAGED:
+        return Damaged(reader.text(), reader.text(), reader.u64(), reader.text())
     raise DecodeError(f"unknown entry kind {kind}")
 
 
-def _decode_change(reader: _Reader) -> Change:
+def _decode_change(reader: _Reader, what: str) -> Change:
     name, epoch = reader.text(), reader.u64()
-    operations: list[Operation] = []
-    for _ in range(reader.u32()):
-        operation = reader.u8()
-        if operation == _PUT:
-            operations.append(Put(reader.text(), reader.blob()))
-        elif operation == _DELETE:
-            operations.append(Delete(reader.text()))
-        else:
-            raise DecodeError(f"unknown operation {operation}")
-    return Change(name, epoch, tuple(operations))
+    content = reader.content(name, what)
+    operations = tuple(_decode_operation(content) for _ in range(content.u32())) if content else ()
+    return Change(name, epoch, operations)
+
+
+def _decode_operation(reader: _Reader) -> Operation:
+    kind = reader.u8()
+    if kind == _PUT:
+        return Put(reader.text(), reader.blob())
+    if kind == _DELETE:
+        return Delete(reader.text())
+    raise DecodeError(f"unknown operation {kind}")

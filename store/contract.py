@@ -76,8 +76,8 @@ class RecordInfo:
 
 @dataclass(frozen=True)
 class StoreStatistics:
-    """Counts of this process since it opened the store; `object_*` and `record_count` are those of the whole store
-    now."""
+    """Counts of this process since it opened the store; `object_*`, `record_count` and `damaged_count` are those of the
+    whole store now. A damaged record set is counted there alone."""
 
     create_count: int = 0
     read_count: int = 0
@@ -87,6 +87,7 @@ class StoreStatistics:
     object_count: int = 0
     object_bytes: int = 0
     record_count: int = 0
+    damaged_count: int = 0
     connection_count: int = 0
     physical_write_count: int = 0
     physical_write_bytes: int = 0
@@ -137,18 +138,24 @@ class Store(_Closing):
 
     @abstractmethod
     def names(self, prefix: str = "") -> list[str]:
-        """Existing record sets, sorted."""
+        """Existing record sets, damaged ones too, sorted."""
 
     @abstractmethod
-    def info(self, name: str) -> RecordInfo | None: ...
+    def info(self, name: str) -> RecordInfo | None:
+        """None when there is none of that name; RecordCorruptError of a damaged one."""
 
     @abstractmethod
     def infos(self, prefix: str = "") -> dict[str, RecordInfo]:
-        """The same for many, by one look at the store."""
+        """The same for many, by one look at the store; without those that are damaged."""
 
     @abstractmethod
     def peek(self, name: str) -> dict[str, bytes]:
-        """The committed objects of a record set, without opening it; {} when there is none of that name."""
+        """The committed objects of a record set, without opening it; {} when there is none of that name.
+        RecordCorruptError of a damaged one."""
+
+    @abstractmethod
+    def damaged(self) -> dict[str, str]:
+        """Record sets that are refused since what is kept of them is damaged: name -> what, and where (S9)."""
 
     @abstractmethod
     def in_doubt(self) -> dict[str, tuple[str, ...]]:
@@ -157,7 +164,7 @@ class Store(_Closing):
     @abstractmethod
     def resolve(self, xid: str, commit: bool) -> None:
         """Make the changes of a prepared transaction, or forget them; anybody may. TransactionUnknownError when it is
-        not in doubt (any more)."""
+        not in doubt (any more), RecordCorruptError when it changes a damaged record set."""
 
     @abstractmethod
     def statistics(self) -> StoreStatistics: ...
@@ -175,7 +182,8 @@ class Session(_Closing):
     def open(self, name: str, timeout_ms: int = 0) -> Handle:
         """Exclusive. A new name makes a new record set. When another live session has it: register as a waiter, wait
         up to timeout_ms, then RecordHeldError; the place among the waiters stays until the record set is got,
-        cancel() or death. RecordOpenError when this session has it open already."""
+        cancel() or death. RecordOpenError when this session has it open already; RecordCorruptError when it is damaged,
+        as everything that is done on a handle of it."""
 
     @abstractmethod
     def cancel(self, name: str) -> None:

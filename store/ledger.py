@@ -17,6 +17,10 @@ A prepared transaction (S2) is two entries: `Prepared` promises changes that the
 them or forgets them, whoever owns the record set by then. In between, the keys it names are locked against other
 writes; the record set itself goes on from hand to hand.
 
+A damaged record set (S9) is out of the fold: `Damaged` takes it out, whatever the entries after that say of it is passed
+over, and nobody may ask or change it. All others go on, also those that share an entry with it. A prepared transaction
+that changes it cannot be resolved: what it promises to the others stays promised.
+
 Invariants: a FREE record set has no waiters; every holder and waiter is connected; nobody waits twice or for what it
 holds; epochs are dense, 1, 2, 3 ..., one for each owner. An id that ended never connects again.
 """
@@ -28,7 +32,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from store.contract import Delete, Operation, Put
-from store.errors import SessionLostError, StaleEpochError, TransactionInDoubtError
+from store.errors import (
+    RecordCorruptError,
+    SessionLostError,
+    StaleEpochError,
+    TransactionInDoubtError,
+    TransactionUnknownError,
+)
 
 
 class State(Enum):
@@ -134,7 +144,24 @@ class Resolved:
     commit: bool
 
 
-Entry = Connected | Ended | Opened | Closed | Waited | Cancelled | Written | Restored | Prepared | Resolved
+@dataclass(frozen=True)
+class Damaged:
+    """What is kept of this record set cannot be read, or not all of it. Never written by a plan: whoever reads what was kept
+    makes it."""
+
+    name: str
+    file: str
+    offset: int
+    reason: str
+
+    def error(self) -> RecordCorruptError:
+        return RecordCorruptError(self.file, self.offset, self.reason, self.name)
+
+
+Entry = Connected | Ended | Opened | Closed | Waited | Cancelled | Written | Restored | Prepared | Resolved | Damaged
+
+
+_OF_ONE = (Opened, Closed, Waited, Cancelled, Restored, Damaged)
 
 
 class LedgerError(Exception):
@@ -174,12 +201,15 @@ class Ledger:
         self.sessions: dict[str, str] = {}
         self.records: dict[str, Record] = {}
         self.prepared: dict[str, tuple[Change, ...]] = {}
+        self.damaged: dict[str, Damaged] = {}
         self.object_count = 0
         self.object_bytes = 0
 
     # ---- the fold
 
     def apply(self, entry: Entry) -> None:
+        if self.damaged and isinstance(entry, _OF_ONE) and entry.name in self.damaged:
+            return
         match entry:
             case Connected(session_id, label):
                 _require(session_id not in self.sessions, entry, "the session is connected")
@@ -215,8 +245,19 @@ class Ledger:
             case Resolved(xid, commit):
                 _require(xid in self.prepared, entry, f"no transaction {xid!r} is prepared")
                 changes = self.prepared.pop(xid)
-                for change in changes if commit else ():
+                for change in self._good(changes) if commit else ():
                     self._operate(self._known(change.name, entry), change.operations)
+            case Damaged(name):
+                self._apply_damaged(name, entry)
+
+    def _apply_damaged(self, name: str, entry: Damaged) -> None:
+        record = self.records.pop(name, None)
+        for key, value in record.objects.items() if record else ():
+            self._count(-1, key, value)
+        self.damaged.setdefault(name, entry)
+
+    def _good(self, changes: tuple[Change, ...]) -> tuple[Change, ...]:
+        return tuple(change for change in changes if change.name not in self.damaged) if self.damaged else changes
 
     def _apply_ended(self, entry: Ended, session_ids: tuple[str, ...]) -> None:
         gone = set(session_ids)
@@ -234,9 +275,10 @@ class Ledger:
         return [r for r in self.records.values() if r.holder in gone or not gone.isdisjoint(r.waiters)]
 
     def _apply_written(self, entry: Written, changes: tuple[Change, ...]) -> None:
-        owned = [self._owned(change.name, change.epoch, entry) for change in changes]
-        _require(self.locked_by(changes) is None, entry, "a prepared transaction has locked a key")
-        for change, record in zip(changes, owned, strict=True):
+        good = self._good(changes)
+        owned = [self._owned(change.name, change.epoch, entry) for change in good]
+        _require(self.locked_by(good) is None, entry, "a prepared transaction has locked a key")
+        for change, record in zip(good, owned, strict=True):
             self._step(record, Event.WRITTEN, entry)
             self._operate(record, change.operations)
 
@@ -251,8 +293,9 @@ class Ledger:
 
     def _apply_prepared(self, entry: Prepared) -> None:
         _require(entry.xid not in self.prepared, entry, f"transaction {entry.xid!r} is prepared already")
-        _require(self.locked_by(entry.changes) is None, entry, "another prepared transaction has locked a key")
-        for change in entry.changes:
+        good = self._good(entry.changes)
+        _require(self.locked_by(good) is None, entry, "another prepared transaction has locked a key")
+        for change in good:
             if entry.restored:
                 self._known(change.name, entry)
             else:
@@ -312,12 +355,18 @@ class Ledger:
 
     # ---- what may be asked, and what may be done next
 
+    def check_whole(self, name: str) -> None:
+        """RecordCorruptError when the record set is damaged."""
+        if name in self.damaged:
+            raise self.damaged[name].error()
+
     def check_session(self, session_id: str) -> None:
         if session_id not in self.sessions:
             raise SessionLostError(f"session {session_id}")
 
     def owned(self, session_id: str, name: str, epoch: int) -> Record:
         """The record set, if this session owns it at this epoch; the fence of every read and commit."""
+        self.check_whole(name)
         record = self.records.get(name)
         if record is None or record.epoch != epoch:
             raise StaleEpochError(name, epoch, record.epoch if record else 0)
@@ -329,6 +378,7 @@ class Ledger:
     def next_open(self, session_id: str, name: str) -> Opened | Waited | None:
         """What to write so that the session opens or waits; None when it holds the record set or waits already."""
         self.check_session(session_id)
+        self.check_whole(name)
         record = self.records.get(name) or Record()
         if record.holder is None:
             return Opened(name, record.epoch + 1, session_id)
@@ -345,6 +395,14 @@ class Ledger:
             raise TransactionInDoubtError(xid)
         self._check_writable(session_id, changes)
         return Prepared(xid, tuple(changes))
+
+    def next_resolve(self, xid: str, commit: bool) -> Resolved:
+        """Never of a transaction that changes a damaged record set: what it promises there could not be kept."""
+        if xid not in self.prepared:
+            raise TransactionUnknownError(xid)
+        for change in self.prepared[xid]:
+            self.check_whole(change.name)
+        return Resolved(xid, commit)
 
     def _check_writable(self, session_id: str, changes: Sequence[Change]) -> None:
         for change in changes:
@@ -382,5 +440,6 @@ class Ledger:
             yield Connected(session_id, label)
         for name, record in self.records.items():
             yield Restored(name, record.epoch, record.holder, tuple(record.waiters), tuple(record.objects.items()))
+        yield from self.damaged.values()
         for xid, changes in self.prepared.items():
             yield Prepared(xid, changes, restored=True)

@@ -30,14 +30,14 @@ from store.contract import (
 )
 from store.errors import (
     FencedError,
+    RecordCorruptError,
     RecordHeldError,
     RecordOpenError,
     StoreClosedError,
     StoreWriteError,
-    TransactionUnknownError,
     ValueInvalidError,
 )
-from store.ledger import Cancelled, Change, Closed, Connected, Ended, Entry, Ledger, Opened, Resolved, Tally
+from store.ledger import Cancelled, Change, Closed, Connected, Ended, Entry, Ledger, Opened, Tally
 
 T = TypeVar("T")
 
@@ -166,11 +166,18 @@ class LedgerStore(Store):
 
     def names(self, prefix: str = "") -> list[str]:
         self._check()
-        return self._backend.read(lambda ledger: sorted(name for name in ledger.records if name.startswith(prefix)))
+        return self._backend.read(
+            lambda ledger: sorted(name for name in (*ledger.records, *ledger.damaged) if name.startswith(prefix))
+        )
 
     def info(self, name: str) -> RecordInfo | None:
         self._check()
-        return self._live(self._backend.read(lambda ledger: _infos(ledger, [name]))).get(name)
+
+        def question(ledger: Ledger) -> dict[str, RecordInfo]:
+            ledger.check_whole(name)
+            return _infos(ledger, [name])
+
+        return self._live(self._backend.read(question)).get(name)
 
     def infos(self, prefix: str = "") -> dict[str, RecordInfo]:
         self._check()
@@ -199,11 +206,18 @@ class LedgerStore(Store):
         self._check()
 
         def question(ledger: Ledger) -> dict[str, bytes]:
+            ledger.check_whole(name)
             record = ledger.records.get(name)
             return dict(record.objects) if record else {}
 
         self._counter.add_read()
         return self._backend.read(question)
+
+    def damaged(self) -> dict[str, str]:
+        self._check()
+        return self._backend.read(
+            lambda ledger: {name: damage.error().detail() for name, damage in ledger.damaged.items()}
+        )
 
     def in_doubt(self) -> dict[str, tuple[str, ...]]:
         self._check()
@@ -215,18 +229,12 @@ class LedgerStore(Store):
 
     def resolve(self, xid: str, commit: bool) -> None:
         self._check()
-
-        def plan(transaction: Transaction) -> None:
-            if xid not in transaction.ledger.prepared:
-                raise TransactionUnknownError(xid)
-            transaction.do(Resolved(xid, commit))
-
-        self._backend.write(plan)
+        self._backend.write(lambda transaction: transaction.do(transaction.ledger.next_resolve(xid, commit)))
 
     def statistics(self) -> StoreStatistics:
         self._check()
-        objects, size, records = self._backend.read(
-            lambda ledger: (ledger.object_count, ledger.object_bytes, len(ledger.records))
+        objects, size, records, damaged = self._backend.read(
+            lambda ledger: (ledger.object_count, ledger.object_bytes, len(ledger.records), len(ledger.damaged))
         )
         physical, counter = self._backend.statistics(), self._counter
         return StoreStatistics(
@@ -238,6 +246,7 @@ class LedgerStore(Store):
             object_count=objects,
             object_bytes=size,
             record_count=records,
+            damaged_count=damaged,
             connection_count=len(self._sessions),
             physical_write_count=physical.physical_write_count,
             physical_write_bytes=physical.physical_write_bytes,
@@ -340,6 +349,7 @@ class LedgerSession(Session):
 
     def _glimpse(self, ledger: Ledger, name: str) -> tuple[str | None, int, bool]:
         ledger.check_session(self.session_id)
+        ledger.check_whole(name)
         record = ledger.records[name]
         return record.holder, record.epoch, self.session_id in record.waiters
 
@@ -416,8 +426,8 @@ class LedgerSession(Session):
     def _close_record(self, transaction: Transaction, name: str, epoch: int) -> None:
         try:
             transaction.ledger.owned(self.session_id, name, epoch)
-        except FencedError:
-            return  # it was taken over: there is nothing left to hand over
+        except (FencedError, RecordCorruptError):
+            return  # it was taken over, or is damaged: there is nothing left to hand over
         evict_dead(transaction, self._backend, transaction.ledger.involved(name), self.session_id)
         transaction.do(Closed(name, epoch))
 

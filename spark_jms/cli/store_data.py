@@ -79,6 +79,12 @@ def dump(settings: Settings, uri: str | None, values: bool) -> None:
 
     with open_store(_store_of(settings, uri), create=False) as store:
         for record in dump(store):
+            if record.damage:
+                if settings.as_json:
+                    settings.out.record({"name": record.name, "damage": record.damage})
+                else:
+                    settings.out.say(record.damage)
+                continue
             objects = {key: base64.b64encode(value).decode() if values else len(value) for key, value in record.objects}
             if settings.as_json:
                 settings.out.record(

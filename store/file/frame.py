@@ -1,29 +1,37 @@
 """The bytes of a journal file: a header, then frames. Pure.
 
     header  preamble (magic, version, checksum of both: this part never changes), generation, journal id, checksum
-    frame   mark, length, own offset, checksum of the payload, checksum of this frame header; then the payload
+    frame   mark, number of sections, own offset, checksum of these and of the table; the table of the sections (length
+            and checksum of each); then the sections
+
+The first section of a frame is its *head*: it says what the others are (store/codec.py). So a frame whose table and head
+are good is understood, whatever is damaged in the sections behind; without them nothing of it is.
 
 A frame header names its own offset and its checksum is seeded with the journal id, so that the bytes of an older
 journal, or of a journal stored as a value, are never taken for a frame. That makes it safe to look for good frames
 *behind* a bad one, which tells a torn last write from damage.
+
+Version 2 is the first with sections.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from store.errors import StoreCorruptError, StoreVersionError
+from store.sections import TABLE_ROW_BYTES, Lost, Section, split, table_of
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MAGIC = b"JMSQSTOR"
 _PREAMBLE = struct.Struct("<8sII")
 _BODY = struct.Struct("<Q16sI")
 HEADER_BYTES = _PREAMBLE.size + _BODY.size
 
 MARK = b"\x9eFR\xc3"
-_FRAME = struct.Struct("<4sIQII")
+_FRAME = struct.Struct("<4sIQI")
 FRAME_HEADER_BYTES = _FRAME.size
 
 
@@ -59,58 +67,77 @@ def decode_header(data: bytes, file: str) -> Header:
     return Header(generation, journal_id)
 
 
-def encode_frame(payload: bytes, offset: int, seed: int) -> bytes:
-    first = struct.pack("<4sIQI", MARK, len(payload), offset, zlib.crc32(payload))
-    return first + struct.pack("<I", zlib.crc32(first, seed)) + payload
+def encode_frame(sections: Sequence[bytes], offset: int, seed: int) -> bytes:
+    first = struct.pack("<4sIQ", MARK, len(sections), offset)
+    table = table_of(sections)
+    check = zlib.crc32(table, zlib.crc32(first, seed))
+    return b"".join((first, struct.pack("<I", check), table, *sections))
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One whose table and head are good."""
+
+    offset: int
+    end: int
+    sections: tuple[Section, ...]
+
+    @property
+    def lost(self) -> bool:
+        return any(isinstance(section, Lost) for section in self.sections)
 
 
 @dataclass(frozen=True)
 class Scan:
-    """Payloads with their offsets, the offset after the last good frame, and what is wrong there ("" = nothing)."""
+    """Frames, the offset after the last of them, and what is wrong there ("" = nothing)."""
 
-    payloads: tuple[tuple[int, bytes], ...]
+    frames: tuple[Frame, ...]
     end: int
     wrong: str
 
 
-def _frame_length(data: bytes, at: int, base: int, seed: int) -> int | None:
-    """The payload length, when a good frame header stands here."""
-    if at + FRAME_HEADER_BYTES > len(data):
+def _table(data: bytes, at: int, base: int, seed: int) -> bytes | None:
+    """The table of the sections, when a good frame header stands here."""
+    start = at + FRAME_HEADER_BYTES
+    if start > len(data):
         return None
-    mark, length, offset, _, check = _FRAME.unpack_from(data, at)
-    if mark != MARK or offset != base + at:
+    mark, count, offset, check = _FRAME.unpack_from(data, at)
+    end = start + count * TABLE_ROW_BYTES
+    if mark != MARK or offset != base + at or not count or end > len(data):
         return None
-    if check != zlib.crc32(data[at : at + FRAME_HEADER_BYTES - 4], seed):
-        return None
-    return int(length)
+    table = data[start:end]
+    return table if check == zlib.crc32(table, zlib.crc32(data[at : start - 4], seed)) else None
 
 
 def scan(data: bytes, base: int, seed: int) -> Scan:
-    """All good frames from the start of data (which is at `base` in its file) to the first that is not."""
-    payloads: list[tuple[int, bytes]] = []
+    """All frames from the start of data (which is at `base` in its file) to the first that cannot be understood."""
+    frames: list[Frame] = []
     at = 0
+
+    def stopped(wrong: str) -> Scan:
+        return Scan(tuple(frames), base + at, wrong)
+
     while at < len(data):
-        length = _frame_length(data, at, base, seed)
-        if length is None:
+        table = _table(data, at, base, seed)
+        if table is None:
             cut = len(data) - at < FRAME_HEADER_BYTES
-            wrong = "a frame header is cut off" if cut else "there is no good frame header"
-            return Scan(tuple(payloads), base + at, wrong)
-        start = at + FRAME_HEADER_BYTES
-        payload = data[start : start + length]
-        if len(payload) < length:
-            return Scan(tuple(payloads), base + at, "a frame is cut off")
-        if zlib.crc32(payload) != _FRAME.unpack_from(data, at)[3]:
-            return Scan(tuple(payloads), base + at, "the checksum of a frame does not fit")
-        payloads.append((base + at, payload))
-        at = start + length
-    return Scan(tuple(payloads), base + at, "")
+            return stopped("a frame header is cut off" if cut else "there is no good frame header")
+        found = split(data, at + FRAME_HEADER_BYTES + len(table), table, base)
+        if found is None:
+            return stopped("a frame is cut off")
+        sections, end = found
+        if isinstance(sections[0], Lost):
+            return stopped("the checksum of the head of a frame does not fit")
+        frames.append(Frame(base + at, base + end, sections))
+        at = end
+    return stopped("")
 
 
 def find_frame(data: bytes, base: int, seed: int) -> int | None:
     """The offset of the first good frame header behind the start of data: proof that more was written later."""
     at = data.find(MARK, 1)
     while at >= 0:
-        if _frame_length(data, at, base, seed) is not None:
+        if _table(data, at, base, seed) is not None:
             return base + at
         at = data.find(MARK, at + 1)
     return None

@@ -1,26 +1,27 @@
 """The journal of a store directory: one file that all processes append to, under one lock, and fold into one ledger.
 
 Whoever may write (it has the lock) calls `catch_up`, then `append`; whoever reads calls `refresh`. Readers trust the
-hint (see lock.py) and so never see what was not acknowledged. A bad frame is judged under the lock only:
-
-    good frames behind it                                          damage: StoreCorruptError, nothing is changed
-    the file is as long as was acknowledged, and it begins before  damage: the same
-    otherwise                                                      a torn last write: cut off
+hint (see lock.py) and so never see what was not acknowledged. What is not good is judged by judge.py: a record set is
+refused, or the whole store, or what was torn is cut off (under the lock only).
 
 Compaction writes the ledger as the first frames of the next generation: made aside, synced, then *linked* to its
-name, which fails if somebody was first; the highest generation that has its name is the journal.
+name, which fails if somebody was first; the highest generation that has its name is the journal. One that is damaged
+stays: it is linked to the name `damaged-<generation>.log` before, and the next generation says which record sets are
+refused and where their damage is. So damage is never healed by being forgotten, and never copied as if it was good.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import re
 import secrets
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from store.codec import DecodeError, decode, encode
+from store.codec import DecodeError, decode_sections, encode_sections
 from store.errors import (
     SessionLostError,
     StoreBusyError,
@@ -38,11 +39,12 @@ from store.file.frame import (
     decode_header,
     encode_frame,
     encode_header,
-    find_frame,
-    scan,
 )
+from store.file.judge import Judged, judge
 from store.file.lock import Hint, JournalLock
-from store.ledger import Entry, Ledger, LedgerError, Restored
+from store.ledger import Damaged, Entry, Ledger, LedgerError, Restored
+
+log = logging.getLogger("store.file")
 
 _NAME = re.compile(r"^journal-(\d{10})\.log$")
 _SNAPSHOT_FRAME_BYTES = 8 * 1024 * 1024
@@ -81,6 +83,7 @@ class Journal:
         self._length = 0
         self._raw_hint = b""
         self._recovered = False
+        self._told: set[str] = set()  # damaged record sets that the log knows of
         self.sound = True  # no half-written frame of ours is left behind
         self.physical_write_count = self.physical_write_bytes = 0
         self.compaction_count = self.failed_compaction_count = self.torn_tail_count = 0
@@ -93,8 +96,8 @@ class Journal:
     def path(self) -> str:
         return self._path(self.generation)
 
-    def _path(self, generation: int) -> str:
-        return os.path.join(self.directory, f"journal-{generation:010d}.log")
+    def _path(self, generation: int, kind: str = "journal") -> str:
+        return os.path.join(self.directory, f"{kind}-{generation:010d}.log")
 
     # ---- reading
 
@@ -136,22 +139,26 @@ class Journal:
         if until <= self._length:
             return
         data = self._disk.pread_all(self._fd, until - self._length, self._length)
-        found = scan(data, self._length, self._header.seed)
-        self._apply(found.payloads, found.end)
-        if found.wrong or found.end != until:
-            raise StoreCorruptError(
-                self.path, found.end, found.wrong or "the file is shorter than what was acknowledged"
-            )
+        self._apply(judge(data, self._length, self._header.seed, until, self.path))
 
-    def _apply(self, payloads: Iterable[tuple[int, bytes]], end: int) -> None:
-        for offset, payload in payloads:
+    def _apply(self, judged: Judged) -> None:
+        path = self.path
+        for frame in judged.frames:
             try:
-                for entry in decode(payload):
-                    self.ledger.apply(entry)
+                for entry in decode_sections(frame.sections, os.path.basename(path)):
+                    self.ledger.apply(self._placed(entry) if isinstance(entry, Damaged) else entry)
             except (DecodeError, LedgerError) as error:
                 self.invalidate()
-                raise StoreCorruptError(self._path(self.generation), offset, str(error)) from error
-        self._length = end
+                raise StoreCorruptError(path, frame.offset, str(error)) from error
+        self._length = judged.end
+
+    def _placed(self, damaged: Damaged) -> Damaged:
+        """In the file there is only the name of the file with the damage: the directory may have been moved."""
+        placed = replace(damaged, file=os.path.join(self.directory, damaged.file))
+        if damaged.name not in self._told:
+            self._told.add(damaged.name)
+            log.warning("%s", placed.error())
+        return placed
 
     def invalidate(self) -> None:
         """Forget the ledger: it may hold what was never written. The next look reads the file from its start."""
@@ -207,17 +214,11 @@ class Journal:
         if size < self._length:
             raise StoreCorruptError(self.path, size, f"the file is cut off, {self._length} bytes were read before")
         data = self._disk.pread_all(self._fd, size - self._length, self._length)
-        found = scan(data, self._length, self._header.seed)
-        if found.wrong:
-            later = find_frame(data[found.end - self._length :], found.end, self._header.seed)
-            if later is not None:
-                raise StoreCorruptError(self.path, found.end, f"{found.wrong}, and good data follows at byte {later}")
-            if found.end < acknowledged <= size:
-                raise StoreCorruptError(self.path, found.end, f"{found.wrong}, and it was acknowledged")
-        self._apply(found.payloads, found.end)
+        judged = judge(data, self._length, self._header.seed, acknowledged, self.path)
+        self._apply(judged)
         try:
-            if found.wrong:
-                self._disk.truncate(self._fd, found.end)
+            if judged.torn:
+                self._disk.truncate(self._fd, judged.end)
                 self.torn_tail_count += 1
             if self._fsync:  # its writer may have died before it could
                 self._disk.sync(self._fd)
@@ -238,7 +239,7 @@ class Journal:
 
     def append(self, entries: Sequence[Entry]) -> None:
         """One frame, one write, one sync. The ledger has these entries applied already; on failure it is forgotten."""
-        frame = encode_frame(encode(entries), self._length, self._header.seed)
+        frame = encode_frame(encode_sections(entries), self._length, self._header.seed)
         try:
             self._disk.pwrite_all(self._fd, frame, self._length)
             if self._fsync:
@@ -295,7 +296,8 @@ class Journal:
     def _switch(self) -> None:
         before = self.path
         generation = self.generation + 1
-        self._make(generation, self.ledger.snapshot())
+        self._keep_damaged()
+        self._make(generation, self._snapshot())
         fd = -1
         try:
             fd = os.open(self._path(generation), os.O_RDWR | os.O_CLOEXEC)
@@ -313,6 +315,21 @@ class Journal:
         with contextlib.suppress(OSError):
             self._disk.unlink(before)
 
+    def _keep_damaged(self) -> None:
+        """By another name, before the next generation can make this file a thing of the past."""
+        ledger, kept = self.ledger, self._path(self.generation, "damaged")
+        here = [damaged for damaged in ledger.damaged.values() if damaged.file == self.path]
+        if not here:
+            return
+        with contextlib.suppress(FileExistsError):  # a compaction that failed came so far
+            self._disk.link(self.path, kept)
+        for damaged in here:
+            ledger.damaged[damaged.name] = replace(damaged, file=kept)
+
+    def _snapshot(self) -> Iterable[Entry]:
+        for entry in self.ledger.snapshot():
+            yield replace(entry, file=os.path.basename(entry.file)) if isinstance(entry, Damaged) else entry
+
     def _make(self, generation: int, entries: Iterable[Entry]) -> None:
         """A new generation with these entries, whole or not at all. FileExistsError when somebody was first."""
         target = self._path(generation)
@@ -324,7 +341,7 @@ class Journal:
                 self._disk.pwrite_all(fd, encode_header(header), 0)
                 offset = HEADER_BYTES
                 for chunk in _chunks(entries):
-                    frame = encode_frame(encode(chunk), offset, header.seed)
+                    frame = encode_frame(encode_sections(chunk), offset, header.seed)
                     self._disk.pwrite_all(fd, frame, offset)
                     offset += len(frame)
                 self._disk.sync(fd)

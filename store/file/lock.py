@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from store.errors import StoreBusyError, StoreWriteError
 from store.file.disk import Disk
 
+_FILE = "journal.lock"
 _HINT = struct.Struct("<4sBQQI")
 _HINT_MARK = b"HINT"
 _STAMP = struct.Struct("<QQ")
@@ -56,11 +57,20 @@ def _decode_hint(data: bytes) -> Hint | None:
     return Hint(generation, length, bool(synced))
 
 
+def read_hint(directory: str) -> Hint | None:
+    """By a look at the file alone, whoever has it. None when it is not there, or damaged."""
+    try:
+        with open(os.path.join(directory, _FILE), "rb") as file:
+            return _decode_hint(file.read(_HINT.size))
+    except FileNotFoundError:
+        return None
+
+
 class JournalLock:
     """Taken by one thread of a process at a time (the backend sees to that)."""
 
     def __init__(self, directory: str, disk: Disk, break_after_ms: float) -> None:
-        self.path = os.path.join(directory, "journal.lock")
+        self.path = os.path.join(directory, _FILE)
         self._disk = disk
         self._break_after_ms = break_after_ms
         self.break_count = 0

@@ -1,30 +1,36 @@
 """What can be read of a damaged journal, up to and around the damage. Nothing is changed, no lock is taken.
 
 Theory. Values in the journal are absolute, so a key that was written after the damage is right again; of all others it
-is unknown whether the lost frames changed them. So every record set *may* have lost changes, but one whose first opening
-stands after the last damage. A lost entry can hide at most one change of owner of a record set, and takes at least one
-byte; so can an entry that is there but does not fit what is left, and a waiter that was dropped. Epochs grow by the
-number of all these, so that whoever owned one stays fenced.
+is unknown whether what is lost changed them. Of a damaged section it is known whose it is: that record set *may* have
+lost changes, and its epoch is right. Of a gap, where nothing can be understood, nothing is known: every record set may
+have lost changes, but one whose first opening stands after the last gap. A lost entry can hide at most one change of owner
+of a record set, and takes at least one byte; so can an entry that is there but does not fit what is left, and a waiter
+that was dropped. Epochs grow by the number of all these, so that whoever owned one stays fenced.
+
+A record set that was refused already when the journal was compacted is taken from the journal of then, which was kept.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from store.admin import Salvaged
-from store.codec import DecodeError, decode
+from store.codec import DecodeError, decode_sections
 from store.contract import Put
-from store.errors import StoreInUseError, StoreNotFoundError
+from store.errors import StoreCorruptError, StoreInUseError, StoreNotFoundError
 from store.file.disk import Disk
-from store.file.frame import HEADER_BYTES, decode_header, find_frame, scan
+from store.file.frame import HEADER_BYTES, Frame, Header, decode_header, find_frame, scan
 from store.file.heartbeat import Heartbeat
+from store.file.lock import read_hint
 from store.ledger import (
     Cancelled,
     Change,
     Closed,
+    Damaged,
     Ended,
     Entry,
     Ledger,
@@ -50,19 +56,37 @@ class _Gap:
 
 
 def salvage_file(directory: str) -> Salvaged:
-    """StoreCorruptError when not even the header of the journal can be read: without its id no frame can be trusted."""
+    """StoreCorruptError when not even the header of the journal can be read: without its id no frame can be trusted; and
+    when the whole journal is gone."""
     names = sorted(name for name in _listed(directory) if _NAME.match(name))
     if not names:
         raise StoreNotFoundError(directory)
     path = os.path.join(directory, names[-1])
-    with open(path, "rb") as file:
-        data = file.read()
-    found = salvage(data, decode_header(data[:HEADER_BYTES], path).seed, path)
+    data, header = _read(path)
+    hint = read_hint(directory)
+    if hint is not None and hint.generation > header.generation:
+        raise StoreCorruptError(path, 0, f"it is not the newest journal: generation {hint.generation} is gone")
+    known = hint is not None and hint.synced and hint.generation == header.generation
+    found = salvage(data, header.seed, path, hint.length if known and hint else 0, functools.cache(_kept))
     heartbeat = Heartbeat(directory, Disk(), SESSION_TIMEOUT_MS)
     # That a session connected may be lost; that it lives is not.
     if alive := heartbeat.alive({*found.sessions, *_listed(heartbeat.directory)}):
         raise StoreInUseError(f"{directory} is used by session {', '.join(sorted(alive))}")
     return found
+
+
+def _read(path: str) -> tuple[bytes, Header]:
+    with open(path, "rb") as file:
+        data = file.read()
+    return data, decode_header(data[:HEADER_BYTES], path)
+
+
+def _kept(path: str) -> Salvaged | None:
+    try:
+        data, header = _read(path)
+    except (OSError, StoreCorruptError):
+        return None
+    return salvage(data, header.seed, path)
 
 
 def _listed(directory: str) -> list[str]:
@@ -72,23 +96,32 @@ def _listed(directory: str) -> list[str]:
         return []
 
 
-def salvage(data: bytes, seed: int, path: str) -> Salvaged:
-    """Pure: of a whole journal, its header included."""
-    fold = _Fold()
+def salvage(
+    data: bytes,
+    seed: int,
+    path: str,
+    acknowledged: int = 0,
+    kept: Callable[[str], Salvaged | None] = lambda path: None,
+) -> Salvaged:
+    """Pure: of a whole journal, its header included. `acknowledged`: so long it was at the least; `kept`: what there is in a
+    journal of before."""
+    fold = _Fold(path, kept)
     for piece in _pieces(data, seed):
         if isinstance(piece, _Gap):
-            fold.gap(piece, path)
+            fold.gap(piece)
         else:
-            fold.frame(*piece, path)
+            fold.frame(piece)
+    if len(data) < acknowledged:
+        fold.gap(_Gap(len(data), acknowledged, "the file ends before what was acknowledged"))
     return fold.result()
 
 
-def _pieces(data: bytes, seed: int) -> Iterator[_Gap | tuple[int, bytes]]:
+def _pieces(data: bytes, seed: int) -> Iterator[_Gap | Frame]:
     """Good frames and, between them, what is none."""
     at = HEADER_BYTES
     while at < len(data):
         found = scan(data[at:], at, seed)
-        yield from found.payloads
+        yield from found.frames
         if not found.wrong:
             return
         later = find_frame(data[found.end :], found.end, seed)
@@ -98,36 +131,64 @@ def _pieces(data: bytes, seed: int) -> Iterator[_Gap | tuple[int, bytes]]:
 
 
 class _Fold:
-    def __init__(self) -> None:
+    def __init__(self, path: str, kept: Callable[[str], Salvaged | None]) -> None:
         self.ledger = Ledger()
+        self._path = path
+        self._kept = kept
         self._left_out: list[str] = []
+        self._gaps = False
         self._hidden = 0  # at most so many changes of owner
-        self._whole: set[str] = set()  # first opened after the last damage
+        self._whole: set[str] = set()  # first opened after the last gap
         self._strange: set[str] = set()
+        self._damaged: set[str] = set()
 
-    def gap(self, gap: _Gap, path: str) -> None:
-        self._left_out.append(f"{path}: bytes {gap.start} to {gap.end}: {gap.reason}")
+    def gap(self, gap: _Gap) -> None:
+        self._left_out.append(f"{self._path}: bytes {gap.start} to {gap.end}: {gap.reason}")
+        self._gaps = True
         self._hidden += gap.end - gap.start
         self._whole.clear()
 
-    def frame(self, offset: int, payload: bytes, path: str) -> None:
+    def frame(self, frame: Frame) -> None:
         try:
-            entries = decode(payload)
+            entries = decode_sections(frame.sections, os.path.basename(self._path))
         except DecodeError as error:
-            self.gap(_Gap(offset, offset + len(payload), str(error)), path)
+            self.gap(_Gap(frame.offset, frame.end, str(error)))
             return
         for entry in entries:
+            if isinstance(entry, Damaged):
+                self._damage(entry)
+                continue
             if isinstance(entry, Opened) and entry.epoch == 1 and entry.name not in self.ledger.records:
                 self._whole.add(entry.name)
             try:
                 self.ledger.apply(entry)
             except LedgerError as error:
-                self._force(entry, f"{path}: frame at byte {offset}: {error}")
+                self._force(entry, f"{self._path}: frame at byte {frame.offset}: {error}")
+
+    def _damage(self, entry: Damaged) -> None:
+        """What is left of the record set counts; of one that was damaged before this journal began, what is left there. Its
+        epoch was raised there, if need be, and nobody has owned it since."""
+        place = os.path.join(os.path.dirname(self._path), entry.file)
+        self._left_out.append(f"{place}: {entry.reason} (record set {entry.name!r})")
+        self._damaged.add(entry.name)
+        if entry.file == os.path.basename(self._path):
+            return
+        kept = self._kept(place)
+        found = (
+            [part for part in kept.entries if isinstance(part, Restored) and part.name == entry.name] if kept else []
+        )
+        if kept and found:
+            self.ledger.apply(found[0])
+            self._left_out += [line for line in kept.left_out if line not in self._left_out]
+        else:
+            self.ledger.apply(entry)
+            self._left_out.append(f"record set {entry.name!r}: {place} has nothing of it that can be read")
 
     def _force(self, entry: Entry, why: str) -> None:
         """It was written on what is lost: what it says about objects and epochs counts all the same."""
         ledger = self.ledger
         self._hidden += 1
+        self._gaps = True
         match entry:
             case Opened(name, epoch, session_id):
                 ledger.sessions.setdefault(session_id, "")
@@ -179,16 +240,17 @@ class _Fold:
 
     def result(self) -> Salvaged:
         ledger = self.ledger
-        damaged = bool(self._left_out)
-        uncertain = sorted(name for name in ledger.records if damaged and name not in self._whole - self._strange)
-        grown = dict.fromkeys(uncertain, self._hidden)
+        lost = {name for name in ledger.records if self._gaps and name not in self._whole - self._strange}
         entries: list[Entry] = [
-            Restored(name, record.epoch + grown.get(name, 0), None, (), tuple(record.objects.items()))
+            Restored(
+                name, record.epoch + (self._hidden if name in lost else 0), None, (), tuple(record.objects.items())
+            )
             for name, record in ledger.records.items()
         ]
-        entries += _prepared(ledger)
+        for xid, changes in ledger.prepared.items():
+            if missing := {change.name for change in changes} - ledger.records.keys():
+                self._left_out.append(f"transaction {xid}: it changes {', '.join(sorted(missing))}, which is left out")
+            else:
+                entries.append(Prepared(xid, changes, restored=True))
+        uncertain = sorted(lost | self._damaged)
         return Salvaged(tuple(entries), tuple(self._left_out), tuple(uncertain), tuple(ledger.sessions))
-
-
-def _prepared(ledger: Ledger) -> Iterable[Entry]:
-    return [Prepared(xid, changes, restored=True) for xid, changes in ledger.prepared.items()]

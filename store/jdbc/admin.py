@@ -9,16 +9,16 @@ from contextlib import contextmanager
 import sqlalchemy as sa
 
 from store.admin import Checked, LockStatus
-from store.errors import StoreBusyError, StoreCorruptError, StoreError
+from store.errors import StoreBusyError, StoreError, StoreVersionError
 from store.jdbc.database import Connection, ConnectionLostError, Database
 from store.jdbc.engine import listens, read_published
-from store.jdbc.persistence import read_transactions
+from store.jdbc.persistence import read_rows, read_transactions, unkept_promises
 from store.jdbc.protocol import OwnerRow, check_owner, read_owner
-from store.jdbc.rows import OBJECT, RECORD, Row, check_row, describe, restore
+from store.jdbc.rows import restore
 from store.jdbc.schema import ensure_tables
 from store.jdbc.settings import SQLITE, parse_jdbc
 from store.jdbc.tables import Tables, make_tables, sqlite_file
-from store.ledger import Prepared
+from store.ledger import Prepared, Restored
 from store.served.process import process_gone
 
 
@@ -97,31 +97,26 @@ def jdbc_lock_status(uri: str) -> LockStatus:
 def check_jdbc(uri: str) -> Checked:
     """Every row and its checksum; what is damaged is named and left as it is."""
     problems: list[str] = []
-    rows: list[Row] = []
-    in_doubt: list[str] = []
     with opened(uri) as store:
+        shown = store.settings.shown
         try:
-            check_owner(store.owner(), store.settings.engine, store.settings.shown)
+            check_owner(store.owner(), store.settings.engine, shown)
+        except StoreVersionError as error:  # the rows are not to be understood
+            return Checked(shown, 0, 0, 0, (), (str(error),))
         except StoreError as error:
             problems.append(str(error))
-        for table in store.tables.objects:
-            for found in store.data.rows(sa.select(*table.c)):
-                row = Row(found.id, found.parent_id, found.class_id, found.name, found.number, bytes(found.data))
-                try:
-                    check_row(row, found.checksum, table.fullname)
-                    rows.append(row)
-                except StoreCorruptError as error:
-                    problems.append(f"{table.fullname}: {describe(row)}: {error.reason}")
-        try:
-            prepared = read_transactions(store.data, store.tables)[0]
-            in_doubt = [entry.xid for entry in prepared if isinstance(entry, Prepared)]
-            restore(rows, store.settings.shown)
-        except StoreCorruptError as error:
-            problems.append(error.detail())
-    objects = [row for row in rows if row.class_id == OBJECT]
+        restored = restore(read_rows(store.data, store.tables), shown)
+        transactions = read_transactions(store.data, store.tables, shown)
+    refusals = (*restored.refusals, *transactions.refusals, *unkept_promises(restored, transactions))
+    problems += [f"the whole store is refused: {refusal.detail()}" for refusal in refusals]
+    problems += [damaged.error().detail() for damaged in (*restored.damaged, *transactions.damaged)]
+    problems += [f"nothing is refused: {place}" for place in (*restored.passed_over, *transactions.passed_over)]
+    refused = {damaged.name for damaged in transactions.damaged}
+    records = [entry for entry in restored.entries if isinstance(entry, Restored) and entry.name not in refused]
+    in_doubt = tuple(entry.xid for entry in transactions.prepared if isinstance(entry, Prepared))
     return Checked(
-        store.settings.shown, sum(row.class_id == RECORD for row in rows), len(objects),
-        sum(len(row.name) + len(row.data) for row in objects), tuple(in_doubt), tuple(problems),
+        shown, len(records), sum(len(record.objects) for record in records),
+        sum(len(key) + len(value) for record in records for key, value in record.objects), in_doubt, tuple(problems),
     )  # fmt: skip
 
 

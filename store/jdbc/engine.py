@@ -51,7 +51,7 @@ from store.errors import (
 from store.jdbc.database import Connection, ConnectionLostError, Database
 from store.jdbc.persistence import JdbcPersistence
 from store.jdbc.protocol import LockTakenError, OwnerRow, Ownership, acquire, check_owner, read_owner
-from store.jdbc.rows import ENGINE
+from store.jdbc.rows import ENGINE, row_of
 from store.jdbc.schema import ensure_tables
 from store.jdbc.settings import RETRY, SQLITE, JdbcSettings
 from store.jdbc.tables import Tables, make_tables, sqlite_file
@@ -113,9 +113,10 @@ class Published:
 
 def read_published(connection: Connection, tables: Tables) -> Published | None:
     for table in tables.objects[tables.persistent_count :]:
-        found = connection.rows(sa.select(table.c.data).where(table.c.class_id == ENGINE))
-        if found:
-            return Published.decode(bytes(found[0].data))
+        for row in connection.rows(sa.select(*table.c).where(table.c.class_id == ENGINE)):
+            found = row_of(row)
+            if found.checksum == row.checksum:  # else it is as if nobody had published: the lock tells
+                return Published.decode(found.data)
     return None
 
 

@@ -8,6 +8,9 @@ commit. So a zombie writes nothing, and of a commit whose answer got lost everyb
     it has not               nothing was
 
 An outcome is kept for the last OUTCOMES_KEPT commits. A prepared transaction is a row of its own, until it is resolved.
+
+What is damaged is found when the store is loaded, and only then: rows.py and outcomes.py say what is refused for it. Damaged
+rows are never written again, and never removed; but for the row of an engine, which each one writes anew.
 """
 
 from __future__ import annotations
@@ -16,19 +19,40 @@ import contextlib
 import logging
 import zlib
 from collections.abc import Callable, Iterable
-from typing import Any
 
-import msgspec
 import sqlalchemy as sa
 
-from store.codec import DecodeError, decode, encode
 from store.errors import StoreCorruptError, StoreError, StoreWriteError
 from store.jdbc.database import Connection, ConnectionLostError, Database
+from store.jdbc.outcomes import (
+    COMMITTED,
+    FoundOutcome,
+    Transactions,
+    committed,
+    committed_xid,
+    outcome_of,
+    prepared,
+    prepared_xid,
+    read_outcomes,
+)
 from store.jdbc.protocol import Ownership, read_owner
-from store.jdbc.rows import CLASSES, ENGINE, Row, RowChanges, RowMap, check_row, restore, touched
+from store.jdbc.rows import (
+    CLASSES,
+    ENGINE,
+    RECORD,
+    Found,
+    Restoration,
+    Row,
+    RowChanges,
+    RowMap,
+    number_of,
+    restore,
+    row_of,
+    touched,
+)
 from store.jdbc.settings import SQLITE
 from store.jdbc.tables import Tables
-from store.ledger import Entry, Prepared
+from store.ledger import Prepared
 from store.served.port import Batch, Loaded, OwnershipLostError, Persistence
 
 log = logging.getLogger("store.jdbc")
@@ -37,7 +61,6 @@ OUTCOMES_KEPT = 1_024
 TRIM_EVERY = 256
 KEY_BLOCK = 1_024
 KEYS = "objects"
-COMMITTED, PREPARED = "COMMITTED", "PREPARED"
 
 
 class JdbcPersistence(Persistence):
@@ -56,6 +79,8 @@ class JdbcPersistence(Persistence):
         self.incarnation = ownership.incarnation
         self._regain = regain
         self._rows = RowMap()
+        self._damaged_rows: frozenset[tuple[str, int]] = frozenset()
+        self._damaged_xids: list[str] = []
         self._next_id = self._last_id = 0
         self._append_count = 0
         self._closed = False
@@ -74,16 +99,33 @@ class JdbcPersistence(Persistence):
         with data.transaction():
             self._verify(data)
             self._catalogue(data)
-            rows = [row for table in self._tables.objects for row in read_rows(data, table)]
-            restored = restore(rows, self._database.settings.shown)
+            restored, transactions = self._read(data)
+            if refusals := (*restored.refusals, *transactions.refusals, *unkept_promises(restored, transactions)):
+                raise refusals[0]
             if restored.dropped:
                 ids = [row.id for row in restored.dropped]
                 for table in self._tables.objects[self._tables.persistent_count :]:
                     data.run(sa.delete(table).where(table.c.id.in_(ids)))
-            prepared, outcomes, position, known_since = read_transactions(data, self._tables)
             self._last_id = self._next_id = self._check_keys(data, restored.last_id)
         self._rows.load(restored.rows)
-        return Loaded(position, (*restored.entries, *prepared), outcomes, known_since)
+        self._damaged_rows = _places(restored)
+        self._damaged_xids = transactions.kept
+        self._warn(restored, transactions)
+        entries = (*restored.entries, *transactions.entries)
+        return Loaded(transactions.position, entries, tuple(transactions.outcomes), transactions.known_since)
+
+    def _read(self, data: Connection) -> tuple[Restoration, Transactions]:
+        shown = self._database.settings.shown
+        return restore(read_rows(data, self._tables), shown), read_transactions(data, self._tables, shown)
+
+    def _warn(self, restored: Restoration, transactions: Transactions) -> None:
+        told: set[str] = set()
+        for damaged in (*restored.damaged, *transactions.damaged):
+            if damaged.name not in told:
+                told.add(damaged.name)
+                log.warning("%s", damaged.error())
+        for place in (*restored.passed_over, *transactions.passed_over):
+            log.warning("%s: %s; it is left as it is, and nothing is refused", self._database.settings.shown, place)
 
     def _catalogue(self, data: Connection) -> None:
         """SIBCLASSMAP, SIBLISTING and SIBKEYS of new tables; of old ones they are compared."""
@@ -110,8 +152,10 @@ class JdbcPersistence(Persistence):
         if not found:
             data.run(sa.insert(keys), {"key_id": KEYS, "last_key": last_used})
             return last_used
-        if found[0][0] < last_used:
-            raise StoreCorruptError(keys.fullname, found[0][0], f"id {last_used} is in use, and was not handed out")
+        if number_of(found[0][0]) < last_used:
+            raise StoreCorruptError(
+                keys.fullname, number_of(found[0][0]), f"id {last_used} is in use, and was not handed out"
+            )
         return int(found[0][0])
 
     # ---- append
@@ -199,31 +243,37 @@ class JdbcPersistence(Persistence):
     def _write_outcome(self, data: Connection, batch: Batch) -> None:
         table = self._tables.transactions
         for xid in touched(batch).prepared:
-            data.run(sa.delete(table).where(table.c.xid == f"x:{xid}"))
+            data.run(sa.delete(table).where(table.c.xid == prepared_xid(xid)))
             if (changes := batch.after.prepared.get(xid)) is not None:
-                promised = encode([Prepared(xid, changes, restored=True)])
-                data.run(sa.insert(table), _transaction(f"x:{xid}", PREPARED, batch, promised))
-        data.run(sa.insert(table), _transaction(_xid(batch), COMMITTED, batch, msgspec.msgpack.encode(batch.tokens)))
+                data.run(sa.insert(table), prepared(xid, changes, batch.base, batch.position).values())
+        data.run(sa.insert(table), committed(batch.tokens, batch.base, batch.position).values())
         if self._append_count % TRIM_EVERY == TRIM_EVERY - 1:
             newest = sa.select(table.c.position).where(table.c.state == COMMITTED)
             oldest = data.rows(newest.order_by(table.c.position.desc()).offset(OUTCOMES_KEPT).limit(1))
             if oldest:
-                data.run(sa.delete(table).where(table.c.state == COMMITTED, table.c.position <= oldest[0][0]))
+                old = sa.delete(table).where(table.c.state == COMMITTED, table.c.position <= oldest[0][0])
+                data.run(old.where(table.c.xid.not_in(self._damaged_xids)))
 
     def _was_kept(self, batch: Batch) -> bool:
-        """After the lock was regained: nothing of the lost connection is under way any more. The map is read anew."""
-        table = self._tables.transactions
+        """After the lock was regained: nothing of the lost connection is under way any more. The map is read anew. Damage
+        that was not there before may be of the very commit that is in doubt: then this engine must not go on."""
+        table, xid = self._tables.transactions, committed_xid(batch.tokens, batch.base)
         try:
             data = self._connect()
             with data.transaction():
                 self._verify(data)
-                kept = bool(data.rows(sa.select(table.c.xid).where(table.c.xid == _xid(batch))))
+                restored, transactions = self._read(data)
+                new = {*transactions.kept} - {*self._damaged_xids}
+                if restored.refusals or transactions.refusals or new or _places(restored) != self._damaged_rows:
+                    raise OwnershipLostError(f"{self._database.settings.shown}: more of it is damaged than before")
+                kept = bool(data.rows(sa.select(table.c.xid).where(table.c.xid == xid)))
                 self._last_id = self._next_id = self._check_keys(data, 0)
-                rows = [row for objects in self._tables.objects for row in read_rows(data, objects)]
-            self._rows.load(restore(rows, self._database.settings.shown).rows)
+            self._rows.load(restored.rows)
         except ConnectionLostError:
             return False  # the next try finds out
-        log.warning("the append %s was in doubt: it was %s", _xid(batch), "committed" if kept else "not committed")
+        except StoreCorruptError as error:
+            raise OwnershipLostError(error.detail()) from error
+        log.warning("the append %s was in doubt: it was %s", xid, "committed" if kept else "not committed")
         return kept
 
     # ---- the engine's own row
@@ -271,55 +321,33 @@ class JdbcPersistence(Persistence):
                 self.ownership.release()
 
 
-def _xid(batch: Batch) -> str:
-    return f"g:{batch.base}:{batch.tokens[0]}"
+def unkept_promises(restored: Restoration, transactions: Transactions) -> list[StoreCorruptError]:
+    """Of a transaction that changes a record set of which nothing is there."""
+    names = {key[1] for key, row in restored.rows if row.class_id == RECORD}
+    names |= {damaged.name for damaged in restored.damaged}
+    return [
+        StoreCorruptError(f"transaction {entry.xid}", 0, f"record set {change.name!r}, which it changes, is not there")
+        for entry in transactions.prepared
+        if isinstance(entry, Prepared)
+        for change in entry.changes
+        if change.name not in names
+    ]
 
 
-def _transaction(xid: str, state: str, batch: Batch, data: bytes) -> dict[str, object]:
-    values = {"xid": xid, "state": state, "base": batch.base, "position": batch.position, "data": data}
-    return {**values, "checksum": _checksum(xid, state, batch.base, batch.position, data)}
+def _places(restored: Restoration) -> frozenset[tuple[str, int]]:
+    return frozenset((damaged.file, damaged.offset) for damaged in restored.damaged)
 
 
-def _checksum(xid: str, state: str, base: int, position: int, data: bytes) -> int:
-    return zlib.crc32(data, zlib.crc32(f"{xid} {state} {base} {position}".encode()))
+def read_rows(data: Connection, tables: Tables) -> list[Found]:
+    """Of all SIBnnn."""
+    return [
+        Found(row_of(row), row.identity, row.checksum, table.fullname, number < tables.persistent_count)
+        for number, table in enumerate(tables.objects)
+        for row in data.rows(sa.select(*table.c))
+    ]
 
 
-def read_rows(data: Connection, table: sa.Table) -> list[Row]:
-    rows = []
-    for found in data.rows(sa.select(*table.c)):
-        row = Row(found.id, found.parent_id, found.class_id, found.name, found.number, bytes(found.data))
-        check_row(row, found.checksum, table.fullname)
-        rows.append(row)
-    return rows
-
-
-def read_transactions(
-    data: Connection, tables: Tables
-) -> tuple[tuple[Entry, ...], tuple[tuple[str, int], ...], int, int]:
-    """Prepared transactions, outcomes, the position, and since when all outcomes are known."""
+def read_transactions(data: Connection, tables: Tables, place: str) -> Transactions:
     table = tables.transactions
-    prepared: list[Entry] = []
-    outcomes: list[tuple[str, int]] = []
-    position, known_since = 0, None
-    for row in data.rows(sa.select(*table.c).order_by(table.c.position)):
-        promised, tokens = read_transaction(row, table)
-        prepared += promised
-        if row.state != PREPARED:
-            known_since = row.base if known_since is None else known_since
-            position = max(position, row.position)
-            outcomes += [(token, row.position) for token in tokens]
-    return tuple(prepared), tuple(outcomes), position, known_since or 0
-
-
-def read_transaction(row: Any, table: sa.Table) -> tuple[list[Entry], tuple[str, ...]]:
-    """A row of SIBXACTS: what it promises, or the tokens it acknowledges."""
-    content = bytes(row.data)
-    place = f"{table.fullname}, xid {row.xid!r}"
-    if row.checksum != _checksum(row.xid, row.state, row.base, row.position, content):
-        raise StoreCorruptError(place, row.position, "the checksum does not fit")
-    if row.state != PREPARED:
-        return [], msgspec.msgpack.decode(content, type=tuple[str, ...])
-    try:
-        return decode(content), ()
-    except DecodeError as error:
-        raise StoreCorruptError(place, row.position, str(error)) from error
+    found = [FoundOutcome(outcome_of(row), row.identity, row.checksum) for row in data.rows(sa.select(*table.c))]
+    return read_outcomes(found, f"{place}, {table.fullname}")

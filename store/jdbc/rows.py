@@ -10,6 +10,15 @@
 
 Waiters are served in the order of their ids. A row has the id it got, for life; ids are never used again. `checksum`
 is over all else. A batch is written as what it leaves behind: a key that was changed ten times in one batch is one row.
+
+A damaged row is left as it is, and (S9)
+
+    it is not persistent                              nothing is refused: it is as if it was not there
+    persistent; identity or checksum fits             its record set is refused: the parent's, or its own
+    persistent; neither fits                          the whole store is refused: nobody knows whose it is
+    persistent; its record set has no readable row    the whole store is refused: nobody knows the name
+
+`identity` is over id, parent, class and, of a record set, the name.
 """
 
 from __future__ import annotations
@@ -18,6 +27,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from store.contract import Operation
 from store.errors import StoreCorruptError
@@ -26,6 +36,7 @@ from store.ledger import (
     Change,
     Closed,
     Connected,
+    Damaged,
     Ended,
     Entry,
     Opened,
@@ -47,7 +58,8 @@ CLASSES: Mapping[int, tuple[str, bool]] = {
     WAITER: ("waiter", False),
     ENGINE: ("engine", False),
 }
-_HEAD = struct.Struct("<qqiq")
+_HEAD = struct.Struct("<qqqq")
+_IDENTITY = struct.Struct("<qqq")
 Key = tuple[object, ...]
 
 
@@ -68,6 +80,11 @@ class Row:
         return zlib.crc32(self.data, zlib.crc32(self.name.encode(), zlib.crc32(head)))
 
     @property
+    def identity(self) -> int:
+        head = _IDENTITY.pack(self.id, self.parent_id, self.class_id)
+        return zlib.crc32(self.name.encode() if self.class_id == RECORD else b"", zlib.crc32(head))
+
+    @property
     def home(self) -> int:
         return self.parent_id or self.id
 
@@ -83,6 +100,7 @@ class Row:
             "name": self.name,
             "number": self.number,
             "data": self.data,
+            "identity": self.identity,
             "checksum": self.checksum,
         }
 
@@ -229,18 +247,60 @@ class _Differences:
 # ---- back
 
 
+def text_of(value: object) -> str:
+    """What a database without types of its own (SQLite) gives for a text; a value of another type fits no checksum."""
+    return value if isinstance(value, str) else f"no text: {value!r}"
+
+
+def number_of(value: object) -> int:
+    return value if isinstance(value, int) else -1
+
+
+def bytes_of(value: object) -> bytes:
+    return bytes(value) if isinstance(value, bytes | memoryview) else f"no bytes: {value!r}".encode()
+
+
+def row_of(found: Any) -> Row:
+    """Of a row of a SIBnnn table, as the database gives it."""
+    return Row(
+        number_of(found.id), number_of(found.parent_id), number_of(found.class_id), text_of(found.name),
+        number_of(found.number), bytes_of(found.data),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Found:
+    """A row as it stands in a table, with the checksums that stand there."""
+
+    row: Row
+    identity: int
+    checksum: int
+    table: str
+    persistent: bool
+
+    @property
+    def good(self) -> bool:
+        return self.row.checksum == self.checksum and self.row.identity == self.identity
+
+    @property
+    def known(self) -> bool:
+        """Whose it is."""
+        return self.row.checksum == self.checksum or self.row.identity == self.identity
+
+
 @dataclass(frozen=True)
 class Restoration:
+    """`rows` are those that may be changed from now on. A damaged row is in one of the last three."""
+
     entries: tuple[Entry, ...]
     rows: tuple[tuple[Key, Row], ...]
     dropped: tuple[Row, ...]
-    """Non-persistent rows that fit nothing: of a copy restored without them, or damaged."""
+    """Non-persistent rows that fit nothing: of a copy restored without them, or of a damaged record set."""
     last_id: int
-
-
-def check_row(row: Row, checksum: int, place: str) -> None:
-    if row.checksum != checksum:
-        raise StoreCorruptError(f"{place}, {describe(row)}", row.id, "the checksum of the row does not fit")
+    damaged: tuple[Damaged, ...]
+    passed_over: tuple[str, ...]
+    refusals: tuple[StoreCorruptError, ...]
+    """Why nothing of the store may be used."""
 
 
 def describe(row: Row) -> str:
@@ -248,47 +308,88 @@ def describe(row: Row) -> str:
     return f"row {row.id} ({kind} {row.name!r})"
 
 
-def restore(rows: Iterable[Row], place: str) -> Restoration:
-    """Rows whose checksums fit, in the order of their ids. StoreCorruptError when a persistent one has no record set."""
-    rows = sorted(rows, key=lambda row: row.id)
-    by_class: dict[int, list[Row]] = {class_id: [] for class_id in CLASSES}
-    for row in rows:
-        if row.class_id not in by_class:
-            raise StoreCorruptError(place, row.id, f"{describe(row)} is of no known class")
-        by_class[row.class_id].append(row)
-    names = {row.id: row.name for row in by_class[RECORD]}
-    kept: list[tuple[Key, Row]] = []
-    dropped: list[Row] = list(by_class[ENGINE])
-    objects: dict[int, list[tuple[str, bytes]]] = {record_id: [] for record_id in names}
-    for row in by_class[OBJECT]:
-        if row.parent_id not in names:
-            raise StoreCorruptError(
-                place, row.id, f"{describe(row)} belongs to record set {row.parent_id}, which is not there"
-            )
-        objects[row.parent_id].append((row.name, row.data))
-        kept.append(((OBJECT, names[row.parent_id], row.name), row))
-    sessions = {row.name: row for row in by_class[SESSION]}
-    kept += [((SESSION, name), row) for name, row in sessions.items()]
-    holders: dict[int, str] = {}
-    for row in by_class[HOLDER]:
-        if row.parent_id in names and row.name in sessions and row.parent_id not in holders:
-            holders[row.parent_id] = row.name
-            kept.append(((HOLDER, names[row.parent_id]), row))
-        else:
-            dropped.append(row)
-    waiters: dict[int, list[str]] = {}
-    for row in by_class[WAITER]:
-        line = waiters.setdefault(row.parent_id, [])
-        if row.parent_id in holders and row.name in sessions and row.name not in (*line, holders[row.parent_id]):
-            line.append(row.name)
-            kept.append(((WAITER, names[row.parent_id], row.name), row))
-        else:
-            dropped.append(row)
-    entries: list[Entry] = [Connected(name, row.data.decode()) for name, row in sessions.items()]
-    for row in by_class[RECORD]:
-        kept.append(((RECORD, row.name), row))
-        line = waiters.get(row.id, [])
-        entries.append(Restored(row.name, row.number, holders.get(row.id), tuple(line), tuple(objects[row.id])))
-    last_id = rows[-1].id if rows else 0
-    slim = tuple((key, Row(r.id, r.parent_id, r.class_id, r.name, r.number, b"")) for key, r in kept)
-    return Restoration(tuple(entries), slim, tuple(dropped), last_id)
+_MISFIT = "the checksum of the row does not fit"
+
+
+def restore(rows: Iterable[Found], place: str) -> Restoration:
+    return _Restorer(sorted(rows, key=lambda found: found.row.id), place).restoration()
+
+
+class _Restorer:
+    def __init__(self, found: list[Found], place: str) -> None:
+        self._place = place
+        self._refusals: list[StoreCorruptError] = []
+        self._damaged: list[Damaged] = []
+        self._passed_over: list[str] = []
+        self._by_class: dict[int, list[Row]] = {class_id: [] for class_id in CLASSES}
+        self._last_id = 0
+        self._sort(found)
+
+    def _sort(self, found: list[Found]) -> None:
+        kept = []
+        for one in found:
+            if one.good or (one.persistent and one.known):
+                kept.append(one)
+                self._last_id = max(self._last_id, one.row.id)
+            elif one.persistent:
+                self._refuse(one, "its identity does not fit")
+            else:
+                self._passed_over.append(f"{one.table}, {describe(one.row)}: {_MISFIT}")
+        names = {one.row.id: one.row.name for one in kept if one.row.class_id == RECORD}
+        for one in kept:
+            row = one.row
+            if row.class_id not in CLASSES or row.persistent != one.persistent:
+                self._refuse(one, "no such row belongs there")
+            elif row.class_id == OBJECT and row.parent_id not in names:
+                self._refuse(one, f"it belongs to record set {row.parent_id}, which is not there")
+            elif not one.good:
+                name = names[row.parent_id or row.id]
+                why = f"{describe(row)}: {_MISFIT}"
+                self._damaged.append(Damaged(name, f"{self._place}, {one.table}", row.id, why))
+        refused = {damaged.name for damaged in self._damaged}
+        self._names = {row_id: name for row_id, name in names.items() if name not in refused}
+        for one in kept:
+            if one.row.class_id in CLASSES:
+                self._by_class[one.row.class_id].append(one.row)
+
+    def _refuse(self, one: Found, why: str) -> None:
+        place = f"{self._place}, {one.table}, {describe(one.row)}"
+        self._refusals.append(StoreCorruptError(place, one.row.id, why))
+
+    def restoration(self) -> Restoration:
+        names, by_class = self._names, self._by_class
+        kept: list[tuple[Key, Row]] = []
+        dropped: list[Row] = list(by_class[ENGINE])
+        objects: dict[int, list[tuple[str, bytes]]] = {record_id: [] for record_id in names}
+        for row in by_class[OBJECT]:
+            if row.parent_id in names:
+                objects[row.parent_id].append((row.name, row.data))
+                kept.append(((OBJECT, names[row.parent_id], row.name), row))
+        sessions = {row.name: row for row in by_class[SESSION]}
+        kept += [((SESSION, name), row) for name, row in sessions.items()]
+        holders: dict[int, str] = {}
+        for row in by_class[HOLDER]:
+            if row.parent_id in names and row.name in sessions and row.parent_id not in holders:
+                holders[row.parent_id] = row.name
+                kept.append(((HOLDER, names[row.parent_id]), row))
+            else:
+                dropped.append(row)
+        waiters: dict[int, list[str]] = {}
+        for row in by_class[WAITER]:
+            line = waiters.setdefault(row.parent_id, [])
+            if row.parent_id in holders and row.name in sessions and row.name not in (*line, holders[row.parent_id]):
+                line.append(row.name)
+                kept.append(((WAITER, names[row.parent_id], row.name), row))
+            else:
+                dropped.append(row)
+        entries: list[Entry] = [Connected(name, row.data.decode()) for name, row in sessions.items()]
+        for row in by_class[RECORD]:
+            if row.id in names:
+                kept.append(((RECORD, row.name), row))
+                line = waiters.get(row.id, [])
+                entries.append(Restored(row.name, row.number, holders.get(row.id), tuple(line), tuple(objects[row.id])))
+        slim = tuple((key, Row(r.id, r.parent_id, r.class_id, r.name, r.number, b"")) for key, r in kept)
+        return Restoration(
+            (*entries, *self._damaged), slim, tuple(dropped), self._last_id, tuple(self._damaged),
+            tuple(self._passed_over), tuple(self._refusals),
+        )  # fmt: skip

@@ -4,13 +4,16 @@
     SIBOWNER0     empty_column                                      only to be locked; never holds a row (protocol.py)
     SIBCLASSMAP   class_id, name, persistent                        the kinds of objects (rows.py)
     SIBLISTING    table_id, table_name, persistent                  the SIBnnn tables (persistence.py)
-    SIBXACTS      xid, state, base, position, data, checksum        outcomes of commits, prepared transactions (rows.py)
+    SIBXACTS      xid, state, base, position, data, identity, checksum
+                                                                    outcomes of commits, prepared transactions (outcomes.py)
     SIBKEYS       key_id, last_key                                  ids, handed out in blocks (persistence.py)
-    SIBnnn        id, parent_id, class_id, name, number, data, checksum        the objects
+    SIBnnn        id, parent_id, class_id, name, number, data, identity, checksum       the objects (rows.py)
 
 Persistent (SIB000 …): record sets with their epochs, and their objects. Non-persistent (after them): sessions, who holds
 and who waits, and where the engine serves; all that the engine can do without: restored from a copy of the persistent
 tables alone, a store has every record set and every object, and all are free.
+
+`checksum` is over a whole row, `identity` over what tells whose row it is: so of a damaged row it is known whom it concerns.
 
 Names are lower case for the database, so that they need no quotes: SIBOWNER, sibowner and SibOwner are one table.
 """
@@ -25,7 +28,7 @@ from sqlalchemy.schema import CreateTable
 
 from store.jdbc.settings import POSTGRESQL, SQLITE, JdbcSettings
 
-VERSION = 1
+VERSION = 2  # 2: rows have an identity
 NAME_CHARS = 512
 _XID_CHARS = NAME_CHARS + 2
 
@@ -77,14 +80,15 @@ def make_tables(settings: JdbcSettings) -> Tables:
         table("listing", small("table_id", True), name("table_name", 64), small("persistent")),
         table(
             "xacts",
-            name("xid", _XID_CHARS, True), name("state", 16), number("base"), number("position"), data(), number("checksum"),
+            name("xid", _XID_CHARS, True), name("state", 16), number("base"), number("position"), data(),
+            number("identity"), number("checksum"),
         ),
         table("keys", name("key_id", 64, True), number("last_key")),
         tuple(
             table(
                 f"{nnn:03}",
                 number("id", True), number("parent_id"), small("class_id"), name("name", NAME_CHARS), number("number"),
-                data(), number("checksum"),
+                data(), number("identity"), number("checksum"),
             )
             for nnn in range(settings.permanent_tables + settings.temporary_tables)
         ),

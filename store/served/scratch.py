@@ -66,6 +66,7 @@ class Scratch(Ledger):
         self.sessions = dict(base.sessions)
         self.records = self._touched
         self.prepared = dict(base.prepared)
+        self.damaged = base.damaged  # no plan changes it
         self.object_count = base.object_count
         self.object_bytes = base.object_bytes
 

@@ -154,11 +154,18 @@ def test_damage_is_named_and_the_exit_code_tells(uri_of: Callable[[str], str], t
     journal = tmp_path / "damaged"
     fill(str(journal))
     file = next(journal.glob("journal-*.log"))
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
+    whole = file.read_bytes()
+    data = flip(file, whole.rindex(bytes(range(256))))
+    (problem,) = document("check", str(journal), code=1)["problems"]
+    assert problem.startswith(f"record set 'r6' is damaged: {file}, bytes ")
+    run("migrate", str(journal), str(tmp_path / "refused"), code=1)
+    dumped = [json.loads(line) for line in run("dump", str(journal), "--json").output.splitlines()]
+    assert [record["name"] for record in dumped if "damage" in record] == ["r6"]
+    assert [record["name"] for record in dumped] == [f"r{number}" for number in range(7)]
+    assert "record set 'r6' is damaged" in run("dump", str(journal)).output
+    assert file.read_bytes().startswith(data)
+    file.write_bytes(whole[:100] + b"?" + whole[101:])
     assert "is damaged at byte" in document("check", str(journal), code=1)["problems"][0]
-    assert file.read_bytes() == data
 
 
 def test_the_file_store_compacts_on_demand_beside_its_users(tmp_path: Path) -> None:

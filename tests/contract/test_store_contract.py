@@ -561,6 +561,7 @@ def test_every_error_is_named_advises_and_pickles() -> None:
         "StaleEpochError": ("r", 1, 2),
         "StoreVersionError": ("f", 2, 1),
         "StoreCorruptError": ("f", 17, "why"),
+        "RecordCorruptError": ("f", 17, "why", "r"),
         "ForeignOwnerError": ("f", "a", "b"),
     }
     assert len(found) >= 16

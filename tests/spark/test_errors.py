@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def test_a_corrupt_store_file(bench: Bench) -> None:
-    """C16: a damaged frame in the middle of the store's journal is StoreCorruptError, naming the file; nothing is changed."""
+    """C16: a damaged frame header in the store's journal is StoreCorruptError, naming the file; nothing is changed."""
     bench.send(bench.numbers(1, 10), "jobs")
     bench.drain("jobs", "ck")
     journal = next(Path(bench.domain.store_uri).glob("journal-*.log"))
     data = bytearray(journal.read_bytes())
-    data[len(data) // 2] ^= 0xFF
+    data[data.rindex(b"\x9eFR\xc3", 0, len(data) // 2)] ^= 0xFF  # the mark of a frame
     journal.write_bytes(bytes(data))
     bench.send(bench.numbers(11, 12), "jobs")
     with pytest.raises(Exception, match=r"(?s)StoreCorruptError.*journal-"):

@@ -20,6 +20,7 @@ from store.file.frame import (
     find_frame,
     scan,
 )
+from store.sections import Lost, Section, pack, unpack
 
 HEADER = Header(7, b"0123456789abcdef")
 SEED = HEADER.seed
@@ -29,7 +30,7 @@ def frames(payloads: list[bytes], base: int) -> tuple[bytes, list[int]]:
     data, starts = b"", []
     for payload in payloads:
         starts.append(base + len(data))
-        data += encode_frame(payload, base + len(data), SEED)
+        data += encode_frame([payload], base + len(data), SEED)
     return data, starts
 
 
@@ -50,10 +51,16 @@ def test_every_flipped_or_missing_header_byte_is_noticed() -> None:
 
 def test_a_newer_version_is_refused_whatever_follows() -> None:
     """C16: refused by name when newer. The preamble alone says so: the rest may have changed."""
-    first = struct.pack("<8sI", MAGIC, 2)
+    first = struct.pack("<8sI", MAGIC, 3)
     with pytest.raises(StoreVersionError) as caught:
         decode_header(first + struct.pack("<I", zlib.crc32(first)), "journal-1")
-    assert (caught.value.file, caught.value.found, caught.value.known) == ("journal-1", 2, 1)
+    assert (caught.value.file, caught.value.found, caught.value.known) == ("journal-1", 3, 2)
+
+
+def test_an_older_version_is_refused() -> None:
+    """S9: version 1 had no sections."""
+    with pytest.raises(StoreVersionError, match="version 1"):
+        decode_header(encode_header(HEADER, version=1), "journal-1")
 
 
 @settings(max_examples=50, deadline=None)
@@ -61,8 +68,8 @@ def test_a_newer_version_is_refused_whatever_follows() -> None:
 def test_scan_reads_what_was_written(payloads: list[bytes], base: int) -> None:
     data, starts = frames(payloads, base)
     found = scan(data, base, SEED)
-    assert [payload for _, payload in found.payloads] == payloads
-    assert [offset for offset, _ in found.payloads] == starts
+    assert [frame.sections for frame in found.frames] == [(payload,) for payload in payloads]
+    assert [frame.offset for frame in found.frames] == starts
     assert (found.end, found.wrong) == (base + len(data), "")
 
 
@@ -78,12 +85,49 @@ def test_every_flip_is_noticed_and_what_follows_is_found() -> None:
             assert find_frame(bad[start - HEADER_BYTES :], start, SEED) is not None
 
 
+@pytest.mark.parametrize("bits", [1, 0x80, 0xFF])
+def test_a_section_that_is_damaged_leaves_the_others(bits: int) -> None:
+    """S9: wherever behind the head: it is lost, with its place, and all else is read, this frame and the next."""
+    sections = [b"head", b"one", b"", b"three"]
+    data = encode_frame(sections, HEADER_BYTES, SEED)
+    start = len(data) - len(b"onethree")
+    data += encode_frame([b"next"], HEADER_BYTES + len(data), SEED)
+    for at in range(start, start + len(b"onethree")):
+        bad = data[:at] + bytes([data[at] ^ bits]) + data[at + 1 :]
+        found = scan(bad, HEADER_BYTES, SEED)
+        assert found.wrong == ""
+        assert [frame.lost for frame in found.frames] == [True, False]
+        lost = 1 if at < start + 3 else 3
+        place = HEADER_BYTES + (start if lost == 1 else start + 3)
+        expected: list[Section] = [*sections]
+        expected[lost] = Lost(place, place + len(sections[lost]))
+        assert found.frames[0].sections == tuple(expected)
+
+
+@given(st.lists(st.binary(max_size=30), min_size=1, max_size=4), st.data())
+def test_packed_sections(sections: list[bytes], draw: st.DataObject) -> None:
+    """S2, S9: in one value; one flipped byte loses one section, or all."""
+    data = pack(sections)
+    assert unpack(data) == tuple(sections)
+    at = draw.draw(st.integers(0, len(data) - 1))
+    found = unpack(data[:at] + bytes([data[at] ^ draw.draw(st.integers(1, 255))]) + data[at + 1 :])
+    start = len(data) - sum(map(len, sections))
+    assert (found is None) == (at < start)
+    if found is not None:
+        assert [part for part in found if isinstance(part, Lost)] == [
+            part for part in found if isinstance(part, Lost) and part.start <= at < part.end
+        ]
+        assert sum(isinstance(part, Lost) for part in found) == 1
+        assert all(isinstance(part, Lost) or part == whole for part, whole in zip(found, sections, strict=True))
+    assert unpack(data[:at]) is None
+
+
 def test_a_journal_inside_a_value_is_not_taken_for_frames() -> None:
     inner, _ = frames([b"one", b"two"], HEADER_BYTES)
-    data = encode_frame(inner * 3, HEADER_BYTES, SEED)
+    data = encode_frame([inner * 3], HEADER_BYTES, SEED)
     torn = data[:-1]
     found = scan(torn, HEADER_BYTES, SEED)
-    assert (found.payloads, found.end) == ((), HEADER_BYTES)
+    assert (found.frames, found.end) == ((), HEADER_BYTES)
     assert find_frame(torn, HEADER_BYTES, SEED) is None
 
 

@@ -41,7 +41,7 @@ from store.jdbc.database import (
 )
 from store.jdbc.engine import Clocks, JdbcReach, State
 from store.jdbc.protocol import STEPS, LockTakenError, Ownership, Step, acquire, draw
-from store.jdbc.rows import CLASSES, Row, check_row
+from store.jdbc.rows import CLASSES
 from store.jdbc.settings import JdbcSettings, parse_jdbc, with_engine
 from store.jdbc.store import open_backend
 from store.jdbc.tables import VERSION, ddl, make_tables
@@ -245,32 +245,6 @@ def test_printed_ddl_makes_a_store(tmp_path: Path) -> None:
         connection.close()
     fill(uri)
     assert "CREATE SCHEMA IF NOT EXISTS s1;" in ddl(parse_jdbc("jdbc:postgresql://h/db?schema=S1"))
-
-
-@pytest.mark.parametrize("table", ["sib000", "sibxacts"])
-def test_a_damaged_row_is_named_and_left(uri: str, table: str) -> None:
-    """S1, S9: nothing is changed."""
-    from store.admin import check
-
-    fill(uri)
-    raw = Raw(uri)
-    where = "name = 'l'" if table == "sib000" else "position = (SELECT max(position) FROM @sibxacts)"
-    raw.run(f"UPDATE @{table} SET checksum = checksum + 1 WHERE {where}")
-    before = raw.run(f"SELECT * FROM @{table}")
-    with pytest.raises(StoreCorruptError, match=table):
-        open_store(uri)
-    assert raw.run(f"SELECT * FROM @{table}") == before
-    found = check(uri)
-    assert len(found.problems) == 1
-    assert table in found.problems[0]
-
-
-def test_a_checksum_covers_every_column() -> None:
-    row = Row(1, 2, 2, "k", 3, b"data")
-    for other in (replace(row, id=2), replace(row, parent_id=1), replace(row, class_id=1), replace(row, name="j"),
-                  replace(row, number=4), replace(row, data=b"date")):  # fmt: skip
-        with pytest.raises(StoreCorruptError):
-            check_row(other, row.checksum, "sib000")
 
 
 # ---- the lock protocol

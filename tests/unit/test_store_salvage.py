@@ -10,14 +10,13 @@ import pytest
 
 from store import open_store
 from store.admin import Salvaged, salvage
-from store.codec import encode
 from store.contract import Delete, Put
 from store.errors import StoreCorruptError, StoreInUseError, StoreNotFoundError
-from store.file.frame import FRAME_HEADER_BYTES, HEADER_BYTES, Header, encode_frame, encode_header
+from store.file import FileStore
+from store.file.frame import FRAME_HEADER_BYTES, HEADER_BYTES, decode_header, scan
 from store.file.salvage import salvage as salvage_journal
 from store.file.salvage import salvage_file
 from store.ledger import (
-    Cancelled,
     Change,
     Closed,
     Connected,
@@ -26,37 +25,27 @@ from store.ledger import (
     Ledger,
     Opened,
     Prepared,
-    Record,
     Resolved,
     Restored,
     Waited,
     Written,
 )
+from store.sections import TABLE_ROW_BYTES
+from tests.unit.store_histories import HEADER, flip, history, journal
 
-HEADER = Header(1, b"0123456789abcdef")
 A, B = Connected("a", ""), Connected("b", "")
 
 
-def journal(frames: Sequence[Sequence[Entry]]) -> tuple[bytes, list[int]]:
-    """One frame for each; where each begins, and the end. The entries make a ledger: none is impossible."""
-    ledger, data, starts = Ledger(), encode_header(HEADER), []
-    for entries in frames:
-        for entry in entries:
-            ledger.apply(entry)
-        starts.append(len(data))
-        data += encode_frame(encode(entries), len(data), HEADER.seed)
-    return data, [*starts, len(data)]
-
-
-def flip(data: bytes, at: int) -> bytes:
-    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+def head(data: bytes, start: int) -> int:
+    """Where the head of this frame begins."""
+    return start + FRAME_HEADER_BYTES + TABLE_ROW_BYTES * int.from_bytes(data[start + 4 : start + 8], "little")
 
 
 def salvaged(frames: Sequence[Sequence[Entry]], *lost: int) -> tuple[Salvaged, int]:
-    """With the payload of these frames damaged; and how many bytes they have."""
+    """With the head of these frames damaged; and how many bytes they have."""
     data, starts = journal(frames)
     for index in lost:
-        data = flip(data, starts[index] + FRAME_HEADER_BYTES)
+        data = flip(data, head(data, starts[index]))
     return salvage_journal(data, HEADER.seed, "j"), sum(starts[index + 1] - starts[index] for index in lost)
 
 
@@ -84,14 +73,14 @@ def test_damage_in_the_middle() -> None:
     _, starts = journal(frames)
     found, size = salvaged(frames, 3)
     assert found.uncertain == ("r",)
-    assert found.left_out == (f"j: bytes {starts[3]} to {starts[4]}: the checksum of a frame does not fit",)
+    assert found.left_out == (f"j: bytes {starts[3]} to {starts[4]}: the checksum of the head of a frame does not fit",)
     assert dict(records(found)["r"].objects) == {"old": b"1", "again": b"3"}
     assert records(found)["r"].epoch == 1 + size
     assert records(found)["new"] == Restored("new", 1, None, (), (("k", b"v"),))
 
 
-@pytest.mark.parametrize("at", [0, FRAME_HEADER_BYTES])
-def test_damage_in_the_header_or_payload_of_each_frame(at: int) -> None:
+@pytest.mark.parametrize("at", [0, FRAME_HEADER_BYTES, -1])
+def test_damage_in_the_header_table_or_head_of_each_frame(at: int) -> None:
     """S9: every frame but the damaged one counts, wherever it is; what it made is raised above every epoch there was."""
     frames: list[list[Entry]] = [
         [A, B], [Opened("r", 1, "a")], [put("r", 1, one=b"1")], [Closed("r", 1)], [Opened("r", 2, "b")],
@@ -99,13 +88,37 @@ def test_damage_in_the_header_or_payload_of_each_frame(at: int) -> None:
     ]  # fmt: skip
     data, starts = journal(frames)
     for index, start in enumerate(starts[:-1]):
-        found = salvage_journal(flip(data, start + at), HEADER.seed, "j")
+        found = salvage_journal(flip(data, head(data, start) if at < 0 else start + at), HEADER.seed, "j")
         assert len(found.left_out) == 1
         assert f"bytes {start} to {starts[index + 1]}" in found.left_out[0]
         expected = {"one": 2, "two": 5, "three": 8}
         assert {key for key, _ in records(found)["r"].objects} == {k for k, made in expected.items() if made != index}
         assert records(found)["r"].epoch > 3
         assert found.uncertain == ("r",)
+
+
+def test_a_damaged_section_concerns_its_record_set_alone() -> None:
+    """S9: what is written of others in the same commit counts, epochs are right, and nobody else is in question."""
+    both = Written((Change("r", 1, (Put("k", b"lost"),)), Change("s", 1, (Put("k", b"kept"),))))
+    data, starts = journal([[A], [Opened("r", 1, "a"), Opened("s", 1, "a")], [put("r", 1, k=b"1", j=b"1")], [both]])
+    found = salvage_journal(flip(data, data.rindex(b"lost")), HEADER.seed, "j")
+    assert found.uncertain == ("r",)
+    assert len(found.left_out) == 1
+    assert "'r'" in found.left_out[0]
+    assert records(found)["r"] == Restored("r", 1, None, (), (("k", b"1"), ("j", b"1")))
+    assert records(found)["s"] == Restored("s", 1, None, (), (("k", b"kept"),))
+    assert starts[3] < data.rindex(b"lost")
+
+
+def test_a_damaged_promise() -> None:
+    """S9, S2: the transaction stays in doubt with what is left of it, and the record set is named."""
+    promise = Prepared("tx", (Change("r", 1, (Put("k", b"lost"),)), Change("s", 1, (Put("k", b"kept"),))))
+    data, _ = journal([[A], [Opened("r", 1, "a"), Opened("s", 1, "a")], [promise], [put("s", 1, j=b"1")]])
+    found = salvage_journal(flip(data, data.rindex(b"lost")), HEADER.seed, "j")
+    assert found.uncertain == ("r",)
+    assert "what transaction tx promises" in found.left_out[0]
+    left = Prepared("tx", (Change("r", 1, ()), Change("s", 1, (Put("k", b"kept"),))), restored=True)
+    assert [entry for entry in found.entries if isinstance(entry, Prepared)] == [left]
 
 
 def test_two_damaged_places_and_one_at_the_end() -> None:
@@ -156,14 +169,15 @@ def test_nothing_in_the_damaged_directory_changes(tmp_path: Path) -> None:
     """S9: no lock, no hint, no torn end cut off; also when it is salvaged into another store."""
     source = tmp_path / "s"
     file = made(source)
-    file.write_bytes(flip(file.read_bytes(), HEADER_BYTES + FRAME_HEADER_BYTES + 1)[:-3])
+    whole = file.read_bytes()
+    file.write_bytes(flip(whole, head(whole, HEADER_BYTES))[:-3])
 
     def look() -> dict[str, tuple[bytes, int]]:
         files = [path for path in source.rglob("*") if path.is_file()]
         return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
     before = look()
-    assert len(salvage(str(source), str(tmp_path / "t")).left_out) == 2
+    assert len(salvage(str(source), str(tmp_path / "t")).left_out) == 3  # and it is shorter than what was acknowledged
     assert look() == before
 
 
@@ -249,39 +263,49 @@ def test_hand_overs_after_the_damage_never_outgrow_the_epochs() -> None:
         assert records(found)["r"].epoch >= 3 + len(people), lost
 
 
-def history(random: Random) -> list[list[Entry]]:
-    """What a store could have written: any of its steps that is possible, at random."""
-    ledger, frames, made = Ledger(), list[list[Entry]](), 0
-    while len(frames) < 40:
-        made += 1
-        name, sessions = random.choice("rst"), sorted(ledger.sessions)
-        record = ledger.records.get(name) or Record()
-        session_id = random.choice(sessions) if sessions else ""
-        entry: Entry | None = None
-        change = Change(name, record.epoch, (Put(random.choice("xyz"), b"%d" % made),))
-        match random.choice(
-            ("connect", "open", "open", "open", "close", "end", "cancel", "write", "write", "prepare", "resolve")
-        ):
-            case "connect":
-                entry = Connected(f"s{made}", "")
-            case "open" if session_id:
-                entry = ledger.next_open(session_id, name)
-            case "close" if record.holder:
-                entry = Closed(name, record.epoch)
-            case "end" if session_id:
-                entry = Ended((session_id,))
-            case "cancel" if record.waiters:
-                entry = Cancelled(name, random.choice(record.waiters))
-            case "write" if record.holder and ledger.locked_by([change]) is None:
-                entry = Written((change,))
-            case "prepare" if record.holder and ledger.locked_by([change]) is None:
-                entry = Prepared(f"t{made}", (change,))
-            case "resolve" if ledger.prepared:
-                entry = Resolved(random.choice(sorted(ledger.prepared)), random.random() < 0.5)
-        if entry is not None:
-            ledger.apply(entry)
-            frames.append([entry])
-    return frames
+def test_a_journal_cut_between_two_frames(tmp_path: Path) -> None:
+    """S9: every frame that is left is good; that some are gone is known from journal.lock. It does not open either."""
+    file = made(tmp_path / "s")
+    whole = file.read_bytes()
+    ends = [frame.end for frame in scan(whole[HEADER_BYTES:], HEADER_BYTES, decode_header(whole, "j").seed).frames]
+    for end in [HEADER_BYTES, *ends[:-1]]:
+        file.write_bytes(whole[:end])
+        found = salvage_file(str(tmp_path / "s"))
+        assert len(found.left_out) == 1
+        assert f"bytes {end} to {len(whole)}: the file ends before what was acknowledged" in found.left_out[0]
+        assert found.uncertain == tuple(sorted(records(found)))
+        with pytest.raises(StoreCorruptError, match="acknowledged"):
+            FileStore(str(tmp_path / "s"))
+        assert file.read_bytes() == whole[:end]
+
+
+def test_a_record_set_that_was_refused_before_a_compaction(tmp_path: Path) -> None:
+    """S9: what is left of it is taken from the journal of then, which was kept; its promises move with it."""
+    source, target = tmp_path / "s", str(tmp_path / "t")
+    with FileStore(str(source)) as store, store.connect() as session:
+        handle, other = session.open("r"), session.open("s")
+        handle.commit([Put("k", b"left")])
+        handle.commit([Put("j", b"lost")])
+        session.prepare("tx", {handle: [Put("k", b"promised")], other: [Put("k", b"promised")]})
+    file = next(source.glob("journal-*.log"))
+    file.write_bytes(flip(file.read_bytes(), file.read_bytes().index(b"lost")))
+    with FileStore(str(source)) as store:
+        store._backend.compact()
+    assert next(source.glob("journal-*.log")) != file
+    done = salvage(str(source), target)
+    assert done.uncertain == ("r",)
+    assert len(done.left_out) == 1
+    assert "damaged-0000000001.log" in done.left_out[0]
+    with open_store(target) as store:
+        info = store.info("r")
+        assert info is not None
+        assert (info.epoch, store.peek("r"), store.in_doubt()) == (1, {"k": b"left"}, {"tx": ("r", "s")})
+    next(source.glob("damaged-*.log")).unlink()
+    done = salvage(str(source), str(tmp_path / "u"))
+    assert done.uncertain == ("r",)
+    assert "it changes r, which is left out" in done.left_out[-1]
+    with open_store(str(tmp_path / "u")) as store:
+        assert (store.names(), store.in_doubt()) == (["s"], {})
 
 
 @pytest.mark.parametrize("seed", range(300))
@@ -289,8 +313,11 @@ def test_random_histories_with_random_damage(seed: int) -> None:
     """S9, R9: every record set that is salvaged is fenced; one that is not called uncertain is as it was; whatever is
     salvaged can be written into an empty store."""
     random = Random(seed)
-    frames = history(random)
-    found, _ = salvaged(frames, *random.sample(range(len(frames)), random.randint(1, 4)))
+    frames = [[entry] for entry in history(random)]
+    data, _ = journal(frames)
+    for at in random.sample(range(HEADER_BYTES, len(data)), random.randint(1, 4)):
+        data = flip(data, at, random.randrange(1, 256))
+    found = salvage_journal(data, HEADER.seed, "j")
     true, copy = Ledger(), Ledger()
     for entry in (entry for frame in frames for entry in frame):
         true.apply(entry)

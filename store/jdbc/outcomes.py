@@ -1,0 +1,166 @@
+"""SIBXACTS: what became of the last commits, and the prepared transactions (S2). Pure.
+
+    state        xid                     data                                     stays
+    COMMITTED    g: base : first token   the tokens of the appends of one batch   the last OUTCOMES_KEPT
+    PREPARED     x: its id               what it promises, in sections            until it is resolved
+
+A damaged row is left as it is, and (S9)
+
+    whose identity fits, COMMITTED    nothing is refused. Which appends it told of is not known, so of every append of that time
+                                      that is not among the other outcomes the outcome is unknown; never "not committed"
+    whose identity fits, PREPARED     it stays in doubt and cannot be resolved. The record sets whose part of the promise is
+                                      damaged are refused; all that it names, when the parts are good and the row is not
+    whose identity does not fit, or   the whole store is refused: which commits it told of, or which record sets it has
+    which record sets it names        locked, nobody knows
+    cannot be read
+
+`identity` is over xid, state, base and position; `checksum` over these and the data. Batches follow one another without a
+gap in their positions: where there is one, a row is missing, and what was said before it is unknown too.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from store.codec import DecodeError, decode_sections, encode_sections
+from store.errors import StoreCorruptError
+from store.jdbc.rows import bytes_of, number_of, text_of
+from store.ledger import Change, Damaged, Entry, Prepared
+from store.sections import Lost, pack, unpack
+
+COMMITTED, PREPARED = "COMMITTED", "PREPARED"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A row of SIBXACTS."""
+
+    xid: str
+    state: str
+    base: int
+    position: int
+    data: bytes
+
+    @property
+    def identity(self) -> int:
+        return zlib.crc32(f"{self.xid} {self.state} {self.base} {self.position}".encode())
+
+    @property
+    def checksum(self) -> int:
+        return zlib.crc32(self.data, self.identity)
+
+    def values(self) -> dict[str, object]:
+        return {**vars(self), "identity": self.identity, "checksum": self.checksum}
+
+
+def outcome_of(found: Any) -> Outcome:
+    """Of a row of SIBXACTS, as the database gives it."""
+    return Outcome(
+        text_of(found.xid), text_of(found.state), number_of(found.base), number_of(found.position), bytes_of(found.data)
+    )
+
+
+def committed(tokens: tuple[str, ...], base: int, position: int) -> Outcome:
+    return Outcome(committed_xid(tokens, base), COMMITTED, base, position, msgspec.msgpack.encode(tokens))
+
+
+def committed_xid(tokens: tuple[str, ...], base: int) -> str:
+    return f"g:{base}:{tokens[0]}"
+
+
+def prepared(xid: str, changes: tuple[Change, ...], base: int, position: int) -> Outcome:
+    promised = pack(encode_sections([Prepared(xid, changes, restored=True)]))
+    return Outcome(prepared_xid(xid), PREPARED, base, position, promised)
+
+
+def prepared_xid(xid: str) -> str:
+    return f"x:{xid}"
+
+
+@dataclass(frozen=True)
+class FoundOutcome:
+    """A row as it stands in the table, with the checksums that stand there."""
+
+    outcome: Outcome
+    identity: int
+    checksum: int
+
+    @property
+    def good(self) -> bool:
+        return self.outcome.checksum == self.checksum and self.outcome.identity == self.identity
+
+    @property
+    def known(self) -> bool:
+        return self.outcome.checksum == self.checksum or self.outcome.identity == self.identity
+
+
+@dataclass
+class Transactions:
+    """What SIBXACTS says. `kept`: the xids of damaged rows, which nothing may remove. A damaged row is in one of the last
+    three."""
+
+    prepared: list[Entry] = field(default_factory=list)
+    outcomes: list[tuple[str, int]] = field(default_factory=list)
+    position: int = 0
+    known_since: int = 0
+    kept: list[str] = field(default_factory=list)
+    damaged: list[Damaged] = field(default_factory=list)
+    passed_over: list[str] = field(default_factory=list)
+    refusals: list[StoreCorruptError] = field(default_factory=list)
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        return (*self.damaged, *self.prepared)
+
+
+_MISFIT = "the checksum of the row does not fit"
+
+
+def read_outcomes(found: Iterable[FoundOutcome], place: str) -> Transactions:
+    """In any order."""
+    read = Transactions()
+    first = True
+    for one in sorted(found, key=lambda one: one.outcome.position):
+        row, where = one.outcome, f"{place}, xid {one.outcome.xid!r}"
+        if not one.known:
+            read.refusals.append(StoreCorruptError(where, row.position, "the identity of the row does not fit"))
+            continue
+        if not one.good:
+            read.kept.append(row.xid)
+        if row.state == PREPARED:
+            _read_prepared(one, where, read)
+            continue
+        if first or row.base != read.position:
+            read.known_since, first = row.base, False
+        read.position = row.position
+        if one.good:
+            tokens = msgspec.msgpack.decode(row.data, type=tuple[str, ...])
+            read.outcomes += [(token, row.position) for token in tokens]
+        else:
+            read.known_since = row.position
+            read.passed_over.append(f"{where}: {_MISFIT}: what it was an outcome of is unknown")
+    return read
+
+
+def _read_prepared(one: FoundOutcome, where: str, read: Transactions) -> None:
+    sections = unpack(one.outcome.data)
+    try:
+        if sections is None or isinstance(sections[0], Lost):
+            raise DecodeError("which record sets the transaction changes cannot be read")
+        entries = decode_sections(sections, where)
+    except DecodeError as error:
+        read.refusals.append(StoreCorruptError(where, one.outcome.position, str(error)))
+        return
+    for entry in entries:
+        if isinstance(entry, Damaged):
+            read.damaged.append(entry)
+        else:
+            read.prepared.append(entry)
+    if not one.good and not any(isinstance(section, Lost) for section in sections):
+        names = {change.name: None for entry in entries if isinstance(entry, Prepared) for change in entry.changes}
+        read.damaged += [Damaged(name, where, one.outcome.position, _MISFIT) for name in names]

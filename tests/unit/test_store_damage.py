@@ -1,0 +1,395 @@
+"""Damage is isolated (S9): whatever byte or row is damaged, the whole store refuses by name, or exactly the record sets that
+are concerned do, and all others are right, and stay so through commits, compaction and reopening.
+
+First the pure model: which bytes of a journal are whose. Then the stores.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from store import (
+    Put,
+    RecordCorruptError,
+    StoreCorruptError,
+    StoreVersionError,
+    TransactionInDoubtError,
+)
+from store.admin import check, dump, migrate
+from store.codec import decode, decode_sections, encode
+from store.file import FileStore
+from store.file.frame import HEADER_BYTES, decode_header, scan
+from store.file.judge import judge
+from store.ledger import Change, Connected, Damaged, Entry, Ledger, LedgerError, Opened, Prepared, Restored, Written
+from tests.unit.store_histories import HEADER, flip, history, journal
+
+ALL = "the whole store"
+
+
+# ---- the model: whose is each byte?
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Of some bytes: a record set, or the whole store."""
+
+    start: int
+    end: int
+    whose: str
+
+
+def owners(data: bytes, seed: int) -> list[Owner]:
+    """Of an undamaged journal: the sections are whose they are, all else is everybody's."""
+    found, at = [], 0
+    for frame in scan(data[HEADER_BYTES:], HEADER_BYTES, seed).frames:
+        names = section_names(decode_sections(frame.sections, ""))
+        start = frame.end - sum(len(section) for section in frame.sections[1:] if isinstance(section, bytes))
+        found.append(Owner(at, start, ALL))
+        for name, section in zip(names, frame.sections[1:], strict=True):
+            assert isinstance(section, bytes)
+            found.append(Owner(start, start + len(section), name))
+            start += len(section)
+        at = start
+    assert at == len(data)
+    return found
+
+
+def section_names(entries: list[Entry]) -> list[str]:
+    names: list[str] = []
+    for entry in entries:
+        if isinstance(entry, Restored):
+            names.append(entry.name)
+        elif isinstance(entry, Written | Prepared):
+            names += [change.name for change in entry.changes]
+    return names
+
+
+def whose(found: list[Owner], at: int) -> str:
+    return next(owner.whose for owner in found if owner.start <= at < owner.end)
+
+
+def read(data: bytes, acknowledged: int) -> Ledger:
+    """As the journal does."""
+    ledger, seed = Ledger(), decode_header(data[:HEADER_BYTES], "j").seed
+    for frame in judge(data[HEADER_BYTES:], HEADER_BYTES, seed, acknowledged, "j").frames:
+        for entry in decode_sections(frame.sections, "j"):
+            ledger.apply(entry)
+    return ledger
+
+
+def view(ledger: Ledger, without: set[str]) -> tuple[object, ...]:
+    records = {n: (r.epoch, r.holder, r.waiters, r.objects) for n, r in ledger.records.items() if n not in without}
+    prepared = {
+        xid: [change for change in changes if change.name not in without] for xid, changes in ledger.prepared.items()
+    }
+    return ledger.sessions, records, prepared
+
+
+def written(seed: int) -> tuple[list[Entry], bytes, list[int]]:
+    """A journal of random entries in frames of random size, after a compaction sometimes."""
+    random = Random(seed)
+    entries = history(random, 50)
+    compacted, ledger = random.choice((0, 25)), Ledger()
+    for entry in entries[:compacted]:
+        ledger.apply(entry)
+    pieces = [*ledger.snapshot(), *entries[compacted:]]
+    frames, at = [], 0
+    while at < len(pieces):
+        step = random.randint(1, 4)
+        frames.append(pieces[at : at + step])
+        at += step
+    data, starts = journal(frames)
+    return entries, data, starts
+
+
+def true_ledger(entries: list[Entry]) -> Ledger:
+    ledger = Ledger()
+    for entry in entries:
+        ledger.apply(entry)
+    return ledger
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.integers(0, 100_000), st.data())
+def test_any_flipped_byte_of_a_journal(seed: int, draw: st.DataObject) -> None:
+    """S9: refused as a whole, or exactly the record sets whose bytes they are; all else is as it was: objects, epochs,
+    holders, waiters, sessions, promises."""
+    entries, data, _ = written(seed)
+    found, bad = owners(data, HEADER.seed), data
+    touched = draw.draw(st.sets(st.integers(0, len(data) - 1), min_size=1, max_size=3))
+    if draw.draw(st.booleans()):  # most bytes of a small journal are everybody's: look at the others too
+        touched = {at for at in touched if whose(found, at) != ALL} or touched
+    for at in touched:
+        bad = flip(bad, at, draw.draw(st.integers(1, 255)))
+    expected = {whose(found, at) for at in touched}
+    if ALL in expected:
+        with pytest.raises((StoreCorruptError, StoreVersionError)):
+            read(bad, len(data))
+        return
+    ledger, true = read(bad, len(data)), true_ledger(entries)
+    assert ledger.damaged.keys() == expected
+    assert view(ledger, expected) == view(true, expected)
+    assert (ledger.object_count, ledger.object_bytes) == (
+        sum(len(record.objects) for record in ledger.records.values()),
+        sum(len(key) + len(value) for record in ledger.records.values() for key, value in record.objects.items()),
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 100_000), st.data())
+def test_a_last_frame_that_was_not_acknowledged_is_torn_whatever_it_lost(seed: int, draw: st.DataObject) -> None:
+    """S9: as if it had never been written; one before it is damage."""
+    _, data, starts = written(seed)
+    at = draw.draw(st.integers(starts[-2], len(data) - 1))
+    judged = judge(flip(data, at)[HEADER_BYTES:], HEADER_BYTES, HEADER.seed, starts[-2], "j")
+    assert (judged.end, judged.torn) == (starts[-2], True)
+    cut = draw.draw(st.integers(starts[-2], len(data) - 1))
+    judged = judge(data[HEADER_BYTES:cut], HEADER_BYTES, HEADER.seed, starts[-2], "j")
+    assert (judged.end, judged.torn) == (starts[-2], cut > starts[-2])
+    with pytest.raises(StoreCorruptError, match="acknowledged"):
+        judge(data[HEADER_BYTES:cut], HEADER_BYTES, HEADER.seed, len(data), "j")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 100_000), st.data())
+def test_a_ledger_without_its_damaged_record_sets(seed: int, draw: st.DataObject) -> None:
+    """S9: from the damage on, whatever is written, the others are as if nothing had happened; so they are in a snapshot, and
+    on the wire."""
+    entries = history(Random(seed), 60)
+    damaged, true = Ledger(), true_ledger(entries)
+    at, name = draw.draw(st.integers(0, 60)), draw.draw(st.sampled_from("rst"))
+    for number, entry in enumerate(entries):
+        if number == at:
+            damaged.apply(Damaged(name, "f", 1, "why"))
+        damaged.apply(entry)
+    if at < 60:
+        assert view(damaged, {name}) == view(true, {name})
+        assert name not in damaged.records
+        copy = Ledger()
+        for entry in decode(encode(damaged.snapshot())):
+            copy.apply(entry)
+        assert view(copy, {name}) == view(true, {name})
+        assert copy.damaged == damaged.damaged
+
+
+def test_nothing_is_asked_or_planned_of_a_damaged_record_set() -> None:
+    """S9: named, with its place; what else it takes part in is refused with it."""
+    ledger = Ledger()
+    change = Change("r", 1, (Put("k", b"v"),))
+    for entry in (Connected("a", ""), Opened("r", 1, "a"), Opened("s", 1, "a"), Prepared("tx", (change,))):
+        ledger.apply(entry)
+    ledger.apply(Damaged("r", "file", 17, "why"))
+    for action in (
+        lambda: ledger.next_open("a", "r"),
+        lambda: ledger.owned("a", "r", 1),
+        lambda: ledger.next_write("a", [Change("s", 1, ()), change]),
+        lambda: ledger.next_prepare("a", "ty", [change]),
+        lambda: ledger.next_resolve("tx", True),
+        lambda: ledger.next_resolve("tx", False),
+    ):
+        with pytest.raises(RecordCorruptError, match="'r' is damaged: file, why") as caught:
+            action()  # type: ignore[no-untyped-call]
+        assert (caught.value.name, caught.value.file, caught.value.offset) == ("r", "file", 17)
+    assert ledger.next_write("a", [Change("s", 1, (Put("k", b"v"),))])
+    with pytest.raises(LedgerError):
+        ledger.apply(Opened("s", 3, "a"))
+
+
+# ---- the file store
+
+
+RECORDS = [f"r{number}" for number in range(6)]
+
+
+def fill(path: Path, random: Random) -> dict[str, dict[str, bytes]]:
+    """Six record sets that were written in common and alone, and a transaction in doubt; what is in them."""
+    content: dict[str, dict[str, bytes]] = {name: {} for name in RECORDS}
+    with FileStore(str(path)) as store, store.connect() as session:
+        handles = [session.open(name) for name in RECORDS]
+        for step in range(20):
+            some = random.sample(handles, random.randint(1, 3))
+            changes = {handle: [Put(random.choice("abc"), random.randbytes(random.randint(1, 40)))] for handle in some}
+            session.commit(changes)
+            for handle, operations in changes.items():
+                content[handle.name][operations[0].key] = operations[0].value
+            if step == 10 and random.random() < 0.5:
+                store._backend.compact()  # type: ignore[attr-defined]
+        session.prepare("tx", {handle: [Put("promised", random.randbytes(20))] for handle in handles[:2]})
+    return content
+
+
+def open_again(path: Path, content: dict[str, dict[str, bytes]], expected: set[str]) -> None:
+    """Exactly these are refused; all others are right, and take one more commit."""
+    with FileStore(str(path)) as store, store.connect() as session:
+        assert store.damaged().keys() == expected
+        assert store.statistics().damaged_count == len(expected)
+        assert store.names() == RECORDS
+        assert store.infos().keys() == content.keys() - expected
+        assert store.in_doubt() == {"tx": ("r0", "r1")}
+        for name in RECORDS:
+            if name in expected:
+                for refused in (store.peek, session.open, store.info):
+                    with pytest.raises(RecordCorruptError, match=name) as caught:
+                        refused(name)  # type: ignore[operator]
+                    assert str(path) in str(caught.value)
+                    assert "jmsq store migrate --salvage" in str(caught.value)
+                continue
+            assert store.peek(name) == content[name]
+            handle = session.open(name)
+            assert handle.objects() == content[name]
+            handle.commit([Put("more", b"%d" % handle.epoch)])
+            content[name]["more"] = b"%d" % handle.epoch
+            if name in ("r0", "r1"):
+                with pytest.raises(TransactionInDoubtError):
+                    handle.commit([Put("promised", b"other")])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_flipped_byte_of_a_file_store(tmp_path: Path, seed: int) -> None:
+    """S9: through commits, compaction and reopening; what is damaged stays as it was, in the journal or kept beside."""
+    random = Random(seed)
+    whole = fill(tmp_path / "s", random)
+    file = next((tmp_path / "s").glob("journal-*.log"))
+    data = file.read_bytes()
+    found = owners(data, decode_header(data, "j").seed)
+    isolated = [owner for owner in found if owner.whose != ALL]
+    for turn in range(4):
+        path, content = tmp_path / f"copy{turn}", {name: dict(objects) for name, objects in whole.items()}
+        shutil.copytree(tmp_path / "s", path)
+        owner = random.choice(isolated if turn else found)
+        bad = flip(data, random.randrange(owner.start, owner.end), random.randrange(1, 256))
+        (path / file.name).write_bytes(bad)
+        if owner.whose == ALL:
+            with pytest.raises((StoreCorruptError, StoreVersionError)) as caught:
+                FileStore(str(path))
+            assert file.name in str(caught.value)
+            assert (path / file.name).read_bytes() == bad
+            continue
+        open_again(path, content, {owner.whose})
+        assert (path / file.name).read_bytes().startswith(bad)
+        for _ in range(2):
+            with FileStore(str(path)) as store:
+                store._backend.compact()  # type: ignore[attr-defined]
+            open_again(path, content, {owner.whose})
+            kept = next(path.glob("damaged-*.log"))
+            assert kept.read_bytes().startswith(bad)
+            assert len(list(path.glob("*.log"))) == 2
+
+
+def test_a_flipped_byte_of_the_lock_file(tmp_path: Path) -> None:
+    """S9: nothing is refused: the journal says all."""
+    path = tmp_path / "s"
+    with FileStore(str(path)) as store, store.connect() as session:
+        session.open("r").commit([Put("k", b"v")])
+    whole = (path / "journal.lock").read_bytes()
+    for at in range(len(whole)):
+        (path / "journal.lock").write_bytes(flip(whole, at))
+        with FileStore(str(path)) as store:
+            assert (store.peek("r"), store.damaged()) == ({"k": b"v"}, {})
+        if at == 128:  # the owner before was stopped, it says: the journal went on in a new generation
+            whole = (path / "journal.lock").read_bytes()
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Path:
+    """Of r, s and t, s is damaged."""
+    path = tmp_path / "s"
+    with FileStore(str(path)) as store, store.connect() as session:
+        for name in "rst":
+            session.open(name).commit([Put("k", f"value of {name}".encode())])
+    file = next(path.glob("journal-*.log"))
+    file.write_bytes(flip(file.read_bytes(), file.read_bytes().index(b"value of s")))
+    return path
+
+
+def test_damage_is_told(damaged: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """S9: in the log, once, when the store is opened; by check and dump; and a migration does not leave it out."""
+    with caplog.at_level(logging.WARNING, "store.file"), FileStore(str(damaged)) as store:
+        store.peek("r")
+        store._backend.compact()  # type: ignore[attr-defined]
+        store._backend._journal.invalidate()  # type: ignore[attr-defined]
+        assert store.peek("t") == {"k": b"value of t"}
+        assert [(record.name, bool(record.damage)) for record in dump(store)] == [
+            ("r", False),
+            ("s", True),
+            ("t", False),
+        ]
+    assert len([record for record in caplog.records if "'s' is damaged" in record.message]) == 1
+    found = check(str(damaged))
+    assert (found.record_count, len(found.problems)) == (2, 1)
+    assert "'s' is damaged" in found.problems[0]
+    assert str(damaged / "damaged-0000000001.log") in found.problems[0]
+    with pytest.raises(RecordCorruptError, match="'s'"):
+        migrate(str(damaged), str(damaged.with_name("t")))
+
+
+def test_damage_under_an_open_handle(tmp_path: Path) -> None:
+    """S9: who has read it before goes on, for it is right in memory; who reads it now is refused; and when that one has made a
+    new journal, nobody can read it any more. Closing works."""
+    path = tmp_path / "s"
+    with FileStore(str(path)) as first, first.connect() as session:
+        handle, other = session.open("r"), session.open("s")
+        handle.commit([Put("k", b"value")])
+        file = next(path.glob("journal-*.log"))
+        file.write_bytes(flip(file.read_bytes(), file.read_bytes().index(b"value")))
+        with FileStore(str(path)) as second:
+            handle.commit([Put("j", b"1")])
+            other.commit([Put("j", b"1")])
+            assert handle.objects() == {"k": b"value", "j": b"1"}
+            assert (second.damaged().keys(), second.peek("s")) == ({"r"}, {"j": b"1"})
+            second._backend.compact()  # type: ignore[attr-defined]
+            for action in (handle.objects, handle.waiters, lambda: handle.commit([Put("k", b"v")])):
+                with pytest.raises(RecordCorruptError, match="'r'"):
+                    action()  # type: ignore[operator]
+            other.commit([Put("j", b"2")])
+            assert second.peek("s") == {"j": b"2"}
+        handle.close()
+
+
+def test_who_knows_better_heals(tmp_path: Path) -> None:
+    """S9: compacted by one that has read the record set before it was damaged, all is right again, for all."""
+    path = tmp_path / "s"
+    with FileStore(str(path)) as first, first.connect() as session:
+        handle = session.open("r")
+        handle.commit([Put("k", b"value")])
+        file = next(path.glob("journal-*.log"))
+        file.write_bytes(flip(file.read_bytes(), file.read_bytes().index(b"value")))
+        with FileStore(str(path)) as second:
+            assert second.damaged().keys() == {"r"}
+            first._backend.compact()  # type: ignore[attr-defined]
+            assert (second.damaged(), second.peek("r")) == ({}, {"k": b"value"})
+            assert check(str(path)).problems == ()
+
+
+def test_nothing_is_moved_over_a_damaged_record_set(damaged: Path) -> None:
+    """S9: it is refused as a target too."""
+    with FileStore(str(damaged.with_name("source"))) as store, store.connect() as session:
+        session.open("s").commit([Put("k", b"new")])
+    with pytest.raises(RecordCorruptError, match="'s'"):
+        migrate(str(damaged.with_name("source")), str(damaged))
+
+
+def test_damage_while_waiting(tmp_path: Path) -> None:
+    """S9: who waits for a record set that turns out to be damaged is told."""
+    path = tmp_path / "s"
+    with FileStore(str(path)) as first, first.connect() as holder:
+        holder.open("r").commit([Put("k", b"value")])
+        with FileStore(str(path)) as second, second.connect() as session:
+            backend = second._backend
+            sleep = backend.sleep_ms
+
+            def damage(duration_ms: float) -> None:
+                backend.write(lambda transaction: transaction.do(Damaged("r", "file", 1, "why")))
+                sleep(duration_ms)
+
+            backend.sleep_ms = damage  # type: ignore[method-assign]
+            with pytest.raises(RecordCorruptError, match="'r'"):
+                session.open("r", timeout_ms=5_000)
