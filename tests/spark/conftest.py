@@ -75,7 +75,7 @@ def bench(spark: SparkSession, tmp_path: Path) -> Iterator[Bench]:
         [
             Destination("orders", "distributed-queue", 4),
             Destination("jobs", "queue"),
-            Destination("prices", "topic"),
+            Destination("prices", "topic", retention_ms=3_600_000),
             Destination("small", "queue", max_message_bytes=100),
         ],
         lambda name, member: False,
