@@ -113,11 +113,15 @@ class Consumer:
         """`receive`, also for the listener."""
         started = time.monotonic()
         deadline = None if timeout_s is None else started + timeout_s
-        self._settle_previous()
-        while not self._closing.is_set():
-            message = self._take()
-            if message is not None or not self._wait(started, deadline):
-                return message
+        try:
+            self._settle_previous()
+            while not self._closing.is_set():
+                message = self._take()
+                if message is not None or not self._wait(started, deadline):
+                    return message
+        except ClosedError:
+            if not self._closing.is_set():
+                raise
         return None
 
     def _take(self) -> Message | None:

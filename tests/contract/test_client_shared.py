@@ -13,7 +13,7 @@ import pytest
 
 import spark_jms
 from spark_jms.client import Consumer, Context, Message
-from spark_jms.errors import ConsumerClosedException, DataLossError
+from spark_jms.errors import ClosedError, ConsumerClosedException, DataLossError
 from spark_jms.log.domain import Domain
 from spark_jms.testing import memory_domain, wait_until
 from store import MemoryStore
@@ -237,6 +237,16 @@ def test_close_wakes_a_waiting_receive(context: Context) -> None:
     consumer.close()
     thread.join(timeout=5)
     assert answers == [None]
+
+
+def test_a_close_in_the_middle_of_a_look_for_news(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C11: receive returns None wherever it is when the consumer is closed; who asks a closed one is refused."""
+    consumer = context.consumer("orders")
+    consumer.receive(timeout_s=0)
+    monkeypatch.setattr(consumer._table, "has_news", lambda: bool(consumer.close()))
+    assert consumer.receive() is None
+    with pytest.raises(ClosedError):
+        consumer.receive()
 
 
 def test_many_threads_send_through_one_producer(context: Context) -> None:
