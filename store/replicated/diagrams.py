@@ -160,6 +160,7 @@ def _events(entry: RegionEntry) -> Iterator[tuple[Event, RegionEntry]]:
         (Event.JOINED, lambda: rules.joined(entry, _THIRD)),
         (Event.MOVED, lambda: rules.moved(entry, _THIRD)),
         (Event.RENOUNCED, lambda: rules.renounced(entry, Holder(9, "x"))),
+        (Event.RENEWED, lambda: rules.renewed(entry)),
     ]
     if entry.opener is not None:
         tries.append((Event.CLOSED, lambda: rules.closed(entry)))

@@ -44,6 +44,7 @@ from store.replicated.core.protocol import (
     WriteRegion,
 )  # fmt: skip
 from store.replicated.core.replica import Copy, Replicas
+from store.replicated.core.settling import Settling
 from store.replicated.core.shutdown import Administration
 
 __all__ = [
@@ -85,6 +86,8 @@ class DaemonCore:
         self.primaries: dict[str, Primary] = {}
         self.streams: dict[str, tuple[Primary, Follower]] = {}
         self.entries_seen: Mapping[str, RegionEntry] = {}  # as the last audit found them, for what is told to people
+        self.settling = Settling(self)
+        self.look, self.swap = self.settling.look, self.settling.swap
         self.replicas = Replicas(self)
         self.opening = Opening(self)
         self.administration = Administration(self)
@@ -109,6 +112,9 @@ class DaemonCore:
         self._budget = min(self._budget + budget, self.settings.resilver_bytes_per_s / 4)
         self._beat()
         self._detect()
+        self._guard(self.administration.tick)  # first: what it removes is not answered for any more
+        for name in self.settling.doubtful():
+            self._guard(lambda name=name: self.noticed(name))  # type: ignore[misc]
         for primary in list(self.primaries.values()):
             if self.primaries.get(primary.entry.name) is primary:
                 self._guard(primary.tick)
@@ -116,7 +122,6 @@ class DaemonCore:
             self._audit_ms = now_ms
             self._guard(self._audit)
         self._guard(self.opening.tick)
-        self._guard(self.administration.tick)
         if self.draining and not self.copies and not self.stopped:
             self._halt("all regions are elsewhere")
         return self._take()
@@ -181,7 +186,10 @@ class DaemonCore:
         match message:
             case Heartbeat():
                 peer.beat, peer.up, peer.their_ms = message, True, message.clock_ms
+                lapsed = not self.confirmed(daemon)
                 peer.confirmed_ms = max(peer.confirmed_ms, message.echo_ms)
+                if lapsed and self.confirmed(daemon):
+                    self._confirmed_again(daemon)
             case Replicate():
                 self.replicas.replicate(daemon, message)
             case Ack(stream, seq):
@@ -291,6 +299,12 @@ class DaemonCore:
         for primary in list(self.primaries.values()):
             primary.doubt = primary.listed or primary.doubt
 
+    def _confirmed_again(self, daemon: int) -> None:
+        """It did not hear from here for a while, and may have taken over meanwhile: that it hears again proves nothing."""
+        for primary in self.primaries.values():
+            if primary.entry.secondary is not None and primary.entry.secondary.daemon == daemon:
+                primary.doubt = primary.listed or primary.doubt
+
     def _beat(self) -> None:
         if self.now_ms - self._beat_ms >= self.settings.heartbeat_ms:
             self._beat_ms = self.now_ms
@@ -306,7 +320,8 @@ class DaemonCore:
         return Heartbeat(
             self.used_bytes(), self.memory_limit_bytes, self.draining, self.started_us, self.now_us,
             len(self.copies) - opened - replicas_open, opened, replicas_open,
-            sum(p.resilvering for p in self.primaries.values()), self.now_ms, peer.their_ms if peer else -1.0,
+            sum(p.resilvering for p in self.primaries.values()), self.now_ms,
+            peer.their_ms if peer and not self.settling.doubts(to) else -1.0,
         )  # fmt: skip
 
     def _detect(self) -> None:
@@ -343,7 +358,8 @@ class DaemonCore:
             if primary.listed:
                 primary.refresh()
         elif entry is not None and entry.primary == self.me:
-            self.take_up(entry)
+            if self.take_up(entry) is None and name not in self.primaries:
+                self._unmake(entry)
         elif entry is not None and entry.secondary == self.me and self._has(entry):
             if self.dead(entry.primary):
                 self._promote(entry)
@@ -354,14 +370,18 @@ class DaemonCore:
             self._give_up(name, entry)
         self.opening.tick()
 
+    def _unmake(self, entry: RegionEntry) -> None:
+        """Made after it was given up: nobody answered then. There is no copy, and nobody has opened it."""
+        if entry.opener is None and self.swap(entry.name, entry, None):
+            self.log(2, f"region {entry.name}: made too late, removed")
+
     def _give_up(self, name: str, entry: RegionEntry | None) -> None:
-        """Frees a copy that is not listed; if its primary may just be listing it, not before that has failed."""
+        """Frees a copy that is not listed; if its primary may be listing it, dead or not, not before that has failed."""
         replica = self.replicas.by_name.get(name)
         if (
             entry is not None
             and entry.region_id == self.copies[name].region_id
             and (replica is None or replica.primary == entry.primary.daemon)
-            and self.maybe_running(entry.primary)
             and (self.me in entry.holders() or not self.swap(name, entry, rules.renounced(entry, self.me)))
         ):
             return
@@ -513,23 +533,6 @@ class DaemonCore:
         if with_me:
             found[self.index] = Candidate(self.index, self.free_bytes(), self.draining)
         return found
-
-    # ---- the directory, with its failures as values
-
-    def look(self, name: str) -> tuple[bool, RegionEntry | None]:
-        try:
-            return True, self.directory.read(name)
-        except DirectoryUnavailableError as error:
-            self.log(1, str(error))
-            return False, None
-
-    def swap(self, name: str, old: RegionEntry | None, new: RegionEntry | None) -> bool | None:
-        """None: nobody knows. Look before anything else is done."""
-        try:
-            return self.directory.swap(name, old, new)
-        except DirectoryUnavailableError as error:
-            self.log(1, str(error))
-            return None
 
     # ---- actions
 

@@ -14,9 +14,11 @@ whoever is listed may serve, and a primary that was struck off finds out by the 
     JOINED     the primary                  a copy that has caught up            =        the copy   =
     MOVED      the primary                  closed, a copy that has caught up    the copy it         -
     RENOUNCED  who holds an unlisted copy   the primary may still list it        =        =          =
+    RENEWED    whoever had no answer       the change has not happened          =        =          =
     DELETED    the primary, or anyone if its life is over for certain            no entry
 
-RENOUNCED says nothing new but raises the epoch: a listing that is on its way fails, and then the copy may be freed.
+RENOUNCED says nothing new but raises the epoch: a listing that is on its way fails, and then the copy may be freed. So
+does RENEWED: the change that nobody answered cannot happen any more (core/settling.py).
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ class Event(Enum):
     JOINED = "joined"
     MOVED = "moved"
     RENOUNCED = "renounced"
+    RENEWED = "renewed"
     DELETED = "deleted"
 
 
@@ -109,14 +112,18 @@ def renounced(entry: RegionEntry, by: Holder) -> RegionEntry:
     return replace(entry, epoch=entry.epoch + 1)
 
 
+def renewed(entry: RegionEntry) -> RegionEntry:
+    return replace(entry, epoch=entry.epoch + 1)
+
+
 def _require(condition: bool, entry: RegionEntry, event: Event) -> None:
     if not condition:
         raise ValueError(f"region {entry.name} cannot be {event.value}: {entry}")
 
 
 class DirectoryPort(ABC):
-    """The Global Directory as the core sees it. Every method may raise DirectoryUnavailableError, and a swap that
-    raised may have happened: read again before anything is decided."""
+    """The Global Directory as the core sees it. Every method may raise DirectoryUnavailableError. A swap that
+    raised may have happened, and may still happen, for as long as `old` is what the directory says."""
 
     @abstractmethod
     def read(self, name: str) -> RegionEntry | None: ...

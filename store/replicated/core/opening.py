@@ -133,6 +133,9 @@ class Opening:
         daemon = self._daemon
         if any(daemon.maybe_running(holder) for holder in entry.holders()):
             return False
+        if entry.epoch == 1:  # nobody has ever opened it: it is made anew
+            daemon.swap(entry.name, entry, None)
+            return False
         daemon.fail(waiting.client, waiting.request, "RegionLostError", [f"region {entry.name}"])
         return True
 

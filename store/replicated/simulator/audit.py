@@ -76,7 +76,7 @@ class Audit:
     def _region(self, name: str, entry: RegionEntry, core: DaemonCore) -> list[tuple[Block, bytes]] | None:
         copy = core.copies.get(name)
         if copy is None or copy.region_id != entry.region_id:
-            if entry.epoch > 2:
+            if name in self._world.truth.opens:
                 raise Violation(f"region {name}: daemon {core.index} is listed and has no copy")
             return None
         data = bytes(copy.memory)

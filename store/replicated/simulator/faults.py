@@ -32,6 +32,7 @@ class Fault(Enum):
     MASSACRE = "massacre"  # all daemons but one die at nearly the same time
     STALL = "stall"  # a daemon stands still in the middle of a call to the directory
     TORN = "torn"  # the file of one region cannot be read
+    LATE = "late"  # what is written to the directory is not answered, and happens later, even after its writer's death
 
 
 @dataclass
@@ -72,7 +73,7 @@ class Faults:
         return any(
             node.core.me in entry.holders()
             and not any(h != node.core.me and h in self._world.truth.alive for h in entry.holders())
-            for entry in self._world.truth.entries.values()
+            for entry in (*self._world.truth.entries.values(), *self._world.truth.on_the_way)
         )
 
     def _crash(self) -> None:
@@ -186,6 +187,10 @@ class Faults:
     def _directory(self) -> None:
         self._world.truth.failing = self._world.chance.choice((0.2, 0.5, 1.0))
         self._world.later(self._world.chance.choice((300, 1500)), lambda: setattr(self._world.truth, "failing", 0.0))
+
+    def _late(self) -> None:
+        self._world.truth.late = self._world.chance.choice((0.2, 0.5, 1.0))
+        self._world.later(self._world.chance.choice((300, 1500)), lambda: setattr(self._world.truth, "late", 0.0))
 
     def _clock(self) -> None:
         node = self._world.chance.choice(self._world.nodes)

@@ -28,6 +28,9 @@ class Truth:
         self.alive: set[Holder] = set()
         self.failing = 0.0  # the share of calls that fail, half of the swaps among them after they happened
         self.torn: set[str] = set()  # names whose files nobody can read for a while
+        self.late = 0.0  # the share of swaps that nobody answers, and that happen later, if they still fit
+        self.on_the_way: list[RegionEntry] = []  # what these would make of their regions
+        self.later: Callable[[float, Callable[[], None]], None] = lambda delay_ms, step: None
         self.stalling = 0.0  # the share of calls in which the process stands still, before or after
         self.stall: Callable[[Holder], None] = lambda holder: None
         self.swaps = 0
@@ -71,6 +74,9 @@ class SimDirectory(DirectoryPort):
         return done
 
     def _swap(self, name: str, old: RegionEntry | None, new: RegionEntry | None) -> bool:
+        if self.truth.late > 0 and self.truth.chance.random() < self.truth.late:
+            self._late(name, old, new)
+            raise DirectoryUnavailableError("write: on its way")
         failing = self._fail() or name in self.truth.torn
         if failing and self.truth.chance.random() < 0.5:
             raise DirectoryUnavailableError("write: refused")
@@ -84,6 +90,21 @@ class SimDirectory(DirectoryPort):
             raise DirectoryUnavailableError("write: no answer")
         return True
 
+    def _late(self, name: str, old: RegionEntry | None, new: RegionEntry | None) -> None:
+        """It happens some time, whether its writer lives or not."""
+        truth = self.truth
+
+        def land() -> None:
+            if new is not None:
+                truth.on_the_way.remove(new)
+            current = truth.entries.get(name)
+            if (current.tag if current else None) == (old.tag if old else None):
+                self.apply(name, current, new)
+
+        if new is not None:
+            truth.on_the_way.append(new)
+        truth.later(truth.chance.choice((20, 200, 1_000, 4_000)) * truth.chance.uniform(0.5, 1.5), land)
+
     def apply(self, name: str, current: RegionEntry | None, new: RegionEntry | None) -> None:
         truth = self.truth
         truth.swaps += 1
@@ -92,7 +113,8 @@ class SimDirectory(DirectoryPort):
         if new is None:
             if current is not None:
                 del truth.entries[name]
-                truth.removed(current)
+                if truth.opens.pop(name, None) is not None:  # else nothing was ever in it
+                    truth.removed(current)
             return
         key = (name, new.region_id)
         if new.epoch <= truth.seen.get(key, 0):

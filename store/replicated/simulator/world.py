@@ -22,6 +22,7 @@ TICK_MS = 50.0
 SETTLE_MS = 6_000.0
 HELLO_TIMEOUT_MS = 2_000.0
 MAX_STALLED = 2
+LATE_SHARE = 0.3
 SETTINGS = Settings(open_timeout_ms=15_000.0, chunk_bytes=4096, window_bytes=16_384, resilver_bytes_per_s=4_000_000)
 
 
@@ -54,8 +55,14 @@ class World:
         self.outcome = Outcome(seed)
         count = daemons or self.chance.choice((2, 3, 3, 4))
         self.region_bytes = self.chance.choice((16_384, 40_000, 65_536))
-        kinds = list(Fault)
-        self.faults = faults if faults is not None else frozenset(self.chance.sample(kinds, self.chance.randint(1, 5)))
+        kinds = [kind for kind in Fault if kind is not Fault.LATE]
+        drawn: frozenset[Fault] = frozenset(self.chance.sample(kinds, self.chance.randint(1, 5)))
+        if (
+            random.Random(f"late {seed}").random() < LATE_SHARE
+        ):  # beside the others, so that older seeds stay what they are
+            drawn |= {Fault.LATE}
+        self.faults = faults if faults is not None else drawn
+        self.truth.later = self.later
         self.truth.stall = self._stall
         self._stalled = 0
         self.audit = Audit(self)
@@ -391,7 +398,7 @@ class World:
     def _heal(self) -> None:
         self.note("all faults are over")
         self.healed = True
-        self.noise, self.truth.failing = 0.0, 0.0
+        self.noise, self.truth.failing, self.truth.late = 0.0, 0.0, 0.0
         self.clogged.clear()
         self.truth.torn.clear()
         self.truth.stalling = 0.0
