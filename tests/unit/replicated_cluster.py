@@ -101,6 +101,36 @@ class UnansweringDirectory(SimDirectory):
         raise DirectoryUnavailableError("no answer")
 
 
+class LateDirectory(SimDirectory):
+    """The first change that `which` picks is not answered, and happens when the test says so. With `away`, nothing is
+    answered from then on."""
+
+    def __init__(self, core: DaemonCore, truth: Truth, which: Callable[[RegionEntry | None], bool], away: bool) -> None:
+        super().__init__(truth, core.me)
+        self._which = which
+        self._away = away
+        self._late: list[tuple[str, RegionEntry | None, RegionEntry | None]] = []
+        self.given_up = self.away = False
+        core.directory = self
+
+    def _fail(self) -> bool:
+        return self.away
+
+    def swap(self, name: str, old: RegionEntry | None, new: RegionEntry | None) -> bool:
+        if self.away:
+            raise DirectoryUnavailableError("nothing")
+        if self.given_up or not self._which(new):
+            return super().swap(name, old, new)
+        self.given_up, self.away = True, self._away
+        self._late.append((name, old, new))
+        raise DirectoryUnavailableError("on its way")
+
+    def land(self) -> bool:
+        """False: it does not fit any more."""
+        self.away = False
+        return super().swap(*self._late.pop())
+
+
 class Cluster:
     def __init__(self, daemons: int, limit: int = 100 * SIZE, **settings: Any) -> None:
         self.now_ms = 0.0
@@ -168,6 +198,9 @@ class Cluster:
     def blind(self, index: int) -> None:
         """The directory does not answer this daemon."""
         self.core(index).directory = BlindDirectory(self.truth, self.core(index).me)
+
+    def see(self, index: int) -> None:
+        self.core(index).directory = SimDirectory(self.truth, self.core(index).me)
 
     def client(self, daemon: int, name: str = "") -> Client:
         number = next(self._numbers)

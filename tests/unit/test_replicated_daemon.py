@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
+from store.replicated.core.directory import RegionEntry
 from store.replicated.core.protocol import Ack, Failure, Open, Ping, Regions, Reply, WriteRegion
-from tests.unit.replicated_cluster import SIZE, Client, Cluster, UnansweringDirectory
+from tests.unit.replicated_cluster import SIZE, Client, Cluster, LateDirectory, UnansweringDirectory
 
 
 def opened(cluster: Cluster, daemon: int = 0, name: str = "s.000") -> tuple[Client, int]:
@@ -424,3 +427,124 @@ def test_what_happens_with_one_copy_is_explicit(policy: str) -> None:
     assert cluster.until(lambda: cluster.where() == (0, 1), 3_000)
     assert client.write(epoch, b"two")
     assert cluster.bytes_of(0) == cluster.bytes_of(1)
+
+
+# ---- R10: a change of the directory that nobody answered, and that happens later
+
+
+def late(
+    cluster: Cluster, daemon: int, which: Callable[[RegionEntry | None], bool], away: bool = False
+) -> LateDirectory:
+    return LateDirectory(cluster.core(daemon), cluster.truth, which, away)
+
+
+def test_a_take_over_that_was_given_up_does_not_happen_later() -> None:
+    """R10: the primary is back, and the secondary has made sure."""
+    cluster = Cluster(2)
+    client, epoch = opened(cluster)
+    assert client.write(epoch, b"one")
+    directory = late(cluster, 1, lambda new: new is not None and new.primary.daemon == 1, away=True)
+    cluster.blind(0)
+    cluster.separate(0, 1)
+    assert cluster.until(lambda: directory.given_up, 4_000)
+    cluster.join(0, 1)
+    cluster.see(0)
+    directory.away = False
+    cluster.run(1_000)
+    assert not directory.land()
+    assert client.write(epoch, b"two")
+    assert client.read(epoch, 3) == b"two"
+    assert cluster.where() == (0, 1)
+
+
+def test_a_take_over_that_happens_later_is_found_out_by_both() -> None:
+    """R10: until the new primary knows, its directory being away, the old one asks before each read."""
+    cluster = Cluster(2)
+    client, epoch = opened(cluster)
+    assert client.write(epoch, b"one")
+    directory = late(cluster, 1, lambda new: new is not None and new.primary.daemon == 1, away=True)
+    cluster.held = lambda source, message: source == 0
+    assert cluster.until(lambda: directory.given_up, 4_000)
+    cluster.held = lambda source, message: False
+    cluster.run(1_000)
+    assert client.read(epoch, 3) == b"one"
+    assert not cluster.core(0).confirmed(1)
+    assert directory.land()
+    assert client.read(epoch, 3) == "FencedError"
+    again, epoch = opened(cluster, 1)
+    assert again.read(epoch, 3) == b"one"
+
+
+def test_who_hears_again_may_have_taken_over_meanwhile() -> None:
+    """R10: the primary heard the secondary all the time, the secondary not the primary. That it hears again is no lease."""
+    cluster = Cluster(2, audit_ms=60_000.0)  # which would find out too
+    client, epoch = opened(cluster)
+    assert client.write(epoch, b"one")
+    cluster.held = lambda source, message: source == 0
+    assert cluster.until(lambda: cluster.where()[0] == 1, 6_000)
+    cluster.held = lambda source, message: False
+    assert cluster.until(lambda: cluster.core(0).confirmed(1), 1_000)
+    assert client.read(epoch, 3) == "FencedError"
+
+
+def test_a_region_that_is_made_too_late() -> None:
+    """R7, R10: its maker has made it anew by then, or has given it up and removes it."""
+    cluster = Cluster(2)
+    directory = late(cluster, 0, lambda new: True)
+    opened(cluster)
+    assert directory.given_up
+    assert not directory.land()
+    directory = late(cluster, 0, lambda new: True, away=True)
+    client = cluster.client(0)
+    client.open("t.000", wait_ms=0.0)
+    assert cluster.until(lambda: directory.given_up, 1_000)
+    client.leave()
+    cluster.run(200)
+    directory.away = False
+    cluster.run(200)
+    assert "t.000" not in cluster.core(0).copies
+    assert directory.land()
+    assert cluster.until(lambda: "t.000" not in cluster.truth.entries, 2_000)
+    assert isinstance(cluster.client(1).open("t.000"), list)
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+def test_a_copy_that_a_dead_primary_lists_later(in_time: bool) -> None:
+    """R10: it is complete, so it takes over if it is listed in time; it is not given up before its listing is impossible."""
+    cluster = Cluster(3)
+    closed_region(cluster, b"kept")
+    directory = late(
+        cluster, 0, lambda new: new is not None and new.secondary is not None and new.secondary.daemon == 2
+    )
+    cluster.kill(1)
+    assert cluster.until(lambda: directory.given_up, 6_000)
+    cluster.blind(2)
+    cluster.kill(0)
+    cluster.run(5_000)
+    if in_time:
+        assert directory.land()
+    cluster.see(2)
+    cluster.run(4_000)
+    if in_time:
+        client, epoch = opened(cluster, 2)
+        assert client.read(epoch, 4) == b"kept"
+    else:
+        assert not cluster.core(2).copies
+        assert not directory.land()
+
+
+def test_a_region_whose_maker_died_before_anybody_opened_it() -> None:
+    """R18: nothing was in it, so nothing is lost: it is made anew."""
+    cluster = Cluster(2)
+    cluster.kill(1)
+    cluster.run(3_000)
+    directory = late(cluster, 0, lambda new: True)
+    client = cluster.client(0)
+    client.open(wait_ms=0.0)
+    assert cluster.until(lambda: directory.given_up, 1_000)
+    cluster.kill(0)
+    assert directory.land()
+    cluster.start(1)
+    cluster.run(3_000)
+    assert cluster.client(1).open() == "RegionUnavailableError"
+    assert isinstance(cluster.client(1).open(), list)
