@@ -36,7 +36,7 @@ from store.errors import (
 from store.jdbc.settings import SQLITE, JdbcSettings
 
 CONNECT_TIMEOUT_S = 10
-LOCK_TIMEOUT_MS = 50
+LOCK_TIMEOUT_MS = 50  # of who starts; an engine at work waits behind such a one, so it waits longer
 SQLITE_BUSY_S = 5.0
 _FULL = ("53100", "53200", "54000")  # disk_full, out_of_memory, program_limit_exceeded
 _RIGHTS = ("42501", "28000", "28P01")
@@ -154,6 +154,13 @@ class Connection:
         finally:
             self.busy_since_s = None
 
+    def wait_for_locks(self, limit_ms: float) -> None:
+        """In place of LOCK_TIMEOUT_MS. Not in a transaction."""
+        if self._is_sqlite:
+            return
+        self.run(f"SET lock_timeout = {int(limit_ms)}")
+        self.commit()
+
     def autocommit(self) -> None:
         """For statements that run in no transaction. PostgreSQL only, on a fresh connection."""
         with self._errors():
@@ -165,7 +172,8 @@ class Connection:
         if fd is None:
             return
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as copy:
-            copy.shutdown(socket.SHUT_RDWR)
+            if self._fd() == fd:  # else it was closed meanwhile, and the copy may be somebody else's
+                copy.shutdown(socket.SHUT_RDWR)
 
     def _fd(self) -> int | None:
         if self._is_sqlite:

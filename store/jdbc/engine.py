@@ -43,6 +43,7 @@ from store.errors import (
     DatabaseUnreachableError,
     ForeignOwnerError,
     LockHeldError,
+    StoreBusyError,
     StoreCorruptError,
     StoreError,
     StoreRightsError,
@@ -181,7 +182,7 @@ class JdbcReach(Reach):
                 return self._find(failed) or self._become()
             except (DatabaseUnreachableError, ConnectionLostError) as error:
                 self._wait_for("the database", str(error))
-            except (LockTakenError, OwnershipLostError) as error:
+            except (StoreBusyError, OwnershipLostError) as error:  # LockTakenError among them
                 self._wait_for("the lock of the data store", error.detail())
             return None
 

@@ -271,7 +271,9 @@ class JdbcPersistence(Persistence):
             self._rows.load(restored.rows)
         except ConnectionLostError:
             return False  # the next try finds out
-        except StoreCorruptError as error:
+        except OwnershipLostError:
+            raise
+        except StoreError as error:  # nobody knows, so this engine must not go on
             raise OwnershipLostError(error.detail()) from error
         log.warning("the append %s was in doubt: it was %s", xid, "committed" if kept else "not committed")
         return kept
@@ -296,6 +298,8 @@ class JdbcPersistence(Persistence):
     def _connect(self) -> Connection:
         try:
             self._data = self._database.connect()
+            # Whoever tries to take the store over queues up for SIBOWNER, and whoever comes after him waits behind him.
+            self._data.wait_for_locks(self._database.settings.statement_limit_s * 1000 / 2)
             if self._database.settings.dialect == SQLITE:
                 self._data.run("PRAGMA journal_mode=WAL")
         except StoreError as error:

@@ -91,12 +91,16 @@ class LocalLink(Link):
 
 class TcpLink(Link):
     """`answer_timeout_s` bounds a question: an engine that hangs is as good as none. None: it may take long (an append);
-    the other link of the client tells when the engine hangs, and closes this one."""
+    the other link of the client tells when the engine hangs, and closes this one.
+
+    Who closes it from another thread ends its conversation first, and waits until whoever asks has come out: a
+    descriptor that is closed under a read may belong to another file by the time it is read (TLS keeps its number)."""
 
     def __init__(
         self, address: Address, client_id: str, answer_timeout_s: float | None, greet_timeout_s: float
     ) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # of the conversation
+        self._life = threading.Lock()  # of the descriptor
         try:
             self._socket = socket.create_connection((address.host, address.port), greet_timeout_s)
         except OSError as error:
@@ -140,8 +144,10 @@ class TcpLink(Link):
         return _answered(answer)
 
     def close(self) -> None:
-        hang_up(self._socket)
-        self._socket.close()
+        with self._life:
+            hang_up(self._socket)
+        with self._lock, self._life:
+            self._socket.close()
 
     def abandon(self) -> None:
         self._socket.close()

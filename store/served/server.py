@@ -107,7 +107,7 @@ class Server:
             raise
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._writer = self._start(self._write_rounds, "store-engine-writer")
-        self._start(self._accept, "store-engine-accept")
+        self._acceptor = self._start(self._accept, "store-engine-accept")
 
     @staticmethod
     def _start(target: Callable[[], None], name: str) -> threading.Thread:
@@ -246,7 +246,9 @@ class Server:
                 except OSError:  # it hung up already
                     connection.close()
                     continue
-            with self._lock:
+            with (
+                self._lock
+            ):  # in which a connection is hung up: it is closed by its own thread, and only when not listed
                 self._connections.add(connection)
                 self._greeting[connection] = None
                 if len(self._greeting) > MAX_GREETING:
@@ -322,11 +324,11 @@ class Server:
     def _hang_up(self) -> None:
         if self._listener is not None:
             hang_up(self._listener)  # a close alone does not end the wait in accept()
+            self._acceptor.join()  # nor is it closed under it
             self._listener.close()
         with self._lock:
-            connections = list(self._connections)
-        for connection in connections:
-            hang_up(connection)
+            for connection in self._connections:
+                hang_up(connection)
 
     def close(self) -> None:
         """In order: what is queued is written, then the place is given up, then clients are sent away."""

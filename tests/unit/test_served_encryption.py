@@ -132,6 +132,43 @@ def test_who_has_proved_nothing_costs_little(monkeypatch: pytest.MonkeyPatch) ->
         link(address).close()
 
 
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_a_link_closed_under_a_question_keeps_its_descriptor_until_the_answer_is_given_up(
+    tmp_path: Path, encrypted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R17: TLS reads from the number of the descriptor, and the next file that is opened would have that number."""
+    asked, closed, numbers = threading.Event(), threading.Event(), []
+    monkeypatch.setattr(Server, "answer", lambda *_: (asked.set(), closed.wait(30))[1])
+
+    def received(connection: socket.socket) -> wire.Any_:
+        try:
+            return receive(connection)
+        finally:
+            numbers.append(connection.fileno())
+
+    with engine(chain=certificate(tmp_path) if encrypted else None) as (_, address):
+        asking = link(address)
+        monkeypatch.setattr("store.served.link.receive", received)
+        errors: list[LinkLostError] = []
+
+        def ask() -> None:
+            try:
+                asking.ask(wire.Beat(()))
+            except LinkLostError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        assert asked.wait(10)
+        asking.close()
+        assert len(numbers) == 1  # close waited for it
+        assert numbers[0] >= 0
+        asking.close()
+        closed.set()
+        thread.join(10)
+        assert len(errors) == 1
+
+
 def test_a_certificate_that_was_signed(tmp_path: Path) -> None:
     """R17: of a chain the first certificate is published, and that one alone is trusted."""
     leaf, other = certificate(tmp_path), certificate(tmp_path, "other-")

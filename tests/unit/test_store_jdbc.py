@@ -1,4 +1,4 @@
-"""The JDBC store's own rules: URIs, tables, rows, the lock protocol, refusals, faults at every step (S1 to S6, S8).
+"""The JDBC store's own rules: URIs, tables, rows, refusals, faults at every step (S1 to S3, S6, S8). Its lock: test_store_jdbc_lock.
 
 On SQLite; what is the same on PostgreSQL is parametrised. Fail-over between processes is in process/test_jdbc_scenarios.
 """
@@ -6,7 +6,6 @@ On SQLite; what is the same on PostgreSQL is parametrised. Fail-over between pro
 from __future__ import annotations
 
 import itertools
-import logging
 import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,7 +17,6 @@ import pytest
 from store import (
     DatabaseUnreachableError,
     ForeignOwnerError,
-    LockHeldError,
     Put,
     StoreCorruptError,
     StoreError,
@@ -40,17 +38,15 @@ from store.jdbc.database import (
     server_settings,
 )
 from store.jdbc.engine import Clocks, JdbcReach, State
-from store.jdbc.protocol import STEPS, LockTakenError, Ownership, Step, acquire, draw
+from store.jdbc.protocol import LockTakenError, Ownership, acquire
 from store.jdbc.rows import CLASSES
 from store.jdbc.settings import JdbcSettings, parse_jdbc, with_engine
 from store.jdbc.store import open_backend
-from store.jdbc.tables import VERSION, ddl, make_tables
-from store.ledger import Change, Written
-from store.served import OwnershipLostError
-from store.served.book import Proposal
+from store.jdbc.tables import ddl, make_tables
 from store.served.server import Server
 from store.session import LedgerStore
 from tests.process.proxy import Proxy
+from tests.unit.jdbc_raw import Raw, fill
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -58,40 +54,6 @@ def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"jdbc:sqlite:///{tmp_path}/s.db?retry_interval_ms=10"
     return str(request.getfixturevalue("postgresql").uri(retry_interval_ms=10))
-
-
-class Raw:
-    """The tables, as somebody else's program sees them."""
-
-    def __init__(self, uri: str) -> None:
-        self.settings = parse_jdbc(uri)
-        self.tables = make_tables(self.settings)
-        self.database = Database(self.settings)
-
-    def run(self, statement: str, file: str = "") -> list[Any]:
-        connection = self.database.connect(f"{self.settings.path}{file}" if self.settings.dialect == "sqlite" else "")
-        schema = f"{self.settings.schema}." if self.settings.schema else ""
-        try:
-            with connection.transaction("DEFERRED" if statement.startswith("SELECT") else "IMMEDIATE"):
-                done = connection.run(statement.replace("@", schema))
-                return list(done.all()) if done.returns_rows else []
-        finally:
-            connection.close()
-
-    def owner(self) -> tuple[Any, ...]:
-        rows = self.run("SELECT me_uuid, inc_uuid, version, migration_version FROM @sibowner", "-sibowner")
-        assert len(rows) == 1
-        return tuple(rows[0])
-
-    def content(self) -> list[Any]:
-        tables = ["sibclassmap", "siblisting", "sibxacts", "sibkeys", "sib000", "sib001"]
-        return [sorted(map(tuple, self.run(f"SELECT * FROM @{table}"))) for table in tables] + [self.owner()]
-
-
-def fill(uri: str) -> None:
-    with open_store(uri) as store, store.connect() as session:
-        session.open("a").commit([Put("k", b"v"), Put("l", b"w")])
-        session.open("b").commit([Put("k", b"2")])
 
 
 # ---- URIs
@@ -247,110 +209,6 @@ def test_printed_ddl_makes_a_store(tmp_path: Path) -> None:
     assert "CREATE SCHEMA IF NOT EXISTS s1;" in ddl(parse_jdbc("jdbc:postgresql://h/db?schema=S1"))
 
 
-# ---- the lock protocol
-
-
-def test_the_protocol_is_the_texts() -> None:
-    """S4: three connections, in this order."""
-    assert [(step.connection, step.step, step.table, step.mark) for step in STEPS] == [
-        ("first", Step.CONNECT, "SIBOWNER0", ""),
-        ("first", Step.LOCK_EXCLUSIVE, "SIBOWNER0", "A"),
-        ("second", Step.CONNECT, "SIBOWNER", ""),
-        ("second", Step.LOCK_EXCLUSIVE, "SIBOWNER", "B"),
-        ("second", Step.READ, "SIBOWNER", ""),
-        ("second", Step.UPDATE, "SIBOWNER", ""),
-        ("second", Step.CLOSE_COMMIT, "SIBOWNER", "C"),
-        ("third", Step.CONNECT, "SIBOWNER", ""),
-        ("third", Step.LOCK_SHARE, "SIBOWNER", "D"),
-        ("third", Step.READ, "SIBOWNER", ""),
-        ("first", Step.CLOSE, "SIBOWNER0", "E"),
-    ]
-    assert STEPS[1].statement() == "LOCK TABLE SIBOWNER0 IN EXCLUSIVE MODE"
-    assert draw().count("E->>D") == len(STEPS)
-
-
-def test_the_statements_go_to_postgresql_in_order(postgresql: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """S4: as the database was asked."""
-    import sqlalchemy as sa
-
-    uri = postgresql.uri()
-    fill(uri)
-    raw = Raw(uri)
-    said: list[str] = []
-    engine = raw.database._engines.setdefault("", raw.database._make_engine(""))
-    sa.event.listen(
-        engine, "before_cursor_execute", lambda c, cu, statement, *rest: said.append(" ".join(statement.split()))
-    )
-    ownership = acquire(raw.database, raw.tables, "")
-    schema = raw.settings.schema
-    asked = [statement for statement in said if "set_config" not in statement]
-    assert [statement.split(" SET ")[0] for statement in asked] == [
-        f"LOCK TABLE {schema}.sibowner0 IN EXCLUSIVE MODE",
-        f"LOCK TABLE {schema}.sibowner IN EXCLUSIVE MODE",
-        asked[2],
-        f"UPDATE {schema}.sibowner",
-        f"LOCK TABLE {schema}.sibowner IN SHARE MODE",
-        asked[2],
-    ]
-    assert asked[2].startswith(f"SELECT {schema}.sibowner.me_uuid, {schema}.sibowner.inc_uuid")
-    ownership.release()
-
-
-def test_every_start_has_an_incarnation_of_its_own(uri: str) -> None:
-    """S4."""
-    seen = []
-    for _ in range(3):
-        fill(uri)
-        seen.append(Raw(uri).owner())
-    assert len({row[1] for row in seen}) == 3
-    assert len({row[0] for row in seen}) == 1
-    assert {row[2:] for row in seen} == {(VERSION, 0)}
-
-
-def test_the_lock_is_held_for_life_and_verified(uri: str) -> None:
-    """S4: nobody gets it meanwhile; somebody who changes the row all the same ends the engine."""
-    fill(uri)
-    raw = Raw(uri)
-    ownership = acquire(raw.database, raw.tables, "")
-    assert ownership.verify()
-    other = Raw(uri)
-    for _ in range(3):
-        with pytest.raises(LockTakenError):
-            acquire(other.database, other.tables, "")
-    assert ownership.verify()
-    ownership.release()
-    second = acquire(other.database, other.tables, "")
-    assert second.incarnation != ownership.incarnation
-    second.release()
-
-
-def test_a_zombie_writes_nothing(uri: str) -> None:
-    """S4, S6: its lock is gone and it does not know; the row names another; its next write is refused by the database."""
-    backend = open_backend(uri + "&verify_interval_ms=60000")
-    handle = LedgerStore(backend).connect().open("r")
-    handle.commit([Put("k", b"mine")])
-    reach = backend._reach
-    assert isinstance(reach, JdbcReach)
-    engine = reach._engine
-    assert engine is not None
-    engine.persistence.ownership.release()  # as when only this connection was lost
-    raw = Raw(uri)
-    other = acquire(raw.database, raw.tables, "")
-    before = raw.content()
-    late = Proposal("late", 0, (Written((Change("r", 1, (Put("k", b"late"),)),)),))
-    batch = engine.server._book.plan_round([late]).batch
-    assert batch is not None
-    with pytest.raises(OwnershipLostError):
-        engine.persistence.append(batch)
-    assert raw.content() == before
-    assert engine.persistence.ownership.incarnation != other.incarnation
-    other.release()
-    handle.commit([Put("k", b"again")])  # by a new engine: the session and its handle are the same
-    assert engine.state is State.DISABLED
-    assert handle.read("k") == b"again"
-    backend.release()
-
-
 # ---- refusals: a named error, nothing changed
 
 
@@ -484,28 +342,6 @@ def test_a_lock_that_is_not_regained_at_first_is_tried_for_again(
         reach.close()
 
 
-# ---- waiting for the lock, with an injected clock
-
-
-def test_the_start_retries_up_to_its_limit(uri: str, caplog: pytest.LogCaptureFixture) -> None:
-    """S5: 15 minutes by default, with clear lines; then a named error."""
-    fill(uri)
-    raw = Raw(uri)
-    ownership = acquire(raw.database, raw.tables, "")
-    now_ms = [0.0]
-
-    def sleep(duration_ms: float) -> None:
-        now_ms[0] += max(duration_ms, 30_000)
-
-    clocks = Clocks(now_ms=lambda: now_ms[0], sleep_ms=sleep)
-    with caplog.at_level(logging.WARNING, "store.jdbc"), pytest.raises(LockHeldError, match="900 s"):
-        open_backend(uri, clocks=clocks)
-    assert 900_000 <= now_ms[0] <= 960_000
-    assert "waiting for the lock of the data store for 60 s, retrying up to 900 s" in caplog.text
-    ownership.release()
-    open_backend(uri, clocks=clocks).release()
-
-
 # ---- faults at every step
 
 
@@ -591,12 +427,3 @@ def test_prepared_transactions_survive_the_engine(uri: str) -> None:
         assert handle.read("k") == b"new"
     with open_store(uri) as store:
         assert (store.peek("r"), store.in_doubt()) == ({"k": b"new"}, {})
-
-
-# ---- what is said about it
-
-
-def test_the_page_shows_the_protocol_as_the_code_goes_through_it() -> None:
-    """S4: drawn from STEPS."""
-    page = Path(__file__).parents[2] / "docs" / "DATA-STORES.md"
-    assert draw() in page.read_text(encoding="utf-8")

@@ -1,0 +1,223 @@
+"""The lock protocol of the JDBC store: its steps, who has it, who waits for it (S4, S5).
+
+Fail-over between processes is in process/test_jdbc_scenarios.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_jms.testing.waiting import wait_until
+from store import LockHeldError, Put, StoreBusyError, open_store
+from store.jdbc.engine import Clocks, JdbcReach, State
+from store.jdbc.persistence import JdbcPersistence
+from store.jdbc.protocol import STEPS, LockTakenError, Step, acquire, draw
+from store.jdbc.store import open_backend
+from store.jdbc.tables import VERSION
+from store.ledger import Change, Written
+from store.served import OwnershipLostError
+from store.served.book import Proposal
+from store.session import LedgerStore
+from tests.unit.jdbc_raw import Raw, fill
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"jdbc:sqlite:///{tmp_path}/s.db?retry_interval_ms=10"
+    return str(request.getfixturevalue("postgresql").uri(retry_interval_ms=10))
+
+
+def test_the_protocol_is_the_texts() -> None:
+    """S4: three connections, in this order."""
+    assert [(step.connection, step.step, step.table, step.mark) for step in STEPS] == [
+        ("first", Step.CONNECT, "SIBOWNER0", ""),
+        ("first", Step.LOCK_EXCLUSIVE, "SIBOWNER0", "A"),
+        ("second", Step.CONNECT, "SIBOWNER", ""),
+        ("second", Step.LOCK_EXCLUSIVE, "SIBOWNER", "B"),
+        ("second", Step.READ, "SIBOWNER", ""),
+        ("second", Step.UPDATE, "SIBOWNER", ""),
+        ("second", Step.CLOSE_COMMIT, "SIBOWNER", "C"),
+        ("third", Step.CONNECT, "SIBOWNER", ""),
+        ("third", Step.LOCK_SHARE, "SIBOWNER", "D"),
+        ("third", Step.READ, "SIBOWNER", ""),
+        ("first", Step.CLOSE, "SIBOWNER0", "E"),
+    ]
+    assert STEPS[1].statement() == "LOCK TABLE SIBOWNER0 IN EXCLUSIVE MODE"
+    assert draw().count("E->>D") == len(STEPS)
+
+
+def test_the_statements_go_to_postgresql_in_order(postgresql: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """S4: as the database was asked."""
+    import sqlalchemy as sa
+
+    uri = postgresql.uri()
+    fill(uri)
+    raw = Raw(uri)
+    said: list[str] = []
+    engine = raw.database._engines.setdefault("", raw.database._make_engine(""))
+    sa.event.listen(
+        engine, "before_cursor_execute", lambda c, cu, statement, *rest: said.append(" ".join(statement.split()))
+    )
+    ownership = acquire(raw.database, raw.tables, "")
+    schema = raw.settings.schema
+    asked = [statement for statement in said if "set_config" not in statement]
+    assert [statement.split(" SET ")[0] for statement in asked] == [
+        f"LOCK TABLE {schema}.sibowner0 IN EXCLUSIVE MODE",
+        f"LOCK TABLE {schema}.sibowner IN EXCLUSIVE MODE",
+        asked[2],
+        f"UPDATE {schema}.sibowner",
+        f"LOCK TABLE {schema}.sibowner IN SHARE MODE",
+        asked[2],
+    ]
+    assert asked[2].startswith(f"SELECT {schema}.sibowner.me_uuid, {schema}.sibowner.inc_uuid")
+    ownership.release()
+
+
+def test_every_start_has_an_incarnation_of_its_own(uri: str) -> None:
+    """S4."""
+    seen = []
+    for _ in range(3):
+        fill(uri)
+        seen.append(Raw(uri).owner())
+    assert len({row[1] for row in seen}) == 3
+    assert len({row[0] for row in seen}) == 1
+    assert {row[2:] for row in seen} == {(VERSION, 0)}
+
+
+def test_the_lock_is_held_for_life_and_verified(uri: str) -> None:
+    """S4: nobody gets it meanwhile; somebody who changes the row all the same ends the engine."""
+    fill(uri)
+    raw = Raw(uri)
+    ownership = acquire(raw.database, raw.tables, "")
+    assert ownership.verify()
+    other = Raw(uri)
+    for _ in range(3):
+        with pytest.raises(LockTakenError):
+            acquire(other.database, other.tables, "")
+    assert ownership.verify()
+    ownership.release()
+    second = acquire(other.database, other.tables, "")
+    assert second.incarnation != ownership.incarnation
+    second.release()
+
+
+def test_a_zombie_writes_nothing(uri: str) -> None:
+    """S4, S6: its lock is gone and it does not know; the row names another; its next write is refused by the database."""
+    backend = open_backend(uri + "&verify_interval_ms=60000")
+    handle = LedgerStore(backend).connect().open("r")
+    handle.commit([Put("k", b"mine")])
+    reach = backend._reach
+    assert isinstance(reach, JdbcReach)
+    engine = reach._engine
+    assert engine is not None
+    engine.persistence.ownership.release()  # as when only this connection was lost
+    raw = Raw(uri)
+    other = acquire(raw.database, raw.tables, "")
+    before = raw.content()
+    late = Proposal("late", 0, (Written((Change("r", 1, (Put("k", b"late"),)),)),))
+    batch = engine.server._book.plan_round([late]).batch
+    assert batch is not None
+    with pytest.raises(OwnershipLostError):
+        engine.persistence.append(batch)
+    assert raw.content() == before
+    assert engine.persistence.ownership.incarnation != other.incarnation
+    other.release()
+    handle.commit([Put("k", b"again")])  # by a new engine: the session and its handle are the same
+    assert engine.state is State.DISABLED
+    assert handle.read("k") == b"again"
+    backend.release()
+
+
+@pytest.mark.parametrize("moment", ["load", "publish", "append"])
+def test_who_waits_for_the_lock_does_not_stop_the_engine(
+    postgresql: Any, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """S4, S5: PostgreSQL lets nobody pass who waits for SIBOWNER, so the engine's own look at it stands behind him."""
+    uri = postgresql.uri(verify_interval_ms=60_000)
+    fill(uri)
+    raw = Raw(uri)
+    stranger = raw.database.connect()
+    stranger.run("SET lock_timeout = 400")
+    stranger.commit()
+
+    def wait_for_it() -> None:
+        with pytest.raises(StoreBusyError):
+            stranger.run(f"LOCK TABLE {raw.tables.owner.fullname} IN EXCLUSIVE MODE")
+
+    threads: list[threading.Thread] = []
+
+    def waits() -> bool:
+        found = raw.run("SELECT count(*) FROM pg_locks WHERE relation = '@sibowner'::regclass AND NOT granted")
+        return bool(found[0][0])
+
+    def queue_up(*_: Any) -> None:
+        if not threads:
+            threads.append(threading.Thread(target=wait_for_it))
+            threads[0].start()
+            wait_until(waits, 10.0)
+
+    if moment != "append":
+        real = getattr(JdbcPersistence, moment)
+        monkeypatch.setattr(JdbcPersistence, moment, lambda *given: (queue_up(), real(*given))[1])
+    with open_store(uri) as store, store.connect() as session:
+        handle = session.open("a")
+        queue_up()
+        handle.commit([Put("k", b"meanwhile")])
+        assert handle.read("k") == b"meanwhile"
+        engine = store._backend._reach._engine  # type: ignore[attr-defined]
+        assert engine.state is State.ENGINE
+    threads[0].join(10)
+    stranger.close()
+
+
+def test_a_store_that_is_busy_while_it_is_read_is_opened_later(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S5: the lock is given back, and tried for again."""
+    fill(uri)
+    fails = [StoreBusyError("the test says so")]
+    real = JdbcPersistence.load
+
+    def load(self: JdbcPersistence) -> Any:
+        if fails:
+            raise fails.pop()
+        return real(self)
+
+    monkeypatch.setattr(JdbcPersistence, "load", load)
+    with open_store(uri) as store:
+        assert store.peek("b") == {"k": b"2"}
+
+
+# ---- waiting for the lock, with an injected clock
+
+
+def test_the_start_retries_up_to_its_limit(uri: str, caplog: pytest.LogCaptureFixture) -> None:
+    """S5: 15 minutes by default, with clear lines; then a named error."""
+    fill(uri)
+    raw = Raw(uri)
+    ownership = acquire(raw.database, raw.tables, "")
+    now_ms = [0.0]
+
+    def sleep(duration_ms: float) -> None:
+        now_ms[0] += max(duration_ms, 30_000)
+
+    clocks = Clocks(now_ms=lambda: now_ms[0], sleep_ms=sleep)
+    with caplog.at_level(logging.WARNING, "store.jdbc"), pytest.raises(LockHeldError, match="900 s"):
+        open_backend(uri, clocks=clocks)
+    assert 900_000 <= now_ms[0] <= 960_000
+    assert "waiting for the lock of the data store for 60 s, retrying up to 900 s" in caplog.text
+    ownership.release()
+    open_backend(uri, clocks=clocks).release()
+
+
+# ---- what is said about it
+
+
+def test_the_page_shows_the_protocol_as_the_code_goes_through_it() -> None:
+    """S4: drawn from STEPS."""
+    page = Path(__file__).parents[2] / "docs" / "DATA-STORES.md"
+    assert draw() in page.read_text(encoding="utf-8")
