@@ -1,9 +1,7 @@
 """The file backend: concurrent requests of one process become one write, several processes share one journal.
 
-Group commit. A request is a plan in a queue. The first in the queue leads: it takes the journal lock, runs all plans
-that have queued up meanwhile on the newest ledger, writes their entries as one frame, syncs once, tells everybody, and
-leaves the lead to the next in the queue. So the slower the disk, the more requests share a write, and a plan sees what
-the plans before it did.
+Who leads a group commit (group.py) takes the journal lock, runs all plans that have queued up meanwhile on the newest
+ledger, writes their entries as one frame and syncs once. A plan sees what the plans before it did.
 """
 
 from __future__ import annotations
@@ -13,9 +11,8 @@ import os
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Collection
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
 from store.contract import StoreStatistics
 from store.errors import (
@@ -30,6 +27,7 @@ from store.file.disk import Disk
 from store.file.heartbeat import Heartbeat
 from store.file.journal import Journal, write_error
 from store.file.lock import JournalLock
+from store.group import Drain, GroupCommit, Request, settle
 from store.ledger import Ended, Ledger
 from store.session import Backend, Transaction
 
@@ -37,18 +35,6 @@ T = TypeVar("T")
 
 COMPACT_MIN_BYTES = 1024 * 1024
 COMPACT_RATIO = 4.0
-
-
-class _Request:
-    __slots__ = ("error", "leads", "plan", "result", "wake")
-
-    def __init__(self, plan: Callable[[Transaction], Any]) -> None:
-        self.plan = plan
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self.leads = False
-        self.wake = threading.Lock()  # held until it is served or has to lead
-        self.wake.acquire()
 
 
 class FileBackend(Backend):
@@ -71,9 +57,7 @@ class FileBackend(Backend):
         self._user_count = 1
         self._clock_ms = clock_ms or (lambda: time.monotonic() * 1000.0)
         self._disk = disk or Disk()
-        self._queue: deque[_Request] = deque()
-        self._queue_lock = threading.Lock()
-        self._has_leader = False
+        self._group = GroupCommit(self._lead)
         self._round = threading.Lock()
         self._mirror = threading.Lock()
         self._create = create
@@ -125,87 +109,43 @@ class FileBackend(Backend):
 
     def write(self, plan: Callable[[Transaction], T]) -> T:
         self._check()
-        request = _Request(plan)
-        with self._queue_lock:
-            self._queue.append(request)
-            leads, self._has_leader = not self._has_leader, True
-        if not leads:
-            leads = self._follow(request)
-        if leads:
-            try:
-                self._lead()
-            finally:
-                self._hand_on(request)
-        if request.error is not None:
-            raise request.error
-        return cast(T, request.result)
+        return self._group.write(plan)
 
-    def _follow(self, request: _Request) -> bool:
-        """Until it is served, or has to lead. Each waits for its own wake-up: one common lock would starve some."""
-        try:
-            request.wake.acquire()
-        except BaseException:  # interrupted: it must not be left behind as the leader that never comes
-            with self._queue_lock:
-                if not request.leads and request in self._queue:
-                    self._queue.remove(request)
-            if request.leads:
-                self._hand_on(request)
-            raise
-        return request.leads
-
-    def _hand_on(self, request: _Request) -> None:
-        """The next in the queue leads; with nobody there, whoever comes next."""
-        with self._queue_lock:
-            if request in self._queue:  # interrupted before the round began
-                self._queue.remove(request)
-            if self._queue:
-                self._queue[0].leads = True
-                self._queue[0].wake.release()
-            else:
-                self._has_leader = False
-
-    def _lead(self) -> None:
+    def _lead(self, drain: Drain) -> None:
         with self._round:
             try:
                 self._check()
                 dirty = self._lock.acquire()
             except (OSError, StoreError) as error:
-                self._settle(self._drain(), error)
+                settle(drain(), _named(error))
                 return
             clean = False
             try:
                 with self._mirror:
-                    clean = self._serve(dirty)
+                    clean = self._serve(drain(), dirty)
             finally:
                 self._lock.release(clean)
 
-    def _drain(self) -> list[_Request]:
-        with self._queue_lock:
-            requests = list(self._queue)
-            self._queue.clear()
-        return requests
-
-    def _serve(self, dirty: bool) -> bool:
+    def _serve(self, requests: list[Request], dirty: bool) -> bool:
         """One round as the leader. True when the journal is known to end with a good frame."""
-        requests = self._drain()
         caught_up = False
         try:
             self._journal.catch_up(dirty, self._create)
             caught_up = True
             transaction = Transaction(self._journal.ledger)
             for request in requests:
-                self._run(request, transaction)
+                request.run(transaction)
             if transaction.entries:
                 self._journal.append(transaction.entries)
         except BaseException as error:
-            self._settle(requests, error)  # whatever it is: nobody may wait for ever
+            settle(requests, _named(error))  # whatever it is: nobody may wait for ever
             if isinstance(error, StoreError):
                 return caught_up and self._journal.sound
             self._journal.invalidate()  # the ledger may be ahead of the file
             if isinstance(error, OSError):
                 return False
             raise
-        self._settle(requests, None)
+        settle(requests, None)
         return self._tidy(transaction)
 
     def _tidy(self, transaction: Transaction) -> bool:
@@ -215,26 +155,6 @@ class FileBackend(Backend):
             self._compact_wanted = False
             self._journal.compact()
         return self._journal.sound
-
-    @staticmethod
-    def _run(request: _Request, transaction: Transaction) -> None:
-        try:
-            request.result = request.plan(transaction)
-        except Exception as error:  # noqa: BLE001 - raised where it was asked for; what the others asked for goes on
-            request.error = error
-
-    @staticmethod
-    def _settle(requests: list[_Request], error: BaseException | None) -> None:
-        """Wakes all of them, with this error where they have none of their own."""
-        for request in requests:
-            if error is not None and request.error is None:
-                if isinstance(error, StoreError):
-                    request.error = type(error)(*error.args)  # one instance each: they are raised in several threads
-                elif isinstance(error, OSError):
-                    request.error = write_error(error, "the store's files")
-                else:
-                    request.error = StoreWriteError(f"the write was interrupted by {type(error).__name__}")
-            request.wake.release()
 
     def attach(self, session_id: str, label: str) -> None:
         self._check()
@@ -314,6 +234,10 @@ class FileBackend(Backend):
         for drop in (self._heartbeat.abandon, self._journal.close, self._lock.close):
             with contextlib.suppress(OSError):
                 drop()
+
+
+def _named(error: BaseException) -> BaseException:
+    return write_error(error, "the store's files") if isinstance(error, OSError) else error
 
 
 _backends: weakref.WeakSet[FileBackend] = weakref.WeakSet()

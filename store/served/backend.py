@@ -1,12 +1,11 @@
-"""The client's side: a replica of the ledger, plans that run on it, and the way back after the engine was lost.
+"""The client's side: sessions, group commit, and the way back after the engine was lost.
 
-Read: fetch what was kept since, then ask the replica. Write: run the plan on a scratch of the replica, send its entries,
-take over what the engine answers; refused, run it again on the newer replica. A plan that raises or does nothing is
-believed on a fresh replica only. Plans of several threads that meet share one append (group commit).
+How the ledger is read and added to is `Access` (access.py). Plans of several threads that meet share one append (group
+commit). The entries of a plan that are refused are made anew, on a newer ledger.
 
 When the engine does not answer, `Reach` says who is the engine now (it may be this process), and all sessions of this
 process are announced there, before anything else is asked. An append whose answer got lost is sent again under its
-token, so that it is kept once (`Book`).
+token, so that it is kept once (`Book`). A plan stays with the engine that it began with: when that is lost it is run again.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Collection
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
-from store.codec import encode
 from store.contract import StoreStatistics
-from store.errors import OutcomeUnknownError, StoreBusyError, StoreClosedError, StoreError, StoreWriteError
+from store.errors import OutcomeUnknownError, StoreBusyError, StoreClosedError, StoreError
+from store.group import Drain, GroupCommit, Request, settle
 from store.ledger import Entry, Ledger
 from store.served import wire
-from store.served.book import Verdict
-from store.served.link import Address, Link, LinkLostError, LocalLink, TcpLink
+from store.served.access import Access, Draft, LocalAccess, RemoteAccess, Replica
+from store.served.book import Verdict, size_of
+from store.served.link import Address, LinkLostError
 from store.served.port import Clock
 from store.served.process import new_session_id, process_gone
 from store.served.server import REFUSALS, Server, monotonic_ms
@@ -63,41 +62,6 @@ class Reach(ABC):
         """In a forked child: drop descriptors, change nothing."""
 
 
-class _Connection:
-    """Two links, so that nobody who reads waits for somebody's disk."""
-
-    def __init__(self, target: Server | Address, client_id: str, patience_s: float) -> None:
-        self.target = target
-        self.reading: Link
-        self.writing: Link
-        if isinstance(target, Server):
-            self.reading, self.writing = LocalLink(target, client_id), LocalLink(target, client_id)
-            return
-        self.reading = TcpLink(target, client_id, patience_s, patience_s)
-        try:
-            self.writing = TcpLink(target, client_id, None, patience_s)
-        except LinkLostError:
-            self.reading.close()
-            raise
-
-    def close(self) -> None:
-        self.reading.close()
-        self.writing.close()
-
-    def abandon(self) -> None:
-        self.reading.abandon()
-        self.writing.abandon()
-
-
-class _Request:
-    def __init__(self, plan: Callable[[Transaction], Any]) -> None:
-        self.plan = plan
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self.leads = False
-        self.wake = threading.Event()
-
-
 class ServedBackend(Backend):
     """One per store and process. `limit_ms` bounds every wait for an engine, then StoreBusyError."""
 
@@ -122,13 +86,11 @@ class ServedBackend(Backend):
         self._user_count = 1
         self._life = threading.RLock()  # of user count and the session set
         self._session_ids: set[str] = set()
-        self._mirror = threading.RLock()
-        self._ledger, self._incarnation, self._position = Ledger(), "", 0
-        self._queue: deque[_Request] = deque()
-        self._queue_lock = threading.Lock()
-        self._has_leader = False
+        self._replica = Replica()
+        self._group = GroupCommit(self._lead)
+        self._planner: int | None = None  # the thread in which a plan runs just now
         self._connecting = threading.RLock()
-        self._connection: _Connection | None = None
+        self._access: Access | None = None
         self._append_count = self._append_bytes = self._reconnect_count = 0
         self._stop = threading.Event()
         self._heart: threading.Thread | None = None
@@ -141,14 +103,14 @@ class ServedBackend(Backend):
 
     # ---- the way to the engine
 
-    def _connect(self, failed: _Connection | None) -> _Connection:
-        """A connection other than the one that failed."""
+    def _connect(self, failed: Access | None) -> Access:
+        """An access other than the one that failed."""
         with self._connecting:
-            if self._connection is not None and self._connection is not failed:
-                return self._connection
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
+            if self._access is not None and self._access is not failed:
+                return self._access
+            if self._access is not None:
+                self._access.close()
+                self._access = None
                 self._reconnect_count += 1
             failed_at: Address | None = None
             deadline_ms, pause_ms, why = self._clock_ms() + self._limit_ms, RECONNECT_FIRST_MS, "there is no engine"
@@ -158,10 +120,8 @@ class ServedBackend(Backend):
                 failed_at = None
                 try:
                     if target is not None:
-                        made = _Connection(target, self._client_id, self._patience_s)
-                        made.reading.ask(wire.Beat(self._mine()))
-                        self._connection = made
-                        return made
+                        self._access = self._made(target)
+                        return self._access
                 except LinkLostError as error:
                     why = str(error)
                     failed_at = target if isinstance(target, Address) else None
@@ -170,114 +130,56 @@ class ServedBackend(Backend):
                 self._sleep_ms(pause_ms * _chance.uniform(0.5, 1.0))
                 pause_ms = min(pause_ms * 2, RECONNECT_LAST_MS)
 
-    def _ask(self, question: wire.Question) -> wire.Answer:
-        """A question that may be asked twice."""
-        connection = self._connection
+    def _made(self, target: Server | Address) -> Access:
+        made: Access
+        if isinstance(target, Server):
+            made, self._replica = LocalAccess(target, self._client_id), Replica()
+        else:
+            made = RemoteAccess(target, self._client_id, self._patience_s, self._replica)
+        try:
+            made.ask(wire.Beat(self._mine()))
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def _try(self, use: Callable[[Access], T]) -> T:
+        """What may be asked twice."""
+        access = self._access
+        if self._planner == threading.get_ident():
+            if access is None:
+                raise LinkLostError("the engine was lost while a plan ran")
+            return use(access)
         while True:
             self._check()
-            connection = connection or self._connect(None)
+            access = access or self._connect(None)
             try:
-                return self._unrefused(connection.reading.ask(question))
+                return use(access)
             except LinkLostError as error:
                 log.info("client %s lost the engine: %s", self._client_id, error)
-                connection = self._connect(connection)
-
-    @staticmethod
-    def _unrefused(answer: wire.Answer) -> wire.Answer:
-        if isinstance(answer, wire.Refusal):
-            raise wire.error_of(answer)
-        return answer
+                access = self._connect(access)
 
     # ---- the port
 
     def read(self, question: Callable[[Ledger], T]) -> T:
-        self._check()
-        with self._mirror:
-            self._refresh()
-            return question(self._ledger)
-
-    def _refresh(self) -> bool:
-        """True when there was news. Under the mirror's lock."""
-        answer = self._ask(wire.Fetch(self._incarnation, self._position))
-        assert isinstance(answer, wire.Paged)
-        return self._take_over(answer, self._incarnation, self._position)
-
-    def _take_over(self, answer: wire.Paged, incarnation: str, position: int) -> bool:
-        """`incarnation`, `position`: what the question named; the replica may be further by now."""
-        entries = wire.entries_of(answer)
-        with self._mirror:
-            if answer.snapshot:
-                if answer.incarnation == self._incarnation and answer.position <= self._position:
-                    return False
-                if (incarnation, position) != (self._incarnation, self._position) and (
-                    answer.incarnation != self._incarnation
-                ):
-                    return False  # of an engine before the one that we follow now, perhaps: ask again
-                self._ledger = Ledger()
-            else:
-                if (answer.incarnation, incarnation) != (self._incarnation, self._incarnation):
-                    return False
-                entries = entries[self._position - position :]
-            for entry in entries:
-                self._ledger.apply(entry)
-            self._incarnation = answer.incarnation
-            moved = bool(entries) or answer.snapshot
-            self._position = max(self._position, answer.position) if not answer.snapshot else answer.position
-            return moved
+        return self._try(lambda access: access.read(question))
 
     def write(self, plan: Callable[[Transaction], T]) -> T:
         self._check()
-        request = _Request(plan)
-        with self._queue_lock:
-            self._queue.append(request)
-            leads, self._has_leader = not self._has_leader, True
-        if not leads:
-            leads = self._follow(request)
-        if leads:
-            try:
-                self._lead()
-            finally:
-                self._hand_on()
-        if request.error is not None:
-            raise request.error
-        return cast(T, request.result)
+        return self._group.write(plan)
 
-    def _follow(self, request: _Request) -> bool:
-        try:
-            request.wake.wait()
-        except BaseException:  # interrupted: it must not be left behind as the leader that never comes
-            with self._queue_lock:
-                if not request.leads and request in self._queue:
-                    self._queue.remove(request)
-            if request.leads:
-                self._hand_on()
-            raise
-        return request.leads
-
-    def _hand_on(self) -> None:
-        with self._queue_lock:
-            if self._queue:
-                self._queue[0].leads = True
-                self._queue[0].wake.set()
-            else:
-                self._has_leader = False
-
-    def _lead(self) -> None:
-        with self._queue_lock:
-            requests = list(self._queue)
-            self._queue.clear()
+    def _lead(self, drain: Drain) -> None:
+        requests = drain()
         try:
             self._run_all(requests)
         except BaseException as error:
-            for request in requests:
-                request.error = request.error or _copy_of(error)
+            settle(requests, error)
             if not isinstance(error, StoreError):
                 raise
-        finally:
-            for request in requests:
-                request.wake.set()
+        else:
+            settle(requests, None)
 
-    def _run_all(self, requests: list[_Request]) -> None:
+    def _run_all(self, requests: list[Request]) -> None:
         """Together; if that is refused, each for itself, so that only he is told whose write it was."""
         try:
             self._run(requests)
@@ -290,46 +192,37 @@ class ServedBackend(Backend):
                 except StoreError as error:
                     request.error = error
 
-    def _run(self, requests: list[_Request]) -> None:
-        fresh = False
+    def _run(self, requests: list[Request]) -> None:
+        def plan(ledger: Ledger) -> tuple[list[Entry], bool]:
+            transaction = Transaction(ledger)
+            self._planner = threading.get_ident()
+            try:
+                for request in requests:
+                    request.run(transaction)
+                    if isinstance(request.error, LinkLostError):
+                        raise request.error
+            finally:
+                self._planner = None
+            return transaction.entries, bool(transaction.entries) and not any(r.error for r in requests)
+
         for attempt in range(ROUNDS_LIMIT):
-            self._check()
-            with self._mirror:
-                entries = self._try_plans(requests)
-                certain = entries and not any(request.error for request in requests)
-                if not certain and not fresh:
-                    fresh = True
-                    if self._refresh():
-                        continue
-                incarnation, position = self._incarnation, self._position
-            if not entries or self._append(entries, incarnation, position):
+            draft = self._try(lambda access: access.draft(plan))
+            if not draft.entries or self._append(draft):
                 return
-            fresh = True  # the refusal brought what was missed
             if attempt > 2:
                 self._sleep_ms(_chance.uniform(0, min(attempt, 20)))
         raise StoreBusyError(f"others were faster {ROUNDS_LIMIT} times")
 
-    def _try_plans(self, requests: list[_Request]) -> list[Entry]:
-        from store.served.scratch import Scratch
-
-        transaction = Transaction(Scratch(self._ledger))
-        for request in requests:
-            request.error = None
-            try:
-                request.result = request.plan(transaction)
-            except Exception as error:  # noqa: BLE001 - raised where it was asked for; the others' plans go on
-                request.error = error
-        return transaction.entries
-
-    def _append(self, entries: list[Entry], incarnation: str, position: int) -> bool:
-        """False when it was refused; then the replica has what the plan did not know."""
-        data, token, again = encode(entries), secrets.token_hex(8), False
+    def _append(self, draft: Draft) -> bool:
+        """False when it was refused."""
+        token, again = secrets.token_hex(8), False
         deadline_ms, pause_ms = float("inf"), RECONNECT_FIRST_MS
+        access = self._access
         while True:
-            connection = self._connection or self._connect(None)
+            self._check()
+            access = access or self._connect(None)
             try:
-                question = wire.Append(incarnation, position, token, position, again, data)
-                answer = self._unrefused(connection.writing.ask(question))
+                verdict = access.append(draft, token, again)
                 break
             except LinkLostError as error:
                 log.info("client %s lost the engine while it wrote: %s", self._client_id, error)
@@ -343,14 +236,12 @@ class ServedBackend(Backend):
                 else:
                     deadline_ms = self._clock_ms() + self._limit_ms  # from the first loss: an engine may think for long
                 again = True
-                self._connect(connection)
-        assert isinstance(answer, wire.Paged)
-        if answer.verdict == Verdict.UNKNOWN.value:
+                access = self._connect(access)
+        if verdict is Verdict.UNKNOWN:
             raise OutcomeUnknownError("the engine was lost while it wrote, and its outcomes of that time are forgotten")
-        self._take_over(answer, incarnation, position)
-        taken = answer.verdict == Verdict.TAKEN.value
+        taken = verdict is Verdict.TAKEN
         self._append_count += taken
-        self._append_bytes += len(data) * taken
+        self._append_bytes += taken and size_of(draft.entries)
         return taken
 
     # ---- sessions
@@ -369,7 +260,7 @@ class ServedBackend(Backend):
             if self._heart is None:
                 self._heart = threading.Thread(target=self._beat_on, name="store-session-beat", daemon=True)
                 self._heart.start()
-        self._ask(wire.Beat(self._mine()))
+        self.beat()
 
     def detach(self, session_id: str) -> None:
         if self._pid != os.getpid():
@@ -384,10 +275,10 @@ class ServedBackend(Backend):
                 self.beat()
 
     def beat(self) -> None:
-        self._ask(wire.Beat(self._mine()))
+        self._try(lambda access: access.ask(wire.Beat(self._mine())))
 
     def alive(self, session_ids: Collection[str]) -> frozenset[str]:
-        answer = self._ask(wire.Alive(tuple(session_ids)))
+        answer = self._try(lambda access: access.ask(wire.Alive(tuple(session_ids))))
         assert isinstance(answer, wire.Alive)
         return frozenset(session_id for session_id in answer.session_ids if not process_gone(session_id))
 
@@ -424,9 +315,9 @@ class ServedBackend(Backend):
         if self._heart is not None and self._heart is not threading.current_thread():
             self._heart.join()
         with self._connecting:
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
+            if self._access is not None:
+                self._access.close()
+                self._access = None
             self._reach.close()
 
     def _check(self) -> None:
@@ -438,16 +329,9 @@ class ServedBackend(Backend):
     def abandon(self) -> None:
         """In a forked child, without any lock."""
         self._reach.abandon()
-        if self._connection is not None:
+        if self._access is not None:
             with contextlib.suppress(OSError):
-                self._connection.abandon()
-
-
-def _copy_of(error: BaseException) -> BaseException:
-    """One instance each: they are raised in several threads."""
-    if isinstance(error, StoreError):
-        return type(error)(*error.args)
-    return StoreWriteError(f"the write was interrupted by {type(error).__name__}")
+                self._access.abandon()
 
 
 _backends: weakref.WeakSet[ServedBackend] = weakref.WeakSet()

@@ -20,7 +20,7 @@ entries missed, others a snapshot; another incarnation's position says nothing, 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -101,12 +101,18 @@ class Book:
 
     # ---- writing
 
-    def plan_round(self, proposals: Sequence[Proposal]) -> Round:
+    def plan_round(self, proposals: Sequence[Proposal], after: Scratch | None = None) -> Round:
+        """`after`: a scratch of this book's ledger as it was at the base of the first proposal, with its entries on it."""
         taken: list[Entry] = []
         tokens: list[str] = []
         verdicts = []
-        scratch = Scratch(self.ledger)
-        for proposal in proposals:
+        scratch, rest = Scratch(self.ledger), proposals
+        if after is not None and proposals[0].base == self.position:
+            scratch, rest = after, proposals[1:]
+            verdicts.append(Verdict.TAKEN)
+            taken.extend(proposals[0].entries)
+            tokens.append(proposals[0].token)
+        for proposal in rest:
             if proposal.token in self._outcomes:
                 verdicts.append(Verdict.TAKEN)
                 continue
@@ -134,11 +140,11 @@ class Book:
         for entry in batch.entries:
             self.ledger.apply(entry)
             self._history.append(entry)
-            self._history_bytes += _size(entry)
+        self._history_bytes += size_of(batch.entries)
         self.position = batch.position
         most_entries, most_bytes, most_outcomes = self._limits
         while len(self._history) > most_entries or (self._history_bytes > most_bytes and self._history):
-            self._history_bytes -= _size(self._history.popleft())
+            self._history_bytes -= size_of((self._history.popleft(),))
         for token in batch.tokens:
             self._outcomes[token] = batch.position
         while len(self._outcomes) > most_outcomes:
@@ -148,6 +154,11 @@ class Book:
     @property
     def history_count(self) -> int:
         return len(self._history)
+
+
+def size_of(entries: Iterable[Entry]) -> int:
+    """Bytes, about."""
+    return sum(map(_size, entries))
 
 
 def _size(entry: Entry) -> int:

@@ -1,4 +1,4 @@
-"""A client's way to the engine: in the same process, or over a socket. One question at a time."""
+"""A client's way to the engine over a socket. One question at a time."""
 
 from __future__ import annotations
 
@@ -6,14 +6,9 @@ import contextlib
 import secrets
 import socket
 import threading
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from store.served import wire
-
-if TYPE_CHECKING:
-    from store.served.server import Server
 
 
 class LinkLostError(Exception):
@@ -45,19 +40,6 @@ def hang_up(connection: socket.socket) -> None:
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
-class Link(ABC):
-    @abstractmethod
-    def ask(self, question: wire.Question) -> wire.Answer:
-        """LinkLostError when there is no answer."""
-
-    @abstractmethod
-    def close(self) -> None: ...
-
-    @abstractmethod
-    def abandon(self) -> None:
-        """In a forked child: drop descriptors, say nothing."""
-
-
 @dataclass(frozen=True)
 class Address:
     """Where an engine serves, and the secret that opens it. `incarnation` is whom one means to meet there; `certificate`
@@ -70,26 +52,7 @@ class Address:
     certificate: str = ""
 
 
-class LocalLink(Link):
-    def __init__(self, server: Server, client_id: str) -> None:
-        self._server = server
-        self._client_id = client_id
-        self._open = True
-        server.connected(client_id)
-
-    def ask(self, question: wire.Question) -> wire.Answer:
-        return _answered(self._server.answer(self._client_id, question))
-
-    def close(self) -> None:
-        if self._open:
-            self._open = False
-            self._server.disconnected(self._client_id)
-
-    def abandon(self) -> None:
-        self._open = False
-
-
-class TcpLink(Link):
+class TcpLink:
     """`answer_timeout_s` bounds a question: an engine that hangs is as good as none. None: it may take long (an append);
     the other link of the client tells when the engine hangs, and closes this one.
 
@@ -133,15 +96,15 @@ class TcpLink(Link):
         if not secrets.compare_digest(welcome.proof, wire.proof(address.secret, b"engine", nonce, client_id)):
             raise wire.WireError("whoever serves there does not know the secret")
 
-    def ask(self, question: wire.Question) -> wire.Answer:
+    def ask(self, question: wire.Question) -> wire.Any_:
+        """LinkLostError when there is no answer."""
         with self._lock:
             try:
                 send(self._socket, question)
-                answer = receive(self._socket)
+                return receive(self._socket)
             except (OSError, wire.WireError) as error:
                 self.close()  # an answer that comes late must not be taken for the next one's
                 raise LinkLostError(str(error)) from error
-        return _answered(answer)
 
     def close(self) -> None:
         with self._life:
@@ -150,12 +113,5 @@ class TcpLink(Link):
             self._socket.close()
 
     def abandon(self) -> None:
+        """In a forked child: drop the descriptor, say nothing."""
         self._socket.close()
-
-
-def _answered(answer: wire.Any_) -> wire.Answer:
-    if isinstance(answer, wire.Refusal) and not answer.name:
-        raise LinkLostError(str(answer.facts[0] if answer.facts else "the engine is gone"))
-    if not isinstance(answer, wire.Paged | wire.Alive | wire.Done | wire.Refusal):
-        raise LinkLostError(f"not an answer: {type(answer).__name__}")
-    return answer

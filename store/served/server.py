@@ -18,18 +18,21 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from store.codec import DecodeError
 from store.errors import ObjectTooLargeError, ResourceAllocationException, StoreError, StoreFullError
-from store.ledger import Ended
+from store.ledger import Ended, Ledger
 from store.served import wire
 from store.served.book import Book, Proposal, Verdict
 from store.served.link import hang_up, receive, send
 from store.served.liveness import Liveness
 from store.served.port import Clock, OwnershipLostError, Persistence
 from store.served.process import process_gone
+from store.served.scratch import Scratch
 
 log = logging.getLogger("store.served")
+T = TypeVar("T")
 
 TICK_S = 0.2
 HELLO_TIMEOUT_S = 10.0
@@ -48,6 +51,7 @@ def monotonic_ms() -> float:
 @dataclass
 class _Pending:
     proposal: Proposal
+    after: Scratch | None = None
     done: threading.Event = field(default_factory=threading.Event)
     verdict: Verdict | None = None
     error: StoreError | None = None
@@ -82,7 +86,7 @@ class Server:
         self._persistence = persistence
         self._lost = lost
         self._tls = tls
-        self._lock = threading.Lock()  # of book, liveness and counters
+        self._lock = threading.RLock()  # of book, liveness and counters; a plan that runs in it asks who is alive
         self._queue: deque[_Pending] = deque()
         self._news = threading.Condition()
         self._gone = ""
@@ -118,7 +122,7 @@ class Server:
     # ---- questions
 
     def answer(self, client_id: str, question: wire.Question) -> wire.Answer:
-        """Of a connected client. Blocks for an append, for as long as the place takes."""
+        """Of a connected client."""
         if self._gone:
             return wire.Refusal("", (self._gone,))
         match question:
@@ -144,21 +148,38 @@ class Server:
 
     def _append(self, question: wire.Append) -> wire.Answer:
         try:
-            entries = wire.entries_of(question)
+            proposal = Proposal(question.token, question.base, wire.entries_of(question), question.again)
+            return self._paged(self.append(proposal), question.incarnation, question.position)
         except DecodeError as error:
             return wire.refusal(StoreError(f"an append that cannot be read: {error}"))
-        pending = _Pending(Proposal(question.token, question.base, entries, question.again))
+        except OwnershipLostError as error:
+            return wire.Refusal("", (str(error),))
+        except StoreError as error:
+            return wire.refusal(error)
+
+    def look(self, question: Callable[[Ledger, int], T]) -> T:
+        """For who is in this process: asks the ledger, and its position, as of now. OwnershipLostError."""
+        if not self._certain.wait(UNCERTAIN_WAIT_S):
+            raise OwnershipLostError("the engine is not certain of its lock")
+        with self._lock:
+            if self._gone:
+                raise OwnershipLostError(self._gone)
+            return question(self._book.ledger, self._book.position)
+
+    def append(self, proposal: Proposal, after: Scratch | None = None) -> Verdict:
+        """Blocks for as long as the place takes. `after`: this ledger with these entries on it; not to be used any more.
+        OwnershipLostError: it may have been kept. Any other StoreError: it was not."""
+        pending = _Pending(proposal, after)
         with self._news:
             if self._gone or self._closing:
-                return wire.Refusal("", (self._gone or "closing",))
+                raise OwnershipLostError(self._gone or "closing")
             self._queue.append(pending)
             self._news.notify()
         pending.done.wait()
-        if isinstance(pending.error, OwnershipLostError):
-            return wire.Refusal("", (str(pending.error),))
         if pending.error is not None:
-            return wire.refusal(pending.error)
-        return self._paged(pending.verdict, question.incarnation, question.position)
+            raise pending.error
+        assert pending.verdict is not None
+        return pending.verdict
 
     def connected(self, client_id: str) -> None:
         with self._lock:
@@ -206,7 +227,8 @@ class Server:
 
     def _try_round(self, pendings: list[_Pending]) -> StoreError | None:
         try:
-            planned = self._book.plan_round([pending.proposal for pending in pendings])
+            after, pendings[0].after = pendings[0].after, None
+            planned = self._book.plan_round([pending.proposal for pending in pendings], after)
             if planned.batch is not None:
                 self._persistence.append(planned.batch)
                 with self._lock:

@@ -143,8 +143,8 @@ class ServedKit(Kit):
 
     @property
     def engine(self) -> Server:
-        assert self.backends[0]._connection is not None
-        target = self.backends[0]._connection.target
+        assert self.backends[0]._access is not None
+        target = self.backends[0]._access.target
         assert isinstance(target, Server)
         return target
 

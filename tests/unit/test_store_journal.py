@@ -321,7 +321,7 @@ def run_all(actions: list[Callable[[], object]]) -> tuple[list[threading.Thread]
 
 
 def queued(store: FileStore) -> int:
-    return len(store._backend._queue)  # type: ignore[attr-defined]
+    return len(store._backend._group._queue)  # type: ignore[attr-defined]
 
 
 def test_requests_that_come_during_a_sync_share_the_next_write(tmp_path: Path) -> None:

@@ -369,7 +369,7 @@ def test_appends_that_come_during_a_write_share_the_next() -> None:
     for thread in threads[1:]:
         thread.start()
     # r0's write is under way; of the others one of each client leads, and each client's rest waits behind it.
-    wait_until(lambda: len(pair.backends[0]._queue) + len(pair.backends[1]._queue) + len(engine._queue) == 5)
+    wait_until(lambda: len(pair.backends[0]._group._queue) + len(pair.backends[1]._group._queue) + len(engine._queue) == 5)
     slow.set()
     for thread in threads:
         thread.join(20)
@@ -407,7 +407,7 @@ def test_only_the_write_that_is_refused_is_told_so() -> None:
     threads = [threading.Thread(target=commit, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
-    waiting = [pair.backends[0]._queue, pair.backends[1]._queue, engine._queue]
+    waiting = [pair.backends[0]._group._queue, pair.backends[1]._group._queue, engine._queue]
     wait_until(lambda: sum(map(len, waiting)) == 4)
     go_on.set()
     for thread in [first, *threads]:
