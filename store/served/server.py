@@ -1,9 +1,10 @@
 """The engine's side: answers the questions of all clients, and makes their appends durable in shared writes.
 
-Threads: one for each connection, which waits for questions; one, the writer, which takes all appends that have come in,
-lets the book decide, calls the persistence once, and tells everybody. So readers never wait for the disk, and the slower
-the place, the more appends share a write. When ownership is lost the engine is disabled: everybody is told so, nothing is
-written any more, and no question is answered (S6).
+Threads: one for each connection, which waits for questions; one, the keeper, which looks who is alive, and gives the
+place up at the end. Appends take turns: whoever has the turn takes all that have come in, lets the book decide, and calls
+the persistence once; the others then find theirs done. So readers never wait for the disk, and the slower the place, the
+more appends share a write. When ownership is lost the engine is disabled: everybody is told so, nothing is written any
+more, and no question is answered (S6).
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import islice
 from typing import TypeVar
 
 from store.codec import DecodeError
@@ -52,9 +54,9 @@ def monotonic_ms() -> float:
 class _Pending:
     proposal: Proposal
     after: Scratch | None = None
-    done: threading.Event = field(default_factory=threading.Event)
     verdict: Verdict | None = None
     error: StoreError | None = None
+    done: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,9 @@ class Server:
         self._lost = lost
         self._tls = tls
         self._lock = threading.RLock()  # of book, liveness and counters; a plan that runs in it asks who is alive
+        self._turn = threading.Lock()  # to write
         self._queue: deque[_Pending] = deque()
-        self._news = threading.Condition()
+        self._news = threading.Condition()  # of queue and end
         self._gone = ""
         self._closing = False
         self._certain = threading.Event()
@@ -110,7 +113,7 @@ class Server:
             persistence.close()
             raise
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
-        self._writer = self._start(self._write_rounds, "store-engine-writer")
+        self._keeper = self._start(self._keep, "store-engine-keeper")
         self._acceptor = self._start(self._accept, "store-engine-accept")
 
     @staticmethod
@@ -174,8 +177,10 @@ class Server:
             if self._gone or self._closing:
                 raise OwnershipLostError(self._gone or "closing")
             self._queue.append(pending)
-            self._news.notify()
-        pending.done.wait()
+        while not pending.done:
+            with self._turn:
+                if not pending.done:
+                    self._serve()
         if pending.error is not None:
             raise pending.error
         assert pending.verdict is not None
@@ -193,25 +198,31 @@ class Server:
         with self._lock:
             self._liveness.tick(self.clock_ms())
 
-    # ---- the writer
+    # ---- writing
 
-    def _write_rounds(self) -> None:
+    def _keep(self) -> None:
         try:
-            self._rounds()
+            while not self._gone and not self._closing:
+                with self._news:
+                    if not self._gone and not self._closing:
+                        self._news.wait(TICK_S)
+                self.tick()
+            with self._turn:
+                while self._queue:
+                    self._serve()
         finally:
             self._persistence.close()
 
-    def _rounds(self) -> None:
-        while True:
+    def _serve(self) -> None:
+        """One round, of all that have come in. For who has the turn."""
+        with self._news:
+            pendings = list(islice(self._queue, ROUND_LIMIT))
+        try:
+            self._write_round(pendings)
+        finally:
             with self._news:
-                if not self._queue and not self._closing:
-                    self._news.wait(TICK_S)
-                round_ = [self._queue.popleft() for _ in range(min(ROUND_LIMIT, len(self._queue)))]
-                if not round_ and (self._closing or self._gone):
-                    return
-            self.tick()
-            if round_:
-                self._write_round(round_)
+                while self._queue and self._queue[0].done:
+                    self._queue.popleft()
 
     def _write_round(self, pendings: list[_Pending]) -> None:
         """Settles all of them, whatever happens: nobody may wait for ever. What the place refuses is refused to whoever
@@ -221,9 +232,12 @@ class Server:
             for pending in pendings:
                 self._write_round([pending])
             return
+        self._settle(pendings, error)
+
+    @staticmethod
+    def _settle(pendings: list[_Pending], error: StoreError | None) -> None:
         for pending in pendings:
-            pending.error = error
-            pending.done.set()
+            pending.error, pending.done = error, True
 
     def _try_round(self, pendings: list[_Pending]) -> StoreError | None:
         try:
@@ -245,11 +259,16 @@ class Server:
             return error
         except StoreError as error:  # nothing of the round was kept
             return error
-        except Exception as error:
-            # A fault of ours, or of the driver: it is unknown what was kept, so this engine must not go on.
+        except BaseException as error:
+            # A fault of ours, or of the driver, or somebody interrupted this thread: it is unknown what was kept, so this
+            # engine must not go on.
             log.exception("the engine %s failed while it wrote", self.incarnation)
-            self.disable(f"{type(error).__name__}: {error}")
-            return OwnershipLostError(str(error))
+            lost = OwnershipLostError(f"{type(error).__name__}: {error}")
+            self.disable(lost.detail())
+            if not isinstance(error, Exception):
+                self._settle(pendings, lost)
+                raise
+            return lost
         return None
 
     # ---- connections
@@ -357,13 +376,10 @@ class Server:
         with self._news:
             self._closing = True
             self._news.notify_all()
-        if threading.current_thread() is not self._writer:
-            self._writer.join()
+        if threading.current_thread() is not self._keeper:
+            self._keeper.join()
         with self._news:
             self._gone = self._gone or "closed"
-            left = list(self._queue)
-            self._queue.clear()
-        self._write_round(left)
         self._hang_up()
 
     def abandon(self) -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Collection
 
 import pytest
 from hypothesis import given
@@ -85,6 +86,35 @@ def test_a_round_changes_nothing_until_it_is_kept() -> None:
     assert planned.batch.after.records["r"].holder == "b"
     assert list(target.ledger.snapshot()) == before
     assert target.position == 4
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.booleans()), min_size=1, max_size=12))
+def test_what_a_plan_made_on_the_ledger_itself_is_not_checked_twice(rounds: list[tuple[int, int, bool]]) -> None:
+    """S2: a round that begins with it comes to the same as one that checks all; made on an older position, it is checked."""
+    fast, slow = book(), book()
+    for number, (others, key, late) in enumerate(rounds):
+        entries = (written("r", 1, f"k{key}", b"%d" % number), Waited("r", "b"))
+        after = Scratch(fast.ledger)
+        made = [entry for entry in entries if _fits(after, entry)]
+        mine = Proposal(f"m{number}", fast.position, tuple(made))
+        if late:
+            for target in (fast, slow):
+                take(target, Proposal(f"l{number}", 0, (written("q", 1, f"k{key}", b"late"),)))
+        rest = [Proposal(f"{number}.{n}", 0, (written("rq"[n % 2], 1 + n // 3, f"k{n}", b"x"),)) for n in range(others)]
+        planned = fast.plan_round([mine, *rest], after)
+        assert planned.verdicts == take(slow, mine, *rest)
+        assert planned.batch is not None
+        assert same(planned.batch.after, slow.ledger)
+        fast.keep(planned.batch)
+        assert same(fast.ledger, slow.ledger)
+
+
+def _fits(ledger: Ledger, entry: Entry) -> bool:
+    try:
+        ledger.apply(entry)
+    except LedgerError:
+        return False
+    return True
 
 
 def test_an_append_sent_again_counts_once() -> None:
@@ -369,7 +399,9 @@ def test_appends_that_come_during_a_write_share_the_next() -> None:
     for thread in threads[1:]:
         thread.start()
     # r0's write is under way; of the others one of each client leads, and each client's rest waits behind it.
-    wait_until(lambda: len(pair.backends[0]._group._queue) + len(pair.backends[1]._group._queue) + len(engine._queue) == 5)
+    wait_until(
+        lambda: len(pair.backends[0]._group._queue) + len(pair.backends[1]._group._queue) + len(engine._queue) == 6
+    )
     slow.set()
     for thread in threads:
         thread.join(20)
@@ -403,17 +435,83 @@ def test_only_the_write_that_is_refused_is_told_so() -> None:
     assert engine is not None
     first = threading.Thread(target=lambda: pair.stores[0].connect().open("first"))
     first.start()
-    entered.wait(20)  # all that come meanwhile share the next
+    entered.wait(20)  # all that come meanwhile share the next; it stays in the queue until it is done
     threads = [threading.Thread(target=commit, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     waiting = [pair.backends[0]._group._queue, pair.backends[1]._group._queue, engine._queue]
-    wait_until(lambda: sum(map(len, waiting)) == 4)
+    wait_until(lambda: sum(map(len, waiting)) == 5)
     go_on.set()
     for thread in [first, *threads]:
         thread.join(20)
     assert told == {2: "ResourceAllocationException", 3: "ResourceAllocationException"}
     assert [pair.stores[0].peek(f"r{number}") for number in range(4)] == [{"k": b"small"}] * 2 + [{}] * 2
+    pair.close()
+
+
+def test_an_interrupted_writer_leaves_nobody_waiting() -> None:
+    """S9: whoever has the turn is interrupted in the middle of a write that others share. Nobody knows what was kept, so
+    that engine ends; the others find out at the next one, and nothing is done twice."""
+    pair = Pair()
+    handles = [store.connect().open(f"r{number}") for number, store in enumerate(pair.stores)]
+    entered, go_on, interrupt = threading.Event(), threading.Event(), [KeyboardInterrupt()]
+
+    def crash(batch: Batch) -> StoreError | None:
+        entered.set()
+        go_on.wait(20)
+        if interrupt:
+            raise interrupt.pop()
+        return None
+
+    ends: list[str] = []
+
+    def commit(number: int) -> None:
+        try:
+            handles[number].commit([Put("k", b"v"), Put(f"k{pair.place.incarnation_count}", b"v")])
+            ends.append("done")
+        except KeyboardInterrupt:
+            ends.append("interrupted")
+
+    pair.place.crash = crash
+    engine = pair.place.published
+    assert engine is not None
+    threads = [threading.Thread(target=commit, args=(number,)) for number in range(2)]
+    threads[0].start()
+    assert entered.wait(20)
+    threads[1].start()
+    wait_until(lambda: len(engine._queue) == 2)
+    go_on.set()
+    for thread in threads:
+        thread.join(20)
+    assert sorted(ends) == ["done", "interrupted"]
+    assert engine.gone
+    assert pair.place.incarnation_count == 2
+    assert pair.stores[0].peek("r0") == pair.stores[1].peek("r1") == {"k": b"v", "k1": b"v"}
+    pair.close()
+
+
+def test_a_plan_whose_engine_ends_is_run_again() -> None:
+    """S6: it asks who is alive, and there is no answer: the way back is not looked for in the middle of a plan."""
+    pair = Pair()
+    first, second = (store.connect() for store in pair.stores)
+    first.open("r")
+    asked: list[str] = []
+    backend = pair.backends[0]
+    real = backend.alive
+
+    def alive(session_ids: Collection[str]) -> frozenset[str]:
+        engine = pair.place.published
+        assert engine is not None
+        asked.append(engine.incarnation)
+        if len(asked) == 1:
+            engine.disable("the test says so")
+        return real(session_ids)
+
+    backend.alive = alive  # type: ignore[method-assign]
+    third = pair.stores[0].connect()  # looks who of the others is dead
+    assert len(set(asked)) == 2
+    assert third.session_id in pair.stores[1].sessions()
+    second.close()
     pair.close()
 
 
