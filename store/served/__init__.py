@@ -3,7 +3,8 @@
 Persistence   (port.py)     the place: load, append, ownership; by the store that uses this package
 Reach         (backend.py)  who is the engine now; by the same
 Server        (server.py)   the engine: threads and sockets around `Book` (book.py) and `Liveness` (liveness.py)
-ServedBackend (backend.py)  the client: a replica and group commit behind the store's `Backend` port
+ServedBackend (backend.py)  the client: sessions and group commit behind the store's `Backend` port
+Access        (access.py)   its way to the ledger: in the engine's own process, or over sockets with a replica
 wire.py                     frames and messages between the two
 """
 
