@@ -87,7 +87,7 @@ class Daemon:
         self._utilization = UtilizationLog(self.spec.memory_limit_bytes, options.log_level)
         self._peers: dict[int, Connection] = {}
         self._clients: dict[int, Connection] = {}
-        self._greeting: dict[asyncio.StreamWriter, None] = {}  # not yet proved who they are, oldest first
+        self._greeting: dict[Connection, None] = {}  # not yet proved who they are, oldest first
         self._next_client = 0
         self.faulty = False
         self._dialing: set[int] = set()
@@ -170,7 +170,8 @@ class Daemon:
     async def _listen(self) -> asyncio.Server:
         spec = self.spec
         try:
-            return await asyncio.start_server(self._accepted, spec.address, spec.port, limit=1 << 20, backlog=1024)
+            loop = asyncio.get_running_loop()
+            return await loop.create_server(lambda: Connection(self._came), spec.address, spec.port, backlog=1024)
         except OSError as error:
             detail = error.strerror or str(error)
             raise DaemonUnavailableError(f"cannot listen at {spec.address}:{spec.port}: {detail}") from error
@@ -292,31 +293,30 @@ class Daemon:
             self._dialing.discard(index)
         await self._peer(index, hello.incarnation, connection)
 
-    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        self._greeting[writer] = None
+    def _came(self, connection: Connection) -> None:
+        self._greeting[connection] = None
         if len(self._greeting) > MAX_GREETING:  # who means well is done in milliseconds
             oldest = next(iter(self._greeting))
             del self._greeting[oldest]
-            oldest.transport.abort()
+            oldest.abort()
+        self._spawn(self._accepted(connection))
+
+    async def _accepted(self, connection: Connection) -> None:
         try:
-            connection = await listen_handshake(reader, writer, self._secret, self._identity)
+            await listen_handshake(connection, self._secret, self._identity)
             hello = await connection.first()
             if not isinstance(hello, Hello) or hello.role not in ("daemon", "client", "admin"):
                 raise ProtocolError("a connection that did not say who it is")
         except (ClusterMismatchError, AuthenticationError, ProtocolError) as error:
-            writer.transport.abort()
+            connection.leave()
             self.log.logger.error("refused: %s: %s", type(error).__name__, error)
             return
-        except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError) as error:
-            writer.transport.abort()
+        except (OSError, asyncio.TimeoutError) as error:
+            connection.abort()
             self.log.logger.debug("a connection ended before it began: %s", error)
             return
         finally:
-            self._greeting.pop(writer, None)
+            self._greeting.pop(connection, None)
         connection.send(Hello("daemon", self.spec.index, self.incarnation))
         if hello.role == "daemon":
             if 0 <= hello.index < self.spec.index:
