@@ -13,7 +13,6 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from store.errors import (
     DaemonUnavailableError,
@@ -383,9 +382,7 @@ class StoreInstance:
         self._queue.append(operation)
         for region, steps in planned:
             self._push(region, steps, operation)
-        if not self._flushing:
-            self._flushing = True
-            asyncio.get_running_loop().call_soon(self._flush)
+        self._flush_soon()
         return operation.future
 
     def _push(self, region: str, steps: list[Step], operation: _Operation | None) -> None:
@@ -402,6 +399,11 @@ class StoreInstance:
         if operation is not None:
             lane.operations.append(operation)
 
+    def _flush_soon(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
     def _flush(self) -> None:
         self._flushing = False
         if self.failure is not None:
@@ -417,16 +419,17 @@ class StoreInstance:
         self._writes += 1
         self._write_bytes += size
         try:
-            answer = self._attachment.begin(lambda request: WriteRegion(request, name, lane.epoch, steps))
+            self._attachment.begin(
+                lambda request: WriteRegion(request, name, lane.epoch, steps),
+                lambda _, error: self._acknowledged(lane, operations, error),
+            )
         except StoreError as error:
             self._fail(error)
-            return
-        answer.add_done_callback(lambda done: self._acknowledged(name, lane, operations, done))
 
-    def _acknowledged(self, name: str, lane: _Lane, operations: list[_Operation], done: asyncio.Future[Any]) -> None:
-        error = None if done.cancelled() else done.exception()
-        if done.cancelled() or error is not None:
-            self._fail(error if isinstance(error, StoreError) else FencedError(f"region {name}: {error}"))
+    def _acknowledged(self, lane: _Lane, operations: list[_Operation], error: StoreError | None) -> None:
+        """Whoever is woken here and asks for more is still in the frame that goes out in this turn."""
+        if error is not None:
+            self._fail(error)
             return
         lane.under_way -= 1
         for operation in operations:
@@ -439,7 +442,7 @@ class StoreInstance:
             operation = self._queue.popleft()
             if not operation.future.done():
                 operation.future.set_result(operation.value)
-        self._flush()
+        self._flush_soon()
 
     def _check(self) -> None:
         if self.failure is not None:
