@@ -335,9 +335,11 @@ class Daemon:
         self.log.logger.debug("connected with daemon %d, %s", index, incarnation)
         self._carry(self._core.linked(_now_ms(), index, incarnation))
 
+        who = f"daemon {index}"
+
         def receive(message: Message) -> None:
             if self._peers.get(index) is connection:
-                self._judge(f"daemon {index}", lambda: self._core.from_peer(_now_ms(), index, message))
+                self._judge(who, self._core.from_peer, index, message)
                 if not isinstance(message, Heartbeat):
                     self.log.logger.log(5, "from daemon %d: %s", index, type(message).__name__)
 
@@ -350,10 +352,12 @@ class Daemon:
                 self.log.logger.info("the connection with daemon %d ended: %s", index, reason)
                 self._carry(self._core.unlinked(_now_ms(), index))
 
-    def _judge(self, who: str, step: Callable[[], list[Action]]) -> None:
+    def _judge(
+        self, who: str, step: Callable[[float, int, Message], list[Action]], number: int, message: Message
+    ) -> None:
         """What nobody foresaw in a message ends its connection, and nothing else."""
         try:
-            actions = step()
+            actions = step(_now_ms(), number, message)
         except Exception as error:
             self.log.logger.exception("%s sent what this daemon cannot take", who)
             raise ProtocolError(f"{type(error).__name__}: {error}") from error
@@ -367,8 +371,10 @@ class Daemon:
         self._clients[number] = connection
         self._carry(self._core.client_came(_now_ms(), number, name))
 
+        who = f"client {name}"
+
         def receive(message: Message) -> None:
-            self._judge(f"client {name}", lambda: self._core.from_client(_now_ms(), number, message))
+            self._judge(who, self._core.from_client, number, message)
 
         try:
             reason = await connection.run(receive, waits_for_writing=True)
