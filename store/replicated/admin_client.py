@@ -6,7 +6,10 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from concurrent.futures import CancelledError
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, NoReturn, TypeVar
 
 from store.errors import DaemonUnavailableError, ShutdownRefusedError, StoreError
 from store.replicated.admin_port import AdminPort, DaemonInfo, RegionInfo
@@ -27,8 +30,32 @@ class Loop:
         self._thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
-    def call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout_s)
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Answered in the coroutine's last turn of the loop: `run_coroutine_threadsafe` takes one more, and two locks."""
+        answer: SimpleQueue[Callable[[], T]] = SimpleQueue()
+        tasks: list[asyncio.Task[None]] = []  # the loop itself keeps no hold of what it runs
+
+        async def run() -> None:
+            try:
+                value = await coroutine
+            except Exception as error:  # noqa: BLE001 - raised in the thread that waits
+                answer.put(partial(_throw, error))
+            else:
+                answer.put(lambda: value)
+
+        def begin() -> None:
+            tasks.append(self.loop.create_task(run()))
+            tasks[0].add_done_callback(ended)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            """Of one that was cancelled, maybe before it began, or that ends the loop."""
+            coroutine.close()
+            error = CancelledError() if task.cancelled() else task.exception()
+            if error is not None:
+                answer.put(partial(_throw, error))
+
+        self.loop.call_soon_threadsafe(begin)
+        return answer.get()()
 
     def close(self) -> None:
         if self.loop.is_closed():
@@ -37,6 +64,10 @@ class Loop:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()
+
+
+def _throw(error: BaseException) -> NoReturn:
+    raise error
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

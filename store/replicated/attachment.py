@@ -22,6 +22,7 @@ from store.replicated.wire import Connection, connect
 DAEMON_ROWS = list[tuple[int, int, bool, int, int, int, int, int, int] | None]
 REGION_ROWS = list[tuple[str, int, str, int, int, int | None, str, int, int]]
 OPENED = tuple[int, int, int]  # epoch, size, the daemon of the second copy or -1
+Answered = Callable[[Any, StoreError | None], None]
 
 PING_S = 1.0
 SILENCE_S = 4.0
@@ -49,7 +50,7 @@ class Attachment:
         self._connection = connection
         self._lost = lost
         self._request = 0
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._waiting: dict[int, Answered] = {}
         self._gone = ""
         self.used: Callable[[], list[tuple[str, int]]] = list  # bytes taken of each region, where that has changed
         self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._ping())]
@@ -102,9 +103,19 @@ class Attachment:
 
     async def ask(self, make: Callable[[int], Message], shape: Any = Any, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
         """ProtocolError, and the end of the attachment, when the answer is not of that shape."""
-        future = self.begin(make)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def answered(value: Any, error: StoreError | None) -> None:
+            if future.done():  # whoever asked was cancelled
+                return
+            if error is None:
+                future.set_result(value)
+            else:
+                future.set_exception(error)
+
+        self.begin(make, answered)
         try:
-            answer = await asyncio.wait_for(asyncio.shield(future), timeout_s)
+            answer = await asyncio.wait_for(future, timeout_s)
             if shape is bytes and not isinstance(answer, bytes):
                 raise msgspec.ValidationError("bytes were asked for")
             return msgspec.convert(answer, shape)
@@ -115,19 +126,20 @@ class Attachment:
             self.close(f"daemon {self.index} did not answer for {timeout_s:g} s")
             raise DaemonUnavailableError(f"daemon {self.index} did not answer for {timeout_s:g} s") from error
 
-    def begin(self, make: Callable[[int], Message]) -> asyncio.Future[Any]:
-        """Sends at once; the answer comes later, answers in the order in which they are sent."""
+    def begin(self, make: Callable[[int], Message], answered: Answered) -> None:
+        """Sends at once; `answered` is called in the turn in which the answer comes, or when the attachment ends."""
         if self._gone:
             raise DaemonUnavailableError(self._gone)
         self._request += 1
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting[self._request] = future
+        self._waiting[self._request] = answered
         self._connection.send(make(self._request))
-        return future
 
     async def _run(self) -> None:
-        reason = await self._connection.run(self._receive)
-        self.close(f"the connection to daemon {self.index} ended: {reason}")
+        reason = "a fault"
+        try:
+            reason = await self._connection.run(self._receive)
+        finally:
+            self.close(f"the connection to daemon {self.index} ended: {reason}")
 
     async def _ping(self) -> None:
         """A sign of life, and a question whose answer is one. A daemon that is stopped keeps its connections."""
@@ -141,7 +153,7 @@ class Attachment:
                 self.close(f"daemon {self.index} did not answer for {SILENCE_S:g} s")
                 return
             self.tell()
-            self.begin(Daemons)
+            self.begin(Daemons, lambda value, error: None)
 
     def tell(self) -> None:
         """That this client lives, and how full its regions are."""
@@ -150,13 +162,13 @@ class Attachment:
     def _receive(self, message: Message) -> None:
         match message:
             case Reply(request, value):
-                future = self._waiting.pop(request, None)
-                if future is not None and not future.done():
-                    future.set_result(value)
+                answered = self._waiting.pop(request, None)
+                if answered is not None:
+                    answered(value, None)
             case Failure(request, name, arguments):
-                future = self._waiting.pop(request, None)
-                if future is not None and not future.done():
-                    future.set_exception(error_of(name, arguments))
+                answered = self._waiting.pop(request, None)
+                if answered is not None:
+                    answered(None, error_of(name, arguments))
             case Lost(name, reason):
                 self.close(f"region {name}: {reason}")
 
@@ -165,15 +177,13 @@ class Attachment:
             return
         self._gone = reason
         self._connection.leave()
-        waiting, self._waiting = self._waiting, {}
-        for future in waiting.values():
-            if not future.done():
-                future.set_exception(DaemonUnavailableError(reason))
-                future.exception()  # whoever waits is told; nobody has to
         for task in self._tasks:
             if task is not asyncio.current_task():
                 task.cancel()
         self._lost(reason)
+        waiting, self._waiting = self._waiting, {}
+        for answered in waiting.values():
+            answered(None, DaemonUnavailableError(reason))
 
     def discard(self) -> None:
         """Close one that nobody has used."""

@@ -87,7 +87,7 @@ class Daemon:
         self._utilization = UtilizationLog(self.spec.memory_limit_bytes, options.log_level)
         self._peers: dict[int, Connection] = {}
         self._clients: dict[int, Connection] = {}
-        self._greeting: dict[asyncio.StreamWriter, None] = {}  # not yet proved who they are, oldest first
+        self._greeting: dict[Connection, None] = {}  # not yet proved who they are, oldest first
         self._next_client = 0
         self.faulty = False
         self._dialing: set[int] = set()
@@ -170,7 +170,8 @@ class Daemon:
     async def _listen(self) -> asyncio.Server:
         spec = self.spec
         try:
-            return await asyncio.start_server(self._accepted, spec.address, spec.port, limit=1 << 20, backlog=1024)
+            loop = asyncio.get_running_loop()
+            return await loop.create_server(lambda: Connection(self._came), spec.address, spec.port, backlog=1024)
         except OSError as error:
             detail = error.strerror or str(error)
             raise DaemonUnavailableError(f"cannot listen at {spec.address}:{spec.port}: {detail}") from error
@@ -292,31 +293,30 @@ class Daemon:
             self._dialing.discard(index)
         await self._peer(index, hello.incarnation, connection)
 
-    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        self._greeting[writer] = None
+    def _came(self, connection: Connection) -> None:
+        self._greeting[connection] = None
         if len(self._greeting) > MAX_GREETING:  # who means well is done in milliseconds
             oldest = next(iter(self._greeting))
             del self._greeting[oldest]
-            oldest.transport.abort()
+            oldest.abort()
+        self._spawn(self._accepted(connection))
+
+    async def _accepted(self, connection: Connection) -> None:
         try:
-            connection = await listen_handshake(reader, writer, self._secret, self._identity)
+            await listen_handshake(connection, self._secret, self._identity)
             hello = await connection.first()
             if not isinstance(hello, Hello) or hello.role not in ("daemon", "client", "admin"):
                 raise ProtocolError("a connection that did not say who it is")
         except (ClusterMismatchError, AuthenticationError, ProtocolError) as error:
-            writer.transport.abort()
+            connection.leave()
             self.log.logger.error("refused: %s: %s", type(error).__name__, error)
             return
-        except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError) as error:
-            writer.transport.abort()
+        except (OSError, asyncio.TimeoutError) as error:
+            connection.abort()
             self.log.logger.debug("a connection ended before it began: %s", error)
             return
         finally:
-            self._greeting.pop(writer, None)
+            self._greeting.pop(connection, None)
         connection.send(Hello("daemon", self.spec.index, self.incarnation))
         if hello.role == "daemon":
             if 0 <= hello.index < self.spec.index:
@@ -335,9 +335,11 @@ class Daemon:
         self.log.logger.debug("connected with daemon %d, %s", index, incarnation)
         self._carry(self._core.linked(_now_ms(), index, incarnation))
 
+        who = f"daemon {index}"
+
         def receive(message: Message) -> None:
             if self._peers.get(index) is connection:
-                self._judge(f"daemon {index}", lambda: self._core.from_peer(_now_ms(), index, message))
+                self._judge(who, self._core.from_peer, index, message)
                 if not isinstance(message, Heartbeat):
                     self.log.logger.log(5, "from daemon %d: %s", index, type(message).__name__)
 
@@ -350,10 +352,12 @@ class Daemon:
                 self.log.logger.info("the connection with daemon %d ended: %s", index, reason)
                 self._carry(self._core.unlinked(_now_ms(), index))
 
-    def _judge(self, who: str, step: Callable[[], list[Action]]) -> None:
+    def _judge(
+        self, who: str, step: Callable[[float, int, Message], list[Action]], number: int, message: Message
+    ) -> None:
         """What nobody foresaw in a message ends its connection, and nothing else."""
         try:
-            actions = step()
+            actions = step(_now_ms(), number, message)
         except Exception as error:
             self.log.logger.exception("%s sent what this daemon cannot take", who)
             raise ProtocolError(f"{type(error).__name__}: {error}") from error
@@ -367,8 +371,10 @@ class Daemon:
         self._clients[number] = connection
         self._carry(self._core.client_came(_now_ms(), number, name))
 
+        who = f"client {name}"
+
         def receive(message: Message) -> None:
-            self._judge(f"client {name}", lambda: self._core.from_client(_now_ms(), number, message))
+            self._judge(who, self._core.from_client, number, message)
 
         try:
             reason = await connection.run(receive, waits_for_writing=True)

@@ -12,8 +12,7 @@ import contextlib
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 from store.errors import (
     DaemonUnavailableError,
@@ -99,6 +98,7 @@ class StoreInstance:
         self.name = name
         self.region_bytes = region_bytes
         self.thresholds = thresholds
+        self.max_object_bytes = min(maximum_message_size_bytes(thresholds, region_bytes), OBJECT_LIMIT_BYTES)
         self.failure: StoreError | None = None
         self._attachment = attachment
         self._core = InstanceCore()
@@ -106,6 +106,7 @@ class StoreInstance:
         self._queue: deque[_Operation] = deque()
         self._connections: dict[str, ObjectConnection] = {}
         self._names: dict[int, str] = {}
+        self._loop = asyncio.get_running_loop()
         self._flushing = False
         self._growing: asyncio.Lock = asyncio.Lock()
         self._full = False
@@ -329,10 +330,6 @@ class StoreInstance:
 
     # ---- operations
 
-    @property
-    def max_object_bytes(self) -> int:
-        return min(maximum_message_size_bytes(self.thresholds, self.region_bytes), OBJECT_LIMIT_BYTES)
-
     async def create(self, connection: int, data: bytes) -> int:
         while True:
             self._check()
@@ -379,13 +376,11 @@ class StoreInstance:
                 await self._grow()
 
     def _issue(self, value: int, planned: Planned, leftover: str | None = None) -> asyncio.Future[int]:
-        operation = _Operation(asyncio.get_running_loop().create_future(), value, len(planned), leftover)
+        operation = _Operation(self._loop.create_future(), value, len(planned), leftover)
         self._queue.append(operation)
         for region, steps in planned:
             self._push(region, steps, operation)
-        if not self._flushing:
-            self._flushing = True
-            asyncio.get_running_loop().call_soon(self._flush)
+        self._flush_soon()
         return operation.future
 
     def _push(self, region: str, steps: list[Step], operation: _Operation | None) -> None:
@@ -402,6 +397,11 @@ class StoreInstance:
         if operation is not None:
             lane.operations.append(operation)
 
+    def _flush_soon(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
     def _flush(self) -> None:
         self._flushing = False
         if self.failure is not None:
@@ -417,16 +417,17 @@ class StoreInstance:
         self._writes += 1
         self._write_bytes += size
         try:
-            answer = self._attachment.begin(lambda request: WriteRegion(request, name, lane.epoch, steps))
+            self._attachment.begin(
+                lambda request: WriteRegion(request, name, lane.epoch, steps),
+                lambda _, error: self._acknowledged(lane, operations, error),
+            )
         except StoreError as error:
             self._fail(error)
-            return
-        answer.add_done_callback(lambda done: self._acknowledged(name, lane, operations, done))
 
-    def _acknowledged(self, name: str, lane: _Lane, operations: list[_Operation], done: asyncio.Future[Any]) -> None:
-        error = None if done.cancelled() else done.exception()
-        if done.cancelled() or error is not None:
-            self._fail(error if isinstance(error, StoreError) else FencedError(f"region {name}: {error}"))
+    def _acknowledged(self, lane: _Lane, operations: list[_Operation], error: StoreError | None) -> None:
+        """Whoever is woken here and asks for more is still in the frame that goes out in this turn."""
+        if error is not None:
+            self._fail(error)
             return
         lane.under_way -= 1
         for operation in operations:
@@ -439,7 +440,7 @@ class StoreInstance:
             operation = self._queue.popleft()
             if not operation.future.done():
                 operation.future.set_result(operation.value)
-        self._flush()
+        self._flush_soon()
 
     def _check(self) -> None:
         if self.failure is not None:
@@ -472,12 +473,9 @@ class ObjectConnection(Objects):
         self.name = name
         self._instance = instance
         self._number = number
-        self._statistics = ConnectionStatistics()
+        self.max_object_bytes = instance.max_object_bytes
+        self._creates = self._reads = self._updates = self._deletes = 0
         self._mine: dict[int, int] = {handle: instance.size_of(handle) for handle in instance.handles(number)}
-
-    @property
-    def max_object_bytes(self) -> int:  # type: ignore[override]
-        return self._instance.max_object_bytes
 
     def check_overload(self) -> None:
         self._instance.check_overload()
@@ -494,7 +492,7 @@ class ObjectConnection(Objects):
         self._limit(data)
         handle = await self._instance.create(self._number, data)
         self._mine[handle] = len(data)
-        self._statistics = replace(self._statistics, create_count=self._statistics.create_count + 1)
+        self._creates += 1
         return handle
 
     async def update(self, handle: int, data: bytes) -> None:
@@ -503,24 +501,26 @@ class ObjectConnection(Objects):
         await self._instance.update(handle, data)
         if handle in self._mine:
             self._mine[handle] = len(data)
-        self._statistics = replace(self._statistics, update_count=self._statistics.update_count + 1)
+        self._updates += 1
 
     async def delete(self, handle: int) -> None:
         self._known(handle)
         del self._mine[handle]
         await self._instance.delete(handle)
-        self._statistics = replace(self._statistics, delete_count=self._statistics.delete_count + 1)
+        self._deletes += 1
 
     async def read(self, handle: int) -> bytes:
         self._known(handle)
-        self._statistics = replace(self._statistics, read_count=self._statistics.read_count + 1)
+        self._reads += 1
         return await self._instance.read(handle)
 
     def handles(self) -> Sequence[int]:
         return sorted(self._mine)
 
     def statistics(self) -> ConnectionStatistics:
-        return replace(self._statistics, object_count=len(self._mine), object_bytes=sum(self._mine.values()))
+        return ConnectionStatistics(
+            self._creates, self._reads, self._updates, self._deletes, len(self._mine), sum(self._mine.values())
+        )
 
 
 def _again(error: StoreError) -> StoreError:

@@ -19,7 +19,7 @@ from store.replicated.core import protocol
 from store.replicated.core.protocol import Hello, Message, encode
 from store.replicated.global_directory import GlobalDirectory
 from store.replicated.instance import StoreInstance
-from store.replicated.wire import MAGIC, NONCE_BYTES, connect, listen_handshake
+from store.replicated.wire import MAGIC, NONCE_BYTES, Connection, connect, listen_handshake
 from tests.process.replicated_cluster import MB, FaultyDaemons, Make, store_at
 
 SEED = 20_261_121
@@ -115,9 +115,9 @@ class Fuzzer:
             for each in range(self.chance.randrange(1, ROUND)):
                 data += frame(number + each, self.chance)
                 self.frames += 1
-            connection._writer.write(data)
-            connection._writer.write_eof()
-            await asyncio.wait_for(drained(connection._reader), ANSWER_S)
+            connection.write(data)
+            connection._transport.write_eof()
+            await asyncio.wait_for(connection.run(lambda answer: None), ANSWER_S)
         finally:
             connection.abort()
 
@@ -217,17 +217,21 @@ def test_what_a_daemon_might_say_to_its_client(make_daemons: Make, monkeypatch: 
     config = directory.config()
     chance = random.Random(SEED)
 
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = await listen_handshake(reader, writer, directory.secret(0), directory.identity(config))
+    async def accept(connection: Connection) -> None:
+        await listen_handshake(connection, directory.secret(0), directory.identity(config))
         await connection.first()
         connection.send(Hello("daemon", 0, "x"))
-        writer.write(b"".join(frame(1 + each, chance) for each in range(chance.randrange(1, 50))))
-        writer.write_eof()
-        await drained(reader)
-        writer.transport.abort()
+        connection.write(b"".join(frame(1 + each, chance) for each in range(chance.randrange(1, 50))))
+        connection._transport.write_eof()
+        await connection.run(lambda question: None)
 
     async def run() -> None:
-        server = await asyncio.start_server(accept, "127.0.0.1", 0)
+        loop, liars = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+
+        def made(connection: Connection) -> None:
+            liars.add(loop.create_task(accept(connection)))
+
+        server = await loop.create_server(lambda: Connection(made), "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
 
         async def to_the_liar(host: str, _: int, secret: bytes, identity: bytes) -> Any:
@@ -238,5 +242,6 @@ def test_what_a_daemon_might_say_to_its_client(make_daemons: Make, monkeypatch: 
             with pytest.raises(StoreError):
                 await asyncio.wait_for(StoreInstance.open(directory, "s", daemon=0), ANSWER_S)
         server.close()
+        await asyncio.gather(*liars)
 
     asyncio.run(run())

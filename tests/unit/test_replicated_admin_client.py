@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,7 @@ import pytest
 
 from store.errors import ShutdownRefusedError
 from store.replicated import admin_client
-from store.replicated.admin_client import DaemonAdmin
+from store.replicated.admin_client import DaemonAdmin, Loop
 from store.replicated.admin_port import DaemonInfo
 from store.replicated.global_directory import GlobalDirectory
 
@@ -32,3 +35,53 @@ def test_a_shutdown_that_is_given_up_is_told(tmp_path: Path, monkeypatch: pytest
         admin.shutdown([1], force=False)
     assert leaving == []
     assert len(asked) == 1
+
+
+async def _answers(value: int) -> int:
+    if not value:
+        raise LookupError("none")
+    return value
+
+
+def test_a_loop_answers_who_waits_in_a_thread() -> None:
+    """R4: with the value or the error; what it still does when it is closed, with CancelledError."""
+    began, failed = threading.Semaphore(0), list[BaseException]()
+
+    async def hangs() -> None:
+        began.release()
+        await asyncio.Event().wait()
+
+    def wait() -> None:
+        try:
+            loop.call(hangs())
+        except CancelledError as error:
+            failed.append(error)
+
+    loop = Loop("test")
+    assert loop.call(_answers(1)) == 1
+    with pytest.raises(LookupError):
+        loop.call(_answers(0))
+    waiting = [threading.Thread(target=wait) for _ in range(10)]
+    for thread in waiting:
+        thread.start()
+        assert began.acquire(timeout=10.0)
+    loop.close()
+    for thread in waiting:
+        thread.join(10.0)
+    assert len(failed) == 10
+
+
+def test_a_loop_answers_who_was_cancelled_before_it_began() -> None:
+    """R4: nobody waits for good."""
+
+    def cancelled(loop: asyncio.AbstractEventLoop, coroutine: Any, **named: Any) -> asyncio.Task[Any]:
+        task = asyncio.Task(coroutine, loop=loop, **named)
+        task.cancel()
+        return task
+
+    loop = Loop("test")
+    loop.loop.set_task_factory(cancelled)
+    with pytest.raises(CancelledError):
+        loop.call(_answers(1))
+    loop.loop.set_task_factory(None)
+    loop.close()

@@ -54,7 +54,7 @@ __all__ = [
 
 @dataclass
 class Peer:
-    incarnation: str | None = None
+    holder: Holder | None = None  # None before it was linked for the first time
     linked: bool = False
     linked_ms: float = 0.0
     up: bool = False
@@ -114,7 +114,7 @@ class DaemonCore:
         self._detect()
         self._guard(self.administration.tick)  # first: what it removes is not answered for any more
         for name in self.settling.doubtful():
-            self._guard(lambda name=name: self.noticed(name))  # type: ignore[misc]
+            self._guard(self.noticed, name)
         for primary in list(self.primaries.values()):
             if self.primaries.get(primary.entry.name) is primary:
                 self._guard(primary.tick)
@@ -130,9 +130,10 @@ class DaemonCore:
         """A new connection to another daemon, whose first frame told its incarnation."""
         self._now(now_ms)
         peer = self.peers[daemon]
-        if peer.incarnation is not None and peer.incarnation != incarnation:
+        holder = Holder(daemon, incarnation)
+        if peer.holder is not None and peer.holder != holder:
             self.peers[daemon] = peer = Peer()
-        peer.incarnation, peer.linked, peer.heard_ms, peer.linked_ms = incarnation, True, self.now_ms, self.now_ms
+        peer.holder, peer.linked, peer.heard_ms, peer.linked_ms = holder, True, self.now_ms, self.now_ms
         self.to_peer(daemon, self.heartbeat(daemon))
         for primary in list(self.primaries.values()):
             primary.resend(daemon)
@@ -164,7 +165,7 @@ class DaemonCore:
         self._now(now_ms)
         peer = self.peers[daemon]
         peer.heard_ms = self.now_ms
-        self._guard(lambda: self._peer_message(daemon, peer, message))
+        self._guard(self._peer_message, daemon, peer, message)
         return self._take()
 
     def from_client(self, now_ms: float, client: int, message: Message) -> list[Action]:
@@ -336,7 +337,7 @@ class DaemonCore:
         for name, replica in list(self.replicas.by_name.items()):
             holder = self.holder_of(replica.primary)
             if holder is None or self.dead(holder):
-                self._guard(lambda name=name: self.noticed(name))  # type: ignore[misc]
+                self._guard(self.noticed, name)
         for client, heard_ms in list(self._client_heard.items()):
             if self.now_ms - heard_ms > self.settings.client_timeout_ms:
                 self.log(1, f"client {self.clients.get(client)} does not answer")
@@ -346,7 +347,7 @@ class DaemonCore:
     def _silent(self, peer: Peer, index: int) -> bool:
         if self.now_ms - peer.heard_ms > self.settings.failure_timeout_ms:
             return True
-        return not peer.linked and not self.maybe_running(Holder(index, peer.incarnation or ""))
+        return not peer.linked and not self.maybe_running(peer.holder or Holder(index, ""))
 
     def noticed(self, name: str) -> None:
         """Read what the directory says of this region and do what follows from it."""
@@ -425,7 +426,7 @@ class DaemonCore:
         self.streams = {f.stream: (p, f) for p in self.primaries.values() for f in p.followers}
         listed = [name for name, entry in self.entries_seen.items() if self.me in entry.holders()]
         for name in dict.fromkeys((*listed, *self.copies)):
-            self._guard(lambda name=name: self.noticed(name))  # type: ignore[misc]
+            self._guard(self.noticed, name)
 
     def leave(self, force: bool) -> None:
         if force:
@@ -489,8 +490,8 @@ class DaemonCore:
     def holder_of(self, index: int) -> Holder | None:
         if index == self.index:
             return self.me
-        incarnation = self.peers[index].incarnation if index in self.peers else None
-        return Holder(index, incarnation) if incarnation is not None else None
+        peer = self.peers.get(index)
+        return peer.holder if peer is not None else None
 
     def dead(self, holder: Holder) -> bool:
         """Not answering, or in another life by now. Wrong suspicion costs a copy, never a write."""
@@ -499,7 +500,7 @@ class DaemonCore:
         peer = self.peers.get(holder.daemon)
         if peer is None:
             return True
-        if peer.incarnation is not None and peer.incarnation != holder.incarnation:
+        if peer.holder is not None and peer.holder != holder:
             return True
         if peer.up:
             return False
@@ -565,10 +566,10 @@ class DaemonCore:
         self._ids += 1
         return f"{self.index}-{self.incarnation}-{self._ids}"
 
-    def _guard(self, step: Callable[[], None]) -> None:
+    def _guard(self, step: Callable[..., None], *arguments: Any) -> None:
         """The directory may be away for a while; whatever needs it is tried again on a later tick."""
         try:
-            step()
+            step(*arguments)
         except DirectoryUnavailableError as error:
             self.log(1, str(error))
 

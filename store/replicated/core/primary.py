@@ -122,15 +122,18 @@ class Primary:
         daemon = self._daemon
         if daemon.settings.single_copy == "refuse" and not self._safe():
             return "SingleCopyError"
-        if sum(len(what) if isinstance(what, bytes) else what[1] for _, what in message.steps) > MAX_BODY_BYTES:
-            raise ValueError(f"region {self.copy.name}: more than {MAX_BODY_BYTES} bytes in one write")
         writes: list[tuple[int, bytes]] = []
+        size = 0
         for offset, what in message.steps:  # all are checked before the first is done
             if isinstance(what, bytes):
-                self.copy.check(offset, len(what))
+                length = len(what)
             else:
+                length = what[1]
                 self.copy.check(*what)
-                self.copy.check(offset, what[1])
+            self.copy.check(offset, length)
+            size += length
+        if size > MAX_BODY_BYTES:
+            raise ValueError(f"region {self.copy.name}: more than {MAX_BODY_BYTES} bytes in one write")
         for offset, what in message.steps:
             if isinstance(what, bytes):
                 self.copy.write(offset, what)
@@ -141,7 +144,6 @@ class Primary:
                 self.copy.write(offset, data)
                 writes.append((offset, data))
         needs = []
-        size = sum(len(data) for _, data in writes)
         for follower in self.followers:
             self._send(follower, writes, size)
             if follower.state is not State.COPYING:
@@ -175,8 +177,9 @@ class Primary:
         sure = self._lease()
         while self.pending:
             head = self.pending[0]
-            if any(f.acked < seq and f in self.followers for f, seq in head.needs):
-                return
+            for follower, seq in head.needs:
+                if follower.acked < seq and follower in self.followers:
+                    return
             if not sure and not self._still_primary():
                 return
             sure = True

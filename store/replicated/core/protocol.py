@@ -240,36 +240,42 @@ class FrameReader:
         self._broken = False
 
     def feed(self, data: bytes) -> list[Message]:
+        """Whole frames are read where they lie; only the beginning of one that is not whole yet is kept."""
         if self._broken:
             raise ProtocolError("the connection was given up")
-        self._buffer += data
+        kept = self._buffer
+        if kept:
+            kept += data
+        came = memoryview(kept or data)
         messages: list[Message] = []
-        start = 0
+        start, size = 0, len(came)
         try:
-            while len(self._buffer) - start >= _HEAD.size:
-                length, number, head_crc, crc = _HEAD.unpack_from(self._buffer, start)
-                if zlib.crc32(_FIRST.pack(length, number)) != head_crc:
+            while size - start >= _HEAD.size:
+                length, number, head_crc, crc = _HEAD.unpack_from(came, start)
+                if zlib.crc32(came[start : start + _FIRST.size]) != head_crc:
                     raise ProtocolError(f"the head of frame {self._number} does not fit its checksum")
                 if length > self._max:
                     raise ProtocolError(f"a frame of {length} bytes; at most {self._max}")
                 if number != self._number & 0xFFFFFFFF:
                     raise ProtocolError(f"frame {number} instead of {self._number}")
                 end = start + _HEAD.size + length
-                if len(self._buffer) < end:
+                if size < end:
                     break
-                body = bytes(memoryview(self._buffer)[start + _HEAD.size : end])
-                messages.append(_decode(number, crc, body))
+                messages.append(_decode(number, crc, came[start + _HEAD.size : end]))
                 self._number += 1
                 start = end
         except ProtocolError:
-            self._broken = True
-            self._buffer.clear()
+            self._broken, self._buffer = True, bytearray()
             raise
-        del self._buffer[:start]
+        if not kept:
+            kept += came[start:]
+        else:
+            came.release()
+            del kept[:start]
         return messages
 
 
-def _decode(number: int, crc: int, body: bytes) -> Message:
+def _decode(number: int, crc: int, body: memoryview) -> Message:
     if zlib.crc32(body) != crc:
         raise ProtocolError(f"frame {number} does not fit its checksum")
     try:

@@ -1,0 +1,196 @@
+"""One connection (R17): when messages are handed over, and what is not read while nobody can take it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from store.errors import ProtocolError
+from store.replicated.core.protocol import Message, Ping, Reply, encode
+from store.replicated.wire import MAX_GREETING_BYTES, Connection
+
+
+class Wire(asyncio.Transport):
+    """What the connection does to its transport."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reading = True
+        self.closing = False
+        self.written: list[bytes] = []
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def write(self, data: Any) -> None:
+        self.written.append(data)
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def close(self) -> None:
+        self.closing = True
+
+    abort = close
+
+
+def greeted() -> tuple[Connection, Wire]:
+    connection, wire = Connection(), Wire()
+    connection.connection_made(wire)
+    connection.greeted()
+    return connection, wire
+
+
+def replies(*numbers: int) -> bytes:
+    return b"".join(encode(number, Reply(number)) for number in numbers)
+
+
+async def running(connection: Connection, receive: Callable[[Message], None], **how: bool) -> asyncio.Task[str]:
+    task = asyncio.create_task(connection.run(receive, **how))
+    await asyncio.sleep(0)
+    return task
+
+
+async def ended(task: asyncio.Task[str]) -> str:
+    return await asyncio.wait_for(task, 5.0)
+
+
+def test_a_message_is_handed_over_in_the_turn_in_which_it_comes() -> None:
+    """R17: whole messages at once and in order, whatever the cut."""
+
+    async def run() -> None:
+        connection, wire = greeted()
+        came: list[Message] = []
+        task = await running(connection, came.append)
+        data = replies(0, 1, 2)
+        connection.data_received(data[:-1])
+        assert came == [Reply(0), Reply(1)]
+        connection.data_received(data[-1:])
+        assert came == [Reply(0), Reply(1), Reply(2)]
+        assert wire.reading
+        connection.eof_received()
+        assert await ended(task) == "ConnectionError: the other side hung up"
+        assert wire.closing
+
+    asyncio.run(run())
+
+
+def test_what_nobody_takes_yet_is_not_read_on() -> None:
+    """R17: a flood before `run` is bounded by what came at once, and lost is nothing of it."""
+
+    async def run() -> None:
+        connection, wire = greeted()
+        connection.data_received(replies(0, 1))
+        assert not wire.reading
+        assert await connection.first() == Reply(0)
+        came: list[Message] = []
+        task = await running(connection, came.append)
+        assert came == [Reply(1)]
+        assert wire.reading
+        connection.close()
+        assert await ended(task) == "closed"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_client_that_takes_no_answers_is_not_asked_on(waits: bool) -> None:
+    """R17: between daemons nobody waits, for they would wait for each other."""
+
+    async def run() -> None:
+        connection, wire = greeted()
+        came: list[Message] = []
+
+        def receive(message: Message) -> None:
+            came.append(message)
+            connection.pause_writing()
+
+        task = await running(connection, receive, waits_for_writing=waits)
+        connection.data_received(replies(0, 1, 2))
+        assert len(came) == (1 if waits else 3)
+        assert wire.reading is not waits
+        connection.resume_writing()
+        assert len(came) == (2 if waits else 3)
+        connection.resume_writing()
+        assert came == [Reply(0), Reply(1), Reply(2)]
+        connection.resume_writing()
+        assert wire.reading
+        connection.connection_lost(None)
+        await ended(task)
+
+    asyncio.run(run())
+
+
+def test_nothing_is_handed_over_once_it_is_closed() -> None:
+    """R17: who receives may close it over the first of several."""
+
+    async def run() -> None:
+        connection, wire = greeted()
+        came: list[Message] = []
+
+        def receive(message: Message) -> None:
+            came.append(message)
+            connection.abort()
+
+        task = await running(connection, receive)
+        connection.data_received(replies(0, 1))
+        assert came == [Reply(0)]
+        connection.send(Ping())
+        assert wire.written == []
+        assert await ended(task) == "closed"
+
+    asyncio.run(run())
+
+
+def test_a_bad_frame_ends_it_and_a_fault_is_raised() -> None:
+    """R17: the one is the other side's and told as the reason, the other one's own."""
+
+    async def run() -> None:
+        connection, wire = greeted()
+        task = await running(connection, lambda message: None)
+        connection.data_received(replies(1))
+        assert (await ended(task)).startswith("ProtocolError: ")
+        assert wire.closing
+
+        def fault(message: Message) -> None:
+            raise LookupError("a fault")
+
+        connection, wire = greeted()
+        task = await running(connection, fault)
+        connection.data_received(replies(0))
+        with pytest.raises(LookupError):
+            await ended(task)
+        assert wire.closing
+
+    asyncio.run(run())
+
+
+def test_a_greeting_is_short() -> None:
+    """R17: a stranger's bytes are not kept without end."""
+
+    async def run() -> None:
+        connection, wire = Connection(), Wire()
+        connection.connection_made(wire)
+        connection.data_received(b"x" * MAX_GREETING_BYTES)
+        assert not wire.closing
+        connection.data_received(b"x")
+        assert wire.closing
+        with pytest.raises(ProtocolError):
+            await connection.exactly(2 * MAX_GREETING_BYTES)
+
+    asyncio.run(run())
