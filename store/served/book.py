@@ -136,10 +136,10 @@ class Book:
         return Round(tuple(verdicts), Batch(self.position, tuple(taken), tuple(tokens), self.ledger, scratch))
 
     def keep(self, batch: Batch) -> None:
-        """The batch is durable: from now on everybody may see it."""
-        for entry in batch.entries:
-            self.ledger.apply(entry)
-            self._history.append(entry)
+        """The batch, as planned here last, is durable: from now on everybody may see it."""
+        assert isinstance(batch.after, Scratch)
+        batch.after.keep()
+        self._history.extend(batch.entries)
         self._history_bytes += size_of(batch.entries)
         self.position = batch.position
         most_entries, most_bytes, most_outcomes = self._limits

@@ -62,6 +62,7 @@ class Scratch(Ledger):
     """Costs a copy of what is touched, and of the session table."""
 
     def __init__(self, base: Ledger) -> None:
+        self._below = base
         self._touched = _Records(base.records)
         self.sessions = dict(base.sessions)
         self.records = self._touched
@@ -69,6 +70,13 @@ class Scratch(Ledger):
         self.damaged = base.damaged  # no plan changes it
         self.object_count = base.object_count
         self.object_bytes = base.object_bytes
+
+    def keep(self) -> None:
+        """The ledger below, which has not changed since, becomes what this one is. To be used no more afterwards."""
+        base = self._below
+        base.records.update(dict.items(self._touched))
+        base.sessions, base.prepared = self.sessions, self.prepared
+        base.object_count, base.object_bytes = self.object_count, self.object_bytes
 
     def _involving(self, gone: set[str]) -> list[Record]:
         involved = [
