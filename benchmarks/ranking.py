@@ -5,6 +5,9 @@ ones, durable as the store is durable by default (the databases with fsync, the 
 three daemons). Measured: acknowledged commits a second with 1, 8 and 64 threads, so with as many commits in flight. The
 stores take turns, round by round, each round on an empty store. PostgreSQL is a server of our own on the same disk.
 
+How the file store compares depends on the disk. So beside it stands the file store on a disk whose forced writes take
+SLOW_MS longer: simulated, by a wait after each, and said so in its name.
+
 Below the record sets of the replicated store are its objects: a table of its own tells how many of 1 KiB it acknowledges
 a second.
 """
@@ -21,12 +24,17 @@ from pathlib import Path
 from benchmarks.measure import PAYLOAD_BYTES, Meter
 from benchmarks.results import Comparison, Sample
 from benchmarks.workbench import Workbench
-from store import Handle, Put, open_store
+from store import Handle, Put, Store, open_store
+from store.file.backend import FileBackend
+from store.file.disk import Disk
+from store.session import LedgerStore
 
 NONE, REPLICATED, FILE, SQLITE, POSTGRESQL = "none (memory)", "replicated", "file", "jdbc, SQLite", "jdbc, PostgreSQL"
-STORES = (NONE, REPLICATED, FILE, SQLITE, POSTGRESQL)
+SLOW_MS = 1.0
+SLOW_FILE = f"file, forced writes {SLOW_MS:g} ms longer (simulated)"
+STORES = (NONE, REPLICATED, FILE, SLOW_FILE, SQLITE, POSTGRESQL)
 # Who is next above in the rank: no store is faster than that.
-ABOVE = {REPLICATED: NONE, FILE: REPLICATED, SQLITE: FILE, POSTGRESQL: FILE}
+ABOVE = {REPLICATED: NONE, FILE: REPLICATED, SLOW_FILE: REPLICATED, SQLITE: FILE, POSTGRESQL: FILE}
 IN_FLIGHT = (1, 8, 64)
 OBJECTS = "replicated store: objects of 1 KiB created"
 WINDOW_S, QUICK_WINDOW_S = 3.0, 0.5
@@ -34,8 +42,14 @@ WARM_COMMITS = 20
 PADDING = b"x" * 300
 REGION_MB = 64
 
-Places = dict[str, Callable[[int], str]]
-"""Of each store, the URI of an empty one for a round."""
+Places = dict[str, Callable[[int], Store]]
+"""Of each store, an empty one for a round."""
+
+
+class SlowDisk(Disk):
+    def sync(self, fd: int) -> None:
+        super().sync(fd)
+        time.sleep(SLOW_MS / 1000)
 
 
 def table_of(in_flight: int) -> str:
@@ -67,24 +81,27 @@ def run(bench: Workbench) -> None:
 
 
 def _places(bench: Workbench, home: Path, stack: contextlib.ExitStack) -> Places:
-    found: Places = {NONE: lambda number: f"memory://{home.name}-{number}"}
+    found: Places = {NONE: lambda number: open_store(f"memory://{home.name}-{number}")}
 
     def replicated() -> None:
         stack.enter_context(daemons(home / "daemons"))
-        found[REPLICATED] = lambda number: f"replicated://{home}/daemons?store=rank{number}&region_mb={REGION_MB}"
+        found[REPLICATED] = lambda number: open_store(
+            f"replicated://{home}/daemons?store=rank{number}&region_mb={REGION_MB}"
+        )
 
     def postgresql() -> None:
         from spark_jms.testing.postgresql import PrivatePostgresql
 
         server = PrivatePostgresql(fsync=True)
         stack.callback(server.close)
-        found[POSTGRESQL] = lambda number: server.uri()
+        found[POSTGRESQL] = lambda number: open_store(server.uri())
 
     cells = [(table_of(count), REPLICATED) for count in IN_FLIGHT]
     cells += [(OBJECTS, f"{count} in flight") for count in IN_FLIGHT]
     bench.recorder.attempt(cells, replicated)
-    found[FILE] = lambda number: str(home / f"file-{number}")
-    found[SQLITE] = lambda number: f"jdbc:sqlite:///{home}/sqlite-{number}.db"
+    found[FILE] = lambda number: open_store(str(home / f"file-{number}"))
+    found[SLOW_FILE] = lambda number: LedgerStore(FileBackend(str(home / f"slow-{number}"), disk=SlowDisk()))
+    found[SQLITE] = lambda number: open_store(f"jdbc:sqlite:///{home}/sqlite-{number}.db")
     bench.recorder.attempt([(table_of(count), POSTGRESQL) for count in IN_FLIGHT], postgresql)
     return found
 
@@ -107,9 +124,9 @@ def _commit(handle: Handle, number: int) -> None:
     handle.commit([Put("state", PADDING + b"%d" % number), Put("floor", b"%d" % number), Put("claim", b"%d" % -number)])
 
 
-def _rank(bench: Workbench, name: str, uri: str, run_number: int, window_s: float) -> None:
+def _rank(bench: Workbench, name: str, empty: Store, run_number: int, window_s: float) -> None:
     """One round of one store: 1, 8 and 64 in flight, one after the other."""
-    with open_store(uri) as store, store.connect("ranking") as session:
+    with empty as store, store.connect("ranking") as session:
         handles = [session.open(f"orders/billing/{number}") for number in range(max(IN_FLIGHT))]
         for number in range(WARM_COMMITS):
             _commit(handles[0], number)

@@ -312,7 +312,7 @@ def test_the_ranking_measures_each_store_that_can_be_started(monkeypatch: pytest
         ranking.run(Workbench(None, tmp_path, tmp_path, options, recorder))
     results = recorder.results
     for table in map(ranking.table_of, (1, 8, 64)):
-        assert results.cells(table)[:3] == [ranking.NONE, ranking.FILE, ranking.SQLITE]
+        assert results.cells(table)[:4] == [ranking.NONE, ranking.FILE, ranking.SLOW_FILE, ranking.SQLITE]
         assert "no daemons here" in str(results.absence(table, ranking.REPLICATED))
         assert all(results.by_run(table, cell).keys() == {0, 1} for cell in results.cells(table)[:3])
         verdicts = {what: verdict for name, what, _, _, verdict in report.targets(results) if name == table}
