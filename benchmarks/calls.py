@@ -79,8 +79,8 @@ def planner(root: Path, destination: str, limit: int | None, *, housekeeping: bo
     if limit is not None:
         options["maxMessagesPerTrigger"] = str(limit)
     reader: Any = DefaultSource(options).streamReader(None)
-    offset = reader.initialOffset()
     read_limit = reader.getDefaultReadLimit()
+    offset = reader.latestOffset(reader.initialOffset(), read_limit)  # the first batch only names the consumer
     if not housekeeping:
         reader._open(offset["consumer"])
         reader._cleaning.close()
