@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -26,23 +27,32 @@ class Row:
 
 
 def rows_of(table: Path) -> list[Row]:
-    """The rows of an output table in the order of its commits; none when there is no table yet."""
-    out: list[Row] = []
-    log = table / "_delta_log"
-    for commit in sorted(log.glob("*.json")) if log.exists() else []:
-        actions = [json.loads(line) for line in commit.read_text().splitlines()]
-        assert not any("remove" in action for action in actions), f"{commit}: the output is append-only"
-        for path in sorted(action["add"]["path"] for action in actions if "add" in action):
-            for row in pq.read_table(table / path).to_pylist():
-                out.append(Row(**row, version=int(commit.stem)))
-    return out
+    """The rows of an output table in the order of its commits; none when there is no table yet. Cheap enough to poll."""
+    return [row for commit in _commits(table) for row in _rows_of(commit)]
 
 
 def count_of(table: Path) -> int:
-    """Rows so far: one look at the log, cheap enough to poll."""
-    if not (table / "_delta_log").exists() or not any((table / "_delta_log").glob("*.json")):
-        return 0
-    return sum(int(n or 0) for n in DeltaTable(table).get_add_actions(flatten=True).column("num_records").to_pylist())
+    """Rows so far, by the log alone."""
+    return sum(rows for commit in _commits(table) for _, rows in _added_by(commit))
+
+
+def _commits(table: Path) -> list[Path]:
+    return sorted((table / "_delta_log").glob("*.json"))
+
+
+@functools.cache  # a commit never changes
+def _added_by(commit: Path) -> tuple[tuple[str, int], ...]:
+    """Files and their rows."""
+    actions = [json.loads(line) for line in commit.read_text().splitlines()]
+    assert not any("remove" in action for action in actions), f"{commit}: the output is append-only"
+    added = [action["add"] for action in actions if "add" in action]
+    return tuple(sorted((add["path"], json.loads(add["stats"])["numRecords"]) for add in added))
+
+
+@functools.cache
+def _rows_of(commit: Path) -> tuple[Row, ...]:
+    tables = [pq.read_table(commit.parents[1] / path).to_pylist() for path, _ in _added_by(commit)]
+    return tuple(Row(**row, version=int(commit.stem)) for rows in tables for row in rows)
 
 
 def last_sequences(root: Path, queue: str, members: int) -> dict[int, int]:
