@@ -112,7 +112,7 @@ def daemons(directory: Path) -> Iterator[None]:
     from store.replicated.cluster import Cluster
 
     cluster = Cluster(str(directory))
-    cluster.write_config(3, "1G", first_port=17_400)
+    cluster.write_config(3, "2G", first_port=17_400)
     try:
         cluster.up()
         yield

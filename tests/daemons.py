@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 import signal
@@ -11,6 +12,12 @@ from pathlib import Path
 from store.replicated.cluster import Cluster, free_ports
 
 _numbers = itertools.count(1)
+
+
+def segments(path: Path) -> set[Path]:
+    """The shared memory of this cluster's daemons, living or not."""
+    mark = hashlib.sha256(os.path.realpath(path).encode()).hexdigest()[:8]
+    return set(Path("/dev/shm").glob(f"rs{mark}-*"))
 
 
 class Daemons:

@@ -32,6 +32,7 @@ from store.replicated.daemon_options import StartOptions
 from store.replicated.global_directory import GlobalDirectory
 from store.replicated.instance import StoreInstance
 from store.replicated.wire import connect
+from tests.daemons import segments
 from tests.process.replicated_cluster import Make, gone_at, lists, opened, settle, settled, store_at
 
 MB = 1 << 20
@@ -56,13 +57,6 @@ def start_fails(path: Path, localindex: int = 0, address_space: int = 0) -> str:
     assert code == 1
     assert len(err.splitlines()) == 1, err
     return err
-
-
-def segments(path: Path) -> set[str]:
-    from hashlib import sha256
-
-    mark = sha256(os.path.realpath(path).encode()).hexdigest()[:8]
-    return {name for name in os.listdir("/dev/shm") if name.startswith(f"rs{mark}-")}
 
 
 def mode(path: Path) -> int:
@@ -229,9 +223,9 @@ def test_rights_of_files_and_shared_memory(make_daemons: Make) -> None:
             await (await instance.connection("c")).create(b"data")
             assert (path / "regions/s.000.RGN").exists()
             assert mode(path / "regions/s.000_client_meta.f") == 0o640
-            for name in segments(path):
-                assert mode(Path("/dev/shm") / name) == 0o660
-                assert (Path("/dev/shm") / name).stat().st_blocks * 512 >= MB  # its pages are there
+            for segment in segments(path):
+                assert mode(segment) == 0o660
+                assert segment.stat().st_blocks * 512 >= MB  # its pages are there
             assert len(segments(path)) == 2
 
     asyncio.run(check())

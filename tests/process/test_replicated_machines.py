@@ -14,6 +14,7 @@ import pytest
 from spark_jms.testing.waiting import wait_until
 from store.replicated.global_directory import GlobalDirectory
 from tests.certificates import certificate
+from tests.daemons import segments
 from tests.process.machines import Machines, kill, why_not
 from tests.process.test_replicated_records import PEER, PROJECT, Peer
 
@@ -106,6 +107,8 @@ def site(tmp_path: Path) -> Iterator[Site]:
         made.close()
     finally:
         machines.close()
+        for segment in segments(tmp_path / "global"):  # a machine that goes down takes its memory with it
+            segment.unlink()
 
 
 def opened(site: Site) -> list[Remote]:
