@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
-from store.errors import StoreError, StoreWriteError
+from store.errors import OutcomeUnknownError, StoreError
 from store.session import Transaction
 
 T = TypeVar("T")
@@ -21,13 +21,13 @@ T = TypeVar("T")
 class Request:
     """One plan. `result` or `error` is what becomes of it."""
 
-    __slots__ = ("error", "leads", "plan", "result", "wake")
+    __slots__ = ("error", "leads", "plan", "result", "settled", "wake")
 
     def __init__(self, plan: Callable[[Transaction], Any]) -> None:
         self.plan = plan
         self.result: Any = None
         self.error: BaseException | None = None
-        self.leads = False
+        self.leads = self.settled = False
         self.wake = threading.Lock()  # held until it is served or has to lead
         self.wake.acquire()
 
@@ -102,12 +102,15 @@ class GroupCommit:
 
 
 def settle(requests: Sequence[Request], error: BaseException | None) -> None:
-    """Wakes all of them, with this error where they have none of their own. One instance each: they are raised in several
-    threads."""
+    """Wakes those that were not settled before, with this error where they have none of their own. One instance each: they
+    are raised in several threads. What is no error of the store came in the middle: nobody knows what was kept."""
     for request in requests:
+        if request.settled:
+            continue
         if error is not None and request.error is None:
             if isinstance(error, StoreError):
                 request.error = type(error)(*error.args)
             else:
-                request.error = StoreWriteError(f"the write was interrupted by {type(error).__name__}")
+                request.error = OutcomeUnknownError(f"the write was interrupted by {type(error).__name__}")
+        request.settled = True
         request.wake.release()

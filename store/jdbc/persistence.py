@@ -161,16 +161,17 @@ class JdbcPersistence(Persistence):
     # ---- append
 
     def append(self, batch: Batch) -> None:
-        tries = 0
+        tries, in_doubt = 0, False
         while True:
             try:
+                if in_doubt and self._was_kept(batch):
+                    return None
+                in_doubt = False
                 return self._append(batch)
             except ConnectionLostError as error:
                 self._drop_data()
-                tries += 1
+                tries, in_doubt = tries + 1, True
                 self.ownership = self._regain(str(error))  # or OwnershipLostError
-                if self._was_kept(batch):
-                    return None
                 if tries > 3:
                     raise OwnershipLostError(f"the connection was lost {tries} times in one write: {error}") from error
 
@@ -269,8 +270,6 @@ class JdbcPersistence(Persistence):
                 kept = bool(data.rows(sa.select(table.c.xid).where(table.c.xid == xid)))
                 self._last_id = self._next_id = self._check_keys(data, 0)
             self._rows.load(restored.rows)
-        except ConnectionLostError:
-            return False  # the next try finds out
         except OwnershipLostError:
             raise
         except StoreError as error:  # nobody knows, so this engine must not go on

@@ -11,7 +11,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, NoReturn, TypeVar
 
-from store.errors import DaemonUnavailableError, ShutdownRefusedError, StoreError
+from store.errors import DaemonUnavailableError, ShutdownRefusedError, StoreClosedError, StoreError
 from store.replicated.admin_port import AdminPort, DaemonInfo, RegionInfo
 from store.replicated.attachment import DAEMON_ROWS, REGION_ROWS, Attachment, client_name
 from store.replicated.core.protocol import Daemons, Message, Regions, Remove, Shutdown
@@ -27,6 +27,8 @@ class Loop:
 
     def __init__(self, name: str) -> None:
         self.loop = _new_loop()
+        self._gate = threading.Lock()
+        self._closed = False
         self._thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
@@ -54,13 +56,20 @@ class Loop:
             if error is not None:
                 answer.put(partial(_throw, error))
 
-        self.loop.call_soon_threadsafe(begin)
+        with self._gate:
+            if self._closed:
+                coroutine.close()
+                raise StoreClosedError("its event loop was closed")
+            self.loop.call_soon_threadsafe(begin)
         return answer.get()()
 
     def close(self) -> None:
-        if self.loop.is_closed():
+        with self._gate:
+            closed_before, self._closed = self._closed, True
+        if closed_before:
             return
-        self.call(_cancel_all())
+        # Behind all that was called before: each has a task by then, and is told of its end.
+        asyncio.run_coroutine_threadsafe(_cancel_all(), self.loop).result()
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()

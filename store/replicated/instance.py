@@ -257,7 +257,11 @@ class StoreInstance:
         self._attachment.abandon()
 
     def on_failure(self, call: Callable[[StoreError], None]) -> None:
-        self._on_failure.append(call)
+        """On the event loop. Called at once when it has failed already."""
+        if self.failure is not None:
+            call(self.failure)
+        else:
+            self._on_failure.append(call)
 
     def _fail(self, error: StoreError) -> None:
         if self.failure is not None:

@@ -22,6 +22,7 @@ import threading
 import urllib.parse
 from collections import deque
 from collections.abc import Coroutine, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,6 +46,7 @@ from store.errors import (
     StoreFullError,
     StoreNotFoundError,
     StoreUriError,
+    StoreWriteError,
 )
 from store.ledger import Entry, Prepared, Written
 from store.replicated.admin_client import Loop
@@ -68,6 +70,7 @@ SNAPSHOT_BYTES = 8 * 1024 * 1024
 SNAPSHOT_BATCHES = 4_096
 LIMIT_MS = 60_000.0
 DAEMON = "daemon"  # as engine_host
+LOST = (FencedError, DaemonUnavailableError, StoreClosedError, RegionUnavailableError, SingleCopyError)  # ownership
 NOT_NOW = (DaemonUnavailableError, NoLocalDaemonError, RegionOpenError, RegionUnavailableError, FencedError)
 
 
@@ -183,9 +186,11 @@ class RecordLog:
         if self._bytes > max(SNAPSHOT_BYTES, 2 * self._kept_bytes) or self._batches > SNAPSHOT_BATCHES:
             try:
                 await self._snapshot(batch)
-            except StoreFullError as error:  # the batch is kept all the same; what is there of the ledger is not whole
+            except LOST:
+                raise
+            except StoreError as error:  # the batch is kept all the same; what is there of the ledger is not whole
                 log.error(
-                    "%s: no room to write the ledger anew, the log goes on growing: %s", self._objects.name, error
+                    "%s: the ledger cannot be written anew, the log goes on growing: %s", self._objects.name, error
                 )
                 self._bytes, self._batches = 0, 0
 
@@ -242,19 +247,13 @@ class ReplicatedPersistence(Persistence):
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         try:
             return self._loop.call(coroutine)
-        except (
-            FencedError,
-            DaemonUnavailableError,
-            StoreClosedError,
-            RegionUnavailableError,
-            SingleCopyError,
-        ) as error:
+        except LOST as error:
             raise OwnershipLostError(str(error)) from error
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            with contextlib.suppress(StoreError):
+            with contextlib.suppress(StoreError, CancelledError):
                 self._loop.call(self.instance.close())
 
 
@@ -386,17 +385,31 @@ class ReplicatedReach(Reach):
         except OSError as error:
             where = f"{self._host}:{self.settings.engine_port}"
             raise SettingInvalidError("engine_host, engine_port", where, f"cannot listen: {error}") from error
-        self._server, self._was_reached = server, True
         self.instance = persistence.instance
-        self.instance.on_failure(lambda error: server.disable(str(error)))
+        try:
+            loop.call(self._watch(persistence.instance, server))
+            self._publish(server)
+        except BaseException:
+            server.close()
+            raise
+        self._server, self._was_reached = server, True
+        return server
+
+    @staticmethod
+    async def _watch(instance: StoreInstance, server: Server) -> None:
+        instance.on_failure(lambda error: server.disable(str(error)))
+
+    def _publish(self, server: Server) -> None:
         host, port = self._host, server.address[1]
         told = {
             "host": host, "port": port, "secret": server.secret.hex(), "incarnation": server.incarnation,
             "certificate": self._certificate,
         }  # fmt: skip
-        write_whole(self._published, json.dumps(told).encode(), 0o600)
+        try:
+            write_whole(self._published, json.dumps(told).encode(), 0o600)
+        except OSError as error:
+            raise StoreWriteError(f"{self._published}: {error.strerror or error}") from error
         log.info("store %s: served by process %d at %s:%d", self.settings.store, os.getpid(), host, port)
-        return server
 
     async def _own(self, loop: Loop) -> ReplicatedPersistence:
         settings = self.settings

@@ -191,6 +191,7 @@ class ServedBackend(Backend):
                     self._run([request])
                 except StoreError as error:
                     request.error = error
+                settle([request], None)
 
     def _run(self, requests: list[Request]) -> None:
         def plan(ledger: Ledger) -> tuple[list[Entry], bool]:
@@ -236,7 +237,12 @@ class ServedBackend(Backend):
                 else:
                     deadline_ms = self._clock_ms() + self._limit_ms  # from the first loss: an engine may think for long
                 again = True
-                access = self._connect(access)
+                try:
+                    access = self._connect(access)
+                except StoreError as failed:
+                    raise OutcomeUnknownError(
+                        f"the engine was lost while it wrote, and no other was found: {failed.detail()}"
+                    ) from failed
         if verdict is Verdict.UNKNOWN:
             raise OutcomeUnknownError("the engine was lost while it wrote, and its outcomes of that time are forgotten")
         taken = verdict is Verdict.TAKEN
@@ -270,9 +276,12 @@ class ServedBackend(Backend):
 
     def _beat_on(self) -> None:
         while not self._stop.wait(min(1.0, self._session_timeout_ms / 5000.0)):
-            # No engine for the whole limit: whoever calls next is told. The sessions go stale meanwhile: safe.
-            with contextlib.suppress(StoreError):
+            try:
                 self.beat()
+            except StoreError:
+                pass  # no engine for the whole limit: whoever calls next is told; the sessions go stale meanwhile: safe
+            except Exception:  # this process may have tried to become the engine itself
+                log.exception("client %s could not say that it lives", self._client_id)
 
     def beat(self) -> None:
         self._try(lambda access: access.ask(wire.Beat(self._mine())))

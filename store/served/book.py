@@ -8,7 +8,7 @@ compare-and-append in which only what matters is compared; processes that use di
 other, and all that came in meanwhile shares one physical write (`plan_round`).
 
     token                        base                          verdict
-    known                        any                           TAKEN: it was kept, the answer got lost
+    known, or in this round too  any                           TAKEN: it was kept, the answer got lost
     unknown, sent before         before `known_since`          UNKNOWN: too long ago to tell
     unknown, all entries fit     any other                     TAKEN in this round
     unknown, one does not fit    any other                     REFUSED
@@ -113,7 +113,7 @@ class Book:
             taken.extend(proposals[0].entries)
             tokens.append(proposals[0].token)
         for proposal in rest:
-            if proposal.token in self._outcomes:
+            if proposal.token in self._outcomes or proposal.token in tokens:
                 verdicts.append(Verdict.TAKEN)
                 continue
             if proposal.again and proposal.base < self._known_since:

@@ -105,6 +105,9 @@ class TcpLink:
             except (OSError, wire.WireError) as error:
                 self.close()  # an answer that comes late must not be taken for the next one's
                 raise LinkLostError(str(error)) from error
+            except BaseException:  # interrupted: the same
+                self.close()
+                raise
 
     def close(self) -> None:
         with self._life:

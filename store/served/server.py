@@ -39,6 +39,7 @@ T = TypeVar("T")
 TICK_S = 0.2
 HELLO_TIMEOUT_S = 10.0
 BACKLOG = 128
+ACCEPT_PAUSE_S, ACCEPT_END_S = 0.05, 2.0
 MAX_GREETING = 256  # have not proved anything yet; whoever means well is done in milliseconds
 ROUND_LIMIT = 256
 UNCERTAIN_WAIT_S = 1.0
@@ -262,9 +263,9 @@ class Server:
         except BaseException as error:
             # A fault of ours, or of the driver, or somebody interrupted this thread: it is unknown what was kept, so this
             # engine must not go on.
-            log.exception("the engine %s failed while it wrote", self.incarnation)
             lost = OwnershipLostError(f"{type(error).__name__}: {error}")
             self.disable(lost.detail())
+            log.exception("the engine %s failed while it wrote", self.incarnation)
             if not isinstance(error, Exception):
                 self._settle(pendings, lost)
                 raise
@@ -276,11 +277,12 @@ class Server:
     def _accept(self) -> None:
         listener = self._listener
         assert listener is not None
-        while not self._closing:
+        while not self._closing and not self._gone:
             try:
                 connection, _ = listener.accept()
-            except OSError:
-                return
+            except OSError:  # hung up; or too many files are open, or the client has left: those pass
+                time.sleep(ACCEPT_PAUSE_S)
+                continue
             if self._tls is not None:
                 try:
                     connection = self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
@@ -335,7 +337,11 @@ class Server:
         connection.settimeout(None)
         self.connected(hello.client_id)
         proof = wire.proof(self.secret, b"engine", hello.nonce, hello.client_id)
-        send(connection, wire.Welcome(self.session_timeout_ms, proof))
+        try:
+            send(connection, wire.Welcome(self.session_timeout_ms, proof))
+        except OSError:
+            self.disconnected(hello.client_id)
+            raise
         return hello.client_id
 
     # ---- the end
@@ -365,7 +371,7 @@ class Server:
     def _hang_up(self) -> None:
         if self._listener is not None:
             hang_up(self._listener)  # a close alone does not end the wait in accept()
-            self._acceptor.join()  # nor is it closed under it
+            self._acceptor.join(ACCEPT_END_S)  # nor is it closed under it, where hanging up ends the wait
             self._listener.close()
         with self._lock:
             for connection in self._connections:

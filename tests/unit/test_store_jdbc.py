@@ -394,6 +394,40 @@ def test_a_connection_lost_at_any_step_loses_and_repeats_nothing(
     assert all(one[1] == two[0] for one, two in itertools.pairwise(outcomes))
 
 
+def test_a_write_in_doubt_is_not_written_again_before_its_outcome_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S2, S6: the answer of its commit is lost, the lock is regained, and the next connection fails for a moment."""
+    uri = f"jdbc:sqlite:///{tmp_path}/s.db?on_connection_loss=retry&verify_interval_ms=60000&retry_interval_ms=10"
+    with open_store(uri) as store, store.connect() as session:
+        handle = session.open("r")
+        persistence = store._backend._reach._engine.persistence  # type: ignore[attr-defined]
+        commit, connect, armed, refuse = Connection.commit, persistence._connect, [True], []
+
+        def lossy(connection: Connection) -> None:
+            commit(connection)
+            if armed and connection is persistence._data:
+                refuse.append(armed.pop())
+                connection.lost = True
+                raise ConnectionLostError("the test says so")
+
+        def full() -> Connection:
+            if refuse:
+                refuse.pop()
+                raise ConnectionLostError("too many clients, for a moment")
+            return connect()  # type: ignore[no-any-return]
+
+        monkeypatch.setattr(Connection, "commit", lossy)
+        persistence._connect = full
+        handle.commit([Put("n", b"1")])
+        assert (armed, refuse) == ([], [])
+        for number in range(3):
+            handle.commit([Put(f"m{number}", b"1")])
+        assert len(handle.objects()) == 4
+    with open_store(uri) as store:
+        assert len(store.peek("r")) == 4
+
+
 def test_a_full_disk_acknowledges_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """S9, S6: SQLite says that it is full; the engine goes on when there is room."""
     with open_store(f"jdbc:sqlite:///{tmp_path}/s.db") as store, store.connect() as session:
