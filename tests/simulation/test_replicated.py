@@ -28,6 +28,7 @@ KEPT = {
     764885021: "a region removed between its reading and its use",
     764885032: "the same, and made again",
     10167: "an earlier life of the daemon itself was taken for a peer",
+    500001591: "a region that was made by a late write in the very moment in which its maker left",
 }
 
 
