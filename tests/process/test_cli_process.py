@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -73,7 +74,10 @@ def test_an_interrupted_receive_has_acknowledged_what_it_printed(domain: str) ->
     with connect(domain, housekeeping=False) as context:
         context.producer("orders").send_many({"text": str(i)} for i in range(3))
         command = [*JMSQ, "receive", "orders", "--max", "0", "--timeout", "60", "--json", "--root", domain]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        # As from a terminal: who runs these tests in the background of a script hands an ignored SIGINT down.
+        ready = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, preexec_fn=ready) as process:
             assert process.stdout is not None
             got = [json.loads(process.stdout.readline())["text"] for _ in range(3)]
             wait_until(lambda: not list(context.browser("orders")), what="the printed messages are acknowledged")
