@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -67,6 +68,14 @@ def test_a_client_that_reconnects_while_its_append_waits() -> None:
     pair.close()
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Also where whoever started the tests has SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def _interrupt_when(ready: threading.Event) -> None:
     """Ctrl-C for the main thread, a moment after that."""
 
@@ -78,6 +87,7 @@ def _interrupt_when(ready: threading.Event) -> None:
     threading.Thread(target=strike).start()
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_the_answer_to_an_interrupted_write_is_not_taken_for_the_next_ones() -> None:
     """S9: Ctrl-C in a notebook whose engine is elsewhere."""
     pair = Pair()
@@ -102,6 +112,7 @@ def test_the_answer_to_an_interrupted_write_is_not_taken_for_the_next_ones() -> 
     pair.close()
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_reads_after_an_interrupted_one_are_of_now() -> None:
     """S9: they are not one answer behind."""
     pair = Pair()
