@@ -18,9 +18,9 @@ from store.ledger import Change, Prepared, Written
 from store.replicated.admin_client import Loop
 from store.replicated.instance import StoreInstance
 from store.replicated.thresholds import Thresholds
-from store.served import Batch, MemoryReach, OwnershipLostError
+from store.served import Batch, OwnershipLostError
 from store.served.book import Proposal, Verdict
-from tests.unit.test_store_served import Pair, book
+from tests.unit.test_store_served import Nobody, Pair, book
 
 
 def test_an_append_that_is_sent_again_into_the_same_round_is_done_once() -> None:
@@ -137,18 +137,11 @@ def test_a_write_that_may_be_kept_is_not_told_as_busy() -> None:
     """S6: the engine was lost with it, and no other came within the limit."""
     pair = Pair()
     handle = pair.stores[1].connect().open("r")
-    now_ms = [0.0]
-
-    class Nobody(MemoryReach):
-        def target(self, failed: object = None) -> None:
-            return None
-
     backend = pair.backends[1]
-    backend._clock_ms = lambda: now_ms[0]
-    backend._sleep_ms = lambda ms: now_ms.__setitem__(0, now_ms[0] + ms)
+    pair.clock(backend)
 
     def crash(batch: Batch) -> StoreError | None:
-        backend._reach = Nobody(pair.place, session_timeout_ms=5_000)
+        pair.reach(backend, Nobody)
         return OwnershipLostError("the test says so")
 
     pair.place.crash = crash
@@ -156,7 +149,7 @@ def test_a_write_that_may_be_kept_is_not_told_as_busy() -> None:
         handle.commit([Put("k", b"v")])
     assert any(isinstance(entry, Written) for entry in pair.place.entries)
     pair.place.crash = lambda batch: None
-    backend._reach = MemoryReach(pair.place, session_timeout_ms=5_000)
+    pair.reach(backend)
     pair.close()
 
 

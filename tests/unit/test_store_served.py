@@ -274,6 +274,13 @@ def test_errors_keep_their_names_over_the_wire() -> None:
 # ---- engines that come and go
 
 
+class Nobody(MemoryReach):
+    """There is no engine, and nobody can become it."""
+
+    def target(self, failed: object = None) -> None:
+        return None
+
+
 class Pair:
     """Two clients; the engine is wherever `place` says."""
 
@@ -288,6 +295,19 @@ class Pair:
             for remote in (False, True)
         ]
         self.stores = [LedgerStore(backend) for backend in self.backends]
+
+    def clock(self, backend: ServedBackend) -> list[float]:
+        """Its clock from now on, in milliseconds: it moves while the backend sleeps."""
+        now_ms = [0.0]
+
+        def sleep(duration_ms: float) -> None:
+            now_ms[0] += duration_ms
+
+        backend._clock_ms, backend._sleep_ms = (lambda: now_ms[0]), sleep
+        return now_ms
+
+    def reach(self, backend: ServedBackend, kind: type[MemoryReach] = MemoryReach) -> None:
+        backend._reach = kind(self.place, session_timeout_ms=5_000)
 
     def close(self) -> None:
         for store in self.stores:
@@ -533,20 +553,9 @@ def test_no_engine_is_a_bounded_wait() -> None:
     """S5."""
     pair = Pair()
     handle = pair.stores[1].connect().open("r")
-    now_ms = [0.0]
-
-    class Nobody(MemoryReach):
-        def target(self, failed: object = None) -> None:
-            return None
-
     backend = pair.backends[1]
-    backend._clock_ms = lambda: now_ms[0]
-
-    def sleep(duration_ms: float) -> None:
-        now_ms[0] += duration_ms
-
-    backend._sleep_ms = sleep
-    backend._reach = Nobody(pair.place, session_timeout_ms=5_000)
+    now_ms = pair.clock(backend)
+    pair.reach(backend, Nobody)
     assert pair.place.published is not None
     pair.place.published.disable("the test says so")
     with pytest.raises(OutcomeUnknownError, match="no other was found"):  # it may have arrived there
@@ -555,7 +564,7 @@ def test_no_engine_is_a_bounded_wait() -> None:
     with pytest.raises(StoreBusyError):
         handle.commit([Put("k", b"v")])
     assert 20_000 <= now_ms[0] < 22_000
-    backend._reach = MemoryReach(pair.place, session_timeout_ms=5_000)
+    pair.reach(backend)
     pair.close()
 
 
