@@ -295,7 +295,9 @@ class Server:
                 self._connections.add(connection)
                 self._greeting[connection] = None
                 if len(self._greeting) > MAX_GREETING:
-                    hang_up(next(iter(self._greeting)))
+                    oldest = next(iter(self._greeting))
+                    del self._greeting[oldest]  # at once: its thread may take its time
+                    hang_up(oldest)
             self._start(lambda connection=connection: self._converse(connection), "store-engine-connection")  # type: ignore[misc]
 
     def _converse(self, connection: socket.socket) -> None:
@@ -303,7 +305,7 @@ class Server:
         try:
             client_id = self._greet(connection)
             with self._lock:
-                del self._greeting[connection]
+                self._greeting.pop(connection, None)
             while client_id:
                 question = receive(connection)
                 if not isinstance(question, wire.Fetch | wire.Append | wire.Beat | wire.Alive):

@@ -117,18 +117,28 @@ def test_an_engine_that_does_not_know_the_secret() -> None:
 
 
 def test_who_has_proved_nothing_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """R17: a greeting is short, and of those who do not greet the oldest is cut off."""
+    """R17: a greeting is short, and of those who do not greet the oldest is cut off, however slow its thread leaves."""
     monkeypatch.setattr(servers, "MAX_GREETING", 3)
+    greet, all_seen = Server._greet, threading.Event()
+
+    def leaves_late(server: Server, connection: socket.socket) -> str:
+        try:
+            return greet(server, connection)
+        finally:
+            all_seen.wait(10)
+
     with engine() as (_, address), contextlib.ExitStack() as stack:
         where = (address.host, address.port)
         long = stack.enter_context(socket.create_connection(where, 10))
         assert isinstance(receive(long), wire.Challenge)
         long.sendall((1 << 20).to_bytes(4, "little") + bytes(4))
         assert long.recv(1) == b""
+        monkeypatch.setattr(Server, "_greet", leaves_late)
         silent = [stack.enter_context(socket.create_connection(where, 10)) for _ in range(5)]
         for connection in silent[:2]:
             assert isinstance(receive(connection), wire.Challenge)
             assert connection.recv(1) == b""
+        all_seen.set()
         link(address).close()
 
 
