@@ -29,6 +29,8 @@ unexport SPARK_HOME
 
 # Commands that start Spark run with the Java that set-up found.
 SPARK_RUN := JAVA_HOME="$$(cat '$(JAVA_FILE)')" $(PY)
+# Tests without Spark mostly wait; one Spark application fills two cores.
+TWO_AT_ONCE := --numprocesses 2 --dist worksteal
 FAST_TESTS := $(wildcard tests/unit tests/contract tests/simulation)
 
 .PHONY: help
@@ -45,11 +47,12 @@ demo: setup ## a year of flights through queues and topics, with a kill in the m
 
 .PHONY: test
 test: setup postgresql lint ## everything CI runs: set-up, lint, every test layer (under 30 minutes)
-	@$(SPARK_RUN) -m pytest -q tests $(ARGS)
+	@echo "== tests without Spark" && $(SPARK_RUN) -m pytest -q $(TWO_AT_ONCE) -m "not spark and not soak" tests $(ARGS)
+	@echo "== tests with Spark" && $(SPARK_RUN) -m pytest -q -m "spark and not soak" tests $(ARGS)
 
 .PHONY: check
 check: lint ## format, lint, types, architecture, fast tests (under 3 minutes; needs no Java)
-	@JMSQ_SEEDS="$${JMSQ_SEEDS:-100}" $(PY) -m pytest -q $(FAST_TESTS) $(ARGS)
+	@JMSQ_SEEDS="$${JMSQ_SEEDS:-100}" $(PY) -m pytest -q $(TWO_AT_ONCE) $(FAST_TESTS) $(ARGS)
 
 .PHONY: lint
 lint: $(INSTALLED) ## format, lint, types, architecture

@@ -9,6 +9,7 @@ README = Path(__file__).with_name("README.md")
 TEST = [
     "pytest>=8.3",
     "pytest-timeout",
+    "pytest-xdist",
     "hypothesis",
     "psutil",
     "nbclient",

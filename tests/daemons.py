@@ -14,6 +14,12 @@ from store.replicated.cluster import Cluster, free_ports
 _numbers = itertools.count(1)
 
 
+def first_port() -> int:
+    """Of a block of this test process: below what the system gives to clients, not that of another worker of the run."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    return 10_000 + (worker % 2 * 10 + os.getpid() % 10) * 1_000
+
+
 def segments(path: Path) -> set[Path]:
     """The shared memory of this cluster's daemons, living or not."""
     mark = hashlib.sha256(os.path.realpath(path).encode()).hexdigest()[:8]
@@ -34,8 +40,8 @@ class Daemons:
         self.path = path
         self.environment = environment or {}
         self.cluster = Cluster(str(path))
-        self.cluster.write_config(count, memory, first_port=20_000 + os.getpid() % 20_000)
-        self.doors = free_ports(count, 42_000 + os.getpid() % 5_000) if doors else []
+        self.cluster.write_config(count, memory, first_port=first_port())
+        self.doors = free_ports(count, first_port() + 500) if doors else []
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         for index in range(count):
             self.start(index)

@@ -9,6 +9,8 @@ import pytest
 from spark_jms.log import delta_log
 from tests.process.concurrency import GAP_CHECK_MS, run_concurrently
 
+pytestmark = pytest.mark.spark  # applications of its own
+
 
 @pytest.mark.timeout(600)
 def test_four_writers_three_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

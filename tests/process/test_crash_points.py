@@ -24,6 +24,8 @@ from tests.process.apps import App, until
 from tests.process.crash import AT_QUERY_START, MORE_POINTS, POINTS, CrashDirectory, Plan
 from tests.process.feed import QUEUE, Feed, consumer, make_queue, producer, send_numbers
 
+pytestmark = pytest.mark.spark  # applications of its own
+
 FILES, ROWS, PER_BATCH = 9, 20, 80  # nine commits are enough for a compaction, three batches for a crash among them
 RETENTION_MS = 4000  # long enough that files are compacted, short enough that they are purged
 STRIKE_S, RECOVER_S = 180.0, 240.0  # on a busy machine; alone it is 1 to 10 and 10 to 25

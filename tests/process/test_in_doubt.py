@@ -16,6 +16,8 @@ from tests.process.apps import running, until
 from tests.process.crash import Plan
 from tests.process.pair import Consumer, OpenClaim, Pair
 
+pytestmark = pytest.mark.spark  # applications of its own
+
 TAKE_OVER_LIMIT_S = 10.0
 SESSION_TIMEOUT_S = 10.0  # of the file store, as open_store has it
 STRIKE_S, REVOKED_S = 90.0, 90.0
