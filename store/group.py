@@ -1,15 +1,21 @@
 """Group commit: concurrent requests of one process share a write.
 
-A request is a plan in a queue. The first in the queue leads: it serves all that have queued up meanwhile in one write,
-tells everybody, and leaves the lead to the next in the queue. So the slower the place, the more requests share a write,
-and nobody has to be there to wait for them.
+A request is a plan in a queue. The first in the queue waits for the turn, and serves all that have queued up meanwhile in
+one write; the others wait until somebody tells them. So the slower the place, the more requests share a write, and
+nobody has to be there to wait for them.
+
+Only the turn decides who serves, and only a `with` takes it: an interrupt (Ctrl-C) between any two steps can lose a wake-up
+or leave requests that nobody has told anything, never the turn. So whoever waits looks for himself now and then, and
+whoever gets the turn first settles what the one before him left behind.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar, cast
 
 from store.errors import OutcomeUnknownError, StoreError
@@ -17,19 +23,20 @@ from store.session import Transaction
 
 T = TypeVar("T")
 
+LOOK_S = 0.5
+
 
 class Request:
     """One plan. `result` or `error` is what becomes of it."""
 
-    __slots__ = ("error", "leads", "plan", "result", "settled", "wake")
+    __slots__ = ("error", "plan", "result", "settled", "wake")
 
     def __init__(self, plan: Callable[[Transaction], Any]) -> None:
         self.plan = plan
         self.result: Any = None
         self.error: BaseException | None = None
-        self.leads = self.settled = False
-        self.wake = threading.Lock()  # held until it is served or has to lead
-        self.wake.acquire()
+        self.settled = False
+        self.wake: SimpleQueue[None] = SimpleQueue()  # one each: waiting at one common lock would starve some
 
     def run(self, transaction: Transaction) -> None:
         """What a plan raises is raised where it was asked for; the plans of the others go on."""
@@ -46,59 +53,61 @@ Drain = Callable[[], list[Request]]
 
 class GroupCommit:
     """`lead` is called by one thread at a time. It drains the queue when it is ready to serve, and settles each request it
-    has drained, whatever happens: nobody may wait for ever."""
+    has drained."""
 
     def __init__(self, lead: Callable[[Drain], None]) -> None:
         self._lead = lead
-        self._queue: deque[Request] = deque()
-        self._lock = threading.Lock()
-        self._has_leader = False
+        self._queue: deque[Request] = deque()  # each call of its methods is one step for all threads
+        self._turn = threading.Lock()
+        self._drained: list[Request] = []  # for who has the turn
 
     def write(self, plan: Callable[[Transaction], T]) -> T:
         request = Request(plan)
-        with self._lock:
-            self._queue.append(request)
-            leads, self._has_leader = not self._has_leader, True
-        if not leads:
-            leads = self._follow(request)
-        if leads:
-            try:
-                self._lead(self._drain)
-            finally:
-                self._hand_on(request)
+        self._queue.append(request)
+        try:
+            while not request.settled:
+                self._wait_or_serve(request)
+        finally:
+            if not request.settled:  # interrupted: nobody waits for it any more
+                self._remove(request)
+                self._wake_first()
         if request.error is not None:
             raise request.error
         return cast(T, request.result)
 
-    def _follow(self, request: Request) -> bool:
-        """Until it is served, or has to lead. Each waits for its own wake-up: one common lock would starve some."""
-        try:
-            request.wake.acquire()
-        except BaseException:  # interrupted: it must not be left behind as the leader that never comes
-            with self._lock:
-                if not request.leads and request in self._queue:
-                    self._queue.remove(request)
-            if request.leads:
-                self._hand_on(request)
-            raise
-        return request.leads
+    def _wait_or_serve(self, request: Request) -> None:
+        if not self._is_first(request):
+            with contextlib.suppress(Empty):
+                request.wake.get(timeout=LOOK_S)
+            if request.settled:
+                return
+        with self._turn:
+            settle(self._drained, OutcomeUnknownError("the thread that wrote it was interrupted"))
+            if not request.settled:
+                self._lead(self._drain)
+            self._drained = []
 
-    def _hand_on(self, request: Request) -> None:
-        """The next in the queue leads; with nobody there, whoever comes next."""
-        with self._lock:
-            if request in self._queue:  # interrupted before the round began
-                self._queue.remove(request)
-            if self._queue:
-                self._queue[0].leads = True
-                self._queue[0].wake.release()
-            else:
-                self._has_leader = False
+    def _is_first(self, request: Request) -> bool:
+        try:
+            return self._queue[0] is request
+        except IndexError:
+            return False
 
     def _drain(self) -> list[Request]:
-        with self._lock:
-            requests = list(self._queue)
-            self._queue.clear()
-        return requests
+        queued = list(self._queue.copy())
+        self._drained = [request for request in queued if not request.settled]
+        for request in queued:
+            self._remove(request)
+        self._wake_first()  # it came meanwhile and was not the first then
+        return self._drained
+
+    def _remove(self, request: Request) -> None:
+        with contextlib.suppress(ValueError):
+            self._queue.remove(request)
+
+    def _wake_first(self) -> None:
+        with contextlib.suppress(IndexError):
+            self._queue[0].wake.put(None)
 
 
 def settle(requests: Sequence[Request], error: BaseException | None) -> None:
@@ -113,4 +122,4 @@ def settle(requests: Sequence[Request], error: BaseException | None) -> None:
             else:
                 request.error = OutcomeUnknownError(f"the write was interrupted by {type(error).__name__}")
         request.settled = True
-        request.wake.release()
+        request.wake.put(None)
