@@ -84,6 +84,10 @@ class App:
         return self._process.pid
 
     @property
+    def started(self) -> bool:
+        return self._process is not None
+
+    @property
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 

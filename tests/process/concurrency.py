@@ -73,6 +73,10 @@ class ClientApp:
         with open(self.directory / "output.log", "wb") as output:
             self._process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
 
+    @property
+    def started(self) -> bool:
+        return self._process is not None
+
     def check_alive(self) -> None:
         assert self._process is not None
         assert self._process.poll() is None, f"client {self.name} ended:\n{(self.directory / 'output.log').read_text()}"
@@ -170,19 +174,29 @@ class Run:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        everybody = [*self.apps, *self.clients, self.reader]
+        """The clients start when the streams are at work: an application takes long to start, and they would fill the
+        queue meanwhile."""
         try:
-            for one in everybody:
-                one.start()
+            for app in self.apps:
+                app.start()
+            until("both streams to be at work", self._streams_busy, 150, or_fail=self.well)
+            for client in (*self.clients, self.reader):
+                client.start()
+            until("everybody to be at work", lambda: all(c.sent() for c in self.clients), 60, or_fail=self.well)
             yield
         finally:
-            for one in everybody:
+            for one in (*self.apps, *self.clients, self.reader):
                 one.sweep()
+
+    def _streams_busy(self) -> bool:
+        self.feed_streams()
+        return all(self.delta_count(i) for i in (1, 2))
 
     # -- while it runs ----------------------------------------------------------------------------------------------
     def well(self) -> None:
         for one in (*self.apps, *self.clients, self.reader):
-            one.check_alive()
+            if one.started:
+                one.check_alive()
         for app in self.apps:
             assert not app.events("failed"), app.events("failed")
 
@@ -212,15 +226,6 @@ class Run:
             return time.monotonic() > deadline
 
         until("the time to pass", over, seconds + 60, or_fail=self.well)
-
-    def started(self) -> None:
-        """Everybody has done something: from now on the time counts."""
-
-        def all_busy() -> bool:
-            self.feed_streams()
-            return all(self.delta_count(i) for i in (1, 2)) and all(c.sent() for c in self.clients)
-
-        until("everybody to be at work", all_busy, 150, or_fail=self.well)
 
     def purge_to_empty(self) -> None:
         """Writers pause until everything is consumed and the last data file is out of the log; then they go on."""
@@ -341,7 +346,6 @@ def run_concurrently(path: Path, seconds: float, rounds: int) -> None:
     run = Run(path)
     part_s = seconds / (rounds + 1)
     with run.running():
-        run.started()
         for number in range(rounds):
             run.work(part_s / 2)
             if number == rounds - 1:
