@@ -194,10 +194,13 @@ class Connection:
             self._raw.close()
 
     def abandon(self) -> None:
-        """In a forked child: drop the descriptor and say nothing, or the parent's lock would outlive the parent."""
+        """In a forked child: drop the parent's connection and say nothing, or its lock would outlive the parent. The
+        driver closes the number of the descriptor once more when it is collected: until then it leads nowhere."""
         if (fd := self._fd()) is not None:
             with contextlib.suppress(OSError):
-                os.close(fd)
+                nowhere = os.open(os.devnull, os.O_RDWR)
+                os.dup2(nowhere, fd, inheritable=False)
+                os.close(nowhere)
 
     def server_pid(self) -> int | None:
         if self._is_sqlite:

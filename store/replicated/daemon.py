@@ -277,6 +277,7 @@ class Daemon:
 
     async def _dial_one(self, index: int) -> None:
         spec = self.config.daemons[index]
+        connection: Connection | None = None
         try:
             if not self.directory.is_running(index):
                 return
@@ -284,9 +285,10 @@ class Daemon:
             connection.send(Hello("daemon", self.spec.index, self.incarnation))
             hello = await connection.first()
             if not isinstance(hello, Hello) or hello.role != "daemon" or hello.index != index:
-                connection.abort()
                 raise ProtocolError(f"daemon {index} did not say who it is")
         except (StoreError, OSError, asyncio.TimeoutError) as error:
+            if connection is not None:
+                connection.abort()
             self.log.logger.debug("daemon %d cannot be reached: %s", index, error)
             return
         finally:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from store.errors import ProtocolError
 from store.replicated.core.protocol import Message, Ping, Reply, encode
+from store.replicated.daemon import Daemon
 from store.replicated.wire import MAX_GREETING_BYTES, Connection
 
 
@@ -194,3 +197,37 @@ def test_a_greeting_is_short() -> None:
             await connection.exactly(2 * MAX_GREETING_BYTES)
 
     asyncio.run(run())
+
+
+async def _dial(connection: object) -> set[int]:
+    """What a daemon is still dialling after it has dialled daemon 1."""
+    dialing = {1}
+
+    async def connect(*_: object) -> object:
+        return connection
+
+    daemon = SimpleNamespace(
+        config=SimpleNamespace(daemons=[None, SimpleNamespace(address="127.0.0.1", port=1)]),
+        directory=SimpleNamespace(is_running=lambda _: True, secret=lambda _: b""),
+        spec=SimpleNamespace(index=0), incarnation=1, log=SimpleNamespace(logger=logging.getLogger("dial")),
+        _identity=None, _dialing=dialing,
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("store.replicated.daemon.connect", connect)
+        await Daemon._dial_one(daemon, 1)  # type: ignore[arg-type]
+    return dialing
+
+
+@pytest.mark.parametrize("answer", [asyncio.TimeoutError(), Ping()])
+def test_who_does_not_say_who_it_is_is_hung_up_on(answer: object) -> None:
+    """R17: by the daemon that dialled as well: its connection does not stay open."""
+    aborted: list[bool] = []
+
+    async def first() -> object:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    other = SimpleNamespace(send=lambda _: None, first=first, abort=lambda: aborted.append(True))
+    assert asyncio.run(_dial(other)) == set()
+    assert aborted == [True]

@@ -5,6 +5,7 @@ Fail-over between processes is in process/test_jdbc_scenarios.
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 from pathlib import Path
@@ -221,3 +222,17 @@ def test_the_page_shows_the_protocol_as_the_code_goes_through_it() -> None:
     """S4: drawn from STEPS."""
     page = Path(__file__).parents[2] / "docs" / "DATA-STORES.md"
     assert draw() in page.read_text(encoding="utf-8")
+
+
+def test_what_a_forked_child_drops_touches_no_file_that_comes_after(postgresql: Any, tmp_path: Path) -> None:
+    """S4: the driver closes the number of its descriptor when it is collected; the next file must not have had it."""
+    raw = Raw(postgresql.uri())
+    connection = raw.database.connect("")
+    assert connection.run("SELECT 1") is not None
+    connection.abandon()
+    with open(tmp_path / "later", "wb") as later:
+        connection.close()
+        del connection, raw
+        gc.collect()
+        later.write(b"whole")
+    assert (tmp_path / "later").read_bytes() == b"whole"
