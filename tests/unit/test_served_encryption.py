@@ -136,8 +136,9 @@ def test_who_has_proved_nothing_costs_little(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(Server, "_greet", leaves_late)
         silent = [stack.enter_context(socket.create_connection(where, 10)) for _ in range(5)]
         for connection in silent[:2]:
-            assert isinstance(receive(connection), wire.Challenge)
-            assert connection.recv(1) == b""
+            with contextlib.suppress(ConnectionResetError):
+                while connection.recv(4096):  # a challenge, unless its thread had not begun
+                    pass
         all_seen.set()
         link(address).close()
 
