@@ -63,24 +63,28 @@ class GroupCommit:
 
     def write(self, plan: Callable[[Transaction], T]) -> T:
         request = Request(plan)
-        self._queue.append(request)
         try:
+            self._queue.append(request)
             while not request.settled:
                 self._wait_or_serve(request)
         finally:
             if not request.settled:  # interrupted: nobody waits for it any more
+                request.settled = True
                 self._remove(request)
                 self._wake_first()
         if request.error is not None:
-            raise request.error
+            try:
+                raise request.error
+            finally:
+                request.error = None  # else the two would keep each other in memory
         return cast(T, request.result)
 
     def _wait_or_serve(self, request: Request) -> None:
         if not self._is_first(request):
             with contextlib.suppress(Empty):
                 request.wake.get(timeout=LOOK_S)
-            if request.settled:
-                return
+            if request.settled or (self._turn.locked() and not self._is_first(request)):
+                return  # a long round: in a queue at the turn it would learn late that it is settled
         with self._turn:
             settle(self._drained, OutcomeUnknownError("the thread that wrote it was interrupted"))
             if not request.settled:
@@ -96,7 +100,7 @@ class GroupCommit:
     def _drain(self) -> list[Request]:
         queued = list(self._queue.copy())
         self._drained = [request for request in queued if not request.settled]
-        for request in queued:
+        for request in reversed(queued):  # so that none of them is the first while this lasts
             self._remove(request)
         self._wake_first()  # it came meanwhile and was not the first then
         return self._drained

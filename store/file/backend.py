@@ -113,14 +113,14 @@ class FileBackend(Backend):
 
     def _lead(self, drain: Drain) -> None:
         with self._round:
-            try:
-                self._check()
-                dirty = self._lock.acquire()
-            except (OSError, StoreError) as error:
-                settle(drain(), _named(error))
-                return
             clean = False
             try:
+                try:
+                    self._check()
+                    dirty = self._lock.acquire()
+                except (OSError, StoreError) as error:
+                    settle(drain(), _named(error))
+                    return
                 with self._mirror:
                     clean = self._serve(drain(), dirty)
             finally:
@@ -132,16 +132,14 @@ class FileBackend(Backend):
         try:
             self._journal.catch_up(dirty, self._create)
             caught_up = True
-            transaction = Transaction(self._journal.ledger)
+            transaction = Transaction(self._journal.begin())
             for request in requests:
                 request.run(transaction)
-            if transaction.entries:
-                self._journal.append(transaction.entries)
+            self._journal.append(transaction.entries)
         except BaseException as error:
             settle(requests, _named(error))  # whatever it is: nobody may wait for ever
             if isinstance(error, StoreError):
                 return caught_up and self._journal.sound
-            self._journal.invalidate()  # the ledger may be ahead of the file
             if isinstance(error, OSError):
                 return False
             raise

@@ -83,6 +83,7 @@ class Journal:
         self._length = 0
         self._raw_hint = b""
         self._recovered = False
+        self._in_flux = False  # the ledger is not what the file says up to `_length`, or not certainly
         self._told: set[str] = set()  # damaged record sets that the log knows of
         self.sound = True  # no half-written frame of ours is left behind
         self.physical_write_count = self.physical_write_bytes = 0
@@ -103,6 +104,8 @@ class Journal:
 
     def refresh(self) -> None:
         """Fold what others acknowledged since; one pread when there is nothing new."""
+        if self._in_flux:  # somebody was interrupted
+            self.invalidate()
         for _ in range(_REFRESH_TRIES):
             raw, hint = self._lock.look()
             if raw == self._raw_hint and self._fd >= 0:
@@ -142,7 +145,7 @@ class Journal:
         self._apply(judge(data, self._length, self._header.seed, until, self.path))
 
     def _apply(self, judged: Judged) -> None:
-        path = self.path
+        path, self._in_flux = self.path, True
         for frame in judged.frames:
             try:
                 for entry in decode_sections(frame.sections, os.path.basename(path)):
@@ -150,7 +153,7 @@ class Journal:
             except (DecodeError, LedgerError) as error:
                 self.invalidate()
                 raise StoreCorruptError(path, frame.offset, str(error)) from error
-        self._length = judged.end
+        self._length, self._in_flux = judged.end, False
 
     def _placed(self, damaged: Damaged) -> Damaged:
         """In the file there is only the name of the file with the damage: the directory may have been moved."""
@@ -162,15 +165,18 @@ class Journal:
 
     def invalidate(self) -> None:
         """Forget the ledger: it may hold what was never written. The next look reads the file from its start."""
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd, self._length, self._raw_hint = -1, 0, b""
+        fd, self._fd, self._length, self._raw_hint = self._fd, -1, 0, b""
         self.ledger = Ledger()
+        self._in_flux = False
+        if fd >= 0:
+            os.close(fd)
 
     # ---- writing, under the journal lock
 
     def catch_up(self, dirty: bool, create: bool) -> None:
         """The newest ledger, and a file that ends with a good frame."""
+        if self._in_flux:
+            self.invalidate()
         if not dirty and self._recovered:
             self.refresh()
             if os.fstat(self._fd).st_size == self._length and not self._lock.must_switch():
@@ -237,8 +243,16 @@ class Journal:
                 if (found and int(found[1]) < generation) or (name.startswith("journal-") and name.endswith(".tmp")):
                     self._disk.unlink(os.path.join(self.directory, name))
 
+    def begin(self) -> Ledger:
+        """To be changed; without `append` afterwards it is forgotten."""
+        self._in_flux = True
+        return self.ledger
+
     def append(self, entries: Sequence[Entry]) -> None:
         """One frame, one write, one sync. The ledger has these entries applied already; on failure it is forgotten."""
+        if not entries:
+            self._in_flux = False
+            return
         frame = encode_frame(encode_sections(entries), self._length, self._header.seed)
         try:
             self._disk.pwrite_all(self._fd, frame, self._length)
@@ -253,7 +267,7 @@ class Journal:
             )
         self.physical_write_count += 1
         self.physical_write_bytes += len(frame)
-        self._length += len(frame)
+        self._length, self._in_flux = self._length + len(frame), False
         try:
             self._publish()
         except OSError:  # it is durable all the same: the lock stays marked, and the next writer tells the readers
@@ -286,7 +300,7 @@ class Journal:
         length = self._length
         try:
             self._switch()
-        except OSError:
+        except (OSError, StoreError):
             self.failed_compaction_count += 1
             # Where it failed decides which generation counts; the look at the directory, by whoever writes next, tells.
             self.invalidate()
@@ -308,8 +322,8 @@ class Journal:
                 os.close(fd)
             self._disk.unlink(self._path(generation))  # else it would count as the newer one
             raise
-        os.close(self._fd)
-        self._fd, self._header, self._length = fd, header, length
+        old, self._fd, self._header, self._length = self._fd, fd, header, length
+        os.close(old)
         self._publish()
         self.compaction_count += 1
         with contextlib.suppress(OSError):

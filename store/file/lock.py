@@ -111,6 +111,13 @@ class JournalLock:
 
     def acquire(self) -> bool:
         """Takes the lock. True when the owner before died or was stopped in the middle: look the journal through."""
+        try:
+            return self._acquire()
+        except BaseException:
+            self.release(False)  # wherever it failed
+            raise
+
+    def _acquire(self) -> bool:
         replaced, pause_ms = False, 0.05
         waited_ms, before_ns, before_stamp, breaks = 0.0, self._disk.boottime_ns(), b"", 0
         while True:
@@ -157,7 +164,8 @@ class JournalLock:
         if clean:
             with contextlib.suppress(OSError):  # it stays marked then: the next one looks the journal through
                 os.pwrite(self._write_fd, _NO_STAMP, _STAMP_AT)
-        fcntl.flock(self._write_fd, fcntl.LOCK_UN)
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._write_fd, fcntl.LOCK_UN)
 
     def _supersede(self, stamp: bytes) -> None:
         """Replace the lock file under `breaker.lock`, unless its owner has moved meanwhile."""

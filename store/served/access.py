@@ -134,12 +134,16 @@ class Replica:
                 if (answer.incarnation, incarnation) != (self.incarnation, self.incarnation):
                     return False
                 entries = entries[self.position - position :]
-            for entry in entries:
-                self.ledger.apply(entry)
-            self.incarnation = answer.incarnation
-            moved = bool(entries) or answer.snapshot
-            self.position = max(self.position, answer.position) if not answer.snapshot else answer.position
-            return moved
+            reached = answer.position if answer.snapshot else max(self.position, answer.position)
+            self.incarnation, self.position = "", 0  # of what is half done nobody knows how far it is
+            try:
+                for entry in entries:
+                    self.ledger.apply(entry)
+            except BaseException:  # interrupted
+                self.ledger = Ledger()
+                raise
+            self.incarnation, self.position = answer.incarnation, reached
+            return bool(entries) or answer.snapshot
 
 
 class RemoteAccess(Access):

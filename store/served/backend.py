@@ -201,7 +201,8 @@ class ServedBackend(Backend):
                 for request in requests:
                     request.run(transaction)
                     if isinstance(request.error, LinkLostError):
-                        raise request.error
+                        lost, request.error = request.error, None  # not the caller's business: it is planned again
+                        raise lost
             finally:
                 self._planner = None
             return transaction.entries, bool(transaction.entries) and not any(r.error for r in requests)
@@ -220,6 +221,8 @@ class ServedBackend(Backend):
         deadline_ms, pause_ms = float("inf"), RECONNECT_FIRST_MS
         access = self._access
         while True:
+            if again and self._closed:
+                raise OutcomeUnknownError("the engine was lost while it wrote, and the store was closed meanwhile")
             self._check()
             access = access or self._connect(None)
             try:

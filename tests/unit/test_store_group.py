@@ -7,6 +7,7 @@ import itertools
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import cast
 
@@ -182,3 +183,66 @@ def test_interrupts_at_any_step_keep_nobody_waiting(seed: int, monkeypatch: pyte
     assert not odd
     assert len(set(done)) == len(done), "done twice"
     assert set(answered) <= set(done)
+
+
+class Turn:
+    """A lock that counts who waits for it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.locked = self._lock.locked
+        self.waiting = 0
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            self.waiting += 1
+            self._lock.acquire()
+            self.waiting -= 1
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_in_a_long_round_only_the_first_waits_for_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C6: at the lock, which is not fair, the others would learn late that they are settled."""
+    looks: list[int] = []
+    monkeypatch.setattr(group, "LOOK_S", 0.005)
+    monkeypatch.setattr(GroupCommit, "_is_first", lambda self, request: looks.append(1) or is_first(self, request))
+    gate = threading.Event()
+    place = Place(lambda: gate.wait(20))
+    commit = GroupCommit(place.lead)
+    turn = Turn()
+    commit._turn = turn  # type: ignore[assignment]
+    threads = [threading.Thread(target=commit.write, args=(lambda _: None,)) for _ in range(6)]
+    threads[0].start()
+    wait_until(lambda: place.leader and not commit._queue, what="the first to write")
+    for thread in threads[1:]:
+        thread.start()
+    wait_until(lambda: len(commit._queue) == 5 and len(looks) > 100, what="everybody to have looked many times")
+    assert turn.waiting == 1
+    gate.set()
+    for thread in threads:
+        thread.join(10)
+    assert place.rounds == [1, 5]
+
+
+is_first = GroupCommit._is_first
+
+
+def test_what_was_interrupted_while_it_queued_up_is_not_done_later() -> None:
+    """C6: nobody waits for it any more, and its caller may have asked again."""
+
+    class Interrupting(deque[group.Request]):
+        def append(self, request: group.Request) -> None:
+            super().append(request)
+            raise KeyboardInterrupt
+
+    commit = GroupCommit(Place().lead)
+    ran: list[str] = []
+    commit._queue = Interrupting()
+    with pytest.raises(KeyboardInterrupt):
+        commit.write(lambda _: ran.append("interrupted"))
+    assert not commit._queue
+    commit._queue = deque()
+    commit.write(lambda _: ran.append("next"))
+    assert ran == ["next"]

@@ -1,0 +1,124 @@
+"""Interrupts (Ctrl-C) and faults in the middle of a step of a store: what is in memory never gets ahead of what is kept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from store import Put, StoreBusyError
+from store.errors import StoreWriteError
+from store.file import backend as file_backend
+from store.file import lock as file_lock
+from store.file.backend import FileBackend
+from store.ledger import Connected, Ledger
+from store.served.link import LinkLostError
+from store.session import Transaction
+from tests.unit.test_store_served import Nobody, Pair
+
+
+def interrupted_once(function: Callable[..., Any], after: int = 0) -> Callable[..., Any]:
+    """Does what it does; then Ctrl-C, at one call."""
+    calls = [0]
+
+    def around(*args: Any, **named: Any) -> Any:
+        result = function(*args, **named)
+        calls[0] += 1
+        if calls[0] == after + 1:
+            raise KeyboardInterrupt
+        return result
+
+    return around
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_twice_while_a_round_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S9: plans have changed the ledger, nothing is written, and even telling so is interrupted."""
+    one, other = FileBackend(str(tmp_path)), FileBackend(str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(one._journal, "append", interrupt)
+        patch.setattr(file_backend, "settle", interrupted_once(file_backend.settle))
+        with pytest.raises(KeyboardInterrupt):
+            one.write(lambda transaction: transaction.do(Connected("phantom", "")))
+    assert "phantom" not in one.read(lambda ledger: set(ledger.sessions))
+    one.write(lambda transaction: transaction.do(Connected("real", "")))
+    for backend in (one, other):
+        assert backend.read(lambda ledger: set(ledger.sessions)) == {"real"}
+        backend.release()
+
+
+def test_ctrl_c_while_a_reader_follows_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S9: entries that were folded are not folded once more."""
+    writing, reading = FileBackend(str(tmp_path)), FileBackend(str(tmp_path))
+    assert not reading.read(lambda ledger: set(ledger.sessions))
+    names = {"a", "b", "c"}
+    writing.write(lambda transaction: [transaction.do(Connected(name, "")) for name in sorted(names)])
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "apply", interrupted_once(Ledger.apply, after=1))
+        with pytest.raises(KeyboardInterrupt):
+            reading.read(lambda ledger: set(ledger.sessions))
+    for backend in (reading, writing):
+        assert backend.read(lambda ledger: set(ledger.sessions)) == names
+        backend.release()
+
+
+def test_a_lock_that_cannot_be_marked_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S9: the operating system's lock was taken, and then the disk failed: others need not wait."""
+    one, other = FileBackend(str(tmp_path)), FileBackend(str(tmp_path))
+
+    class Failing:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(os, name)
+
+        def pwrite(self, *_: object) -> int:
+            raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(file_lock, "os", Failing())
+        with pytest.raises(StoreWriteError, match="Input/output"):
+            one.write(lambda _: None)
+    assert other._lock._try_lock()
+    other._lock.release(False)
+    for backend in (one, other):
+        backend.release()
+
+
+def test_ctrl_c_while_a_replica_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S2: the replica of an engine that is elsewhere begins anew, and is right again."""
+    pair = Pair()
+    near, far = (store.connect() for store in pair.stores)
+    handle = near.open("r")
+    assert pair.stores[1].peek("r") == {}
+    for number in range(3):
+        handle.commit([Put(str(number), b"")])
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "apply", interrupted_once(Ledger.apply, after=1))
+        with pytest.raises(KeyboardInterrupt):
+            pair.stores[1].peek("r")
+    assert pair.backends[1]._replica.position == 0
+    assert set(pair.stores[1].peek("r")) == {"0", "1", "2"}
+    far.open("other").commit([Put("k", b"v")])
+    assert pair.stores[0].peek("other") == {"k": b"v"}
+    pair.close()
+
+
+def test_a_plan_that_loses_the_engine_is_told_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S2: and with no other engine, the caller is told what he may be told."""
+    pair = Pair()
+    backend = pair.backends[1]
+    pair.clock(backend)
+    pair.reach(backend, Nobody)
+
+    def plan(_: Transaction) -> None:
+        raise LinkLostError("gone while it asked who is alive")
+
+    with pytest.raises(StoreBusyError, match="no engine of the store answered"):
+        backend.write(plan)
+    pair.backends[1]._reach = pair.backends[0]._reach
+    pair.close()
