@@ -98,9 +98,9 @@ class GroupCommit:
             return False
 
     def _drain(self) -> list[Request]:
-        queued = list(self._queue.copy())
+        queued = list(self._queue)
         self._drained = [request for request in queued if not request.settled]
-        for request in reversed(queued):  # so that none of them is the first while this lasts
+        for request in (*queued[1:], *queued[:1]):  # the first last: none of the others becomes it while this lasts
             self._remove(request)
         self._wake_first()  # it came meanwhile and was not the first then
         return self._drained
