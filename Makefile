@@ -77,7 +77,7 @@ soak: setup postgresql ## the tests that take minutes to hours
 SEEDS ?= 2000
 .PHONY: sim
 sim: $(INSTALLED) ## SEEDS=n new seeds of the replicated store's simulator (2000)
-	@$(PY) -m store.replicated.simulator --seeds $(SEEDS) $(ARGS)
+	@$(PY) -m tests.simulator --seeds $(SEEDS) $(ARGS)
 
 .PHONY: clean
 clean: ## remove what builds and tests leave behind (keeps .venv and the cached jars)

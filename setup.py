@@ -39,12 +39,13 @@ setup(
     # Spark looks for `pyspark_*` modules by listing sys.path. An editable install of a tree without package_dir
     # answers imports from a hook that lists nothing, so `pip install -e .` would not give format("jmsq"); with it,
     # the tree is on sys.path.
+    # spark_jms/store is a link to store/: a top-level package of that name would shadow, or be shadowed by, a store.py
+    # beside a user's script.
     package_dir={"": "."},
-    packages=find_packages(include=["spark_jms", "spark_jms.*", "store", "store.*"]),
+    packages=find_packages(include=["spark_jms", "spark_jms.*"]),
     py_modules=["pyspark_jmsq"],
     package_data={
         "spark_jms": ["py.typed", "**/*.lark", "**/*.yaml", "**/*.yml", "**/*.json", "**/*.sql"],
-        "store": ["py.typed", "**/*.yaml", "**/*.json", "**/*.sql"],
     },
     include_package_data=False,
     zip_safe=False,
@@ -71,7 +72,7 @@ setup(
     ],
     extras_require={"test": TEST, "dev": DEV, "demo": DEMO, "bench": BENCH},
     entry_points={
-        "console_scripts": ["jmsq = spark_jms.cli.main:main", "storeadmin = store.replicated.admin.cli:main"]
+        "console_scripts": ["jmsq = spark_jms.cli.main:main", "storeadmin = spark_jms.store.regions.admin.cli:main"]
     },
     classifiers=[
         "Development Status :: 3 - Alpha",

@@ -45,9 +45,9 @@ def committer(root: Path, destination: str, *, housekeeping: bool) -> Iterator[C
 
 def housekeep(root: Path, destination: str) -> None:
     """One round of what runs beside every reader: purge, compaction, log checkpoint, clean-up when it is due."""
-    from spark_jms.checkpoint.housekeeper import Housekeeper
+    from spark_jms.claims.housekeeper import Housekeeper
     from spark_jms.log.domain import Domain
-    from store import open_store
+    from spark_jms.store import open_store
 
     domain = Domain(str(root))
     with open_store(domain.store_uri) as store:

@@ -94,7 +94,7 @@ class ReplicatedPeer(JmsqPeer):
 @contextlib.contextmanager
 def replicated_door(directory: Path) -> Iterator[str]:
     """Three daemons with their doors; the first door's host:port."""
-    from store.replicated.cluster import Cluster, free_ports
+    from spark_jms.store.regions.admin.cluster import Cluster, free_ports
 
     cluster = Cluster(str(directory))
     cluster.write_config(3, "1G", first_port=17_100)

@@ -24,10 +24,10 @@ from pathlib import Path
 from benchmarks.measure import PAYLOAD_BYTES, Meter
 from benchmarks.results import Comparison, Sample
 from benchmarks.workbench import Workbench
-from store import Handle, Put, Store, open_store
-from store.file.backend import FileBackend
-from store.file.disk import Disk
-from store.session import LedgerStore
+from spark_jms.store import Handle, Put, Store, open_store
+from spark_jms.store.file.backend import FileBackend
+from spark_jms.store.file.disk import Disk
+from spark_jms.store.ledger.session import LedgerStore
 
 NONE, REPLICATED, FILE, SQLITE, POSTGRESQL = "none (memory)", "replicated", "file", "jdbc, SQLite", "jdbc, PostgreSQL"
 SLOW_MS = 1.0
@@ -109,7 +109,7 @@ def _places(bench: Workbench, home: Path, stack: contextlib.ExitStack) -> Places
 @contextlib.contextmanager
 def daemons(directory: Path) -> Iterator[None]:
     """Three daemons of a replicated store."""
-    from store.replicated.cluster import Cluster
+    from spark_jms.store.regions.admin.cluster import Cluster
 
     cluster = Cluster(str(directory))
     cluster.write_config(3, "2G", first_port=17_400)
@@ -176,8 +176,8 @@ def _objects(bench: Workbench, directory: Path, run_number: int, window_s: float
 async def created(directory: Path, name: str, in_flight: int, window_s: float) -> tuple[int, float]:
     """How many objects were acknowledged in how many seconds. Each worker deletes what it made 256 objects ago, not
     counted, so that the store does not grow."""
-    from store.replicated.global_directory import GlobalDirectory
-    from store.replicated.instance import StoreInstance
+    from spark_jms.store.regions.client.instance import StoreInstance
+    from spark_jms.store.regions.global_directory import GlobalDirectory
 
     instance = await StoreInstance.open(GlobalDirectory(str(directory)), name, region_bytes=REGION_MB << 20)
     data, done = b"x" * PAYLOAD_BYTES, 0

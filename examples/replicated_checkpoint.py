@@ -16,9 +16,9 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from store.replicated.admin import Admin
-from store.replicated.cluster import Cluster, free_ports
-from store.replicated.instance import StoreInstance
+from spark_jms.store.regions.admin import Admin
+from spark_jms.store.regions.admin.cluster import Cluster, free_ports
+from spark_jms.store.regions.client.instance import StoreInstance
 
 DAEMONS = 3
 NAME = "checkpoints"  # all doors under one name, for Hadoop's own fail-over

@@ -27,7 +27,7 @@ from spark_jms.module_tree import Node, describe, from_dict, from_text
 
 if TYPE_CHECKING:
     from spark_jms.log.domain import Change
-    from store import Store
+    from spark_jms.store import Store
 
 MAX_FILE_BYTES = 2**20
 MAX_MESSAGE_BYTES = 2**30
@@ -62,7 +62,7 @@ def apply(root: str | os.PathLike[str], module: str | os.PathLike[str] | Mapping
         opened: list[Store] = []
 
         def empty(destination: str, member: int) -> bool:
-            from spark_jms.checkpoint import views
+            from spark_jms.claims import views
 
             if not opened:
                 opened.append(stack.enter_context(views.opened_store(domain)))
@@ -239,7 +239,7 @@ class _Reader:
         return self._duration(node, path, 365)
 
     def _store(self, node: Node) -> str:
-        from store.uri import SCHEMES
+        from spark_jms.store.uri import SCHEMES
 
         allowed = f"file (beside the tables), an absolute path, or a URI with {', '.join(f'{s}:' for s in SCHEMES)}"
         if node.kind != "str" or not str(node.value).strip():

@@ -5,7 +5,10 @@ with open_store("file:///path") as store, store.connect("query billing") as sess
     handle.commit([Put("floor", b"17")])
 """
 
-from store.contract import (
+if __name__ == "store":  # two copies of this package would make two FencedErrors
+    raise ImportError("this package is spark_jms.store: write `from spark_jms.store import open_store`")
+
+from spark_jms.store.contract import (
     Delete,
     Handle,
     Operation,
@@ -17,7 +20,7 @@ from store.contract import (
     Store,
     StoreStatistics,
 )
-from store.errors import (
+from spark_jms.store.errors import (
     DatabaseUnreachableError,
     FencedError,
     ForeignOwnerError,
@@ -46,8 +49,8 @@ from store.errors import (
     TransactionUnknownError,
     ValueInvalidError,
 )
-from store.memory import MemoryStore
-from store.uri import open_store
+from spark_jms.store.memory import MemoryStore
+from spark_jms.store.uri import open_store
 
 __all__ = [
     "DatabaseUnreachableError",

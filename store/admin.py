@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from store.contract import SessionInfo, Store
-from store.errors import StoreError, StoreInUseError, StoreUriError
-from store.ledger import Change, Entry, Ledger, Prepared, Restored
-from store.session import LedgerStore, Transaction
-from store.uri import file_path, open_store, scheme_of
+from spark_jms.store.contract import SessionInfo, Store
+from spark_jms.store.errors import StoreError, StoreInUseError, StoreUriError
+from spark_jms.store.ledger.ledger import Change, Entry, Ledger, Prepared, Restored
+from spark_jms.store.ledger.session import LedgerStore, Transaction
+from spark_jms.store.uri import file_path, open_store, scheme_of
 
 CHUNK_BYTES = 8 * 1024 * 1024
 CHUNK_ENTRIES = 500
@@ -92,7 +92,7 @@ def ledger_store(store: Store) -> LedgerStore:
 def lock_status(uri: str) -> LockStatus:
     """Changes nothing and takes no lock. Of a file store: its journal is locked only while somebody writes."""
     if is_jdbc(uri):
-        from store.jdbc.admin import jdbc_lock_status
+        from spark_jms.store.jdbc.admin import jdbc_lock_status
 
         return jdbc_lock_status(uri)
     with open_store(uri, create=False) as store:
@@ -103,7 +103,7 @@ def lock_status(uri: str) -> LockStatus:
 def check(uri: str) -> Checked:
     """Reads everything, every checksum; changes nothing. A damaged record set is a problem, and not counted."""
     if is_jdbc(uri):
-        from store.jdbc.admin import check_jdbc
+        from spark_jms.store.jdbc.admin import check_jdbc
 
         return check_jdbc(uri)
     try:
@@ -133,7 +133,7 @@ def dump(store: Store) -> Iterator[DumpedRecord]:
 def compact(uri: str) -> str:
     """In place, while others use it; what was done, in words."""
     if is_jdbc(uri):
-        from store.jdbc.admin import compact_jdbc
+        from spark_jms.store.jdbc.admin import compact_jdbc
 
         return compact_jdbc(uri)
     with open_store(uri, create=False) as store:
@@ -175,12 +175,12 @@ def salvage(source_uri: str, target_uri: str) -> Migrated:
 
 def _salvaged(uri: str) -> Salvaged:
     if is_jdbc(uri):
-        from store.jdbc.salvage import salvage_jdbc
+        from spark_jms.store.jdbc.salvage import salvage_jdbc
 
         return salvage_jdbc(uri)
     if (path := file_path(uri)) is None:
         raise StoreUriError(f"only a file store or one in a database can be salvaged, not {uri}")
-    from store.file.salvage import salvage_file
+    from spark_jms.store.file.salvage import salvage_file
 
     return salvage_file(path)
 

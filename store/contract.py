@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
 
-from store.errors import NameInvalidError, ValueInvalidError
+from spark_jms.store.errors import NameInvalidError, ValueInvalidError
 
 NAME_LIMIT_CHARS = 512
 VALUE_LIMIT_BYTES = 16 * 1024 * 1024

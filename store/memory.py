@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Collection
 from typing import TypeVar
 
-from store.contract import Session, StoreStatistics
-from store.errors import StoreClosedError
-from store.ledger import Ended, Ledger
-from store.session import Backend, LedgerStore, Transaction
+from spark_jms.store.contract import Session, StoreStatistics
+from spark_jms.store.errors import StoreClosedError
+from spark_jms.store.ledger.ledger import Ended, Ledger
+from spark_jms.store.ledger.session import Backend, LedgerStore, Transaction
 
 T = TypeVar("T")
 

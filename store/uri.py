@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from urllib.parse import unquote
 
-from store.contract import Store
-from store.errors import NameInvalidError, StoreNotFoundError, StoreUriError
+from spark_jms.store.contract import Store
+from spark_jms.store.errors import NameInvalidError, StoreNotFoundError, StoreUriError
 
 
 def open_store(uri: str, *, session_timeout_ms: int = 10_000, create: bool = True) -> Store:
@@ -30,7 +30,7 @@ def scheme_of(uri: str) -> str:
 
 
 def _open_memory(uri: str, session_timeout_ms: int, create: bool) -> Store:
-    from store.memory import MemoryStore
+    from spark_jms.store.memory import MemoryStore
 
     name = uri.removeprefix("memory:").removeprefix("//")
     if not name:
@@ -56,19 +56,19 @@ def _open_file(uri: str, session_timeout_ms: int, create: bool) -> Store:
 
 
 def _open_path(path: str, session_timeout_ms: int, create: bool) -> Store:
-    from store.file import FileStore
+    from spark_jms.store.file import FileStore
 
     return FileStore.shared(path, session_timeout_ms=session_timeout_ms, create=create)
 
 
 def _open_jdbc(uri: str, session_timeout_ms: int, create: bool) -> Store:
-    from store.jdbc import JdbcStore
+    from spark_jms.store.jdbc import JdbcStore
 
     return JdbcStore.shared(uri, session_timeout_ms=session_timeout_ms, create=create)
 
 
 def _open_replicated(uri: str, session_timeout_ms: int, create: bool) -> Store:
-    from store.replicated.records import ReplicatedStore
+    from spark_jms.store.records.store import ReplicatedStore
 
     return ReplicatedStore.shared(uri, session_timeout_ms=session_timeout_ms, create=create)
 

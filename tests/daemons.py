@@ -9,7 +9,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from store.replicated.cluster import Cluster, free_ports
+from spark_jms.store.regions.admin.cluster import Cluster, free_ports
 
 _numbers = itertools.count(1)
 

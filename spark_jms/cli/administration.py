@@ -18,7 +18,7 @@ from spark_jms.cli.settings import (
 )
 
 if TYPE_CHECKING:
-    from spark_jms.cli.upkeep import Purged
+    from spark_jms.admin.upkeep import Purged
 
 _WAIT = click.option("--wait", "wait_s", metavar="SECONDS", type=click.FloatRange(0, 3600), default=15.0,
                      show_default=True,
@@ -43,7 +43,7 @@ def purge(settings: Settings, destination: str, member: int | None, subscription
     is written to the acknowledgement table, with `jmsq purge` as the consumer. Files whose messages are finished are
     deleted at once, or when the destination's retention is over.
     """
-    from spark_jms.cli.upkeep import backlog, drop_backlog, purge_files
+    from spark_jms.admin.upkeep import backlog, drop_backlog, purge_files
 
     with settings.opened() as (domain, store):
         members = _members(domain.log(destination).refresh().destination.members, member, destination)
@@ -87,11 +87,11 @@ def subscriptions(settings: Settings, destination: str | None, drop: str | None,
 
     --drop forgets a topic's durable subscription. It is refused while a consumer uses it.
     """
-    from spark_jms.checkpoint import views
+    from spark_jms.claims import views
 
     with settings.opened() as (domain, store):
         if drop is not None:
-            from spark_jms.cli.upkeep import drop_subscription
+            from spark_jms.admin.upkeep import drop_subscription
 
             topic, slash, name = drop.partition("/")
             if not slash or not name or (destination or topic) != topic:
@@ -125,12 +125,12 @@ def claims(settings: Settings, destinations: tuple[str, ...], release: str | Non
     --release takes a claim away, live or in doubt: its consumer can acknowledge it no more, and what that has done with
     the messages may be done again by others.
     """
-    from spark_jms.checkpoint import views
+    from spark_jms.claims import views
 
     with settings.opened() as (domain, store):
         names = names_or_all(domain, destinations)
         if release is not None:
-            from spark_jms.cli.upkeep import release_claim
+            from spark_jms.admin.upkeep import release_claim
 
             rows = release_claim(domain, store, names, release, wait_s)
             messages = sum(row.messages for row in rows)
@@ -164,8 +164,8 @@ def _state(live: bool) -> str:
 )
 def acks(settings: Settings, destination: str, limit: int) -> None:
     """Show the state of the acknowledgement table: who has finished what, and what still waits to be written there."""
-    from spark_jms.checkpoint import views
-    from spark_jms.cli.upkeep import acknowledgement_states
+    from spark_jms.admin.upkeep import acknowledgement_states
+    from spark_jms.claims import views
 
     names = (
         "destination",
@@ -210,7 +210,7 @@ def housekeep(settings: Settings, destinations: tuple[str, ...], once: bool, eve
     Running jobs do this beside their work; the command is for domains without any. One process at a time does it for a
     destination; where another one does, this one waits for its turn.
     """
-    from spark_jms.cli.upkeep import Rounds
+    from spark_jms.admin.upkeep import Rounds
 
     with settings.opened() as (domain, store):
         rounds = Rounds(domain, store, clean_up=once)

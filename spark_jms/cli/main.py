@@ -57,7 +57,7 @@ class Jmsq(click.Group):
 def _explain(error: Exception, as_json: bool) -> int:
     """Say what went wrong; the exit code."""
     from spark_jms.errors import JmsqError
-    from store.errors import StoreError
+    from spark_jms.store.errors import StoreError
 
     kind, text, code = type(error).__name__, str(error), EXIT_ERROR
     if isinstance(error, click.Abort):

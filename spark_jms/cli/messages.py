@@ -324,7 +324,7 @@ def _everything(context: Context, destination: str, selector: str | None) -> Bro
 
 
 def _table(out: Output, messages: Iterable[Message], empty: str) -> None:
-    from spark_jms.checkpoint.views import moment
+    from spark_jms.claims.views import moment
     from spark_jms.cli.output import clip
 
     rows = [

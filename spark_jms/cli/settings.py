@@ -18,7 +18,7 @@ from click.shell_completion import CompletionItem
 if TYPE_CHECKING:
     from spark_jms.cli.output import Output
     from spark_jms.log.domain import Domain
-    from store import Store
+    from spark_jms.store import Store
 
 ROOT_VARIABLE = "JMSQ_ROOT"
 _REGISTER = "_jmsq/destinations"
@@ -51,7 +51,7 @@ class Settings:
     @contextmanager
     def opened(self) -> Iterator[tuple[Domain, Store]]:
         """The domain and its store."""
-        from spark_jms.checkpoint import views
+        from spark_jms.claims import views
 
         domain = self.domain()
         with views.opened_store(domain) as store:

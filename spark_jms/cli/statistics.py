@@ -12,9 +12,9 @@ import click
 from spark_jms.cli.settings import Settings, command, destinations_argument, names_or_all
 
 if TYPE_CHECKING:
-    from spark_jms.checkpoint.views import SubscriptionRow
+    from spark_jms.claims.views import SubscriptionRow
     from spark_jms.log.domain import Domain
-    from store import Store
+    from spark_jms.store import Store
 
 _DEFAULT_WATCH_S = 2.0
 
@@ -59,7 +59,7 @@ class DestinationStatistics:
 
 def collect(domain: Domain, store: Store, destination: str) -> DestinationStatistics:
     """Reads only. The sum of a topic's subscriptions counts as its backlog."""
-    from spark_jms.checkpoint import views
+    from spark_jms.claims import views
 
     log = domain.log(destination)
     rows = views.subscriptions(domain, store, destination)
@@ -154,7 +154,7 @@ def _watch(settings: Settings, domain: Domain, looks: Iterator[list[DestinationS
 
 
 def _document(root: str, found: Sequence[DestinationStatistics]) -> dict[str, object]:
-    from spark_jms.checkpoint.views import moment
+    from spark_jms.claims.views import moment
     from spark_jms.log.storage import now_ms
 
     return {"root": root, "time": moment(now_ms()), "destinations": list(found)}

@@ -30,7 +30,7 @@ _directory = click.option(
 def up(settings: Settings, directory: str, daemons: int, memory: str, port: int, door_port: int) -> None:
     """One command for one machine: writes rs_daemons.cfg where there is none, starts each daemon that does not run, and
     waits until all of them answer. Run again, it starts those that are gone."""
-    from store.replicated.cluster import Cluster
+    from spark_jms.store.regions.admin.cluster import Cluster
 
     cluster = Cluster(directory)
     if not cluster.directory.config_file.exists():
@@ -67,7 +67,7 @@ def up(settings: Settings, directory: str, daemons: int, memory: str, port: int,
 def down(settings: Settings, directory: str, force: bool) -> None:
     """Safely: refused while a region is open, or while there is data that no other daemon has room for. When all daemons
     stop, their memory and what is in it is gone: that needs --force, unless there are no regions."""
-    from store.replicated.cluster import Cluster
+    from spark_jms.store.regions.admin.cluster import Cluster
 
     stopped = Cluster(directory).down(force)
     if settings.as_json:
@@ -81,8 +81,8 @@ def down(settings: Settings, directory: str, force: bool) -> None:
 @click.option("--format", "form", type=click.Choice(["table", "list"]), default="table", show_default=True)
 def daemons(settings: Settings, directory: str, form: str) -> None:
     """As storeadmin's lsd."""
-    from store.replicated.admin import Admin
-    from store.replicated.admin.cli import main as storeadmin
+    from spark_jms.store.regions.admin import Admin
+    from spark_jms.store.regions.admin.cli import main as storeadmin
 
     if settings.as_json:
         with Admin(directory, _localindex(directory)) as admin:
@@ -99,8 +99,8 @@ def daemons(settings: Settings, directory: str, form: str) -> None:
 @click.argument("expression", default="*")
 def regions(settings: Settings, directory: str, form: str, expression: str) -> None:
     """As storeadmin's lsr; * in EXPRESSION stands for any characters."""
-    from store.replicated.admin import Admin
-    from store.replicated.admin.cli import main as storeadmin
+    from spark_jms.store.regions.admin import Admin
+    from spark_jms.store.regions.admin.cli import main as storeadmin
 
     if settings.as_json:
         with Admin(directory, _localindex(directory)) as admin:
@@ -121,10 +121,10 @@ def regions(settings: Settings, directory: str, form: str, expression: str) -> N
 def daemon(action: str, words: tuple[str, ...]) -> None:
     """jmsq store daemon start|stop -dir PATH [-localindex N] ...; -help lists all options."""
     if action == "start":
-        from store.replicated.daemon import main as start
+        from spark_jms.store.regions.daemon.daemon import main as start
 
         raise SystemExit(start(words))
-    from store.replicated.stop import main as stop
+    from spark_jms.store.regions.daemon.stop import main as stop
 
     raise SystemExit(stop(words))
 
@@ -137,13 +137,13 @@ def daemon(action: str, words: tuple[str, ...]) -> None:
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 def admin(words: tuple[str, ...]) -> None:
     """The administration utility; `rshelp` lists its commands."""
-    from store.replicated.admin.cli import main as storeadmin
+    from spark_jms.store.regions.admin.cli import main as storeadmin
 
     raise SystemExit(storeadmin(list(words)))
 
 
 def _localindex(directory: str) -> int:
-    from store.replicated.cluster import Cluster
+    from spark_jms.store.regions.admin.cluster import Cluster
 
     return Cluster(directory).running_localindex()
 

@@ -25,7 +25,7 @@ def create(settings: Settings, uri: str) -> None:
 
     One that is there is left as it is. `jmsq store ddl` prints what is made in a database.
     """
-    from store import open_store
+    from spark_jms.store import open_store
 
     with open_store(uri) as store:
         count = store.statistics().record_count
@@ -39,8 +39,8 @@ def create(settings: Settings, uri: str) -> None:
 @click.argument("uri", metavar="URI")
 def ddl(settings: Settings, uri: str) -> None:
     """For an administrator who makes the tables; then use the store with create_tables=no. Nothing is connected to."""
-    from store.jdbc.settings import parse_jdbc
-    from store.jdbc.tables import ddl
+    from spark_jms.store.jdbc.settings import parse_jdbc
+    from spark_jms.store.jdbc.tables import ddl
 
     statements = ddl(parse_jdbc(uri))
     if settings.as_json:
@@ -53,7 +53,7 @@ def ddl(settings: Settings, uri: str) -> None:
 @_uri
 def check(settings: Settings, uri: str | None) -> int:
     """What is damaged is named, and left as it is. Exit code 1 when something is."""
-    from store.admin import check
+    from spark_jms.store.admin import check
 
     found = check(_store_of(settings, uri))
     if settings.as_json:
@@ -74,8 +74,8 @@ def check(settings: Settings, uri: str | None) -> int:
 @click.option("--values", is_flag=True, help="With the objects' values, in base64.")
 def dump(settings: Settings, uri: str | None, values: bool) -> None:
     """As one moment has them. With --json one record set a line."""
-    from store import open_store
-    from store.admin import dump
+    from spark_jms.store import open_store
+    from spark_jms.store.admin import dump
 
     with open_store(_store_of(settings, uri), create=False) as store:
         for record in dump(store):
@@ -101,7 +101,7 @@ def dump(settings: Settings, uri: str | None, values: bool) -> None:
 @_uri
 def compact(settings: Settings, uri: str | None) -> None:
     """The file store begins a new journal; a database vacuums the tables."""
-    from store.admin import compact
+    from spark_jms.store.admin import compact
 
     store = _store_of(settings, uri)
     done = compact(store)
@@ -123,7 +123,7 @@ def migrate(settings: Settings, source: str, target: str, salvage: bool) -> int:
     With --salvage also of a file store or database that does not open any more: what is damaged is left out and named,
     with the record sets that may have lost changes. Exit code 1 when something was left out.
     """
-    from store import admin
+    from spark_jms.store import admin
 
     done = admin.salvage(source, target) if salvage else admin.migrate(source, target)
     code = EXIT_PROBLEMS if done.left_out else 0
@@ -145,7 +145,7 @@ def migrate(settings: Settings, source: str, target: str, salvage: bool) -> int:
 @_uri
 def lock(settings: Settings, uri: str | None) -> None:
     """Takes no lock and changes nothing, also while the owner hangs."""
-    from store.admin import lock_status
+    from spark_jms.store.admin import lock_status
 
     found = lock_status(_store_of(settings, uri))
     if settings.as_json:
@@ -168,7 +168,7 @@ def lock(settings: Settings, uri: str | None) -> None:
 @click.option("--commit/--rollback", default=None, help="What its coordinator has decided.")
 def resolve(settings: Settings, uri: str | None, transaction: str | None, commit: bool | None) -> None:
     """A prepared transaction locks the keys it names until it is resolved, whatever died in between."""
-    from store import open_store
+    from spark_jms.store import open_store
 
     if transaction is not None and commit is None:
         raise click.UsageError("say --commit or --rollback")

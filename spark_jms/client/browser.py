@@ -5,16 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 
-from spark_jms.checkpoint import views
-from spark_jms.checkpoint.fetch import fetch
-from spark_jms.checkpoint.scan import Question, scan
+from spark_jms.claims import views
+from spark_jms.claims.fetch import fetch
+from spark_jms.claims.scan import Question, scan
 from spark_jms.client.encoding import from_batch
 from spark_jms.client.message import Message
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.selector import Selector
 from spark_jms.log.domain import Domain
-from store import Store
+from spark_jms.store import Store
 
 _WINDOW = 10_000  # messages of a member looked through at a time
 

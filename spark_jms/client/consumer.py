@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from spark_jms.checkpoint.fetch import fetch
-from spark_jms.checkpoint.subscriber import Subscriber
+from spark_jms.claims.fetch import fetch
+from spark_jms.claims.subscriber import Subscriber
 from spark_jms.client.delivery import ConsumerStatistics, Delivery, Key, Return, parts_of
 from spark_jms.client.encoding import from_batch
 from spark_jms.client.message import Message

@@ -12,10 +12,10 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from spark_jms.checkpoint.housekeeper import Housekeeper
-from spark_jms.checkpoint.positions import ensure_subscription
-from spark_jms.checkpoint.subscriber import Settings, Subscriber
-from spark_jms.checkpoint.upkeep import Upkeep
+from spark_jms.claims.housekeeper import Housekeeper
+from spark_jms.claims.positions import ensure_subscription
+from spark_jms.claims.subscriber import Settings, Subscriber
+from spark_jms.claims.upkeep import Upkeep
 from spark_jms.client.browser import Browser
 from spark_jms.client.consumer import DEFAULT_PREFETCH, MAX_PREFETCH, MODES, Consumer
 from spark_jms.client.listener import ExceptionListener, Listening, MessageListener
@@ -25,7 +25,7 @@ from spark_jms.errors import ClosedError, DomainError, InvalidDestinationError, 
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.housekeeping import after_send
-from store import Store, open_store
+from spark_jms.store import Store, open_store
 
 T = TypeVar("T", Producer, Consumer)
 ROOT_VARIABLE = "JMSQ_ROOT"

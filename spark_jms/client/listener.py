@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from spark_jms.client.message import Message
 from spark_jms.errors import CommitConflictError, ConsumerClosedException, MemberUnavailableError
-from store import StoreBusyError
+from spark_jms.store import StoreBusyError
 
 if TYPE_CHECKING:
     from spark_jms.client.consumer import Consumer

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from spark_jms.checkpoint import views
+from spark_jms.claims import views
 from spark_jms.core.ranges import Ranges
 from spark_jms.errors import JmsqError
 from spark_jms.log.domain import Domain

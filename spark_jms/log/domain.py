@@ -87,7 +87,7 @@ class Domain:
         if self._store == DEFAULT_STORE:
             return f"{self.root}/_jmsq/store"
         if self._store.startswith(_JDBC):
-            from store.jdbc.settings import with_engine
+            from spark_jms.store.jdbc.settings import with_engine
 
             return with_engine(self._store, self.id)
         return self._store

@@ -50,7 +50,7 @@ class JmsqReader(DataSourceReader):
         self.options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        from spark_jms.checkpoint import views
+        from spark_jms.claims import views
         from spark_jms.log.domain import Domain
 
         o = self.options
@@ -65,8 +65,8 @@ class JmsqReader(DataSourceReader):
         return self._message_partitions(domain)
 
     def _message_partitions(self, domain: Any) -> list[InputPartition]:
-        from spark_jms.checkpoint import views
-        from spark_jms.checkpoint.scan import Question, hint, scan
+        from spark_jms.claims import views
+        from spark_jms.claims.scan import Question, hint, scan
         from spark_jms.core.ranges import Ranges
         from spark_jms.core.selector import Selector
 

@@ -23,7 +23,7 @@ from spark_jms.spark.worker import freeze_loaded
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
-    from spark_jms.checkpoint.subscriber import Subscriber
+    from spark_jms.claims.subscriber import Subscriber
     from spark_jms.core.batch import Batch, Limits
     from spark_jms.core.ranges import Ranges
     from spark_jms.core.selector import Selector
@@ -61,10 +61,10 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- planning, in the driver-side process ---------------------------------------------------------------------
     def _open(self, consumer: str) -> Subscriber:
         """The subscriber appears with the first offset that Spark has logged: only that tells who this query is."""
-        from spark_jms.checkpoint.housekeeper import Housekeeper
-        from spark_jms.checkpoint.subscriber import Settings, Subscriber
-        from spark_jms.checkpoint.upkeep import Upkeep
-        from store import open_store
+        from spark_jms.claims.housekeeper import Housekeeper
+        from spark_jms.claims.subscriber import Settings, Subscriber
+        from spark_jms.claims.upkeep import Upkeep
+        from spark_jms.store import open_store
 
         if self._subscriber is not None and self._subscriber.consumer != consumer:
             self.stop()
@@ -93,7 +93,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _resolved(self, *, new: bool) -> tuple[Domain, str, Selector | None]:
         """A topic's subscription is made when a query is new; one that is gone when a query goes on is a loss."""
-        from spark_jms.checkpoint.positions import ensure_subscription, find_subscription
+        from spark_jms.claims.positions import ensure_subscription, find_subscription
         from spark_jms.core.selector import Selector
         from spark_jms.log.domain import Domain
 
@@ -198,7 +198,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"backlog": sum(backlog.values()), "members": {str(m): n for m, n in backlog.items()}}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        from spark_jms.checkpoint.scan import hint
+        from spark_jms.claims.scan import hint
         from spark_jms.core.batch import Batch
 
         batch = Batch.from_json(end)
@@ -246,7 +246,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def read_partition(partition: MemberPartition) -> Iterator[RecordBatch]:
     """The partition's messages in order."""
-    from spark_jms.checkpoint.fetch import fetch
+    from spark_jms.claims.fetch import fetch
     from spark_jms.log.domain import Domain
 
     yield from fetch(

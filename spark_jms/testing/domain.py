@@ -10,7 +10,7 @@ from typing import Any
 
 from spark_jms.core.destination import Destination
 from spark_jms.log.domain import apply_destinations, create_domain
-from store import MemoryStore
+from spark_jms.store import MemoryStore
 
 
 @contextmanager

@@ -14,8 +14,8 @@ import weakref
 from collections.abc import Callable, Collection
 from typing import TypeVar
 
-from store.contract import StoreStatistics
-from store.errors import (
+from spark_jms.store.contract import StoreStatistics
+from spark_jms.store.errors import (
     StoreBusyError,
     StoreClosedError,
     StoreError,
@@ -23,13 +23,13 @@ from store.errors import (
     StoreNotFoundError,
     StoreWriteError,
 )
-from store.file.disk import Disk
-from store.file.heartbeat import Heartbeat
-from store.file.journal import Journal, write_error
-from store.file.lock import JournalLock
-from store.group import Drain, GroupCommit, Request, settle
-from store.ledger import Ended, Ledger
-from store.session import Backend, Transaction
+from spark_jms.store.file.disk import Disk
+from spark_jms.store.file.heartbeat import Heartbeat
+from spark_jms.store.file.journal import Journal, write_error
+from spark_jms.store.file.lock import JournalLock
+from spark_jms.store.ledger.group import Drain, GroupCommit, Request, settle
+from spark_jms.store.ledger.ledger import Ended, Ledger
+from spark_jms.store.ledger.session import Backend, Transaction
 
 T = TypeVar("T")
 

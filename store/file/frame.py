@@ -4,7 +4,7 @@
     frame   mark, number of sections, own offset, checksum of these and of the table; the table of the sections (length
             and checksum of each); then the sections
 
-The first section of a frame is its *head*: it says what the others are (store/codec.py). So a frame whose table and head
+The first section of a frame is its *head*: it says what the others are (store/ledger/codec.py). So a frame whose table and head
 are good is understood, whatever is damaged in the sections behind; without them nothing of it is.
 
 A frame header names its own offset and its checksum is seeded with the journal id, so that the bytes of an older
@@ -21,8 +21,8 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from store.errors import StoreCorruptError, StoreVersionError
-from store.sections import TABLE_ROW_BYTES, Lost, Section, split, table_of
+from spark_jms.store.errors import StoreCorruptError, StoreVersionError
+from spark_jms.store.ledger.sections import TABLE_ROW_BYTES, Lost, Section, split, table_of
 
 FORMAT_VERSION = 2
 MAGIC = b"JMSQSTOR"

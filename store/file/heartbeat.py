@@ -16,7 +16,7 @@ import threading
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from store.file.disk import Disk
+from spark_jms.store.file.disk import Disk
 
 _BEAT = struct.Struct("<QQ")
 _MAKING = ".making-"

@@ -21,8 +21,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from store.codec import DecodeError, decode_sections, encode_sections
-from store.errors import (
+from spark_jms.store.errors import (
     SessionLostError,
     StoreBusyError,
     StoreCorruptError,
@@ -31,8 +30,8 @@ from store.errors import (
     StoreNotFoundError,
     StoreWriteError,
 )
-from store.file.disk import Disk
-from store.file.frame import (
+from spark_jms.store.file.disk import Disk
+from spark_jms.store.file.frame import (
     FRAME_HEADER_BYTES,
     HEADER_BYTES,
     Header,
@@ -40,9 +39,10 @@ from store.file.frame import (
     encode_frame,
     encode_header,
 )
-from store.file.judge import Judged, judge
-from store.file.lock import Hint, JournalLock
-from store.ledger import Damaged, Entry, Ledger, LedgerError, Restored
+from spark_jms.store.file.judge import Judged, judge
+from spark_jms.store.file.lock import Hint, JournalLock
+from spark_jms.store.ledger.codec import DecodeError, decode_sections, encode_sections
+from spark_jms.store.ledger.ledger import Damaged, Entry, Ledger, LedgerError, Restored
 
 log = logging.getLogger("store.file")
 

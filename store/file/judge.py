@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from store.errors import StoreCorruptError
-from store.file.frame import Frame, find_frame, scan
+from spark_jms.store.errors import StoreCorruptError
+from spark_jms.store.file.frame import Frame, find_frame, scan
 
 
 @dataclass(frozen=True)

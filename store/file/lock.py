@@ -21,8 +21,8 @@ import struct
 import zlib
 from dataclasses import dataclass
 
-from store.errors import StoreBusyError, StoreWriteError
-from store.file.disk import Disk
+from spark_jms.store.errors import StoreBusyError, StoreWriteError
+from spark_jms.store.file.disk import Disk
 
 _FILE = "journal.lock"
 _HINT = struct.Struct("<4sBQQI")

@@ -18,15 +18,15 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from store.admin import Salvaged
-from store.codec import DecodeError, decode_sections
-from store.contract import Put
-from store.errors import StoreCorruptError, StoreInUseError, StoreNotFoundError
-from store.file.disk import Disk
-from store.file.frame import HEADER_BYTES, Frame, Header, decode_header, find_frame, scan
-from store.file.heartbeat import Heartbeat
-from store.file.lock import read_hint
-from store.ledger import (
+from spark_jms.store.admin import Salvaged
+from spark_jms.store.contract import Put
+from spark_jms.store.errors import StoreCorruptError, StoreInUseError, StoreNotFoundError
+from spark_jms.store.file.disk import Disk
+from spark_jms.store.file.frame import HEADER_BYTES, Frame, Header, decode_header, find_frame, scan
+from spark_jms.store.file.heartbeat import Heartbeat
+from spark_jms.store.file.lock import read_hint
+from spark_jms.store.ledger.codec import DecodeError, decode_sections
+from spark_jms.store.ledger.ledger import (
     Cancelled,
     Change,
     Closed,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from store.file.backend import COMPACT_MIN_BYTES, COMPACT_RATIO, FileBackend
-from store.file.disk import Disk
-from store.session import LedgerStore
-from store.sharing import SharedBackends
+from spark_jms.store.file.backend import COMPACT_MIN_BYTES, COMPACT_RATIO, FileBackend
+from spark_jms.store.file.disk import Disk
+from spark_jms.store.ledger.session import LedgerStore
+from spark_jms.store.sharing import SharedBackends
 
 _shared: SharedBackends[FileBackend] = SharedBackends()
 

@@ -3,6 +3,6 @@
 Begin with engine.py (the model), then protocol.py (the lock), tables.py, persistence.py.
 """
 
-from store.jdbc.store import JdbcStore
+from spark_jms.store.jdbc.store import JdbcStore
 
 __all__ = ["JdbcStore"]

@@ -8,18 +8,18 @@ from contextlib import contextmanager
 
 import sqlalchemy as sa
 
-from store.admin import Checked, LockStatus
-from store.errors import StoreBusyError, StoreError, StoreVersionError
-from store.jdbc.database import Connection, ConnectionLostError, Database
-from store.jdbc.engine import listens, read_published
-from store.jdbc.persistence import read_rows, read_transactions, unkept_promises
-from store.jdbc.protocol import OwnerRow, check_owner, read_owner
-from store.jdbc.rows import restore
-from store.jdbc.schema import ensure_tables
-from store.jdbc.settings import SQLITE, parse_jdbc
-from store.jdbc.tables import Tables, make_tables, sqlite_file
-from store.ledger import Prepared, Restored
-from store.served.process import process_gone
+from spark_jms.store.admin import Checked, LockStatus
+from spark_jms.store.engine.process import process_gone
+from spark_jms.store.errors import StoreBusyError, StoreError, StoreVersionError
+from spark_jms.store.jdbc.database import Connection, ConnectionLostError, Database
+from spark_jms.store.jdbc.engine import listens, read_published
+from spark_jms.store.jdbc.persistence import read_rows, read_transactions, unkept_promises
+from spark_jms.store.jdbc.protocol import OwnerRow, check_owner, read_owner
+from spark_jms.store.jdbc.rows import restore
+from spark_jms.store.jdbc.schema import ensure_tables
+from spark_jms.store.jdbc.settings import SQLITE, parse_jdbc
+from spark_jms.store.jdbc.tables import Tables, make_tables, sqlite_file
+from spark_jms.store.ledger.ledger import Prepared, Restored
 
 
 class Opened:

@@ -25,7 +25,7 @@ from sqlalchemy.engine import CursorResult
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from store.errors import (
+from spark_jms.store.errors import (
     DatabaseUnreachableError,
     StoreBusyError,
     StoreError,
@@ -33,7 +33,7 @@ from store.errors import (
     StoreRightsError,
     StoreWriteError,
 )
-from store.jdbc.settings import SQLITE, JdbcSettings
+from spark_jms.store.jdbc.settings import SQLITE, JdbcSettings
 
 CONNECT_TIMEOUT_S = 10
 LOCK_TIMEOUT_MS = 50  # of who starts; an engine at work waits behind such a one, so it waits longer

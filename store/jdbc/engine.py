@@ -2,7 +2,7 @@
 
 The model. The texts' messaging engine owns its data store alone, for life. Our store is opened by many processes, on
 several hosts. Both hold: whoever opens the store looks for the engine that serves it and becomes its client; if there is
-none, it tries to get the lock, and having got it *is* the engine, and serves all others (store/served). So there is one
+none, it tries to get the lock, and having got it *is* the engine, and serves all others (store/engine). So there is one
 owner, which may trust what it has in memory, and no process asks the database but the engine.
 
     state      event                                             next
@@ -39,7 +39,12 @@ from enum import Enum
 
 import sqlalchemy as sa
 
-from store.errors import (
+from spark_jms.store.engine.backend import Reach
+from spark_jms.store.engine.link import Address
+from spark_jms.store.engine.port import Clock, OwnershipLostError
+from spark_jms.store.engine.process import process_gone, start_of, this_host
+from spark_jms.store.engine.server import Server, monotonic_ms
+from spark_jms.store.errors import (
     DatabaseUnreachableError,
     ForeignOwnerError,
     LockHeldError,
@@ -49,18 +54,13 @@ from store.errors import (
     StoreRightsError,
     StoreWriteError,
 )
-from store.jdbc.database import Connection, ConnectionLostError, Database
-from store.jdbc.persistence import JdbcPersistence
-from store.jdbc.protocol import LockTakenError, OwnerRow, Ownership, acquire, check_owner, read_owner
-from store.jdbc.rows import ENGINE, row_of
-from store.jdbc.schema import ensure_tables
-from store.jdbc.settings import RETRY, SQLITE, JdbcSettings
-from store.jdbc.tables import Tables, make_tables, sqlite_file
-from store.served.backend import Reach
-from store.served.link import Address
-from store.served.port import Clock, OwnershipLostError
-from store.served.process import process_gone, start_of, this_host
-from store.served.server import Server, monotonic_ms
+from spark_jms.store.jdbc.database import Connection, ConnectionLostError, Database
+from spark_jms.store.jdbc.persistence import JdbcPersistence
+from spark_jms.store.jdbc.protocol import LockTakenError, OwnerRow, Ownership, acquire, check_owner, read_owner
+from spark_jms.store.jdbc.rows import ENGINE, row_of
+from spark_jms.store.jdbc.schema import ensure_tables
+from spark_jms.store.jdbc.settings import RETRY, SQLITE, JdbcSettings
+from spark_jms.store.jdbc.tables import Tables, make_tables, sqlite_file
 
 log = logging.getLogger("store.jdbc")
 

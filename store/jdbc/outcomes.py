@@ -27,11 +27,11 @@ from typing import Any
 
 import msgspec
 
-from store.codec import DecodeError, decode_sections, encode_sections
-from store.errors import StoreCorruptError
-from store.jdbc.rows import bytes_of, number_of, text_of
-from store.ledger import Change, Damaged, Entry, Prepared
-from store.sections import Lost, pack, unpack
+from spark_jms.store.errors import StoreCorruptError
+from spark_jms.store.jdbc.rows import bytes_of, number_of, text_of
+from spark_jms.store.ledger.codec import DecodeError, decode_sections, encode_sections
+from spark_jms.store.ledger.ledger import Change, Damaged, Entry, Prepared
+from spark_jms.store.ledger.sections import Lost, pack, unpack
 
 COMMITTED, PREPARED = "COMMITTED", "PREPARED"
 

@@ -22,9 +22,10 @@ from collections.abc import Callable, Iterable
 
 import sqlalchemy as sa
 
-from store.errors import StoreCorruptError, StoreError, StoreWriteError
-from store.jdbc.database import Connection, ConnectionLostError, Database
-from store.jdbc.outcomes import (
+from spark_jms.store.engine.port import Batch, Loaded, OwnershipLostError, Persistence
+from spark_jms.store.errors import StoreCorruptError, StoreError, StoreWriteError
+from spark_jms.store.jdbc.database import Connection, ConnectionLostError, Database
+from spark_jms.store.jdbc.outcomes import (
     COMMITTED,
     FoundOutcome,
     Transactions,
@@ -35,8 +36,8 @@ from store.jdbc.outcomes import (
     prepared_xid,
     read_outcomes,
 )
-from store.jdbc.protocol import Ownership, read_owner
-from store.jdbc.rows import (
+from spark_jms.store.jdbc.protocol import Ownership, read_owner
+from spark_jms.store.jdbc.rows import (
     CLASSES,
     ENGINE,
     RECORD,
@@ -50,10 +51,9 @@ from store.jdbc.rows import (
     row_of,
     touched,
 )
-from store.jdbc.settings import SQLITE
-from store.jdbc.tables import Tables
-from store.ledger import Prepared
-from store.served.port import Batch, Loaded, OwnershipLostError, Persistence
+from spark_jms.store.jdbc.settings import SQLITE
+from spark_jms.store.jdbc.tables import Tables
+from spark_jms.store.ledger.ledger import Prepared
 
 log = logging.getLogger("store.jdbc")
 

@@ -30,10 +30,10 @@ from enum import Enum
 
 import sqlalchemy as sa
 
-from store.errors import ForeignOwnerError, StoreBusyError, StoreVersionError
-from store.jdbc.database import Connection, ConnectionLostError, Database
-from store.jdbc.settings import SQLITE
-from store.jdbc.tables import VERSION, Tables, sqlite_file
+from spark_jms.store.errors import ForeignOwnerError, StoreBusyError, StoreVersionError
+from spark_jms.store.jdbc.database import Connection, ConnectionLostError, Database
+from spark_jms.store.jdbc.settings import SQLITE
+from spark_jms.store.jdbc.tables import VERSION, Tables, sqlite_file
 
 log = logging.getLogger("store.jdbc")
 

@@ -29,9 +29,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from store.contract import Operation
-from store.errors import StoreCorruptError
-from store.ledger import (
+from spark_jms.store.contract import Operation
+from spark_jms.store.engine.port import Batch
+from spark_jms.store.errors import StoreCorruptError
+from spark_jms.store.ledger.ledger import (
     Cancelled,
     Change,
     Closed,
@@ -47,7 +48,6 @@ from store.ledger import (
     Waited,
     Written,
 )
-from store.served.port import Batch
 
 RECORD, OBJECT, SESSION, HOLDER, WAITER, ENGINE = range(1, 7)
 CLASSES: Mapping[int, tuple[str, bool]] = {

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from store.admin import Salvaged
-from store.errors import StoreError, StoreInUseError
-from store.jdbc.admin import opened
-from store.jdbc.outcomes import Transactions
-from store.jdbc.persistence import read_rows, read_transactions
-from store.jdbc.protocol import check_owner
-from store.jdbc.rows import OBJECT, RECORD, Found, Row, describe
-from store.ledger import Entry, Prepared, Restored
+from spark_jms.store.admin import Salvaged
+from spark_jms.store.errors import StoreError, StoreInUseError
+from spark_jms.store.jdbc.admin import opened
+from spark_jms.store.jdbc.outcomes import Transactions
+from spark_jms.store.jdbc.persistence import read_rows, read_transactions
+from spark_jms.store.jdbc.protocol import check_owner
+from spark_jms.store.jdbc.rows import OBJECT, RECORD, Found, Row, describe
+from spark_jms.store.ledger.ledger import Entry, Prepared, Restored
 
 
 def salvage_jdbc(uri: str) -> Salvaged:

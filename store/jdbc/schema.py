@@ -6,10 +6,10 @@ import os
 
 import sqlalchemy as sa
 
-from store.errors import StoreRightsError, StoreWriteError, TablesIncompleteError, TablesMissingError
-from store.jdbc.database import Connection, Database
-from store.jdbc.settings import SQLITE
-from store.jdbc.tables import Tables, sqlite_file
+from spark_jms.store.errors import StoreRightsError, StoreWriteError, TablesIncompleteError, TablesMissingError
+from spark_jms.store.jdbc.database import Connection, Database
+from spark_jms.store.jdbc.settings import SQLITE
+from spark_jms.store.jdbc.tables import Tables, sqlite_file
 
 
 def ensure_tables(database: Database, tables: Tables, *, create: bool) -> bool:

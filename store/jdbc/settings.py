@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from store.errors import StoreUriError
+from spark_jms.store.errors import StoreUriError
 
 SQLITE, POSTGRESQL = "sqlite", "postgresql"
 _IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,40}")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from store.jdbc.engine import Clocks, JdbcReach
-from store.jdbc.settings import parse_jdbc
-from store.served.backend import ServedBackend
-from store.session import LedgerStore
-from store.sharing import SharedBackends
+from spark_jms.store.engine.backend import ServedBackend
+from spark_jms.store.jdbc.engine import Clocks, JdbcReach
+from spark_jms.store.jdbc.settings import parse_jdbc
+from spark_jms.store.ledger.session import LedgerStore
+from spark_jms.store.sharing import SharedBackends
 
 _shared: SharedBackends[ServedBackend] = SharedBackends()
 

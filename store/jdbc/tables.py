@@ -26,7 +26,7 @@ from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, Strin
 from sqlalchemy.engine.interfaces import Dialect
 from sqlalchemy.schema import CreateTable
 
-from store.jdbc.settings import POSTGRESQL, SQLITE, JdbcSettings
+from spark_jms.store.jdbc.settings import POSTGRESQL, SQLITE, JdbcSettings
 
 VERSION = 2  # 2: rows have an identity
 NAME_CHARS = 512

@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from store import (
+from spark_jms.store import (
     MemoryStore,
     Session,
     Store,
     StoreError,
 )
-from store.file import FileStore
-from store.file.disk import Disk
-from store.jdbc.engine import Clocks, JdbcReach
-from store.jdbc.settings import parse_jdbc
-from store.replicated.records import ReplicatedReach, parse_replicated
-from store.served import MemoryReach, Reach, ServedBackend, Server
-from store.served.memory import Place
-from store.session import LedgerStore
+from spark_jms.store.engine import MemoryReach, Reach, ServedBackend, Server
+from spark_jms.store.engine.in_memory import Place
+from spark_jms.store.file import FileStore
+from spark_jms.store.file.disk import Disk
+from spark_jms.store.jdbc.engine import Clocks, JdbcReach
+from spark_jms.store.jdbc.settings import parse_jdbc
+from spark_jms.store.ledger.session import LedgerStore
+from spark_jms.store.records.store import ReplicatedReach, parse_replicated
 
 TIMEOUT_MS = 10_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from spark_jms import connect
-from spark_jms.checkpoint.housekeeper import Housekeeper
+from spark_jms.claims.housekeeper import Housekeeper
 from spark_jms.core.destination import Destination
 from spark_jms.log.housekeeping import compact, purge_acknowledgements
 from spark_jms.log.storage import now_ms

@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from spark_jms import apply, connect
-from spark_jms.checkpoint import views
-from spark_jms.checkpoint.subscriber import Settings, Subscriber
-from spark_jms.cli import upkeep
+from spark_jms.admin import upkeep
+from spark_jms.claims import views
+from spark_jms.claims.subscriber import Settings, Subscriber
 from spark_jms.cli.main import cli
 from spark_jms.core.batch import Batch, Limits
 from spark_jms.errors import ConsumerClosedException

@@ -99,7 +99,7 @@ def test_close_gives_back_at_once(context: Context) -> None:
 
 def test_acknowledgements_reach_their_table(client_root: str) -> None:
     """C5, C14: at the latest when the consumer is closed."""
-    from spark_jms.checkpoint.views import acknowledgements
+    from spark_jms.claims.views import acknowledgements
 
     with spark_jms.connect(client_root) as context:
         send_texts(context, *"ab")

@@ -15,8 +15,8 @@ import spark_jms
 from spark_jms.client import Consumer, Context, Message
 from spark_jms.errors import ClosedError, ConsumerClosedException, DataLossError
 from spark_jms.log.domain import Domain
+from spark_jms.store import MemoryStore
 from spark_jms.testing import memory_domain, wait_until
-from store import MemoryStore
 
 FOUR = {"kind": "distributed-queue", "members": 4}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow.parquet as pq
 import pytest
 
-from spark_jms.checkpoint.outbox import Outbox
+from spark_jms.claims.outbox import Outbox
 from spark_jms.core import record_set
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import Claim, RecordSet

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from spark_jms import connect
-from spark_jms.checkpoint import planner
-from spark_jms.checkpoint import scan as scan_module
-from spark_jms.checkpoint.scan import Question, groups_of, scan
-from spark_jms.checkpoint.subscriber import Settings, Subscriber
+from spark_jms.claims import planner
+from spark_jms.claims import scan as scan_module
+from spark_jms.claims.scan import Question, groups_of, scan
+from spark_jms.claims.subscriber import Settings, Subscriber
 from spark_jms.client import Context
 from spark_jms.core.batch import Batch, Limits
 from spark_jms.core.ranges import Ranges

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from spark_jms import connect
-from spark_jms.checkpoint import members as members_module
-from spark_jms.checkpoint.subscriber import Settings, Subscriber
+from spark_jms.claims import members as members_module
+from spark_jms.claims.subscriber import Settings, Subscriber
 from spark_jms.core.batch import Batch, Limits
 from spark_jms.log.domain import Domain
+from spark_jms.store import open_store
 from spark_jms.testing import memory_domain
-from store import open_store
 
 
 def test_a_late_consumer_gets_its_share_for_good(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from spark_jms import connect
-from spark_jms.checkpoint import planner, views
+from spark_jms.claims import planner, views
 from spark_jms.core.batch import Batch
 from spark_jms.errors import DataLossError, StaleCheckpointError, TriggerError
 from spark_jms.log.domain import Domain, drop_subscription

@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from spark_jms.cli.main import cli
-from store import Put, StoreInUseError, StoreVersionError, open_store
-from store.admin import dump, migrate
+from spark_jms.store import Put, StoreInUseError, StoreVersionError, open_store
+from spark_jms.store.admin import dump, migrate
 
 KINDS = ("memory", "file", "sqlite", "postgresql", "replicated")
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-import store as store_package
-from store import (
+import spark_jms.store as store_package
+from spark_jms.store import (
     Delete,
     FencedError,
     NameInvalidError,

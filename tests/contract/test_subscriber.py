@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spark_jms import connect
-from spark_jms.checkpoint.subscriber import Settings, Subscriber
+from spark_jms.claims.subscriber import Settings, Subscriber
 from spark_jms.core.batch import Batch, Limits
 from spark_jms.errors import RecordSetError
 from spark_jms.log.delta_log import commit_path

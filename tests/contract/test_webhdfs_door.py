@@ -10,10 +10,10 @@ from collections.abc import Callable
 import aiohttp
 import pytest
 
-from store.errors import DaemonUnavailableError, FencedError
-from store.replicated.objects import MemoryObjects
-from store.replicated.webhdfs.door import Door, DoorOptions
-from store.replicated.webhdfs.files import Files
+from spark_jms.store.errors import DaemonUnavailableError, FencedError
+from spark_jms.store.regions.client.objects import MemoryObjects
+from spark_jms.store.webhdfs.door import Door, DoorOptions
+from spark_jms.store.webhdfs.files import Files
 from tests.contract.webhdfs_house import OPTIONS, House, in_house
 
 

@@ -8,7 +8,7 @@ from itertools import count
 
 import pytest
 
-from store.errors import (
+from spark_jms.store.errors import (
     DaemonUnavailableError,
     FencedError,
     ResourceAllocationException,
@@ -18,11 +18,11 @@ from store.errors import (
     StoreFullError,
     StoreVersionError,
 )
-from store.replicated.objects import ConnectionStatistics, MemoryObjects, Objects
-from store.replicated.webhdfs import errors
-from store.replicated.webhdfs.files import Files, FilesOptions
-from store.replicated.webhdfs.journal import BLOCK, JOURNAL, MAGIC_BYTES, ROOT
-from store.replicated.webhdfs.stream import Writer
+from spark_jms.store.regions.client.objects import ConnectionStatistics, MemoryObjects, Objects
+from spark_jms.store.webhdfs import errors
+from spark_jms.store.webhdfs.files import Files, FilesOptions
+from spark_jms.store.webhdfs.journal import BLOCK, JOURNAL, MAGIC_BYTES, ROOT
+from spark_jms.store.webhdfs.stream import Writer
 
 SMALL = FilesOptions(block_bytes=64, inline_bytes=16, merge_bytes=32, refused_retry_ms=0, refused_retries=3)
 OBJECT_BYTES = 4096

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.replicated.objects import MemoryObjects
-from store.replicated.webhdfs import wire
-from store.replicated.webhdfs.door import Door, DoorOptions
-from store.replicated.webhdfs.errors import RemoteError
-from store.replicated.webhdfs.files import Files, FilesOptions
-from store.replicated.webhdfs.operations import SIMPLE, STREAMED, UNSUPPORTED
+from spark_jms.store.regions.client.objects import MemoryObjects
+from spark_jms.store.webhdfs import wire
+from spark_jms.store.webhdfs.door import Door, DoorOptions
+from spark_jms.store.webhdfs.errors import RemoteError
+from spark_jms.store.webhdfs.files import Files, FilesOptions
+from spark_jms.store.webhdfs.operations import SIMPLE, STREAMED, UNSUPPORTED
 
 OPS = [*SIMPLE, *STREAMED] * 4 + [(method, op) for method, ops in UNSUPPORTED.items() for op in ops.split()]
 OPS += [("PUT", "CREATE"), ("PUT", "MKDIRS"), ("GET", "OPEN"), ("POST", "APPEND"), ("PUT", "RENAME")] * 8

@@ -13,12 +13,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from store.errors import SecurityConfigError
-from store.replicated.objects import MemoryObjects
-from store.replicated.webhdfs.door import Door, DoorOptions
-from store.replicated.webhdfs.files import Files
-from store.replicated.webhdfs.security import Tokens
-from store.tls import client_context, server_context
+from spark_jms.store.errors import SecurityConfigError
+from spark_jms.store.net.tls import client_context, server_context
+from spark_jms.store.regions.client.objects import MemoryObjects
+from spark_jms.store.webhdfs.door import Door, DoorOptions
+from spark_jms.store.webhdfs.files import Files
+from spark_jms.store.webhdfs.security import Tokens
 from tests.certificates import certificate
 from tests.contract.webhdfs_house import OPTIONS, House, in_house
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import aiohttp
 
-from store.replicated.objects import MemoryObjects
-from store.replicated.webhdfs.door import Door, DoorOptions
-from store.replicated.webhdfs.files import Files, FilesOptions
+from spark_jms.store.regions.client.objects import MemoryObjects
+from spark_jms.store.webhdfs.door import Door, DoorOptions
+from spark_jms.store.webhdfs.files import Files, FilesOptions
 
 OPTIONS = FilesOptions(owner="owner", block_bytes=1024, inline_bytes=64)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.replicated_cluster import FaultyDaemons, Make
+from tests.process.regions_cluster import FaultyDaemons, Make
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from typing import IO
 
 import psycopg
 
+from spark_jms.store import open_store
 from spark_jms.testing.postgresql import PrivatePostgresql
 from spark_jms.testing.waiting import wait_until
-from store import open_store
 
 PROJECT = Path(__file__).parents[2]
 LIMIT_S = 60.0

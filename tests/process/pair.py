@@ -9,7 +9,7 @@ from typing import Any
 
 from deltalake import DeltaTable
 
-from spark_jms.checkpoint import views
+from spark_jms.claims import views
 from spark_jms.core.destination import Destination
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.record_set import RecordSet

@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 
-from store import (
+from spark_jms.store import (
     FencedError,
     OutcomeUnknownError,
     Put,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from spark_jms import apply, connect
-from spark_jms.checkpoint import views
+from spark_jms.claims import views
 from spark_jms.log.domain import Domain
 from spark_jms.testing import wait_until
 

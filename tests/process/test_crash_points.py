@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_jms.checkpoint import views
+from spark_jms.claims import views
 from spark_jms.log.housekeeping import clean_up
 from spark_jms.log.snapshot import FILE_NAME
 from spark_jms.log.storage import now_ms

@@ -13,13 +13,13 @@ from typing import IO
 
 import pytest
 
-from store import Put, Store, open_store
+from spark_jms.store import Put, Store, open_store
 
 PROJECT = Path(__file__).parents[2]
 
 HOLDER = """
 import sys
-from store import FencedError, Put, open_store
+from spark_jms.store import FencedError, Put, open_store
 store = open_store(sys.argv[1], session_timeout_ms=int(sys.argv[2]))
 session = store.connect("child")
 handle = session.open("r", timeout_ms=20_000)
@@ -35,7 +35,7 @@ for line in sys.stdin:
 
 STORM = """
 import sys, threading
-from store import FencedError, Put
+from spark_jms.store import FencedError, Put
 from store.file import FileStore
 store = FileStore(sys.argv[1], session_timeout_ms=int(sys.argv[2]), compact_min_bytes=20_000)
 session = store.connect("storm")
@@ -62,7 +62,7 @@ threads = [threading.Thread(target=work, args=(f"r{i}",)) for i in range(3)]
 FORK = """
 import os, sys, warnings
 warnings.simplefilter("ignore")
-from store import Put, StoreClosedError, open_store
+from spark_jms.store import Put, StoreClosedError, open_store
 store = open_store(sys.argv[1])
 session = store.connect("parent")
 handle = session.open("r")

@@ -128,7 +128,7 @@ def certificate(folder: Path) -> None:
 
 
 def started(*options: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "store.replicated.webhdfs", "--memory", "--port", "0", *map(str, options)]
+    command = [sys.executable, "-m", "spark_jms.store.webhdfs", "--memory", "--port", "0", *map(str, options)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from spark_jms.checkpoint.fetch import fetch
-from spark_jms.checkpoint.subscriber import Settings, Subscriber
+from spark_jms.claims.fetch import fetch
+from spark_jms.claims.subscriber import Settings, Subscriber
 from spark_jms.core.batch import Batch, Limits
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.selector import Selector
@@ -19,7 +19,7 @@ from spark_jms.errors import ConsumerClosedException, MemberUnavailableError, St
 from spark_jms.log.domain import Domain
 
 if TYPE_CHECKING:
-    from store import MemoryStore
+    from spark_jms.store import MemoryStore
 
 DESTINATION = "orders"
 

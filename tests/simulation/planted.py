@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from store.replicated.core import directory, opening, placement, protocol
-from store.replicated.core.daemon import DaemonCore
-from store.replicated.core.directory import RegionEntry
-from store.replicated.core.instance import InstanceCore, Planned
-from store.replicated.core.primary import Follower, Primary, State
-from store.replicated.core.replica import Replicas
-from store.replicated.core.space import Block, RegionSpace, Step
-from store.replicated.simulator.parts import SimDirectory
+from spark_jms.store.regions.core import directory, opening, placement, protocol
+from spark_jms.store.regions.core.daemon import DaemonCore
+from spark_jms.store.regions.core.directory import RegionEntry
+from spark_jms.store.regions.core.instance import InstanceCore, Planned
+from spark_jms.store.regions.core.primary import Follower, Primary, State
+from spark_jms.store.regions.core.replica import Replicas
+from spark_jms.store.regions.core.space import Block, RegionSpace, Step
+from tests.simulator.parts import SimDirectory
 
 Patch = pytest.MonkeyPatch
 

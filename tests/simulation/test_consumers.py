@@ -20,10 +20,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from spark_jms.checkpoint import planner
-from spark_jms.checkpoint import subscriber as subscriber_module
-from spark_jms.checkpoint.housekeeper import Housekeeper
-from spark_jms.checkpoint.subscriber import read_state
+from spark_jms.claims import planner
+from spark_jms.claims import subscriber as subscriber_module
+from spark_jms.claims.housekeeper import Housekeeper
+from spark_jms.claims.subscriber import read_state
 from spark_jms.core.batch import Batch
 from spark_jms.core.destination import Destination, record_name
 from spark_jms.core.ranges import EMPTY, Ranges, union
@@ -33,7 +33,7 @@ from spark_jms.log.committer import Transaction, send
 from spark_jms.log.domain import Domain, apply_destinations, create_domain
 from spark_jms.log.files import MessageWriter
 from spark_jms.log.storage import now_ms
-from store import MemoryStore, Put
+from spark_jms.store import MemoryStore, Put
 from tests.simulation.consumers import DESTINATION, Checkpoint, Client, Clock, Consumer, Delivery, Query
 
 SEEDS = range(int(os.environ.get("JMSQ_SEEDS", "300")))

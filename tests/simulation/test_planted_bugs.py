@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from store.replicated.simulator import Violation, World
 from tests.simulation.planted import PLANTED, Planted
+from tests.simulator import Violation, World
 
 SEEDS = range(40)
 

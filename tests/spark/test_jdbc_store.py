@@ -10,7 +10,7 @@ import pytest
 
 from spark_jms.core.destination import Destination
 from spark_jms.log.domain import apply_destinations, create_domain
-from store import ForeignOwnerError, open_store
+from spark_jms.store import ForeignOwnerError, open_store
 from tests.spark.conftest import Bench
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from store.errors import StoreError
-from store.replicated.admin_client import DaemonAdmin
+from spark_jms.store.errors import StoreError
+from spark_jms.store.regions.admin.client import DaemonAdmin
 from tests.daemons import Daemons
 
 if TYPE_CHECKING:

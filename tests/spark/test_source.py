@@ -166,9 +166,9 @@ def test_two_queries_share_a_queue(bench: Bench) -> None:
 
 def test_available_now_leaves_what_others_hold(bench: Bench) -> None:
     """C6, C9: messages in another consumer's open claim are left within a bounded wait, and the query ends."""
-    from spark_jms.checkpoint.subscriber import Settings, Subscriber
+    from spark_jms.claims.subscriber import Settings, Subscriber
     from spark_jms.core.batch import Batch, Limits
-    from store import open_store
+    from spark_jms.store import open_store
 
     bench.send(bench.numbers(1, 100, partitions=1), "orders")  # 25 for each member, wherever the round robin begins
     with open_store(bench.domain.store_uri) as store:
@@ -176,7 +176,7 @@ def test_available_now_leaves_what_others_hold(bench: Bench) -> None:
         claimed = other.next_batch(Batch("other"), Limits(max_messages=8))
         assert claimed is not None
         assert {m: pick.picks.count for m, pick in claimed.members.items()} == dict.fromkeys(range(4), 2)
-        from spark_jms.checkpoint.upkeep import Upkeep
+        from spark_jms.claims.upkeep import Upkeep
 
         upkeep = Upkeep("other")
         upkeep.add(other.boundary, 0.2)
@@ -256,7 +256,7 @@ def test_a_task_finds_messages_that_compaction_moved(bench: Bench) -> None:
 
     for i in range(10):
         bench.send(bench.numbers(i, i, partitions=1), "jobs")
-    from spark_jms.checkpoint.scan import hint
+    from spark_jms.claims.scan import hint
     from spark_jms.core.ranges import Ranges
 
     log = bench.domain.log("jobs")

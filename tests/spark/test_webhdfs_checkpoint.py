@@ -25,7 +25,7 @@ PROVIDERS = {
 
 @pytest.fixture(scope="module")
 def door() -> Iterator[str]:
-    command = [sys.executable, "-m", "store.replicated.webhdfs", "--memory", "--port", "0"]
+    command = [sys.executable, "-m", "spark_jms.store.webhdfs", "--memory", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         address = process.stdout.readline().strip()

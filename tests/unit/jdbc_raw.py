@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from store import Put, open_store
-from store.jdbc.database import Database
-from store.jdbc.settings import parse_jdbc
-from store.jdbc.tables import make_tables
+from spark_jms.store import Put, open_store
+from spark_jms.store.jdbc.database import Database
+from spark_jms.store.jdbc.settings import parse_jdbc
+from spark_jms.store.jdbc.tables import make_tables
 
 
 class Raw:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from store.codec import encode_sections
-from store.contract import Delete, Operation, Put
-from store.file.frame import Header, encode_frame, encode_header
-from store.ledger import (
+from spark_jms.store.contract import Delete, Operation, Put
+from spark_jms.store.file.frame import Header, encode_frame, encode_header
+from spark_jms.store.ledger.codec import encode_sections
+from spark_jms.store.ledger.ledger import (
     Cancelled,
     Change,
     Closed,

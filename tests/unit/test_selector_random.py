@@ -14,9 +14,9 @@ import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spark_jms.checkpoint.scan import never_matches
+from spark_jms.claims.scan import never_matches
 from spark_jms.core.selector import HEADER_COLUMNS, InvalidSelectorError, Selector
-from spark_jms.core.selector_tree import (
+from spark_jms.core.selector.tree import (
     And,
     Arithmetic,
     Between,

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from store import Put, RecordHeldError, Session, open_store
-from store.file import FileStore
-from store.file.backend import FileBackend
-from store.file.disk import Disk
+from spark_jms.store import Put, RecordHeldError, Session, open_store
+from spark_jms.store.file import FileStore
+from spark_jms.store.file.backend import FileBackend
+from spark_jms.store.file.disk import Disk
 
 
 def journals(path: Path) -> list[str]:

@@ -16,19 +16,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store import (
+from spark_jms.store import (
     Put,
     RecordCorruptError,
     StoreCorruptError,
     StoreVersionError,
     TransactionInDoubtError,
 )
-from store.admin import check, dump, migrate
-from store.codec import decode, decode_sections, encode
-from store.file import FileStore
-from store.file.frame import HEADER_BYTES, decode_header, scan
-from store.file.judge import judge
-from store.ledger import Change, Connected, Damaged, Entry, Ledger, LedgerError, Opened, Prepared, Restored, Written
+from spark_jms.store.admin import check, dump, migrate
+from spark_jms.store.file import FileStore
+from spark_jms.store.file.frame import HEADER_BYTES, decode_header, scan
+from spark_jms.store.file.judge import judge
+from spark_jms.store.ledger.codec import decode, decode_sections, encode
+from spark_jms.store.ledger.ledger import (
+    Change,
+    Connected,
+    Damaged,
+    Entry,
+    Ledger,
+    LedgerError,
+    Opened,
+    Prepared,
+    Restored,
+    Written,
+)
 from tests.unit.store_histories import HEADER, flip, history, journal
 
 ALL = "the whole store"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store.errors import StoreCorruptError, StoreVersionError
-from store.file.frame import (
+from spark_jms.store.errors import StoreCorruptError, StoreVersionError
+from spark_jms.store.file.frame import (
     HEADER_BYTES,
     MAGIC,
     Header,
@@ -20,7 +20,7 @@ from store.file.frame import (
     find_frame,
     scan,
 )
-from store.sections import Lost, Section, pack, unpack
+from spark_jms.store.ledger.sections import Lost, Section, pack, unpack
 
 HEADER = Header(7, b"0123456789abcdef")
 SEED = HEADER.seed

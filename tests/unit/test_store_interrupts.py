@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from store import Put, StoreBusyError
-from store.errors import StoreWriteError
-from store.file import backend as file_backend
-from store.file import lock as file_lock
-from store.file.backend import FileBackend
-from store.ledger import Connected, Ledger
-from store.served.link import LinkLostError
-from store.session import Transaction
-from tests.unit.test_store_served import Nobody, Pair
+from spark_jms.store import Put, StoreBusyError
+from spark_jms.store.engine.link import LinkLostError
+from spark_jms.store.errors import StoreWriteError
+from spark_jms.store.file import backend as file_backend
+from spark_jms.store.file import lock as file_lock
+from spark_jms.store.file.backend import FileBackend
+from spark_jms.store.ledger.ledger import Connected, Ledger
+from spark_jms.store.ledger.session import Transaction
+from tests.unit.test_engine import Nobody, Pair
 
 
 def interrupted_once(function: Callable[..., Any], after: int = 0) -> Callable[..., Any]:

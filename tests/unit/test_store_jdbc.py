@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from store import (
+from spark_jms.store import (
     DatabaseUnreachableError,
     ForeignOwnerError,
     Put,
@@ -28,8 +28,9 @@ from store import (
     TablesMissingError,
     open_store,
 )
-from store.jdbc import database as database_module
-from store.jdbc.database import (
+from spark_jms.store.engine.server import Server
+from spark_jms.store.jdbc import database as database_module
+from spark_jms.store.jdbc.database import (
     Connection,
     ConnectionLostError,
     Database,
@@ -37,14 +38,13 @@ from store.jdbc.database import (
     keepalives,
     server_settings,
 )
-from store.jdbc.engine import Clocks, JdbcReach, State
-from store.jdbc.protocol import LockTakenError, Ownership, acquire
-from store.jdbc.rows import CLASSES
-from store.jdbc.settings import JdbcSettings, parse_jdbc, with_engine
-from store.jdbc.store import open_backend
-from store.jdbc.tables import ddl, make_tables
-from store.served.server import Server
-from store.session import LedgerStore
+from spark_jms.store.jdbc.engine import Clocks, JdbcReach, State
+from spark_jms.store.jdbc.protocol import LockTakenError, Ownership, acquire
+from spark_jms.store.jdbc.rows import CLASSES
+from spark_jms.store.jdbc.settings import JdbcSettings, parse_jdbc, with_engine
+from spark_jms.store.jdbc.store import open_backend
+from spark_jms.store.jdbc.tables import ddl, make_tables
+from spark_jms.store.ledger.session import LedgerStore
 from tests.process.proxy import Proxy
 from tests.unit.jdbc_raw import Raw, fill
 
@@ -333,7 +333,7 @@ def test_a_lock_that_is_not_regained_at_first_is_tried_for_again(
                 raise tries.pop()
             return real(*args, **options)
 
-        monkeypatch.setattr("store.jdbc.engine.acquire", first_fails)
+        monkeypatch.setattr("spark_jms.store.jdbc.engine.acquire", first_fails)
         engine._lock_connection_lost(lost, "the test says so")
         assert engine.state is State.ENGINE
         assert engine.persistence.ownership is not lost
@@ -445,7 +445,7 @@ def test_a_full_disk_acknowledges_nothing(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_prepared_transactions_survive_the_engine(uri: str) -> None:
     """S2: in SIBXACTS, until they are resolved; the keys stay locked meanwhile."""
-    from store import TransactionInDoubtError
+    from spark_jms.store import TransactionInDoubtError
 
     with open_store(uri) as store, store.connect() as session:
         handle = session.open("r")

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store import (
+from spark_jms.store import (
     Put,
     RecordCorruptError,
     StoreCorruptError,
@@ -25,19 +25,19 @@ from store import (
     TransactionInDoubtError,
     open_store,
 )
-from store.admin import check, salvage
-from store.codec import encode
-from store.jdbc.database import Database
-from store.jdbc.outcomes import FoundOutcome, Outcome, committed, prepared, read_outcomes
-from store.jdbc.rows import OBJECT, RECORD, SESSION, WAITER, Found, Row, restore
-from store.jdbc.settings import parse_jdbc
-from store.jdbc.store import open_backend
-from store.ledger import Change, Connected, Entry, Opened, Prepared, Restored, Written
-from store.sections import unpack
-from store.served import wire
-from store.served.book import Book, Proposal, Verdict
-from store.served.port import Loaded
-from store.session import LedgerStore
+from spark_jms.store.admin import check, salvage
+from spark_jms.store.engine import wire
+from spark_jms.store.engine.book import Book, Proposal, Verdict
+from spark_jms.store.engine.port import Loaded
+from spark_jms.store.jdbc.database import Database
+from spark_jms.store.jdbc.outcomes import FoundOutcome, Outcome, committed, prepared, read_outcomes
+from spark_jms.store.jdbc.rows import OBJECT, RECORD, SESSION, WAITER, Found, Row, restore
+from spark_jms.store.jdbc.settings import parse_jdbc
+from spark_jms.store.jdbc.store import open_backend
+from spark_jms.store.ledger.codec import encode
+from spark_jms.store.ledger.ledger import Change, Connected, Entry, Opened, Prepared, Restored, Written
+from spark_jms.store.ledger.sections import unpack
+from spark_jms.store.ledger.session import LedgerStore
 
 # ---- rows: whose is each column?
 
@@ -394,8 +394,8 @@ def test_no_trim_removes_a_damaged_outcome(uri: str, monkeypatch: pytest.MonkeyP
     fill(uri)
     sql(uri, "UPDATE @sibxacts SET checksum = checksum + 1 WHERE base = 0")
     (damaged,) = sql(uri, "SELECT * FROM @sibxacts WHERE base = 0")
-    monkeypatch.setattr("store.jdbc.persistence.OUTCOMES_KEPT", 3)
-    monkeypatch.setattr("store.jdbc.persistence.TRIM_EVERY", 1)
+    monkeypatch.setattr("spark_jms.store.jdbc.persistence.OUTCOMES_KEPT", 3)
+    monkeypatch.setattr("spark_jms.store.jdbc.persistence.TRIM_EVERY", 1)
     with open_store(uri) as store, store.connect() as session:
         session.open("r2").commit([Put("k", b"1")])
     kept = sql(uri, "SELECT * FROM @sibxacts WHERE state = 'COMMITTED'")
@@ -455,8 +455,8 @@ def test_tables_of_the_version_before_are_refused(tmp_path: Path) -> None:
 
 def test_damage_that_is_found_while_a_lock_is_regained_ends_the_engine(tmp_path: Path) -> None:
     """S2, S6, S9: it may be of the very commit that is in doubt; the next engine finds out what is to be refused."""
-    from store.served import OwnershipLostError
-    from store.served.port import Batch
+    from spark_jms.store.engine import OwnershipLostError
+    from spark_jms.store.engine.port import Batch
 
     uri = f"jdbc:sqlite:///{tmp_path}/s.db"
     content = fill(uri)

@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
+from spark_jms.store import LockHeldError, Put, StoreBusyError, open_store
+from spark_jms.store.engine import OwnershipLostError
+from spark_jms.store.engine.book import Proposal
+from spark_jms.store.jdbc.engine import Clocks, JdbcReach, State
+from spark_jms.store.jdbc.persistence import JdbcPersistence
+from spark_jms.store.jdbc.protocol import STEPS, LockTakenError, Step, acquire, draw
+from spark_jms.store.jdbc.store import open_backend
+from spark_jms.store.jdbc.tables import VERSION
+from spark_jms.store.ledger.ledger import Change, Written
+from spark_jms.store.ledger.session import LedgerStore
 from spark_jms.testing.waiting import wait_until
-from store import LockHeldError, Put, StoreBusyError, open_store
-from store.jdbc.engine import Clocks, JdbcReach, State
-from store.jdbc.persistence import JdbcPersistence
-from store.jdbc.protocol import STEPS, LockTakenError, Step, acquire, draw
-from store.jdbc.store import open_backend
-from store.jdbc.tables import VERSION
-from store.ledger import Change, Written
-from store.served import OwnershipLostError
-from store.served.book import Proposal
-from store.session import LedgerStore
 from tests.unit.jdbc_raw import Raw, fill
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from store import (
+from spark_jms.store import (
     Handle,
     Put,
     SessionLostError,
@@ -26,9 +26,9 @@ from store import (
     StoreWriteError,
     open_store,
 )
-from store.file import FileStore
-from store.file.disk import Disk
-from store.file.frame import HEADER_BYTES, MAGIC
+from spark_jms.store.file import FileStore
+from spark_jms.store.file.disk import Disk
+from spark_jms.store.file.frame import HEADER_BYTES, MAGIC
 
 JOURNAL = "journal-0000000001.log"
 

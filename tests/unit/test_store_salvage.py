@@ -8,15 +8,15 @@ from random import Random
 
 import pytest
 
-from store import open_store
-from store.admin import Salvaged, salvage
-from store.contract import Delete, Put
-from store.errors import StoreCorruptError, StoreInUseError, StoreNotFoundError
-from store.file import FileStore
-from store.file.frame import FRAME_HEADER_BYTES, HEADER_BYTES, decode_header, scan
-from store.file.salvage import salvage as salvage_journal
-from store.file.salvage import salvage_file
-from store.ledger import (
+from spark_jms.store import open_store
+from spark_jms.store.admin import Salvaged, salvage
+from spark_jms.store.contract import Delete, Put
+from spark_jms.store.errors import StoreCorruptError, StoreInUseError, StoreNotFoundError
+from spark_jms.store.file import FileStore
+from spark_jms.store.file.frame import FRAME_HEADER_BYTES, HEADER_BYTES, decode_header, scan
+from spark_jms.store.file.salvage import salvage as salvage_journal
+from spark_jms.store.file.salvage import salvage_file
+from spark_jms.store.ledger.ledger import (
     Change,
     Closed,
     Connected,
@@ -30,7 +30,7 @@ from store.ledger import (
     Waited,
     Written,
 )
-from store.sections import TABLE_ROW_BYTES
+from spark_jms.store.ledger.sections import TABLE_ROW_BYTES
 from tests.unit.store_histories import HEADER, flip, history, journal
 
 A, B = Connected("a", ""), Connected("b", "")

@@ -11,10 +11,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from store.replicated.webhdfs import errors, namespace, wire
-from store.replicated.webhdfs.namespace import Namespace
-from store.replicated.webhdfs.record import AnyRecord, Block, Content, Inline, Put, Spliced, decode_batch, encode_batch
-from store.replicated.webhdfs.record import encode_record as encoded
+from spark_jms.store.webhdfs import errors, namespace, wire
+from spark_jms.store.webhdfs.namespace import Namespace
+from spark_jms.store.webhdfs.record import AnyRecord, Block, Content, Inline, Put, Spliced, decode_batch, encode_batch
+from spark_jms.store.webhdfs.record import encode_record as encoded
 
 PURE = ("inode", "namespace", "path", "record", "wire", "errors")
 IMPURE = {"socket", "ssl", "asyncio", "time", "random", "os", "io", "pathlib", "threading", "aiohttp", "secrets"}

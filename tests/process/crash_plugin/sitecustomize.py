@@ -61,7 +61,7 @@ def _always(*_args, **_named) -> bool:
 
 
 FILES, LOG = "spark_jms.log.files", "spark_jms.log.delta_log"
-MEMBERS = "spark_jms.checkpoint.members"
+MEMBERS = "spark_jms.claims.members"
 # what happens -> module, class, function, which calls count
 WHERE = {
     "file-write": (FILES, "FileWriter", "close", _message_file),

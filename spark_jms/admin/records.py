@@ -1,0 +1,66 @@
+"""Record sets in an administrator's hands: opened for a moment, changed, given back (C14, C16).
+
+An administrator is one more consumer as far as hand-over goes: it waits for the record, the owner gives it at its next
+boundary, and whatever claims it holds stay with it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from spark_jms.claims.members import STATE_KEY
+from spark_jms.core.record_set import RecordSet
+from spark_jms.errors import MemberUnavailableError
+from spark_jms.store import Handle, Operation, Put, RecordHeldError, Store
+
+_STEP_MS = 250
+
+
+class OpenRecords:
+    """Some records, all open. `change` and `clear` are one atomic write."""
+
+    def __init__(
+        self, handles: Mapping[str, Handle], commit: Callable[[Mapping[Handle, Sequence[Operation]]], None]
+    ) -> None:
+        self.handles = handles
+        self.states = {n: RecordSet.from_bytes(h.read(STATE_KEY), n) for n, h in handles.items()}
+        self._commit = commit
+
+    def change(self, states: Mapping[str, RecordSet]) -> None:
+        real = {name: state for name, state in states.items() if state is not self.states[name]}
+        if real:
+            self._commit({self.handles[name]: [Put(STATE_KEY, state.to_bytes())] for name, state in real.items()})
+            self.states.update(real)
+
+    def clear(self) -> None:
+        """As new, but for the position up to which the acknowledgement table has rows: that goes on, or the rows of
+        whoever begins anew under this name would be taken for those that are there already."""
+        self.change({name: RecordSet(position=state.position) for name, state in self.states.items()})
+
+
+@contextmanager
+def opened_records(store: Store, names: Sequence[str], wait_s: float, purpose: str) -> Iterator[OpenRecords]:
+    """All of `names`, or MemberUnavailableError after `wait_s` and none."""
+    deadline = time.monotonic() + wait_s
+    session = store.connect(f"jmsq {purpose}")
+    try:
+        handles: dict[str, Handle] = {}
+        for name in sorted(set(names)):  # in one order, so that two administrators do not wait for each other
+            while True:
+                left_ms = max(int((deadline - time.monotonic()) * 1000), 0)
+                try:
+                    handles[name] = session.open(name, timeout_ms=min(left_ms, _STEP_MS))
+                    break
+                except RecordHeldError as error:
+                    if left_ms == 0:
+                        holder = store.sessions().get(error.holder or "")
+                        raise MemberUnavailableError(
+                            f"{name} is held by {holder.label if holder else 'another session'} and was not "
+                            f"handed over within {wait_s:g} s: nothing was changed; try again with a longer "
+                            f"--wait, or stop that consumer"
+                        ) from error
+        yield OpenRecords(handles, session.commit)
+    finally:
+        session.close()

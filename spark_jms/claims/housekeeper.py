@@ -1,0 +1,61 @@
+"""Housekeeping by one process at a time: whoever holds the destination's lease in the store (C13)."""
+
+from __future__ import annotations
+
+from spark_jms.claims.subscriber import read_state
+from spark_jms.core.destination import record_name
+from spark_jms.core.ranges import Ranges
+from spark_jms.core.record_set import RecordSet
+from spark_jms.log.domain import Domain
+from spark_jms.log.housekeeping import Maintenance
+from spark_jms.store import FencedError, Handle, RecordHeldError, Store
+
+
+class Housekeeper:
+    """`run` does one round if nobody else does; call it every few seconds."""
+
+    def __init__(self, domain: Domain, store: Store, destination: str) -> None:
+        self._domain, self._store, self._destination = domain, store, destination
+        self._session = store.connect(f"housekeeping {destination}")
+        self._lease: Handle | None = None
+        self._states: dict[str, RecordSet] = {}  # of this round
+        logs = {"messages": domain.log(destination), "acknowledgements": domain.acknowledgements(destination)}
+        self.maintenance = Maintenance(logs, self.is_done)
+
+    def is_done(self, subscription: str, member: int, sequences: Ranges) -> bool:
+        """Read from the store itself, once a round, because the log is locked meanwhile; what it says of a message that
+        is done stays true."""
+        name = record_name(self._destination, subscription, member)
+        if name not in self._states:
+            self._states[name] = read_state(self._store, name)
+        floor = self._domain.log(self._destination).snapshot.destination.start_floor(subscription, member)
+        return sequences.last <= floor or self._states[name].is_done(sequences)
+
+    def run(self) -> bool:
+        """False when somebody else has the lease."""
+        if self._lease is None:
+            name = f"housekeeping/{self._destination}"
+            try:
+                self._lease = self._session.open(name)
+            except RecordHeldError:
+                self._session.cancel(name)
+                return False
+            except FencedError:
+                return self._start_again()
+        try:
+            self._lease.objects()  # still ours?
+        except FencedError:
+            return self._start_again()
+        self._states.clear()
+        self.maintenance.round()
+        return True
+
+    def _start_again(self) -> bool:
+        """Our session was given up while we slept."""
+        self._lease = None
+        self._session.close()
+        self._session = self._store.connect(f"housekeeping {self._destination}")
+        return False
+
+    def close(self) -> None:
+        self._session.close()

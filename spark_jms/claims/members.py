@@ -1,0 +1,197 @@
+"""The records one consumer holds: opened, changed in one physical write, handed over at boundaries (C9).
+
+A boundary is any call of `hand_over`: the source's latestOffset, a client's receive, or their background tick. Claims
+stay with the record; the next owner skips what is claimed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+
+from spark_jms.core.destination import record_name
+from spark_jms.core.hand_over import consumers_of, wanted
+from spark_jms.core.record_set import RecordSet
+from spark_jms.errors import ConsumerClosedException
+from spark_jms.store import FencedError, Handle, Put, RecordHeldError, Session, Store
+
+STATE_KEY = "state"
+MIN_HOLD_S = 0.05  # an owner keeps a record at least so long, or two idle consumers would do nothing but hand over
+REVISIT_S = 1.0  # a consumer with a selector comes back to a member without news after so long
+
+
+@dataclass
+class Held:
+    handle: Handle
+    state: RecordSet
+    since_s: float
+
+
+class Members:
+    """Not thread-safe: the subscriber's lock guards it. `attached` remembers in which members the consumer has spoken
+    through this session; finding another session there means that this one is stale."""
+
+    def __init__(
+        self,
+        store: Store,
+        destination: str,
+        subscription: str,
+        consumer: str,
+        label: str,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.store = store
+        self.session: Session = store.connect(label)
+        self.destination, self.subscription, self.consumer = destination, subscription, consumer
+        self.held: dict[int, Held] = {}
+        self.attached: set[int] = set()
+        self._visited: dict[int, tuple[float, int]] = {}
+        self._taken_up: set[int] = set()  # granted to us, taken up at a boundary, not planned on yet
+        self._borrowed: set[int] = set()  # asked back from another holder for an acknowledgement alone
+        self._monotonic_s = monotonic_s
+
+    @property
+    def session_id(self) -> str:
+        return self.session.session_id
+
+    def name(self, member: int) -> str:
+        return record_name(self.destination, self.subscription, member)
+
+    # -- getting --------------------------------------------------------------------------------------------------
+    def acquire(
+        self,
+        members: int,
+        last_sequences: Mapping[int, int],
+        *,
+        visits_all: bool,
+        needed: Set[int],
+        only: Set[int] | None = None,
+    ) -> None:
+        """Ask for what this consumer should hold and take what it gets; never waits."""
+        self._taken_up.clear()
+        prefix = record_name(self.destination, self.subscription, 0)[:-1]
+        infos = self.store.infos(prefix)
+        candidates = range(members) if only is None else sorted(only)
+        holders: dict[int, str | None] = {}
+        waiters: dict[int, tuple[str, ...]] = {}
+        for member in candidates:
+            info = infos.get(self.name(member))
+            holders[member], waiters[member] = (info.holder, info.waiters) if info else (None, ())
+            if info and info.holder == self.session_id and member not in self.held:
+                self.open(member)  # granted while we were away
+        now = self._monotonic_s()
+        consumers = consumers_of(self.session_id, holders, waiters)
+        for member in wanted(self.session_id, holders, waiters, visits_all=visits_all, needed=needed):
+            if member in self.held:
+                continue
+            seen_s, seen_last = self._visited.get(member, (-REVISIT_S, -1))
+            fresh = now - seen_s < REVISIT_S and seen_last == last_sequences.get(member, 0)
+            if visits_all and fresh and member not in needed:
+                continue  # also when it is free: it was left to others, who shall find it so
+            if not self.open(member) and member in needed and len(holders) >= len(consumers):
+                self._borrowed.add(member)
+
+    def borrowed(self) -> set[int]:
+        """Held members that another consumer gave back only so that a claim can be acknowledged: it is in want of them,
+        so nothing new is claimed there, or the two would never settle on their shares."""
+        return self._borrowed & self.held.keys()
+
+    def granted(self) -> bool:
+        """A record has become ours on which nothing was planned yet."""
+        return bool(self._taken_up & self.held.keys()) or bool(self._granted())
+
+    def _granted(self) -> list[int]:
+        prefix = record_name(self.destination, self.subscription, 0)[:-1]
+        mine = [name for name, info in self.store.infos(prefix).items() if info.holder == self.session_id]
+        return [member for name in mine if (member := int(name[len(prefix) :])) not in self.held]
+
+    def open(self, member: int) -> bool:
+        """True when held now; else we stand in the queue for it."""
+        if member in self.held:
+            return True
+        try:
+            handle = self.session.open(self.name(member), timeout_ms=0)
+        except RecordHeldError:
+            return False
+        except FencedError as error:
+            raise self._closed(error) from error
+        try:
+            state = RecordSet.from_bytes(handle.read(STATE_KEY), self.name(member))
+        except BaseException:
+            handle.close()
+            raise
+        if self.consumer not in state.consumers:
+            self.attached.discard(member)  # we had no claim there and were slow: swept out, but nobody took our place
+        if member in self.attached and not state.speaks_for(self.consumer, self.session_id):
+            handle.close()
+            raise ConsumerClosedException(
+                f"another instance of consumer {self.consumer} has taken over {self.name(member)}: this one is stale and "
+                "can acknowledge nothing. Stop it."
+            )
+        self.held[member] = Held(handle, state, self._monotonic_s())
+        return True
+
+    # -- changing -------------------------------------------------------------------------------------------------
+    def commit(self, changed: Mapping[int, RecordSet]) -> None:
+        """Write the new states of held members as one atomic change. ConsumerClosedException when we were fenced out."""
+        real = {m: state for m, state in changed.items() if state is not self.held[m].state}
+        if not real:
+            return
+        try:
+            self.session.commit({self.held[m].handle: [Put(STATE_KEY, s.to_bytes())] for m, s in real.items()})
+        except FencedError as error:
+            self.held.clear()
+            raise self._closed(error) from error
+        for member, state in real.items():
+            self.held[member].state = state
+            if state.speaks_for(self.consumer, self.session_id):
+                self.attached.add(member)
+
+    def _closed(self, error: FencedError) -> ConsumerClosedException:
+        return ConsumerClosedException(
+            f"the session of consumer {self.consumer} was given up ({error}): its claims are or will be revoked. "
+            "Close this consumer and create a new one."
+        )
+
+    # -- giving ---------------------------------------------------------------------------------------------------
+    def contested(self) -> set[int]:
+        """Held members that others wait for and that were held long enough: they go at this boundary."""
+        now = self._monotonic_s()
+        try:
+            return {m for m, h in self.held.items() if now - h.since_s >= MIN_HOLD_S and h.handle.waiters()}
+        except FencedError as error:
+            self.held.clear()
+            raise self._closed(error) from error
+
+    def hand_over(self, last_sequences: Mapping[int, int]) -> int:
+        """Give what others wait for; how many were given. What was granted to us meanwhile is taken up, so that it can
+        be given at the next boundary even if this consumer is long at work and plans nothing."""
+        now, given = self._monotonic_s(), 0
+        for member in self._granted():
+            if self.open(member):
+                self._taken_up.add(member)
+        try:
+            for member in self.contested():
+                self._visited[member] = (now, last_sequences.get(member, 0))
+                self.forget(member)
+                given += 1
+        except FencedError as error:
+            self.held.clear()
+            raise self._closed(error) from error
+        return given
+
+    def leave(self, member: int, last_sequence: int) -> None:
+        """Give the record up though nobody waits; come back when there is news, or after a while."""
+        self._visited[member] = (self._monotonic_s(), last_sequence)
+        self.forget(member)
+
+    def forget(self, member: int) -> None:
+        self._borrowed.discard(member)
+        held = self.held.pop(member, None)
+        if held is not None:
+            held.handle.close()
+
+    def close(self) -> None:
+        self.held.clear()
+        self.session.close()

@@ -1,0 +1,214 @@
+"""What there is to see of a destination: for the browser, the command line and `stat` (C13, C14, C16). Reads only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from datetime import datetime, timezone
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from spark_jms.claims.subscriber import read_state
+from spark_jms.core.destination import QUEUE_SUBSCRIPTION, record_name
+from spark_jms.core.ranges import Ranges
+from spark_jms.core.record_set import RecordSet
+from spark_jms.errors import InvalidDestinationError
+from spark_jms.log.domain import Domain
+from spark_jms.store import Store, open_store
+
+
+@dataclass(frozen=True)
+class ClaimRow:
+    destination: str
+    subscription: str
+    member: int
+    claim: str
+    consumer: str
+    session: str
+    live: bool
+    messages: int
+    first: int
+    last: int
+    made: datetime
+    in_doubt_since: datetime | None
+
+
+@dataclass(frozen=True)
+class SubscriptionRow:
+    destination: str
+    subscription: str
+    member: int
+    floor: int
+    last_sequence: int
+    backlog: int
+    claimed: int
+    holder: str | None
+    epoch: int
+
+
+def as_row(row: Any) -> tuple[Any, ...]:
+    return tuple(getattr(row, field.name) for field in fields(row))
+
+
+def moment(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms / 1000, tz=timezone.utc)
+
+
+@contextmanager
+def opened_store(domain: Domain) -> Iterator[Store]:
+    store = open_store(domain.store_uri)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def subscriptions_of(domain: Domain, destination: str, only: str | None) -> list[str]:
+    """Raises InvalidDestinationError when `only` is not a subscription of the topic."""
+    declared = domain.log(destination).refresh().destination
+    names = declared.subscription_names()
+    if not declared.is_topic or only is None:
+        return names
+    if only not in names:
+        raise InvalidDestinationError(
+            f"topic {destination} has no subscription {only!r} (it has: {', '.join(names) or 'none'})"
+        )
+    return [only]
+
+
+def states(domain: Domain, store: Store, destination: str, subscription: str | None) -> dict[int, RecordSet]:
+    """member -> state of the queue, or of the topic's subscription; {} for a topic when none is named."""
+    declared = domain.log(destination).refresh().destination
+    if declared.is_topic and subscription is None:
+        return {}
+    name = subscriptions_of(domain, destination, subscription)[0] if declared.is_topic else QUEUE_SUBSCRIPTION
+    return {
+        m: read_state(store, record_name(destination, name, m)).start_at(declared.start_floor(name, m))
+        for m in range(declared.members)
+    }
+
+
+def claims(domain: Domain, store: Store, destination: str, subscription: str | None = None) -> list[ClaimRow]:
+    live = store.sessions()
+    out = []
+    for name in subscriptions_of(domain, destination, subscription):
+        for member in range(domain.log(destination).snapshot.destination.members):
+            state = read_state(store, record_name(destination, name, member))
+            for c in state.claims.values():
+                since = moment(c.in_doubt_since_ms) if c.in_doubt_since_ms else None
+                out.append(
+                    ClaimRow(
+                        destination,
+                        name,
+                        member,
+                        c.id,
+                        c.consumer,
+                        c.session,
+                        c.session in live,
+                        c.picks.count,
+                        c.picks.first,
+                        c.picks.last,
+                        moment(c.made_ms),
+                        since,
+                    )
+                )
+    return out
+
+
+def subscriptions(
+    domain: Domain, store: Store, destination: str, subscription: str | None = None
+) -> list[SubscriptionRow]:
+    out = []
+    snapshot = domain.log(destination).refresh()
+    labels = {key: info.label for key, info in store.sessions().items()}
+    for name in subscriptions_of(domain, destination, subscription):
+        infos = store.infos(record_name(destination, name, 0)[:-1])
+        for member in range(snapshot.destination.members):
+            record = record_name(destination, name, member)
+            state = read_state(store, record).start_at(snapshot.destination.start_floor(name, member))
+            last, info = snapshot.last_sequence(member), infos.get(record)
+            holder = labels.get(info.holder, info.holder) if info and info.holder else None
+            out.append(
+                SubscriptionRow(
+                    destination,
+                    name,
+                    member,
+                    state.floor,
+                    last,
+                    state.unfinished(1, last).count,
+                    state.claimed.count,
+                    holder,
+                    info.epoch if info else 0,
+                )
+            )
+    return out
+
+
+def acknowledgements(
+    domain: Domain, store: Store, destination: str, subscription: str | None = None
+) -> list[tuple[Any, ...]]:
+    """Rows of the acknowledgement table and those that still wait in an outbox for it, oldest first."""
+    table = domain.acknowledgements(destination)
+    rows = _waiting(
+        domain, store, destination, subscription
+    )  # before the table, so that none is missed between the two
+    for member, files in sorted(table.refresh().members.items()):
+        for file in files.files:
+            with table.storage.open_input(file.path) as source:
+                for row in pq.read_table(source).to_pylist():
+                    if subscription in (None, row["subscription"]):
+                        rows.append(
+                            (
+                                destination,
+                                row["subscription"],
+                                member,
+                                row["consumer"],
+                                row["claim"],
+                                row["epoch"],
+                                moment(row["acknowledged_ms"]),
+                                row["messages"],
+                                row["first"],
+                                row["last"],
+                                row["ranges"],
+                            )
+                        )
+    return sorted(set(rows), key=lambda r: r[6])
+
+
+def _waiting(domain: Domain, store: Store, destination: str, subscription: str | None) -> list[tuple[Any, ...]]:
+    rows = []
+    for name in subscriptions_of(domain, destination, subscription):
+        for member in range(domain.log(destination).snapshot.destination.members):
+            for a in read_state(store, record_name(destination, name, member)).outbox:
+                rows.append(
+                    (
+                        destination,
+                        name,
+                        member,
+                        a.consumer,
+                        a.claim,
+                        a.epoch,
+                        moment(a.acknowledged_ms),
+                        a.picks.count,
+                        a.picks.first,
+                        a.picks.last,
+                        json.dumps(a.picks.to_json()),
+                    )
+                )
+    return rows
+
+
+def is_empty(domain: Domain, store: Store, destination: str, member: int) -> bool:
+    """Every subscription is done with all messages of this member."""
+    snapshot = domain.log(destination).refresh()
+    last = snapshot.last_sequence(member)
+    everything = Ranges.of((1, last))
+    return all(
+        read_state(store, record_name(destination, name, member))
+        .start_at(snapshot.destination.start_floor(name, member))
+        .is_done(everything)
+        for name in snapshot.destination.subscription_names()
+    )

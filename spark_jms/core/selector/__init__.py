@@ -1,0 +1,5 @@
+"""Message selectors (C7): `Selector.parse(text)`, then `mask` on columns or `matches` on one message."""
+
+from spark_jms.core.selector.selector import HEADER_COLUMNS, PROPERTIES_COLUMN, InvalidSelectorError, Selector
+
+__all__ = ["HEADER_COLUMNS", "PROPERTIES_COLUMN", "InvalidSelectorError", "Selector"]

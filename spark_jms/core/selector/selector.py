@@ -1,0 +1,170 @@
+"""Message selectors: the JMS 2.0 grammar (section 3.8.1) on one message or on a table of messages (feature C7).
+
+`Selector.parse(text)` gives None for an empty or blank text (no selector) and InvalidSelectorError for a wrong one.
+A message is selected where the selector is TRUE; FALSE and unknown do not select.
+
+What the specification leaves open, or where this differs from it:
+
+- Exact numbers, whatever their property type, are Java longs: overflow wraps, division truncates, division by zero is
+  NULL (so the condition is unknown). Approximate numbers are Java doubles, division by zero is IEEE's; a float is
+  rounded to 32 bits when it is read and then widened, and arithmetic on it is that of doubles. A long is widened to a
+  double where it meets one. Hexadecimal, octal and binary literals fill 64 bits, so 0xFFFFFFFFFFFFFFFF is -1.
+- Arithmetic on a string or a boolean is NULL. Comparing unlike types is false, and so is ordering two strings or two
+  booleans; where a literal shows it in the text (`name > 'a'`, `'a' + 1`) the selector is refused.
+- BETWEEN stands for its two comparisons, so a string is neither BETWEEN nor NOT BETWEEN; NOT IN and NOT LIKE negate,
+  so a number is NOT IN ('a') and NOT LIKE 'a'.
+- A name may stand as a condition: `urgent` is `urgent = TRUE`. A condition in parentheses is not a value to compare.
+- IN takes strings only, as the specification has it. LIKE counts code points, % and _ match line ends, and the escape
+  character makes any character stand for itself.
+- Property values are not converted: '5' sent as a string is not the number 5. JMSDeliveryMode is the string
+  'PERSISTENT' or 'NON_PERSISTENT'.
+- Of the headers, JMSDestination, JMSReplyTo, JMSExpiration, JMSRedelivered and JMSDeliveryTime are refused by name, as
+  JMS does, and so is JMSXDeliveryCount: delivery counts belong to a subscription, not to the message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from spark_jms.core.selector import evaluation as selector_eval
+from spark_jms.core.selector.columns import HEADER_COLUMNS, PROPERTIES_COLUMN
+from spark_jms.core.selector.matching import DELIVERY_MODES, evaluate
+from spark_jms.core.selector.tree import And, Between, Comparison, Expression, In, Literal, Name, names
+from spark_jms.errors import InvalidSelectorError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pyarrow as pa
+
+__all__ = ["HEADER_COLUMNS", "PROPERTIES_COLUMN", "InvalidSelectorError", "Selector"]
+
+_INTEGER_HEADERS = frozenset(("JMSPriority", "JMSTimestamp", "JMSXGroupSeq"))
+_EXACT_DOUBLE = 2**53
+_FLIPPED = {"=": "=", "<>": "<>", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+
+
+@dataclass(frozen=True)
+class Selector:
+    """A checked message selector; made by `parse`, immutable, hashable, picklable; equal where the text is equal.
+
+    `mask` and `matches` agree on every message. Neither reads a clock or anything but its arguments.
+    """
+
+    text: str
+
+    @classmethod
+    def parse(cls, text: str | None) -> Selector | None:
+        """The selector of a text, None for None or blank. At most 8 KiB, nested at most 100 deep."""
+        if text is None:
+            return None
+        if not isinstance(text, str):
+            raise InvalidSelectorError(f"A selector is text, found {type(text).__name__}.")
+        if not text.strip():
+            return None
+        _tree(text)
+        return cls(text)
+
+    @property
+    def tree(self) -> Expression:
+        """The syntax tree (`selector_tree`)."""
+        return _tree(self.text)
+
+    @property
+    def identifiers(self) -> frozenset[str]:
+        """The names it reads: headers and properties."""
+        return _identifiers(self.text)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The message columns `mask` needs; `properties` where any name is not a header column."""
+        return _columns(self.text)
+
+    def mask(self, table: pa.Table | pa.RecordBatch) -> npt.NDArray[np.bool_]:
+        """True for the rows where the selector is TRUE; the table holds at least `columns`."""
+        return selector_eval.mask(self.tree, self.columns, table)
+
+    def matches(self, headers: Mapping[str, object], properties: Mapping[str, object]) -> bool:
+        """Whether the selector is TRUE for one message of typed Python values; a missing name is NULL."""
+
+        def lookup(name: str) -> object:
+            if name not in HEADER_COLUMNS:
+                return properties.get(name)
+            value = headers.get(name, properties.get(name))
+            if name != "JMSDeliveryMode":
+                return value
+            return value if value in DELIVERY_MODES.values() else DELIVERY_MODES.get(value)
+
+        return evaluate(self.tree, lookup) is True
+
+    def prunable(self) -> tuple[tuple[str, str, object], ...]:
+        """(name, op, literal) comparisons that every selected message fulfils, to prune by minimum and maximum.
+
+        Values are as stored (JMSDeliveryMode is 2 or 1). Left out: what has the wrong type for a header, and numbers
+        beyond 2**53 where Java's widening to double and an exact comparison may differ.
+        """
+        return tuple(item for item in _conjuncts(self.tree) if _is_safe(*item))
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@lru_cache(maxsize=1024)
+def _tree(text: str) -> Expression:
+    from spark_jms.core.selector.grammar import parse_tree  # lark is loaded with the first selector
+
+    return parse_tree(text)
+
+
+@lru_cache(maxsize=1024)
+def _identifiers(text: str) -> frozenset[str]:
+    return frozenset(names(_tree(text)))
+
+
+@lru_cache(maxsize=1024)
+def _columns(text: str) -> tuple[str, ...]:
+    wanted = _identifiers(text)
+    headers = tuple(name for name in HEADER_COLUMNS if name in wanted)
+    return headers if len(headers) == len(wanted) else (*headers, PROPERTIES_COLUMN)
+
+
+def _conjuncts(node: Expression) -> Iterator[tuple[str, str, object]]:
+    match node:
+        case And(operands):
+            for operand in operands:
+                yield from _conjuncts(operand)
+        case Comparison(op, Name(name), Literal(value)):
+            yield from _stored(name, op, value)
+        case Comparison(op, Literal(value), Name(name)):
+            yield from _stored(name, _FLIPPED[op], value)
+        case Between(Name(name), low, high, False):
+            if isinstance(low, Literal):
+                yield name, ">=", low.value
+            if isinstance(high, Literal):
+                yield name, "<=", high.value
+        case In(Name(name), (value,), False):
+            yield from _stored(name, "=", value)
+        case Name(name):
+            yield name, "=", True
+
+
+def _stored(name: str, op: str, value: object) -> Iterator[tuple[str, str, object]]:
+    if name == "JMSDeliveryMode":
+        modes = [number for number, mode in DELIVERY_MODES.items() if mode == value]
+        yield from ((name, op, number) for number in modes)
+    else:
+        yield name, op, value
+
+
+def _is_safe(name: str, op: str, value: object) -> bool:
+    """Whether a planner may compare the literal with minimum and maximum by Python's rules."""
+    if name == "JMSDeliveryMode":
+        return op in ("=", "<>") and not isinstance(value, bool)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return name not in HEADER_COLUMNS or (isinstance(value, str) and name not in _INTEGER_HEADERS)
+    if name in HEADER_COLUMNS and name not in _INTEGER_HEADERS:
+        return False
+    return (name in _INTEGER_HEADERS and isinstance(value, int)) or abs(value) < _EXACT_DOUBLE

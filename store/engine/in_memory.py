@@ -1,0 +1,91 @@
+"""The fake of the ports that ships: a place in memory, which several "processes" of one test own in turn."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from spark_jms.store.engine.backend import Reach
+from spark_jms.store.engine.link import Address
+from spark_jms.store.engine.port import Batch, Clock, Loaded, OwnershipLostError, Persistence
+from spark_jms.store.engine.server import Server, monotonic_ms
+from spark_jms.store.errors import StoreError
+from spark_jms.store.ledger.ledger import Entry
+
+
+@dataclass
+class Place:
+    """What would be on disk, and who owns it. `fail` is asked before each append, `crash` after it was kept."""
+
+    entries: list[Entry] = field(default_factory=list)
+    outcomes: list[tuple[str, int]] = field(default_factory=list)
+    owner: str = ""
+    incarnation_count: int = 0
+    published: Server | None = None
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    fail: Callable[[Batch], StoreError | None] = lambda batch: None
+    crash: Callable[[Batch], StoreError | None] = lambda batch: None
+
+
+class MemoryPersistence(Persistence):
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        with place.lock:
+            place.incarnation_count += 1
+            self.incarnation = place.owner = f"incarnation-{place.incarnation_count}"
+
+    def load(self) -> Loaded:
+        with self._place.lock:
+            return Loaded(len(self._place.entries), tuple(self._place.entries), tuple(self._place.outcomes))
+
+    def append(self, batch: Batch) -> None:
+        place = self._place
+        with place.lock:
+            if place.owner != self.incarnation:
+                raise OwnershipLostError(f"{place.owner or 'nobody'} owns the place, not {self.incarnation}")
+            if (error := place.fail(batch)) is not None:
+                raise error
+            place.entries.extend(batch.entries)
+            place.outcomes.extend((token, batch.position) for token in batch.tokens)
+            if (error := place.crash(batch)) is not None:
+                raise error
+
+    def close(self) -> None:
+        with self._place.lock:
+            if self._place.owner == self.incarnation:
+                self._place.owner = ""
+
+
+class MemoryReach(Reach):
+    """`remote` makes a client go over the socket even to an engine of its own process."""
+
+    def __init__(
+        self, place: Place, *, session_timeout_ms: float, clock_ms: Clock = monotonic_ms, remote: bool = False
+    ) -> None:
+        self._place = place
+        self._session_timeout_ms = session_timeout_ms
+        self._clock_ms = clock_ms
+        self._remote = remote
+        self._mine: Server | None = None
+
+    def target(self, failed: Address | None = None) -> Server | Address | None:
+        place = self._place
+        with place.lock:
+            server = place.published
+            if server is None or server.gone or place.owner != server.incarnation:
+                server = Server(
+                    MemoryPersistence(place), session_timeout_ms=self._session_timeout_ms, clock_ms=self._clock_ms
+                )
+                place.published = self._mine = server
+            if server is self._mine and not self._remote:
+                return server
+            return Address(*server.address, server.secret, server.incarnation)
+
+    def close(self) -> None:
+        if self._mine is not None:
+            self._mine.close()
+
+    def abandon(self) -> None:
+        if self._mine is not None:
+            self._mine.abandon()

@@ -1,0 +1,327 @@
+"""Ledger entries as bytes and back. Lengths before everything, values as they are; whatever is around it has the checksum.
+
+`encode` makes one piece of them. `encode_sections` makes a head and a section for each change of a record set, and for
+each record set of a snapshot: the head says all but keys and values. So it says of a section that is damaged whose it is,
+and the head is enough to know who holds what, at which epoch, and what became of each transaction.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+
+from spark_jms.store.contract import Delete, Operation, Put
+from spark_jms.store.errors import StoreError
+from spark_jms.store.ledger.ledger import (
+    Cancelled,
+    Change,
+    Closed,
+    Connected,
+    Damaged,
+    Ended,
+    Entry,
+    Opened,
+    Prepared,
+    Resolved,
+    Restored,
+    Waited,
+    Written,
+)
+from spark_jms.store.ledger.sections import Lost, Section
+
+_U8, _U16, _U32, _U64 = struct.Struct("<B"), struct.Struct("<H"), struct.Struct("<I"), struct.Struct("<Q")
+_CONNECTED, _ENDED, _OPENED, _CLOSED, _WAITED, _CANCELLED, _WRITTEN, _RESTORED, _PREPARED, _RESOLVED, _DAMAGED = range(
+    1, 12
+)
+_PUT, _DELETE = 1, 2
+
+
+class _Writer:
+    """`content` is where keys and values go: here, or each into a section of its own."""
+
+    __slots__ = ("_sections", "parts")
+
+    def __init__(self, sections: list[_Writer] | None = None) -> None:
+        self.parts: list[bytes] = []
+        self._sections = sections
+
+    def content(self) -> _Writer:
+        if self._sections is None:
+            return self
+        section = _Writer()
+        self._sections.append(section)
+        return section
+
+    def joined(self) -> bytes:
+        return b"".join(self.parts)
+
+    def u8(self, number: int) -> None:
+        self.parts.append(_U8.pack(number))
+
+    def u32(self, number: int) -> None:
+        self.parts.append(_U32.pack(number))
+
+    def u64(self, number: int) -> None:
+        self.parts.append(_U64.pack(number))
+
+    def text(self, text: str) -> None:
+        data = text.encode()
+        self.parts.append(_U16.pack(len(data)))
+        self.parts.append(data)
+
+    def texts(self, texts: Iterable[str]) -> None:
+        known = tuple(texts)
+        self.u32(len(known))
+        for text in known:
+            self.text(text)
+
+    def blob(self, data: bytes) -> None:
+        self.parts.append(_U32.pack(len(data)))
+        self.parts.append(data)
+
+
+def encode(entries: Iterable[Entry]) -> bytes:
+    writer = _Writer()
+    for entry in entries:
+        _encode_entry(writer, entry)
+    return writer.joined()
+
+
+def encode_sections(entries: Iterable[Entry]) -> list[bytes]:
+    sections: list[_Writer] = []
+    head = _Writer(sections)
+    for entry in entries:
+        _encode_entry(head, entry)
+    return [head.joined(), *(section.joined() for section in sections)]
+
+
+def _encode_entry(writer: _Writer, entry: Entry) -> None:
+    match entry:
+        case Connected(session_id, label):
+            writer.u8(_CONNECTED)
+            writer.text(session_id)
+            writer.text(label)
+        case Ended(session_ids):
+            writer.u8(_ENDED)
+            writer.texts(session_ids)
+        case Opened(name, epoch, session_id):
+            writer.u8(_OPENED)
+            writer.text(name)
+            writer.u64(epoch)
+            writer.text(session_id)
+        case Closed(name, epoch):
+            writer.u8(_CLOSED)
+            writer.text(name)
+            writer.u64(epoch)
+        case Waited(name, session_id):
+            writer.u8(_WAITED)
+            writer.text(name)
+            writer.text(session_id)
+        case Cancelled(name, session_id):
+            writer.u8(_CANCELLED)
+            writer.text(name)
+            writer.text(session_id)
+        case Written(changes):
+            writer.u8(_WRITTEN)
+            writer.u32(len(changes))
+            for change in changes:
+                _encode_change(writer, change)
+        case Restored():
+            _encode_restored(writer, entry)
+        case Prepared(xid, changes, restored):
+            writer.u8(_PREPARED)
+            writer.text(xid)
+            writer.u8(restored)
+            writer.u32(len(changes))
+            for change in changes:
+                _encode_change(writer, change)
+        case Resolved(xid, commit):
+            writer.u8(_RESOLVED)
+            writer.text(xid)
+            writer.u8(commit)
+        case Damaged(name, file, offset, reason):
+            writer.u8(_DAMAGED)
+            writer.text(name)
+            writer.text(file)
+            writer.u64(offset)
+            writer.text(reason)
+
+
+def _encode_change(writer: _Writer, change: Change) -> None:
+    writer.text(change.name)
+    writer.u64(change.epoch)
+    content = writer.content()
+    content.u32(len(change.operations))
+    for operation in change.operations:
+        if isinstance(operation, Put):
+            content.u8(_PUT)
+            content.text(operation.key)
+            content.blob(operation.value)
+        else:
+            content.u8(_DELETE)
+            content.text(operation.key)
+
+
+def _encode_restored(writer: _Writer, entry: Restored) -> None:
+    writer.u8(_RESTORED)
+    writer.text(entry.name)
+    writer.u64(entry.epoch)
+    writer.texts([] if entry.holder is None else [entry.holder])
+    writer.texts(entry.waiters)
+    content = writer.content()
+    content.u32(len(entry.objects))
+    for key, value in entry.objects:
+        content.text(key)
+        content.blob(value)
+
+
+class DecodeError(Exception):
+    """The bytes passed their checksum and still make no entries: the writer was faulty, or of another format."""
+
+
+class _Reader:
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.at = 0
+
+    def content(self, whose: str, what: str) -> _Reader | None:
+        """Where the keys and values stand; None when they are lost."""
+        return self
+
+    def check_end(self) -> None:
+        if self.at != len(self.data):
+            raise DecodeError("a section goes on behind its content")
+
+    def _take(self, length: int) -> bytes:
+        end = self.at + length
+        if end > len(self.data):
+            raise DecodeError("an entry ends beyond its frame")
+        taken = self.data[self.at : end]
+        self.at = end
+        return taken
+
+    def u8(self) -> int:
+        return self._take(1)[0]
+
+    def u32(self) -> int:
+        return int.from_bytes(self._take(4), "little")
+
+    def u64(self) -> int:
+        return int.from_bytes(self._take(8), "little")
+
+    def text(self) -> str:
+        try:
+            return self._take(int.from_bytes(self._take(2), "little")).decode()
+        except UnicodeDecodeError as error:
+            raise DecodeError("a text is not UTF-8") from error
+
+    def texts(self) -> tuple[str, ...]:
+        return tuple(self.text() for _ in range(self.u32()))
+
+    def blob(self) -> bytes:
+        return self._take(self.u32())
+
+
+class _HeadReader(_Reader):
+    """`damaged`: whose content was lost since this was last emptied."""
+
+    def __init__(self, sections: Sequence[Section], file: str) -> None:
+        head = sections[0] if sections else b""
+        if isinstance(head, Lost):
+            raise DecodeError("the head is damaged")
+        super().__init__(head)
+        self._file = file
+        self._left = list(reversed(sections[1:]))
+        self._read: list[_Reader] = []
+        self.damaged: list[Damaged] = []
+
+    def content(self, whose: str, what: str) -> _Reader | None:
+        if not self._left:
+            raise DecodeError("a section is missing")
+        section = self._left.pop()
+        if isinstance(section, Lost):
+            why = f"bytes {section.start} to {section.end}, {what}: the checksum does not fit"
+            self.damaged.append(Damaged(whose, self._file, section.start, why))
+            return None
+        self._read.append(_Reader(section))
+        return self._read[-1]
+
+    def check_all(self) -> None:
+        if self._left:
+            raise DecodeError("there are more sections than the head knows of")
+        for section in self._read:
+            section.check_end()
+
+
+def decode(data: bytes) -> list[Entry]:
+    reader = _Reader(data)
+    entries: list[Entry] = []
+    try:
+        while reader.at < len(data):
+            entries.append(_decode_entry(reader))
+    except StoreError as error:  # Put and Delete check themselves
+        raise DecodeError(str(error)) from error
+    return entries
+
+
+def decode_sections(sections: Sequence[Section], file: str) -> list[Entry]:
+    """Where a section is lost, the entry is without what stood there, and a `Damaged` follows it."""
+    reader = _HeadReader(sections, file)
+    entries: list[Entry] = []
+    try:
+        while reader.at < len(reader.data):
+            entries.append(_decode_entry(reader))
+            entries += reader.damaged
+            reader.damaged = []
+    except StoreError as error:
+        raise DecodeError(str(error)) from error
+    reader.check_all()
+    return entries
+
+
+def _decode_entry(reader: _Reader) -> Entry:
+    kind = reader.u8()
+    if kind == _CONNECTED:
+        return Connected(reader.text(), reader.text())
+    if kind == _ENDED:
+        return Ended(reader.texts())
+    if kind == _OPENED:
+        return Opened(reader.text(), reader.u64(), reader.text())
+    if kind == _CLOSED:
+        return Closed(reader.text(), reader.u64())
+    if kind == _WAITED:
+        return Waited(reader.text(), reader.text())
+    if kind == _CANCELLED:
+        return Cancelled(reader.text(), reader.text())
+    if kind == _WRITTEN:
+        return Written(tuple(_decode_change(reader, "what was written") for _ in range(reader.u32())))
+    if kind == _RESTORED:
+        name, epoch, holders, waiters = reader.text(), reader.u64(), reader.texts(), reader.texts()
+        content = reader.content(name, "its objects")
+        objects = tuple((content.text(), content.blob()) for _ in range(content.u32())) if content else ()
+        return Restored(name, epoch, holders[0] if holders else None, waiters, objects)
+    if kind == _PREPARED:
+        xid, restored = reader.text(), bool(reader.u8())
+        what = f"what transaction {xid} promises"
+        return Prepared(xid, tuple(_decode_change(reader, what) for _ in range(reader.u32())), restored)
+    if kind == _RESOLVED:
+        return Resolved(reader.text(), bool(reader.u8()))
+    if kind == _DAMAGED:
+        return Damaged(reader.text(), reader.text(), reader.u64(), reader.text())
+    raise DecodeError(f"unknown entry kind {kind}")
+
+
+def _decode_change(reader: _Reader, what: str) -> Change:
+    name, epoch = reader.text(), reader.u64()
+    content = reader.content(name, what)
+    operations = tuple(_decode_operation(content) for _ in range(content.u32())) if content else ()
+    return Change(name, epoch, operations)
+
+
+def _decode_operation(reader: _Reader) -> Operation:
+    kind = reader.u8()
+    if kind == _PUT:
+        return Put(reader.text(), reader.blob())
+    if kind == _DELETE:
+        return Delete(reader.text())
+    raise DecodeError(f"unknown operation {kind}")

@@ -1,0 +1,7 @@
+"""python -m store.replicated.admin"""
+
+import sys
+
+from spark_jms.store.regions.admin.cli import main
+
+sys.exit(main())

@@ -1,0 +1,156 @@
+"""Administration of a daemon cluster from Python: what storeadmin does, with values (R6)."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TypeVar
+
+from spark_jms.store.errors import DaemonUnavailableError, StoreClosedError, StoreError
+from spark_jms.store.regions.admin.port import AdminPort, DaemonInfo, RegionInfo
+from spark_jms.store.regions.admin.selection import (
+    SORTS,
+    DaemonSelection,
+    matches,
+    regions_of,
+    sort_daemons,
+    sort_regions,
+)
+
+T = TypeVar("T")
+Attach = Callable[[str, int], AdminPort]
+
+
+def default_attach(directory: str, localindex: int) -> AdminPort:
+    # The client's sockets and files are loaded when they are needed, and not for help.
+    port: AdminPort = importlib.import_module("spark_jms.store.regions.admin.client").attach(directory, localindex)
+    return port
+
+
+@dataclass(frozen=True)
+class Removal:
+    """Which regions are gone, and which are not, with the error of each."""
+
+    removed: tuple[str, ...]
+    refused: tuple[tuple[str, StoreError], ...]
+
+
+class Admin:
+    """An attachment to a daemon cluster.
+
+    with Admin("/shared/rs_global_dir") as admin:
+        for daemon in admin.daemons():
+            print(daemon.index, daemon.memory_used_bytes)
+
+    With no directory it begins detached. A call without an attachment is a StoreClosedError, a wrong selection or sort a
+    ValueError; else each call raises what its daemon does, by name. A daemon that is gone ends the attachment. For one
+    thread."""
+
+    def __init__(self, directory: str | None = None, localindex: int = 0, attach: Attach = default_attach) -> None:
+        self._attach = attach
+        self._port: AdminPort | None = None
+        if directory is not None:
+            self.attach(directory, localindex)
+
+    @property
+    def attached(self) -> bool:
+        return self._port is not None
+
+    @property
+    def local_index(self) -> int:
+        """Of the daemon it is attached to."""
+        return self._live().local_index
+
+    @property
+    def directory(self) -> str:
+        return self._live().directory
+
+    def attach(self, directory: str = ".", localindex: int = 0) -> int:
+        """The number of the daemon. An attachment that there is stays when the new one fails."""
+        port = self._attach(directory, localindex)
+        self.detach()
+        self._port = port
+        return port.local_index
+
+    def detach(self) -> None:
+        port, self._port = self._port, None
+        if port is not None:
+            port.close()
+
+    def daemons(self, daemon: str | DaemonSelection = "all", sort: str = "name") -> list[DaemonInfo]:
+        found = self._ask(lambda port: port.daemons())
+        wanted = set(_selection(daemon).of(len(found), self.local_index))
+        return sort_daemons((info for info in found if info.index in wanted), _sort(sort))
+
+    def regions(
+        self, expression: str = "*", daemon: str | DaemonSelection = "all", sort: str = "name"
+    ) -> list[RegionInfo]:
+        selection = _selection(daemon)
+        indexes = self._indexes(selection)
+        found = self._ask(lambda port: port.regions())
+        return sort_regions(regions_of(found, selection, indexes, expression), _sort(sort))
+
+    def remove_regions(self, expression: str, force: bool = False) -> Removal:
+        """All copies of every region that matches. One that refuses keeps none of the others."""
+        removed: list[str] = []
+        refused: list[tuple[str, StoreError]] = []
+        for region in self._ask(lambda port: port.regions()):
+            if not matches(expression, region.name):
+                continue
+            try:
+                self._live().remove_region(region.name, force)
+                removed.append(region.name)
+            except DaemonUnavailableError:
+                self.detach()
+                raise
+            except StoreError as error:
+                refused.append((region.name, error))
+        return Removal(tuple(removed), tuple(refused))
+
+    def shutdown(self, daemon: str | DaemonSelection, force: bool = False) -> tuple[int, ...]:
+        """The numbers of the daemons, which are down now. When the one it is attached to is among them, it is detached.
+        Safe unless `force`; a ShutdownRefusedError has changed nothing."""
+        indexes = self._indexes(_selection(daemon))
+        local = self.local_index
+        self._ask(lambda port: port.shutdown(indexes, force))
+        if local in indexes:
+            self.detach()
+        return indexes
+
+    def _indexes(self, selection: DaemonSelection) -> tuple[int, ...]:
+        return selection.of(len(self._ask(lambda port: port.daemons())), self.local_index)
+
+    def _ask(self, call: Callable[[AdminPort], T]) -> T:
+        try:
+            return call(self._live())
+        except DaemonUnavailableError:
+            self.detach()
+            raise
+
+    def _live(self) -> AdminPort:
+        if self._port is None:
+            raise StoreClosedError("not attached to a daemon")
+        return self._port
+
+    def close(self) -> None:
+        self.detach()
+
+    def __enter__(self) -> Admin:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _selection(daemon: str | DaemonSelection) -> DaemonSelection:
+    return daemon if isinstance(daemon, DaemonSelection) else DaemonSelection.parse(daemon)
+
+
+def _sort(sort: str) -> str:
+    if sort not in SORTS:
+        raise ValueError(f"sort {sort!r}, allowed are {', '.join(SORTS)}")
+    return sort

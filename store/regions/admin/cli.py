@@ -1,0 +1,65 @@
+"""storeadmin: with no command a session, with one that command and its exit code (R6).
+
+    storeadmin
+    storeadmin lsd -dir /shared/rs_global_dir -format list
+
+Exit codes: 0 done, 1 the command failed, 2 it was no command.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from spark_jms.store.errors import DaemonUnavailableError
+from spark_jms.store.regions.admin.api import Admin, Attach, default_attach
+from spark_jms.store.regions.admin.commands import help_on
+from spark_jms.store.regions.admin.session import FAILED, OK, Session, Surroundings
+from spark_jms.store.regions.admin.shell import interact, run_lines
+from spark_jms.store.regions.admin.top import watch
+from spark_jms.store.regions.command_line import HELP
+
+USAGE = """\
+Usage: storeadmin                      a session; rshelp in it lists the commands
+       storeadmin command [options]    one command, with -dir and -localindex for where to attach
+
+"""
+
+
+def main(argv: Sequence[str] | None = None, attach: Attach = default_attach) -> int:
+    """`argv` without the program's name; sys.argv's by default."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0] in HELP:
+        sys.stdout.write(USAGE + help_on(""))
+        return OK
+    one_shot = bool(words)
+    err = sys.stderr if one_shot else sys.stdout  # a session's output is one conversation
+    around = Surroundings(sys.stdout, err, lambda: time.time_ns() // 1000, None, watch)
+    admin = Admin(attach=attach)
+    try:
+        session = Session(admin, around)
+        if one_shot:
+            code = session.run(words, one_shot=True)
+        elif sys.stdin.isatty():
+            code = interact(session, Path.home())
+        else:
+            code = run_lines(session, sys.stdin, sys.stdout, err)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `storeadmin lsr | head`: what is left of the output goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    finally:
+        _close(admin)
+
+
+def _close(admin: Admin) -> None:
+    try:
+        admin.close()
+    except DaemonUnavailableError:
+        return  # gone is closed

@@ -1,0 +1,180 @@
+"""A cluster of daemons on this machine, started and stopped by one command: `jmsq store up --daemons 3` (R3, R4).
+
+Writes rs_daemons.cfg where there is none, starts each local daemon that does not run, waits until all see each other.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from spark_jms.store.errors import ClusterMismatchError, DaemonUnavailableError, StoreError
+from spark_jms.store.regions.admin.client import DaemonAdmin
+from spark_jms.store.regions.admin.port import DaemonInfo
+from spark_jms.store.regions.core.config import DaemonSpec, local_daemons
+from spark_jms.store.regions.global_directory import (
+    CONFIG,
+    TIGHT_FOLDER,
+    GlobalDirectory,
+    machine_addresses,
+    write_whole,
+)
+
+HEALTHY_TIMEOUT_S = 20.0
+POLL_S = 0.05
+DEFAULT_MEMORY = "1G"
+FIRST_PORT = 7_100
+
+
+@dataclass(frozen=True)
+class Started:
+    """`started` are the numbers of the daemons that this call started; the others ran already."""
+
+    daemons: tuple[DaemonInfo, ...]
+    started: tuple[int, ...]
+    doors: tuple[str, ...]  # host:port of each WebHDFS door
+
+
+class Cluster:
+    """The daemons of one Global Directory that belong to this machine."""
+
+    def __init__(self, directory: str) -> None:
+        self.path = Path(directory).absolute()
+        self.directory = GlobalDirectory(str(self.path))
+
+    def write_config(self, daemons: int, memory: str = DEFAULT_MEMORY, first_port: int = 0) -> None:
+        """rs_daemons.cfg for this machine alone. ClusterMismatchError when there is another one already."""
+        file = self.path / CONFIG
+        if file.exists():
+            found = len(self.directory.config().daemons)
+            if found != daemons:
+                raise ClusterMismatchError(f"{file} names {found} daemons, not {daemons}")
+            return
+        self.path.mkdir(mode=TIGHT_FOLDER, parents=True, exist_ok=True)
+        ports = free_ports(daemons, first_port or FIRST_PORT)
+        lines = ["# address port shared-memory-key memory-limit"]
+        lines += [f"127.0.0.1 {port} {port} {memory}" for port in ports]
+        write_whole(file, ("\n".join(lines) + "\n").encode(), 0o640)
+
+    def local(self) -> tuple[DaemonSpec, ...]:
+        return tuple(local_daemons(self.directory.config(), machine_addresses()))
+
+    def up(
+        self, environment: Mapping[str, str] | None = None, door_port: int = 0, options: Sequence[str] = ()
+    ) -> Started:
+        """`door_port`: the first daemon's WebHDFS door, the next ones' follow; 0 = no doors."""
+        started = []
+        for number, spec in enumerate(self.local()):
+            if not self.directory.is_running(spec.index):
+                door = {"RS_DOOR": str(door_port + number)} if door_port else {}
+                self.start(number, {**(environment or {}), **door}, options)
+                started.append(spec.index)
+        infos = self.wait_healthy()
+        told = (self.directory.told(spec.index).get("door") for spec in self.local())
+        doors = tuple(str(where) for where in told if where)
+        return Started(infos, tuple(started), doors)
+
+    def start(
+        self, localindex: int, environment: Mapping[str, str] | None = None, options: Sequence[str] = ()
+    ) -> subprocess.Popen[bytes]:
+        """One daemon, in a process and session of its own: it outlives whoever starts it."""
+        self.directory.prepare()
+        logs = self.path / "logs"
+        logs.mkdir(mode=0o750, exist_ok=True)
+        command = [
+            sys.executable,
+            "-m",
+            "spark_jms.store.regions.daemon",
+            "-dir",
+            str(self.path),
+            "-localindex",
+            str(localindex),
+        ]
+        with open(logs / f"start_{localindex:03d}.out", "wb") as out:
+            os.fchmod(out.fileno(), 0o640)
+            return subprocess.Popen(
+                [*command, *options], stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
+                env={**os.environ, **(environment or {})},
+            )  # fmt: skip
+
+    def wait_healthy(self, timeout_s: float = HEALTHY_TIMEOUT_S) -> tuple[DaemonInfo, ...]:
+        """Until every local daemon runs and all see each other. DaemonUnavailableError tells who does not."""
+        deadline_s = time.monotonic() + timeout_s
+        wanted = {spec.index for spec in self.local()}
+        todo = list(range(len(wanted)))
+        why = ""
+        while True:
+            try:
+                admin = DaemonAdmin(str(self.path), todo[-1])
+                try:
+                    infos = tuple(admin.daemons())
+                finally:
+                    admin.close()
+                missing = wanted - {info.index for info in infos if info.up}
+                if not missing:
+                    todo.pop()
+                    if todo:
+                        continue
+                    return infos
+                why = f"daemon {', '.join(map(str, sorted(missing)))} does not answer daemon {admin.local_index}"
+            except StoreError as error:
+                why = error.detail()
+            if time.monotonic() >= deadline_s:
+                raise DaemonUnavailableError(f"{why} after {timeout_s:g} s; {self._said()}")
+            time.sleep(POLL_S)
+
+    def _said(self) -> str:
+        """The last thing that each start printed: why it did not come up."""
+        said = []
+        for path in sorted((self.path / "logs").glob("start_*.out")):
+            lines = path.read_text("utf-8", "replace").strip().splitlines()
+            said += [f"{path.name}: {lines[-1]}"] if lines else []
+        return "; ".join(said) or f"see {self.path / 'logs'}"
+
+    def running_localindex(self) -> int:
+        """Of the first local daemon that runs; 0 when none does, so that attaching says why."""
+        running = (number for number, spec in enumerate(self.local()) if self.directory.is_running(spec.index))
+        return next(running, 0)
+
+    def lost_regions(self) -> tuple[str, ...]:
+        """Those whose memory is gone: `storeadmin rmr` removes them."""
+        admin = DaemonAdmin(str(self.path), self.running_localindex())
+        try:
+            return tuple(region.name for region in admin.regions() if region.status == "LOST")
+        finally:
+            admin.close()
+
+    def down(self, force: bool = False) -> tuple[int, ...]:
+        """All local daemons. Safe: refused while regions hold data that nobody else could take (R4)."""
+        running = [spec.index for spec in self.local() if self.directory.is_running(spec.index)]
+        if not running:
+            return ()
+        position = [spec.index for spec in self.local()].index(running[0])
+        admin = DaemonAdmin(str(self.path), position)
+        try:
+            admin.shutdown(running, force)
+        finally:
+            admin.close()
+        return tuple(running)
+
+
+def free_ports(count: int, first: int) -> list[int]:
+    """So many ports from `first` on that nobody listens at."""
+    found: list[int] = []
+    for port in range(first, 49_151):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        found.append(port)
+        if len(found) == count:
+            return found
+    raise DaemonUnavailableError(f"no {count} free ports from {first} on")

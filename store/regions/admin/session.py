@@ -1,0 +1,178 @@
+"""A session of storeadmin: one attachment, and commands that print (R6). An error is printed and never ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import tzinfo
+from typing import TextIO
+
+from spark_jms.store.errors import CommandUsageError, StoreError
+from spark_jms.store.regions.admin.api import Admin
+from spark_jms.store.regions.admin.commands import BY_NAME, Arguments, Known, help_on, parse
+from spark_jms.store.regions.admin.formats import daemons_list, daemons_table, regions_list, regions_table
+from spark_jms.store.regions.admin.port import DaemonInfo
+
+DETACHED_PROMPT = "storeadmin->"
+ATTACHED_PROMPT = "storeadmin:[RS]->"
+OK, FAILED, USAGE = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a session is given of the world. `zone` None: the machine's own. `watch` shows `top` until it is ended."""
+
+    out: TextIO
+    err: TextIO
+    clock_us: Callable[[], int]
+    zone: tzinfo | None
+    watch: Callable[[Admin, Arguments, Surroundings], None]
+
+
+class Session:
+    def __init__(self, admin: Admin, surroundings: Surroundings) -> None:
+        self._admin = admin
+        self._around = surroundings
+        self.ended = False
+
+    @property
+    def prompt(self) -> str:
+        return ATTACHED_PROMPT if self._admin.attached else DETACHED_PROMPT
+
+    def run(self, words: Sequence[str], one_shot: bool = False) -> int:
+        """The exit code: 0, 1 when the command failed, 2 when it was no command. An attachment that ends, on purpose or
+        not, is told."""
+        admin = self._admin
+        try:
+            arguments = parse(words, one_shot)
+            if one_shot and BY_NAME[arguments.command].attached:
+                admin.attach(arguments.directory, arguments.localindex)
+        except CommandUsageError as error:
+            self._error(f"{error.command}: {error.reason}")
+            self._print(f"Usage: {error.usage}", self._around.err)
+            return USAGE
+        except (StoreError, OSError) as error:
+            self._error(f"Failed to attach to a Daemon with global dir [{arguments.directory}]: {error}")
+            return FAILED
+        before = (admin.local_index, admin.directory) if admin.attached else None
+        try:
+            code = self._execute(arguments)
+        except BrokenPipeError:
+            raise
+        except (StoreError, OSError, ValueError) as error:
+            self._error(str(error))
+            code = FAILED
+        if before is not None and not admin.attached:
+            self._info(f"Detached from Daemon {before[0]} with global dir [{before[1]}].")
+        return code
+
+    def known(self) -> Known:
+        """For completion, which must not fail."""
+        if not self._admin.attached:
+            return Known()
+        try:
+            daemons, regions = self._admin.daemons(), self._admin.regions()
+        except (StoreError, OSError):
+            return Known()
+        return Known(tuple(daemon.index for daemon in daemons), tuple(sorted(region.name for region in regions)))
+
+    def _execute(self, arguments: Arguments) -> int:
+        if BY_NAME[arguments.command].attached and not self._admin.attached:
+            self._error("Not attached to a Daemon. Use rsattach.")
+            return FAILED
+        commands: dict[str, Callable[[Arguments], int]] = {
+            "rshelp": self._rshelp,
+            "rsattach": self._rsattach,
+            "rsdetach": self._rsdetach,
+            "lsd": self._lsd,
+            "lsr": self._lsr,
+            "rmr": self._rmr,
+            "shutdown": self._shutdown,
+            "top": self._top,
+            "quit": self._quit,
+        }
+        return commands[arguments.command](arguments)
+
+    def _rshelp(self, arguments: Arguments) -> int:
+        self._around.out.write(help_on(arguments.topic))
+        return OK
+
+    def _rsattach(self, arguments: Arguments) -> int:
+        admin = self._admin
+        if admin.attached:
+            self._error(
+                f"Attached to Daemon {admin.local_index} with global dir [{admin.directory}]. Use rsdetach first."
+            )
+            return FAILED
+        try:
+            index = admin.attach(arguments.directory, arguments.localindex)
+        except (StoreError, OSError) as error:
+            self._error(f"Failed to attach to a Daemon with global dir [{arguments.directory}]: {error}")
+            return FAILED
+        self._info(f"Attached to Daemon {index} with global dir [{arguments.directory}].")
+        return OK
+
+    def _rsdetach(self, arguments: Arguments) -> int:
+        self._admin.detach()
+        return OK
+
+    def _lsd(self, arguments: Arguments) -> int:
+        everything = self._admin.daemons()
+        wanted = self._admin.daemons(arguments.daemons, arguments.sort)
+        zone = self._around.zone
+        if arguments.format == "list":
+            text = daemons_list(wanted, zone, len(everything))
+        else:
+            text = daemons_table(wanted, now_us(self._admin, everything, self._around), zone)
+        self._around.out.write(text)
+        return OK
+
+    def _lsr(self, arguments: Arguments) -> int:
+        regions = self._admin.regions(arguments.expression, arguments.daemons, arguments.sort)
+        zone = self._around.zone
+        if arguments.format == "list":
+            text = regions_list(regions, zone)
+        else:
+            text = regions_table(regions, now_us(self._admin, self._admin.daemons(), self._around), zone)
+        self._around.out.write(text)
+        return OK
+
+    def _rmr(self, arguments: Arguments) -> int:
+        removal = self._admin.remove_regions(arguments.expression, arguments.force)
+        for name in removal.removed:
+            self._info(f"Removed Region {name}.")
+        for name, error in removal.refused:
+            self._error(f"Region {name} was not removed: {error}")
+        if not removal.removed and not removal.refused:
+            self._error(f"No Region matches [{arguments.expression}].")
+            return FAILED
+        return FAILED if removal.refused else OK
+
+    def _shutdown(self, arguments: Arguments) -> int:
+        for index in self._admin.shutdown(arguments.daemons, arguments.force):
+            self._info(f"Shut down Daemon {index}.")
+        return OK
+
+    def _top(self, arguments: Arguments) -> int:
+        self._around.watch(self._admin, arguments, self._around)
+        return OK
+
+    def _quit(self, arguments: Arguments) -> int:
+        self.ended = True
+        return OK
+
+    def _info(self, message: str) -> None:
+        self._print(f"INFO:  {message}", self._around.out)
+
+    def _error(self, message: str) -> None:
+        self._print(f"ERROR: {message}", self._around.err)
+
+    def _print(self, line: str, stream: TextIO) -> None:
+        stream.write(f"{line}\n")
+        stream.flush()
+
+
+def now_us(admin: Admin, daemons: Sequence[DaemonInfo], around: Surroundings) -> int:
+    """By the clock of the daemon that was asked; by this machine's when it is not among those that are up."""
+    local = [daemon.now_us for daemon in daemons if daemon.index == admin.local_index and daemon.up]
+    return local[0] if local else around.clock_us()

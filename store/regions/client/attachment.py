@@ -1,0 +1,247 @@
+"""A client's attachment to one daemon: requests and answers over one connection (R9, R10, R18)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+
+import spark_jms.store.errors as errors
+from spark_jms.store.errors import (
+    AuthenticationError,
+    DaemonUnavailableError,
+    NoLocalDaemonError,
+    ProtocolError,
+    StoreError,
+)
+from spark_jms.store.regions.connection import Connection, connect
+from spark_jms.store.regions.core.config import ClusterConfig, local_daemons
+from spark_jms.store.regions.core.protocol import Daemons, Failure, Hello, Lost, Message, Ping, Reply
+from spark_jms.store.regions.global_directory import GlobalDirectory, machine_addresses
+
+DAEMON_ROWS = list[tuple[int, int, bool, int, int, int, int, int, int] | None]
+REGION_ROWS = list[tuple[str, int, str, int, int, int | None, str, int, int]]
+OPENED = tuple[int, int, int]  # epoch, size, the daemon of the second copy or -1
+Answered = Callable[[Any, StoreError | None], None]
+
+PING_S = 1.0
+SILENCE_S = 4.0
+ANSWER_TIMEOUT_S = 60.0
+NEXT_DAEMON_S = 1.5
+
+
+def error_of(name: str, arguments: list[Any]) -> StoreError:
+    kind = getattr(errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, StoreError):
+        try:
+            return kind(*arguments)
+        except TypeError:
+            return StoreError(name, *arguments)
+    return StoreError(name, *arguments)
+
+
+class Attachment:
+    """`lost` is called once, when the daemon went away, was silent for SILENCE_S or took a region back; every open
+    request then fails."""
+
+    def __init__(self, connection: Connection, index: int, incarnation: str, lost: Callable[[str], None]) -> None:
+        self.index = index
+        self.incarnation = incarnation
+        self._connection = connection
+        self._lost = lost
+        self._request = 0
+        self._waiting: dict[int, Answered] = {}
+        self._gone = ""
+        self.used: Callable[[], list[tuple[str, int]]] = list  # bytes taken of each region, where that has changed
+        self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._ping())]
+
+    @classmethod
+    async def to(
+        cls, directory: GlobalDirectory, config: ClusterConfig, index: int, name: str, role: str = "client",
+        lost: Callable[[str], None] = lambda reason: None,
+    ) -> Attachment:  # fmt: skip
+        """To this very daemon."""
+        spec, identity = config.daemons[index], directory.identity(config)
+        secret = directory.secret(index)
+        try:
+            connection = await connect(spec.address, spec.port, secret, identity)
+        except AuthenticationError:
+            if directory.secret(index) == secret:
+                raise  # else it was started anew in this very moment
+            connection = await connect(spec.address, spec.port, directory.secret(index), identity)
+        try:
+            connection.send(Hello(role, -1, "", name))
+            hello = await connection.first()
+            if not isinstance(hello, Hello):
+                raise ProtocolError("it did not say who it is")
+        except (OSError, asyncio.TimeoutError, StoreError) as error:
+            connection.abort()
+            raise DaemonUnavailableError(f"daemon {index}: {error or 'no answer'}") from error
+        except BaseException:
+            connection.abort()
+            raise
+        return cls(connection, index, hello.incarnation, lost)
+
+    @classmethod
+    async def local(
+        cls, directory: GlobalDirectory, config: ClusterConfig, localindex: int, name: str, role: str = "client",
+        lost: Callable[[str], None] = lambda reason: None,
+    ) -> Attachment:  # fmt: skip
+        """To the daemon of this machine that `localindex` names, else to any other one of this machine (R10, R11)."""
+        here = local_daemons(config, machine_addresses())
+        if not here:
+            raise NoLocalDaemonError(
+                f"none of {len(config.daemons)} daemons in {directory.config_file} is of this machine"
+            )
+        start = localindex % len(here)
+        return await _first_of(
+            [
+                lambda index=spec.index: cls.to(directory, config, index, name, role, lost)  # type: ignore[misc]
+                for spec in here[start:] + here[:start]
+            ]
+        )
+
+    async def ask(self, make: Callable[[int], Message], shape: Any = Any, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
+        """ProtocolError, and the end of the attachment, when the answer is not of that shape."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def answered(value: Any, error: StoreError | None) -> None:
+            if future.done():  # whoever asked was cancelled
+                return
+            if error is None:
+                future.set_result(value)
+            else:
+                future.set_exception(error)
+
+        self.begin(make, answered)
+        try:
+            answer = await asyncio.wait_for(future, timeout_s)
+            if shape is bytes and not isinstance(answer, bytes):
+                raise msgspec.ValidationError("bytes were asked for")
+            return msgspec.convert(answer, shape)
+        except msgspec.ValidationError as error:
+            self.close(f"daemon {self.index} answered something else: {error}")
+            raise ProtocolError(f"daemon {self.index} answered something else: {error}") from error
+        except asyncio.TimeoutError as error:
+            self.close(f"daemon {self.index} did not answer for {timeout_s:g} s")
+            raise DaemonUnavailableError(f"daemon {self.index} did not answer for {timeout_s:g} s") from error
+
+    def begin(self, make: Callable[[int], Message], answered: Answered) -> None:
+        """Sends at once; `answered` is called in the turn in which the answer comes, or when the attachment ends."""
+        if self._gone:
+            raise DaemonUnavailableError(self._gone)
+        self._request += 1
+        self._waiting[self._request] = answered
+        self._connection.send(make(self._request))
+
+    async def _run(self) -> None:
+        reason = "a fault"
+        try:
+            reason = await self._connection.run(self._receive)
+        finally:
+            self.close(f"the connection to daemon {self.index} ended: {reason}")
+
+    async def _ping(self) -> None:
+        """A sign of life, and a question whose answer is one. A daemon that is stopped keeps its connections."""
+        woke_s = time.monotonic()
+        while not self._gone:
+            await asyncio.sleep(PING_S)
+            slept_s, woke_s = time.monotonic() - woke_s, time.monotonic()
+            if slept_s > 2 * PING_S:  # this process stood still: the silence was its own
+                self._connection.heard_s = woke_s
+            if woke_s - self._connection.heard_s > SILENCE_S:
+                self.close(f"daemon {self.index} did not answer for {SILENCE_S:g} s")
+                return
+            self.tell()
+            self.begin(Daemons, lambda value, error: None)
+
+    def tell(self) -> None:
+        """That this client lives, and how full its regions are."""
+        self._connection.send(Ping(self.used()))
+
+    def _receive(self, message: Message) -> None:
+        match message:
+            case Reply(request, value):
+                answered = self._waiting.pop(request, None)
+                if answered is not None:
+                    answered(value, None)
+            case Failure(request, name, arguments):
+                answered = self._waiting.pop(request, None)
+                if answered is not None:
+                    answered(None, error_of(name, arguments))
+            case Lost(name, reason):
+                self.close(f"region {name}: {reason}")
+
+    def close(self, reason: str = "closed") -> None:
+        if self._gone:
+            return
+        self._gone = reason
+        self._connection.leave()
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+        self._lost(reason)
+        waiting, self._waiting = self._waiting, {}
+        for answered in waiting.values():
+            answered(None, DaemonUnavailableError(reason))
+
+    def discard(self) -> None:
+        """Close one that nobody has used."""
+        self._lost = lambda reason: None
+        self.close("not needed")
+
+    def abandon(self) -> None:
+        """In a forked child: the connection is the parent's."""
+        self._gone = "forked"
+        self._connection.abandon()
+
+    @property
+    def gone(self) -> str:
+        return self._gone
+
+
+async def _first_of(ways: Sequence[Callable[[], Awaitable[Attachment]]]) -> Attachment:
+    """The first that answers; the next is tried when one fails, or has not answered for NEXT_DAEMON_S (it may be
+    stopped). NoLocalDaemonError tells of each."""
+    left = list(ways)
+    tried: set[asyncio.Future[Attachment]] = set()
+    failures: list[str] = []
+    found: Attachment | None = None
+    try:
+        while left or tried:
+            if left:
+                tried.add(asyncio.ensure_future(left.pop(0)()))
+            done, tried = await asyncio.wait(
+                tried, timeout=NEXT_DAEMON_S if left else None, return_when=asyncio.FIRST_COMPLETED
+            )
+            for future in done:
+                try:
+                    if found is None:
+                        found = future.result()
+                    else:
+                        future.result().discard()
+                except DaemonUnavailableError as error:
+                    failures.append(error.detail())
+            if found is not None:
+                return found
+    finally:
+        for future in tried:
+            future.add_done_callback(_let_go)
+            future.cancel()
+    raise NoLocalDaemonError("; ".join(failures))
+
+
+def _let_go(future: asyncio.Future[Attachment]) -> None:
+    if not future.cancelled() and future.exception() is None:
+        future.result().discard()
+
+
+def client_name(kind: str) -> str:
+    """Who has a region open, as administrators see it."""
+    return f"{kind}@{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"

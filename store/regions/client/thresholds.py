@@ -1,0 +1,218 @@
+"""What a store does as its daemon fills up: five settings, and what follows from them (R13).
+
+A setting applies to all replicated stores, `store.replicated.SpaceOverloadYellowPercent`, or to one,
+`store.replicated.<store name>.SpaceOverloadYellowPercent`; the one goes before all. A leading `weblogic.` is accepted.
+
+Which line a change of the daemon's memory use is worth is this table. The band is the highest whose percentage is
+reached (start) or exceeded (yellow, red); "moved" is the distance from the use last logged.
+
+    band before   band now     due
+    any           another      one line at the level of the band now; INFO when it went below start
+    below start   same         nothing
+    any other     same         one line at the level of the band when moved >= SpaceLoggingDeltaPercent
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+from spark_jms.store.errors import ResourceAllocationException, SettingInvalidError
+from spark_jms.store.regions.core.utilization import Level, LogLine, percent_text
+
+PREFIX = "store.replicated."
+FOREIGN_PREFIX = "weblogic."
+MIN_PERCENT, MAX_PERCENT = 1, 100
+
+_NUMBER = re.compile(r"[0-9]{1,9}")
+_FIELDS = {
+    "MaximumMessageSizePercent": "maximum_message_size_percent",
+    "SpaceLoggingStartPercent": "space_logging_start_percent",
+    "SpaceLoggingDeltaPercent": "space_logging_delta_percent",
+    "SpaceOverloadYellowPercent": "space_overload_yellow_percent",
+    "SpaceOverloadRedPercent": "space_overload_red_percent",
+}
+SETTINGS = tuple(_FIELDS)
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Percentages from 1 to 100: the first of the region size, the others of the daemon's shared memory limit."""
+
+    maximum_message_size_percent: int = 1
+    space_logging_start_percent: int = 70
+    space_logging_delta_percent: int = 10
+    space_overload_yellow_percent: int = 80
+    space_overload_red_percent: int = 90
+
+    def __post_init__(self) -> None:
+        for name, field in _FIELDS.items():
+            value = getattr(self, field)
+            if not MIN_PERCENT <= value <= MAX_PERCENT:
+                raise SettingInvalidError(name, str(value), f"allowed are {MIN_PERCENT} to {MAX_PERCENT}")
+
+
+def parse_thresholds(settings: Mapping[str, object], store: str) -> Thresholds:
+    """Of the store named `store`, from the environment or from a YAML file's mapping (flat, or nested at the dots).
+    Other settings are passed over; a misspelt one of these and a value out of range are a SettingInvalidError, whichever
+    store they are for."""
+    found: dict[tuple[str, str], tuple[str, int]] = {}  # (store or "", setting) -> (name as written, percent)
+    for name, value in _flat(settings, ""):
+        place = _place(name)
+        if place is None:
+            continue
+        percent = _percent(name, value)
+        other_name, other = found.setdefault(place, (name, percent))
+        if other != percent:
+            raise SettingInvalidError(name, str(percent), f"{other_name} says {other}, and both name one setting")
+    values = {}
+    for setting, field in _FIELDS.items():
+        entry = found.get((store, setting)) or found.get(("", setting))
+        if entry is not None:
+            values[field] = entry[1]
+    return Thresholds(**values)
+
+
+def _flat(settings: Mapping[str, object], above: str) -> Iterator[tuple[str, object]]:
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
+def _place(name: str) -> tuple[str, str] | None:
+    """The store ("" for all) and the setting that a full name means; None when it means something else."""
+    own = name.removeprefix(FOREIGN_PREFIX)
+    if not own.startswith(PREFIX):
+        return None
+    store, _, setting = own.removeprefix(PREFIX).rpartition(".")
+    if setting in _FIELDS:
+        return store, setting
+    if setting.lower().endswith("percent"):
+        raise SettingInvalidError(name, "...", f"there is no {setting!r}; there are {', '.join(SETTINGS)}")
+    return None
+
+
+def _percent(name: str, value: object) -> int:
+    if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not MIN_PERCENT <= value <= MAX_PERCENT:
+        raise SettingInvalidError(name, repr(value), f"allowed are whole numbers from {MIN_PERCENT} to {MAX_PERCENT}")
+    return value
+
+
+# ---- what follows from them
+
+
+def maximum_message_size_bytes(thresholds: Thresholds, region_size_bytes: int) -> int:
+    return region_size_bytes * thresholds.maximum_message_size_percent // 100
+
+
+def check_message_size(thresholds: Thresholds, message_bytes: int, region_size_bytes: int) -> None:
+    """ResourceAllocationException when a new message is larger than its share of a region."""
+    limit = maximum_message_size_bytes(thresholds, region_size_bytes)
+    if message_bytes > limit:
+        raise ResourceAllocationException(
+            f"message of {message_bytes} bytes, at most {limit}: MaximumMessageSizePercent is "
+            f"{thresholds.maximum_message_size_percent} of a region of {region_size_bytes} bytes"
+        )
+
+
+def rejects_new_messages(
+    thresholds: Thresholds,
+    daemon_used_bytes: int,
+    daemon_limit_bytes: int,
+    store_used_bytes: int,
+    store_allocated_bytes: int,
+) -> bool:
+    """Yellow: the memory of *both* is exceeded, the daemon's, and the store's own regions'. A store with room in its
+    regions goes on however full the daemon is; so does a full one that the daemon has room for."""
+    yellow = thresholds.space_overload_yellow_percent
+    return _exceeds(daemon_used_bytes, daemon_limit_bytes, yellow) and _exceeds(
+        store_used_bytes, store_allocated_bytes, yellow
+    )
+
+
+def check_new_message(
+    thresholds: Thresholds,
+    daemon_used_bytes: int,
+    daemon_limit_bytes: int,
+    store_used_bytes: int,
+    store_allocated_bytes: int,
+) -> None:
+    """ResourceAllocationException when `rejects_new_messages`."""
+    usage = (daemon_used_bytes, daemon_limit_bytes, store_used_bytes, store_allocated_bytes)
+    if rejects_new_messages(thresholds, *usage):
+        raise ResourceAllocationException(
+            f"daemon memory is {percent_text(*usage[:2])} % used and the store's regions {percent_text(*usage[2:])} %, "
+            f"SpaceOverloadYellowPercent is {thresholds.space_overload_yellow_percent}"
+        )
+
+
+def refuses_open(thresholds: Thresholds, daemon_used_bytes: int, daemon_limit_bytes: int) -> bool:
+    """Red: new and migrated stores do not open on this daemon; those that are open go on."""
+    return _exceeds(daemon_used_bytes, daemon_limit_bytes, thresholds.space_overload_red_percent)
+
+
+def _exceeds(used: int, total: int, percent: int) -> bool:
+    return used * 100 > total * percent
+
+
+# ---- which log line is due
+
+
+class Band(IntEnum):
+    BELOW_START = 0
+    START = 1
+    YELLOW = 2
+    RED = 3
+
+
+BAND_LEVEL = {Band.BELOW_START: Level.INFO, Band.START: Level.INFO, Band.YELLOW: Level.WARNING, Band.RED: Level.ERROR}
+
+
+def band_of(thresholds: Thresholds, used_bytes: int, limit_bytes: int) -> Band:
+    if _exceeds(used_bytes, limit_bytes, thresholds.space_overload_red_percent):
+        return Band.RED
+    if _exceeds(used_bytes, limit_bytes, thresholds.space_overload_yellow_percent):
+        return Band.YELLOW
+    if used_bytes * 100 >= limit_bytes * thresholds.space_logging_start_percent:
+        return Band.START
+    return Band.BELOW_START
+
+
+class SpaceLog:
+    """Told of every change of the daemon's memory use by its store; answers with the line that is due, or None."""
+
+    def __init__(self, thresholds: Thresholds, store: str) -> None:
+        self._thresholds = thresholds
+        self._store = store
+        self._band = Band.BELOW_START
+        self._logged_bytes = 0
+
+    def observe(self, used_bytes: int, limit_bytes: int) -> LogLine | None:
+        band = band_of(self._thresholds, used_bytes, limit_bytes)
+        moved = abs(used_bytes - self._logged_bytes) * 100
+        due = band != self._band or (
+            band != Band.BELOW_START and moved >= limit_bytes * self._thresholds.space_logging_delta_percent
+        )
+        if not due:
+            return None
+        self._band, self._logged_bytes = band, used_bytes
+        return LogLine(BAND_LEVEL[band], self._text(band, used_bytes, limit_bytes))
+
+    def _text(self, band: Band, used_bytes: int, limit_bytes: int) -> str:
+        t = self._thresholds
+        why = {
+            Band.BELOW_START: f"below SpaceLoggingStartPercent={t.space_logging_start_percent}",
+            Band.START: f"SpaceLoggingStartPercent={t.space_logging_start_percent}",
+            Band.YELLOW: f"above SpaceOverloadYellowPercent={t.space_overload_yellow_percent}: new messages are rejected "
+            "while this store's regions are above it too",
+            Band.RED: f"above SpaceOverloadRedPercent={t.space_overload_red_percent}: stores do not open here",
+        }[band]
+        used, limit = used_bytes >> 20, limit_bytes >> 20
+        share = percent_text(used_bytes, limit_bytes)
+        return f"store {self._store}: daemon memory {used} of {limit} MB used ({share} %), {why}"

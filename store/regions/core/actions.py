@@ -1,0 +1,77 @@
+"""What a daemon's core is told once, what it wants done, and the memory it wants it with. Pure."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from spark_jms.store.regions.core.protocol import Message
+
+
+@dataclass(frozen=True)
+class Settings:
+    heartbeat_ms: float = 200.0
+    failure_timeout_ms: float = 2_000.0
+    client_timeout_ms: float = 10_000.0
+    open_timeout_ms: float = 30_000.0
+    audit_ms: float = 1_000.0
+    resilver_bytes_per_s: int = 256 * 1024 * 1024
+    resilvers_at_once: int = 4
+    chunk_bytes: int = 256 * 1024
+    window_bytes: int = 4 * 1024 * 1024
+    single_copy: str = "allow"  # or "refuse": what happens to writes while a region has one copy
+
+    def __post_init__(self) -> None:
+        if self.single_copy not in ("allow", "refuse"):
+            raise ValueError(f"single_copy is allow or refuse, not {self.single_copy!r}")
+
+
+@dataclass(frozen=True)
+class ToPeer:
+    daemon: int
+    message: Message
+
+
+@dataclass(frozen=True)
+class ToClient:
+    client: int
+    message: Message
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Close this client's connection."""
+
+    client: int
+
+
+@dataclass(frozen=True)
+class Unlink:
+    """Close the connection to this daemon and make another: nothing comes through it."""
+
+    daemon: int
+
+
+@dataclass(frozen=True)
+class Log:
+    level: int  # 1 error, 2 information, 3 trace
+    text: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    pass
+
+
+Action = ToPeer | ToClient | Drop | Unlink | Log | Stop
+
+
+class MemoryPort(ABC):
+    """Shared memory. The core keeps the limit; the port may still refuse (MemoryError)."""
+
+    @abstractmethod
+    def allocate(self, region_id: str, size: int) -> memoryview:
+        """Zeros."""
+
+    @abstractmethod
+    def free(self, region_id: str) -> None: ...

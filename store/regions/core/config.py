@@ -1,0 +1,174 @@
+"""rs_daemons.cfg: who the daemons of a cluster are, and which of them are of this machine (R1, R2, R11).
+
+The text of the file comes in, values go out; whoever calls reads the file and knows the machine's own addresses. Two
+addresses are the same when they are the same text, letters' case and spellings of one IP number aside: looking a name up
+is no business of a pure module, so a shell that has resolved names may compare once more. For the same reason an
+address is held to the syntax of names and numbers and not to being reachable (the reference's own example has numbers
+that no network has).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from spark_jms.store.errors import DaemonConfigError, NoLocalDaemonError
+
+MIN_PORT, MAX_PORT = 1024, 49151
+MAX_SHMKEY = 0xFFFF_FFFF
+MAX_DAEMONS = 1000  # a daemon's number has three digits in the names of its log files
+MAX_MEMORY_LIMIT_BYTES = 1 << 50
+MAX_LOCALINDEX = 2**31 - 1
+DEFAULT_MEMORY_LIMIT_BYTES = 1 << 30  # of a line with three fields: the limit is optional
+
+_MIB = 1 << 20
+_UNITS = {"M": _MIB, "MB": _MIB, "G": 1 << 30, "GB": 1 << 30}
+_LIMIT = re.compile(r"([0-9]{1,12})(M|MB|G|GB)")
+_DECIMAL = re.compile(r"[0-9]{1,12}")
+_HEX = re.compile(r"0[xX][0-9a-fA-F]{1,12}")
+_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+_MAX_NAME_CHARACTERS = 253
+
+
+@dataclass(frozen=True)
+class DaemonSpec:
+    """One line of rs_daemons.cfg; `index` is the daemon's number, from 0 in the order of the file."""
+
+    index: int
+    address: str
+    port: int
+    shmkey: int
+    memory_limit_bytes: int
+
+
+@dataclass(frozen=True)
+class ClusterConfig:
+    """All of rs_daemons.cfg. Whoever has another `checksum` belongs to another cluster and is refused."""
+
+    daemons: tuple[DaemonSpec, ...]
+    checksum: str
+
+    def __post_init__(self) -> None:
+        if [daemon.index for daemon in self.daemons] != list(range(len(self.daemons))):
+            raise ValueError("daemons are numbered from 0 in the order of the file")
+
+
+def checksum_of(data: bytes) -> str:
+    """As daemons and clients compare it: of the very bytes, so an edited comment is a change too."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def parse(text: str, file: str) -> ClusterConfig:
+    """`text`: the file as UTF-8 (undecodable bytes as surrogate escapes), line ends untouched. The first violation is a
+    DaemonConfigError that names `file` and line."""
+    daemons: list[DaemonSpec] = []
+    places: dict[tuple[str, int], int] = {}  # (address, port) -> line
+    keys: dict[tuple[str, int], int] = {}  # (address, key) -> line
+    for number, line in enumerate(text.split("\n"), start=1):
+        fields = line.partition("#")[0].split()
+        if not fields:
+            continue
+        if len(daemons) == MAX_DAEMONS:
+            raise DaemonConfigError(file, number, f"more than {MAX_DAEMONS} daemons")
+        try:
+            daemon = _daemon(len(daemons), fields)
+            _unique(daemon, number, places, keys)
+        except ValueError as error:
+            raise DaemonConfigError(file, number, str(error)) from None
+        daemons.append(daemon)
+    if not daemons:
+        raise DaemonConfigError(file, 0, "names no daemon")
+    return ClusterConfig(tuple(daemons), checksum_of(text.encode("utf-8", "surrogateescape")))
+
+
+def _daemon(index: int, fields: list[str]) -> DaemonSpec:
+    if len(fields) not in (3, 4):
+        raise ValueError(f"{len(fields)} fields, expected 3 or 4: address port shared-memory-key [memory-limit]")
+    limit = parse_memory_limit(fields[3]) if len(fields) == 4 else DEFAULT_MEMORY_LIMIT_BYTES
+    return DaemonSpec(index, _address(fields[0]), _port(fields[1]), _shmkey(fields[2]), limit)
+
+
+def _unique(
+    daemon: DaemonSpec, line: int, places: dict[tuple[str, int], int], keys: dict[tuple[str, int], int]
+) -> None:
+    node = normal_address(daemon.address)
+    first = places.setdefault((node, daemon.port), line)
+    if first != line:
+        raise ValueError(f"address {daemon.address!r} and port {daemon.port} are already taken by line {first}")
+    first = keys.setdefault((node, daemon.shmkey), line)
+    if first != line:
+        raise ValueError(
+            f"shared memory key {daemon.shmkey:#x} is already taken on {daemon.address!r} by line {first}; "
+            "daemons of one node need different keys"
+        )
+
+
+def _address(word: str) -> str:
+    if ":" in word:  # no name has one
+        try:
+            ipaddress.IPv6Address(word)
+        except ValueError:
+            raise ValueError(f"address {word!r} is neither a name nor a numeric IP") from None
+        return word
+    labels = word.removesuffix(".").split(".")
+    if len(word) > _MAX_NAME_CHARACTERS or not all(_LABEL.fullmatch(label) for label in labels):
+        raise ValueError(f"address {word!r} is neither a name nor a numeric IP")
+    return word
+
+
+def _port(word: str) -> int:
+    if not _DECIMAL.fullmatch(word) or not MIN_PORT <= int(word) <= MAX_PORT:
+        raise ValueError(f"port {word!r}, allowed are {MIN_PORT} to {MAX_PORT}")
+    return int(word)
+
+
+def _shmkey(word: str) -> int:
+    if _DECIMAL.fullmatch(word):
+        key = int(word)
+    elif _HEX.fullmatch(word):
+        key = int(word, 16)
+    else:
+        raise ValueError(f"shared memory key {word!r} is neither a decimal number nor 0x and a hexadecimal one")
+    if not 1 <= key <= MAX_SHMKEY:
+        raise ValueError(f"shared memory key {word!r}, allowed are 1 to {MAX_SHMKEY} ({MAX_SHMKEY:#x})")
+    return key
+
+
+def parse_memory_limit(word: str) -> int:
+    """An integer and M, MB (2**20 bytes), G or GB (2**30 bytes), with nothing between. A ValueError says what is
+    wrong."""
+    match = _LIMIT.fullmatch(word)
+    if match is None:
+        raise ValueError(f"memory limit {word!r}, expected an integer and M, MB, G or GB, as in 512M or 2G")
+    limit = int(match[1]) * _UNITS[match[2]]
+    if not 1 <= limit <= MAX_MEMORY_LIMIT_BYTES:
+        raise ValueError(f"memory limit {word!r}, allowed are 1M to {MAX_MEMORY_LIMIT_BYTES >> 30}G")
+    return limit
+
+
+def normal_address(address: str) -> str:
+    """Equal for two spellings of one address."""
+    try:
+        return ipaddress.ip_address(address).compressed
+    except ValueError:
+        return address.removesuffix(".").lower()
+
+
+def local_daemons(config: ClusterConfig, addresses: Collection[str]) -> tuple[DaemonSpec, ...]:
+    """Those of a node that goes by `addresses` (its names and numbers), in the order of the file."""
+    here = {normal_address(address) for address in addresses}
+    return tuple(daemon for daemon in config.daemons if normal_address(daemon.address) in here)
+
+
+def pick_local(config: ClusterConfig, addresses: Collection[str], localindex: int) -> DaemonSpec:
+    """Number `localindex` modulo their count, of the daemons of this node."""
+    if not 0 <= localindex <= MAX_LOCALINDEX:
+        raise ValueError(f"localindex {localindex}, allowed are 0 to {MAX_LOCALINDEX}")
+    daemons = local_daemons(config, addresses)
+    if not daemons:
+        listed = ", ".join(sorted({daemon.address for daemon in config.daemons}))
+        raise NoLocalDaemonError(f"none of {listed} is an address of this machine")
+    return daemons[localindex % len(daemons)]

@@ -1,0 +1,180 @@
+"""A store's objects in its regions: which region takes what, and what is written for it. Pure (R7, R12, R14).
+
+`plan_*` changes the maps at once and returns the writes; whoever calls it sends them in the order of the calls, and
+gives the instance up when one of them fails. An update that has to change regions is two writes: the new block and, only
+when that one was acknowledged (the two regions may fail apart), the old one freed: `plan_forget`. A crash between them
+leaves two blocks of one handle; `recovered` frees the older.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spark_jms.store.errors import ObjectNotFoundError, ObjectTooLargeError, RegionFullError, StoreCorruptError
+from spark_jms.store.regions.core.space import (
+    BLOCK_BYTES,
+    FREE,
+    HEADER_BYTES,
+    Block,
+    RegionSpace,
+    Step,
+    block_bytes,
+    check_payload,
+    decode_head,
+)
+
+CATALOG = 0  # the connection that holds the names of the connections
+Planned = list[tuple[str, list[Step]]]
+
+
+@dataclass(slots=True)
+class Place:
+    region: str
+    connection: int
+
+
+class InstanceCore:
+    def __init__(self) -> None:
+        self.regions: dict[str, RegionSpace] = {}
+        self.places: dict[int, Place] = {}
+        self._handle = 0
+        self._order = 0
+        self._stale: list[tuple[str, int]] = []
+
+    # ---- regions
+
+    def add_region(self, name: str, size: int) -> list[Step]:
+        """A new, empty one."""
+        space = self.regions[name] = RegionSpace(name, size)
+        return space.format()
+
+    def load_region(self, name: str, size: int, blocks: Sequence[Block]) -> None:
+        space = self.regions[name] = RegionSpace(name, size)
+        for block in blocks:
+            space.load(block)
+        # A block that took a free one's place keeps no trace of the handles given out, but has a later order than all of
+        # them: no handle is above the order of its time.
+        self._order = max(self._order, space.last_order)
+        self._handle = max(self._handle, space.last_handle, self._order)
+        for handle, block in space.used.items():
+            other = self.places.get(handle)
+            if other is not None:
+                theirs = self.regions[other.region].used[handle]
+                loser = name if theirs.order > block.order else other.region
+                self._stale.append((loser, handle))
+                if loser == name:
+                    continue
+            self.places[handle] = Place(name, block.connection)
+
+    def recovered(self) -> Planned:
+        """After the last region: frees what lost against a later block."""
+        planned: Planned = [
+            (name, self.regions[name].free(handle, self._handle, self._order)) for name, handle in self._stale
+        ]
+        self._stale = []
+        return planned
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(space.used_bytes for space in self.regions.values())
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(space.size for space in self.regions.values())
+
+    # ---- objects
+
+    def plan_create(self, connection: int, payload: bytes) -> tuple[int, Planned]:
+        """RegionFullError: another region is needed, and nothing has changed."""
+        region = self._room(len(payload))
+        self._handle += 1
+        self._order += 1
+        handle = self._handle
+        steps = self.regions[region].put(connection, handle, self._order, payload)
+        self.places[handle] = Place(region, connection)
+        return handle, [(region, steps)]
+
+    def plan_update(self, handle: int, payload: bytes) -> tuple[Planned, str | None]:
+        """The writes, and the region where `plan_forget` is due once they are acknowledged."""
+        place = self._place(handle)
+        old = self.regions[place.region]
+        self._order += 1
+        try:
+            return [(place.region, old.put(place.connection, handle, self._order, payload))], None
+        except RegionFullError:
+            region = self._room(len(payload), without=place.region)
+        space = self.regions[region]
+        if handle in space.used:
+            raise RegionFullError(f"object {handle} is on its way out of region {region}")
+        steps = space.put(place.connection, handle, self._order, payload)
+        self.places[handle] = Place(region, place.connection)
+        return [(region, steps)], old.name
+
+    def plan_forget(self, region: str, handle: int) -> Planned:
+        """The old block of an object that changed regions."""
+        return [(region, self.regions[region].free(handle, self._handle, self._order))]
+
+    def plan_delete(self, handle: int) -> Planned:
+        place = self._place(handle)
+        del self.places[handle]
+        self._order += 1
+        return [(place.region, self.regions[place.region].free(handle, self._handle, self._order))]
+
+    def where(self, handle: int) -> tuple[str, Block]:
+        place = self._place(handle)
+        return place.region, self.regions[place.region].used[handle]
+
+    def _place(self, handle: int) -> Place:
+        place = self.places.get(handle)
+        if place is None:
+            raise ObjectNotFoundError(handle)
+        return place
+
+    def _room(self, length: int, without: str = "") -> str:
+        largest = max((space.size for space in self.regions.values()), default=0)
+        if self.regions and block_bytes(length) > largest - HEADER_BYTES - BLOCK_BYTES:
+            raise ObjectTooLargeError(length, largest - HEADER_BYTES - 2 * BLOCK_BYTES)
+        for name, space in self.regions.items():
+            if name != without and space.largest_free >= block_bytes(length):
+                return name
+        for name, space in self.regions.items():
+            if name != without and space.room_for(length):
+                return name
+        raise RegionFullError(f"{length} bytes wanted in {len(self.regions)} regions")
+
+
+def walk(name: str, size: int) -> Walk:
+    return Walk(name, RegionSpace(name, size).end())
+
+
+class Walk:
+    """Reads the row of blocks from chunks of the region: feed what `wanted` asks for until it is None."""
+
+    def __init__(self, name: str, end: int) -> None:
+        self._name = name
+        self._end = end
+        self._offset = HEADER_BYTES
+        self.blocks: list[Block] = []
+
+    def wanted(self) -> int | None:
+        """Where the next bytes should begin; None at the end."""
+        return self._offset if self._offset < self._end else None
+
+    def feed(self, start: int, data: bytes) -> None:
+        while self._offset < self._end and self._offset + BLOCK_BYTES <= start + len(data):
+            at = self._offset - start
+            head = data[at : at + BLOCK_BYTES]
+            block = decode_head(self._name, self._offset, head)
+            if self._offset + block.size > self._end:
+                raise StoreCorruptError(self._name, self._offset, "a block goes beyond the region")
+            if block.connection == FREE:
+                check_payload(self._name, block, head, b"")
+            elif at + BLOCK_BYTES + block.length <= len(data):
+                check_payload(self._name, block, head, data[at + BLOCK_BYTES : at + BLOCK_BYTES + block.length])
+            elif start < self._offset:
+                return  # its payload ends beyond this chunk: begin the next one with it
+            else:
+                raise StoreCorruptError(self._name, self._offset, "the chunk is smaller than its first object")
+            self.blocks.append(block)
+            self._offset += block.size

@@ -1,0 +1,235 @@
+"""Where the objects of a region are: allocate, recycle, compact. Pure (R7, R12).
+
+A region is a header and a row of blocks that leaves no gap:
+
+    header   magic, format version, region size, CRC                                            64 bytes
+    block    magic, connection (0xFFFF = free), block size, length, handle, order, CRC          32 bytes, then payload
+
+Whoever has opened the region decides what is where and sends byte writes; daemons only keep bytes. All writes of one
+plan travel in one frame, and a copy holds a frame whole or not at all, so a plan is atomic. `order` rises with every
+write of a store: of two blocks with one handle (an update that went to another region) the later one is true. A free block
+carries the highest handle and order given out when it was written, so that none is given out twice.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from spark_jms.store.errors import RegionFullError, StoreCorruptError, StoreVersionError
+
+FORMAT_VERSION = 1
+HEADER_BYTES = 64
+BLOCK_BYTES = 32
+ALIGNMENT = 16
+MIN_SPLIT_BYTES = 64
+MAX_REGION_BYTES = 4 * 1024**3 - 16
+FREE = 0xFFFF
+
+_MAGIC = b"JMSQRGN\0"
+_BLOCK_MAGIC = 0xB10C
+_HEADER = struct.Struct("<8sIQ")
+_BLOCK = struct.Struct("<HHIIQQ")  # then the CRC of these and the payload
+_CRC = struct.Struct("<I")
+
+Step = tuple[int, "bytes | tuple[int, int]"]  # (offset, bytes), or (to, (from, length)): the daemon copies inside
+
+
+@dataclass(frozen=True)
+class Block:
+    offset: int
+    size: int  # of the whole block
+    connection: int
+    handle: int
+    order: int
+    length: int  # of the payload
+
+
+def region_header(size: int) -> bytes:
+    packed = _HEADER.pack(_MAGIC, FORMAT_VERSION, size)
+    return packed + _CRC.pack(zlib.crc32(packed)) + bytes(HEADER_BYTES - len(packed) - _CRC.size)
+
+
+def check_header(name: str, header: bytes, size: int) -> None:
+    """R16: a version that is not ours is named, and nothing is changed."""
+    packed = header[: _HEADER.size]
+    magic, version, told = _HEADER.unpack(packed)
+    if magic != _MAGIC:
+        raise StoreCorruptError(name, 0, "not a region")
+    if _CRC.unpack_from(header, _HEADER.size)[0] != zlib.crc32(packed):
+        raise StoreCorruptError(name, 0, "the region header does not fit its checksum")
+    if version != FORMAT_VERSION:
+        raise StoreVersionError(name, version, FORMAT_VERSION)
+    if told != size:
+        raise StoreCorruptError(name, 0, f"the header tells {told} bytes, the directory {size}")
+
+
+def encode_block(size: int, connection: int, handle: int, order: int, payload: bytes) -> bytes:
+    head = _BLOCK.pack(_BLOCK_MAGIC, connection, size, len(payload), handle, order)
+    return head + _CRC.pack(zlib.crc32(payload, zlib.crc32(head))) + payload
+
+
+def decode_head(name: str, offset: int, head: bytes) -> Block:
+    magic, connection, size, length, handle, order = _BLOCK.unpack_from(head)
+    if magic != _BLOCK_MAGIC or size < BLOCK_BYTES or length > size - BLOCK_BYTES:
+        raise StoreCorruptError(name, offset, "no block begins here")
+    return Block(offset, size, connection, handle, order, length)
+
+
+def check_payload(name: str, block: Block, head: bytes, payload: bytes) -> bytes:
+    """The payload, if it is what was written (R7)."""
+    if _CRC.unpack_from(head, _BLOCK.size)[0] != zlib.crc32(payload, zlib.crc32(head[: _BLOCK.size])):
+        raise StoreCorruptError(name, block.offset, f"object {block.handle} does not fit its checksum")
+    return payload
+
+
+def block_bytes(length: int) -> int:
+    """What an object of so many bytes takes."""
+    return -(-(BLOCK_BYTES + length) // ALIGNMENT) * ALIGNMENT
+
+
+class RegionSpace:
+    """The map of one region. Every method that changes it returns the writes that make the region say the same."""
+
+    def __init__(self, name: str, size: int) -> None:
+        if not HEADER_BYTES + BLOCK_BYTES <= size <= MAX_REGION_BYTES:
+            raise ValueError(f"a region has {HEADER_BYTES + BLOCK_BYTES} to {MAX_REGION_BYTES} bytes, not {size}")
+        self.name = name
+        self.size = size
+        self.used: dict[int, Block] = {}  # by handle
+        self._at: dict[int, Block] = {}  # by offset, used ones
+        self._free: dict[int, int] = {}  # offset -> size
+        self._free_ends: dict[int, int] = {}  # end -> offset
+        self._by_size: list[tuple[int, int]] = []  # (size, offset), sorted
+        self.free_bytes = 0
+        self.last_handle = 0
+        self.last_order = 0
+
+    @property
+    def used_bytes(self) -> int:
+        return self.size - HEADER_BYTES - self.free_bytes
+
+    @property
+    def largest_free(self) -> int:
+        return self._by_size[-1][0] if self._by_size else 0
+
+    def room_for(self, length: int) -> bool:
+        return self.free_bytes >= block_bytes(length) + MIN_SPLIT_BYTES
+
+    # ---- from nothing, or from what is there
+
+    def format(self) -> list[Step]:
+        usable = (self.size - HEADER_BYTES) // ALIGNMENT * ALIGNMENT
+        self._add_free(HEADER_BYTES, usable)
+        return [(0, region_header(self.size)), (HEADER_BYTES, self._free_block(usable))]
+
+    def load(self, block: Block) -> None:
+        """One block of the row, in order; `walk` reads them."""
+        self.last_handle = max(self.last_handle, block.handle)
+        self.last_order = max(self.last_order, block.order)
+        if block.connection == FREE:
+            self._add_free(block.offset, block.size)
+        else:
+            self._add_used(block)
+
+    def end(self) -> int:
+        return HEADER_BYTES + (self.size - HEADER_BYTES) // ALIGNMENT * ALIGNMENT
+
+    # ---- change
+
+    def put(self, connection: int, handle: int, order: int, payload: bytes) -> list[Step]:
+        """Create or update. RegionFullError when it does not fit, and then nothing has changed."""
+        self.last_handle, self.last_order = max(self.last_handle, handle), max(self.last_order, order)
+        need = block_bytes(len(payload))
+        old = self.used.get(handle)
+        if old is not None and need <= old.size <= need + max(need, 1024):
+            return [self._place(old.offset, old.size, connection, handle, order, payload)]
+        writes: list[Step] = []
+        if self.largest_free < need:
+            if self.free_bytes < need:
+                raise RegionFullError(f"region {self.name}: {need} bytes wanted, {self.free_bytes} free")
+            writes += self._compact(need)
+            old = self.used.get(handle)  # it may have moved
+        offset, size = self._take(need)
+        writes.append(self._place(offset, size, connection, handle, order, payload, need))
+        if old is not None:
+            writes.append(self._give_back(old))
+        return writes
+
+    def free(self, handle: int, last_handle: int, last_order: int) -> list[Step]:
+        self.last_handle, self.last_order = max(self.last_handle, last_handle), max(self.last_order, last_order)
+        return [self._give_back(self.used.pop(handle))]
+
+    def _place(
+        self, offset: int, size: int, connection: int, handle: int, order: int, payload: bytes, need: int = 0
+    ) -> Step:
+        rest = size - need if need else 0
+        if rest >= MIN_SPLIT_BYTES:
+            size = need
+        else:
+            rest = 0
+        data = encode_block(size, connection, handle, order, payload)
+        self._add_used(Block(offset, size, connection, handle, order, len(payload)))
+        if rest:
+            self._add_free(offset + size, rest)
+            data += bytes(size - len(data)) + self._free_block(rest)
+        return offset, data
+
+    def _give_back(self, block: Block) -> Step:
+        self._at.pop(block.offset, None)
+        offset, size = block.offset, block.size
+        before = self._free_ends.get(offset)
+        if before is not None:
+            size += self._drop_free(before)
+            offset = before
+        after = self._free.get(offset + size)
+        if after is not None:
+            self._drop_free(offset + size)
+            size += after
+        self._add_free(offset, size)
+        return offset, self._free_block(size)
+
+    def _compact(self, need: int) -> Iterator[Step]:
+        """Moves blocks down into the lowest gaps until one gap is large enough."""
+        while self.largest_free < need:
+            gap = min(self._free)
+            gap_size = self._drop_free(gap)
+            block = self._at.pop(gap + gap_size)
+            yield (gap, (block.offset, block.size))
+            self._add_used(Block(gap, block.size, block.connection, block.handle, block.order, block.length))
+            offset, size = gap + block.size, gap_size
+            after = self._free.get(offset + size)
+            if after is not None:
+                size += self._drop_free(offset + size)
+            self._add_free(offset, size)
+            yield (offset, self._free_block(size))
+
+    # ---- the map
+
+    def _take(self, need: int) -> tuple[int, int]:
+        size, offset = self._by_size[bisect_left(self._by_size, (need, 0))]
+        self._drop_free(offset)
+        return offset, size
+
+    def _add_used(self, block: Block) -> None:
+        self.used[block.handle] = block
+        self._at[block.offset] = block
+
+    def _add_free(self, offset: int, size: int) -> None:
+        self._free[offset] = size
+        self._free_ends[offset + size] = offset
+        insort(self._by_size, (size, offset))
+        self.free_bytes += size
+
+    def _drop_free(self, offset: int) -> int:
+        size = self._free.pop(offset)
+        del self._free_ends[offset + size]
+        del self._by_size[bisect_left(self._by_size, (size, offset))]
+        self.free_bytes -= size
+        return size
+
+    def _free_block(self, size: int) -> bytes:
+        return encode_block(size, FREE, self.last_handle, self.last_order, b"")

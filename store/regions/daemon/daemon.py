@@ -1,0 +1,441 @@
+"""The daemon process: the core with a clock, connections, shared memory and a log (R1-R12, R17).
+
+python -m spark_jms.store.regions.daemon -dir /path/to/global/directory [-localindex 0] ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import resource
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from spark_jms.store.errors import (
+    AuthenticationError,
+    ClusterMismatchError,
+    DaemonConfigError,
+    DaemonUnavailableError,
+    DirectoryUnavailableError,
+    ProtocolError,
+    StoreError,
+)
+from spark_jms.store.regions.connection import Connection, connect, listen_handshake
+from spark_jms.store.regions.core.config import local_daemons
+from spark_jms.store.regions.core.daemon import Action, DaemonCore, Drop, Log, Settings, Stop, ToClient, ToPeer, Unlink
+from spark_jms.store.regions.core.protocol import Heartbeat, Hello, Message
+from spark_jms.store.regions.daemon.logs import DaemonLog, LogSettings, UtilizationLog, log_directory
+from spark_jms.store.regions.daemon.options import START_TABLE, StartOptions, help_text, parse_start
+from spark_jms.store.regions.daemon.shared_memory import SharedMemoryPort, check_limit
+from spark_jms.store.regions.global_directory import DirectoryFiles, GlobalDirectory, machine_addresses
+
+if TYPE_CHECKING:
+    from spark_jms.store.webhdfs.hosting import NamespaceDoor
+
+TICK_S = 0.05
+DIAL_S = 0.2
+TIDY_S = 3600.0
+LEAVE_TIMEOUT_S = 30.0
+OTHERS_START_S = 1.0
+CLIENTS_LEAVE_S = 2.0
+MAX_GREETING = 256
+LEVELS = {1: logging.ERROR, 2: logging.INFO, 3: logging.DEBUG}
+
+
+@dataclass(frozen=True)
+class DoorPlan:
+    """The WebHDFS door of this daemon; port 0 = none. Another address than loopback needs TLS and tokens."""
+
+    port: int = 0
+    host: str = "127.0.0.1"
+    certificate: str = ""
+    key: str = ""
+    tokens: str = ""
+    store: str = "webhdfs"
+    region_bytes: int = 64 * 1024 * 1024
+
+
+class Daemon:
+    """One daemon in this process and event loop. `run` returns when it has stopped."""
+
+    def __init__(self, options: StartOptions, settings: Settings | None = None, door: DoorPlan | None = None) -> None:
+        self.directory = GlobalDirectory(options.directory)
+        self.config = self.directory.config()
+        self.spec = self.directory.local_daemon(self.config, options.localindex)
+        self._check_keys()
+        check_limit(self.spec.memory_limit_bytes)
+        self.settings = settings or Settings()
+        self.door_plan = door or DoorPlan()
+        self.incarnation = secrets.token_hex(8)
+        self.log = DaemonLog(
+            log_directory(str(self.directory.path), options.log_dir),
+            self.spec.index,
+            _numeric(self.spec.address),
+            self.spec.port,
+            LogSettings(options.log_level, options.log_file_size_mb, options.log_file_max),
+        )
+        self._identity = self.directory.identity(self.config)
+        self._utilization = UtilizationLog(self.spec.memory_limit_bytes, options.log_level)
+        self._peers: dict[int, Connection] = {}
+        self._clients: dict[int, Connection] = {}
+        self._greeting: dict[Connection, None] = {}  # not yet proved who they are, oldest first
+        self._next_client = 0
+        self.faulty = False
+        self._dialing: set[int] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = asyncio.Event()
+        self._leaving_since: float | None = None
+
+    # ---- life
+
+    async def run(self) -> None:
+        """Raises a StoreError when it cannot start; then nothing of it is left."""
+        self._check_others()
+        self._lock = self.directory.lock_daemon(self.spec.index, self.incarnation, self.config.checksum)
+        try:
+            await self._run()
+        finally:
+            os.close(self._lock)
+
+    async def _run(self) -> None:
+        self._secret = self.directory.secret(self.spec.index)
+        self._memory = SharedMemoryPort(self.spec.shmkey, self._memory_prefix())
+        self._core = DaemonCore(
+            self.spec.index, self.incarnation, len(self.config.daemons), self.spec.memory_limit_bytes,
+            DirectoryFiles(self.directory), self._memory, self.settings, _now_ms(), _now_us(),
+        )  # fmt: skip
+        server = await self._listen()
+        door = None
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled)
+        self.log.bootstrap(
+            f"daemon {self.spec.index} of {len(self.config.daemons)} at {self.spec.address}:{self.spec.port}, "
+            f"{self.spec.memory_limit_bytes >> 20} MB, directory {self.directory.path}, process {os.getpid()}"
+        )
+        try:
+            door = await self._open_door()
+            self._spawn(self._ticks())
+            self._spawn(self._tidy())
+            await self._stopping.wait()
+        finally:
+            server.close()
+            if door is not None:
+                await door.stop()
+            for connection in (*self._peers.values(), *self._clients.values()):
+                connection.close()
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._core.copies.clear()
+            self._memory.free_all()
+            self.log.bootstrap(f"daemon {self.spec.index} stopped")
+
+    def _check_keys(self) -> None:
+        """R1: two lines of this machine by different addresses, which the file's syntax cannot tell."""
+        for other in local_daemons(self.config, machine_addresses()):
+            if other.index != self.spec.index and other.shmkey == self.spec.shmkey:
+                detail = f"daemons {other.index} and {self.spec.index} of this machine have one shared memory key"
+                raise DaemonConfigError(str(self.directory.config_file), 0, detail)
+
+    def _check_others(self) -> None:
+        """A daemon of the old cfg still runs and would refuse this one (R2): say so instead of running alone."""
+        deadline_s = time.monotonic() + OTHERS_START_S
+        while (other := self._runs_with_another()) is not None:
+            if time.monotonic() >= deadline_s:
+                raise ClusterMismatchError(f"daemon {other} runs with an earlier {self.directory.config_file}")
+            time.sleep(TICK_S)  # it may have locked its file, and not yet told of its new life
+
+    def _runs_with_another(self) -> int | None:
+        for spec in self.config.daemons:
+            if spec.index != self.spec.index and self.directory.is_running(spec.index):
+                told = self.directory.told(spec.index).get("config")
+                if told is not None and told != self.config.checksum:
+                    return spec.index
+        return None
+
+    def _memory_prefix(self) -> str:
+        """The same for another rs_daemons.cfg in this directory, so that nothing is left over for good."""
+        return f"rs{hashlib.sha256(str(self.directory.path).encode()).hexdigest()[:8]}-{self.spec.index}"
+
+    async def _listen(self) -> asyncio.Server:
+        spec = self.spec
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.create_server(lambda: Connection(self._came), spec.address, spec.port, backlog=1024)
+        except OSError as error:
+            detail = error.strerror or str(error)
+            raise DaemonUnavailableError(f"cannot listen at {spec.address}:{spec.port}: {detail}") from error
+
+    async def _open_door(self) -> NamespaceDoor | None:
+        if not self.door_plan.port:
+            return None
+        from spark_jms.store.webhdfs.hosting import NamespaceDoor
+
+        door = NamespaceDoor(
+            self.directory, self.config, self.spec.index, self.door_plan, self.log.logger, lambda: self._core.draining
+        )
+        await door.start()
+        self.directory.tell(self._lock, self.incarnation, self.config.checksum, f"{door.host}:{door.port}")
+        self.log.bootstrap(f"WebHDFS at {door.host}:{door.port}")
+        return door
+
+    def _signalled(self) -> None:
+        """Once: leave safely, for at most LEAVE_TIMEOUT_S; clients that stay are cut off, so that what they have open can
+        move away too. Twice: at once."""
+        if self._leaving_since is not None:
+            self._stopping.set()
+            return
+        self._leaving_since = time.monotonic()
+        self._core.leave(force=not any(peer.up for peer in self._core.peers.values()))
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self.log.logger.error("a fault of the daemon itself", exc_info=task.exception())
+            self.faulty = True
+            self._stopping.set()
+
+    # ---- time
+
+    async def _ticks(self) -> None:
+        dialed_s = 0.0
+        while not self._stopping.is_set():
+            self._carry(self._core.tick(_now_ms(), _now_us()))
+            for line in self._utilization.feed(self._core.used_bytes()):
+                self.log.log_line(line)
+            if time.monotonic() - dialed_s >= DIAL_S:
+                dialed_s = time.monotonic()
+                self._dial()
+            if self._leaving_since is not None:
+                self._leave_on(time.monotonic() - self._leaving_since)
+            await asyncio.sleep(TICK_S)
+
+    async def _tidy(self) -> None:
+        while True:
+            try:
+                removed = await asyncio.to_thread(DirectoryFiles(self.directory).tidy, time.time())
+                self.log.logger.debug("the Global Directory was tidied: %d files", len(removed))
+            except DirectoryUnavailableError as error:
+                self.log.logger.debug("the Global Directory was not tidied: %s", error)
+            await asyncio.sleep(TIDY_S)
+
+    def _leave_on(self, leaving_s: float) -> None:
+        if leaving_s > CLIENTS_LEAVE_S:
+            for client in {primary.client for primary in self._core.primaries.values()}:
+                if client in self._clients:
+                    self._clients[client].abort()
+        if leaving_s > LEAVE_TIMEOUT_S:
+            self.log.logger.error("not all regions could be moved away in %g s", LEAVE_TIMEOUT_S)
+            self._stopping.set()
+
+    def _carry(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case ToPeer(daemon, message):
+                    connection = self._peers.get(daemon)
+                    if connection is not None:
+                        connection.send(message)
+                case ToClient(client, message):
+                    connection = self._clients.get(client)
+                    if connection is not None:
+                        connection.send(message)
+                case Drop(client):
+                    connection = self._clients.get(client)
+                    if connection is not None:
+                        connection.abort()
+                case Unlink(daemon):
+                    connection = self._peers.get(daemon)
+                    if connection is not None:
+                        connection.abort()
+                case Log(level, text):
+                    self.log.logger.log(LEVELS[level], "%s", text)
+                case Stop():
+                    self._stopping.set()
+
+    # ---- other daemons: of two, the one with the lower number connects
+
+    def _dial(self) -> None:
+        for spec in self.config.daemons[self.spec.index + 1 :]:
+            if spec.index not in self._peers and spec.index not in self._dialing:
+                self._dialing.add(spec.index)
+                self._spawn(self._dial_one(spec.index))
+
+    async def _dial_one(self, index: int) -> None:
+        spec = self.config.daemons[index]
+        connection: Connection | None = None
+        try:
+            if not self.directory.is_running(index):
+                return
+            connection = await connect(spec.address, spec.port, self.directory.secret(index), self._identity)
+            connection.send(Hello("daemon", self.spec.index, self.incarnation))
+            hello = await connection.first()
+            if not isinstance(hello, Hello) or hello.role != "daemon" or hello.index != index:
+                raise ProtocolError(f"daemon {index} did not say who it is")
+        except (StoreError, OSError, asyncio.TimeoutError) as error:
+            if connection is not None:
+                connection.abort()
+            self.log.logger.debug("daemon %d cannot be reached: %s", index, error)
+            return
+        finally:
+            self._dialing.discard(index)
+        await self._peer(index, hello.incarnation, connection)
+
+    def _came(self, connection: Connection) -> None:
+        self._greeting[connection] = None
+        if len(self._greeting) > MAX_GREETING:  # who means well is done in milliseconds
+            oldest = next(iter(self._greeting))
+            del self._greeting[oldest]
+            oldest.abort()
+        self._spawn(self._accepted(connection))
+
+    async def _accepted(self, connection: Connection) -> None:
+        try:
+            await listen_handshake(connection, self._secret, self._identity)
+            hello = await connection.first()
+            if not isinstance(hello, Hello) or hello.role not in ("daemon", "client", "admin"):
+                raise ProtocolError("a connection that did not say who it is")
+        except (ClusterMismatchError, AuthenticationError, ProtocolError) as error:
+            connection.leave()
+            self.log.logger.error("refused: %s: %s", type(error).__name__, error)
+            return
+        except (OSError, asyncio.TimeoutError) as error:
+            connection.abort()
+            self.log.logger.debug("a connection ended before it began: %s", error)
+            return
+        finally:
+            self._greeting.pop(connection, None)
+        connection.send(Hello("daemon", self.spec.index, self.incarnation))
+        if hello.role == "daemon":
+            if 0 <= hello.index < self.spec.index:
+                await self._peer(hello.index, hello.incarnation, connection)
+            else:
+                connection.abort()
+        else:
+            await self._client(hello.client, connection)
+
+    async def _peer(self, index: int, incarnation: str, connection: Connection) -> None:
+        known = self._peers.get(index)
+        if known is not None:
+            known.abort()
+            self._carry(self._core.unlinked(_now_ms(), index))
+        self._peers[index] = connection
+        self.log.logger.debug("connected with daemon %d, %s", index, incarnation)
+        self._carry(self._core.linked(_now_ms(), index, incarnation))
+
+        who = f"daemon {index}"
+
+        def receive(message: Message) -> None:
+            if self._peers.get(index) is connection:
+                self._judge(who, self._core.from_peer, index, message)
+                if not isinstance(message, Heartbeat):
+                    self.log.logger.log(5, "from daemon %d: %s", index, type(message).__name__)
+
+        reason = "a fault"
+        try:
+            reason = await connection.run(receive)
+        finally:
+            if self._peers.get(index) is connection:
+                del self._peers[index]
+                self.log.logger.info("the connection with daemon %d ended: %s", index, reason)
+                self._carry(self._core.unlinked(_now_ms(), index))
+
+    def _judge(
+        self, who: str, step: Callable[[float, int, Message], list[Action]], number: int, message: Message
+    ) -> None:
+        """What nobody foresaw in a message ends its connection, and nothing else."""
+        try:
+            actions = step(_now_ms(), number, message)
+        except Exception as error:
+            self.log.logger.exception("%s sent what this daemon cannot take", who)
+            raise ProtocolError(f"{type(error).__name__}: {error}") from error
+        self._carry(actions)
+
+    # ---- clients
+
+    async def _client(self, name: str, connection: Connection) -> None:
+        self._next_client += 1
+        number = self._next_client
+        self._clients[number] = connection
+        self._carry(self._core.client_came(_now_ms(), number, name))
+
+        who = f"client {name}"
+
+        def receive(message: Message) -> None:
+            self._judge(who, self._core.from_client, number, message)
+
+        try:
+            reason = await connection.run(receive, waits_for_writing=True)
+            self.log.logger.debug("client %s went: %s", name, reason)
+        finally:
+            del self._clients[number]
+            self._carry(self._core.client_gone(_now_ms(), number))
+
+
+def _now_ms() -> float:
+    return time.monotonic() * 1000.0
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+def _numeric(address: str) -> str:
+    with contextlib.suppress(OSError):
+        return socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0]  # type: ignore[return-value]
+    return address
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    from spark_jms.store.regions.daemon.settings import from_environment
+
+    program = "python -m spark_jms.store.regions.daemon"
+    try:
+        options = parse_start(sys.argv[1:] if words is None else words, program)
+        if options.help:
+            print(help_text(program, START_TABLE), end="")
+            return 0
+        settings, door = from_environment(os.environ)
+        daemon = Daemon(options, settings, door)
+        _run(daemon)
+    except StoreError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"the daemon cannot start: {error}", file=sys.stderr)
+        return 1
+    return int(daemon.faulty)
+
+
+def _run(daemon: Daemon) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    try:
+        import uvloop
+    except ImportError:  # Windows
+        asyncio.run(daemon.run())
+        return
+    if sys.version_info >= (3, 11):
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(daemon.run())
+    else:
+        uvloop.install()
+        asyncio.run(daemon.run())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

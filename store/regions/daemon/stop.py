@@ -1,0 +1,34 @@
+"""Stops one daemon (R3, R4): python -m spark_jms.store.regions.daemon.stop -dir PATH [-localindex N] [-force | -safe]"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from spark_jms.store.errors import StoreError
+from spark_jms.store.regions.admin.client import DaemonAdmin
+from spark_jms.store.regions.daemon.options import STOP_TABLE, help_text, parse_stop
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    program = "python -m spark_jms.store.regions.daemon.stop"
+    try:
+        options = parse_stop(sys.argv[1:] if words is None else words, program)
+        if options.help:
+            print(help_text(program, STOP_TABLE), end="")
+            return 0
+        admin = DaemonAdmin(options.directory, options.localindex)
+        try:
+            index = admin.local_index
+            admin.shutdown([index], options.force)
+        finally:
+            admin.close()
+    except StoreError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    print(f"daemon {index} stopped")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

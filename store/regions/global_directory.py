@@ -1,0 +1,357 @@
+"""The Global Directory on disk: what all daemons, stores and administrators of one cluster share.
+
+    rs_daemons.cfg                     who the daemons are; written by the administrator
+    logs/                              daemon log files
+    regions/NAME.RGN                   made with the region, outlives its close
+    regions/NAME_client_meta.f         there while a store has the region open
+    regions/NAME_admin_meta.f          there while an administrator deletes it
+    daemons/dNNN.lock                  locked by the operating system while the daemon lives; tells its incarnation
+    daemons/dNNN.secret                proves who may read this directory; renewed at each start of the daemon (R17)
+    daemons/entries/NAME/VERSION       the region's entry, with its checksum; the highest version counts
+
+A change is a compare-and-swap without a lock, so that a daemon that is stopped in the middle stops nobody else: the new
+version is written under another name, synced, and linked to the next number, which only one can do. A deleted region
+keeps its last version, which says so: with no version left, one who slept could give an old number out once more.
+
+`tidy` removes what a writer that died has left: files under another name, and versions before the last two. Nobody needs
+them. Who reads takes the highest number, and looks again when that is gone; a writer that was stopped for so long finds its
+file gone or its number used, and is told that nobody knows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import json
+import os
+import re
+import secrets
+import socket
+import time
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from spark_jms.store.errors import (
+    ClusterMismatchError,
+    DaemonConfigError,
+    DaemonUnavailableError,
+    DirectoryUnavailableError,
+    StoreCorruptError,
+)
+from spark_jms.store.regions.core.config import ClusterConfig, DaemonSpec, checksum_of, parse, pick_local
+from spark_jms.store.regions.core.directory import DirectoryPort, Holder, RegionEntry
+
+CONFIG = "rs_daemons.cfg"
+TIGHT_FILE, TIGHT_FOLDER = 0o600, 0o700
+GROUP_FILE = 0o660
+LOCK_TIMEOUT_S, LOCK_POLL_S = 1.0, 0.01
+TIDY_AGE_S = 3600.0
+TEMPORARY = re.compile(r"\..+\.[0-9]+\.[0-9a-f]{8}")  # see _written
+
+
+def machine_addresses() -> frozenset[str]:
+    """The names and numbers of this machine, as they may stand in rs_daemons.cfg."""
+    import psutil
+
+    found = {"localhost", "127.0.0.1", "::1", socket.gethostname(), _full_name()}
+    for addresses in psutil.net_if_addrs().values():
+        found |= {a.address.split("%")[0] for a in addresses if a.family in (socket.AF_INET, socket.AF_INET6)}
+    return frozenset(found)
+
+
+@functools.cache
+def _full_name() -> str:
+    return socket.getfqdn()  # may ask a name server
+
+
+class GlobalDirectory:
+    """The folder. `path` is its real path: two sides that name it differently mean the same one."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(os.path.realpath(path))
+        self.config_file = self.path / CONFIG
+
+    def config(self) -> ClusterConfig:
+        """Read anew at each call, so that a change is noticed (R2)."""
+        try:
+            data = self.config_file.read_bytes()
+        except OSError as error:
+            raise DaemonConfigError(str(self.config_file), 0, error.strerror or str(error)) from error
+        try:
+            text = data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise DaemonConfigError(str(self.config_file), 0, f"not UTF-8: {error.reason}") from error
+        config = parse(text, str(self.config_file))
+        if config.checksum != checksum_of(data):
+            raise DaemonConfigError(str(self.config_file), 0, "the file changed while it was read")
+        return config
+
+    def local_daemon(self, config: ClusterConfig, localindex: int) -> DaemonSpec:
+        return pick_local(config, machine_addresses(), localindex)
+
+    def identity(self, config: ClusterConfig) -> bytes:
+        """What both sides of a connection must agree on (R2, R17)."""
+        return hashlib.sha256(f"{self.path}\0{config.checksum}".encode()).digest()
+
+    def prepare(self) -> None:
+        for name in ("daemons", "daemons/entries"):
+            (self.path / name).mkdir(mode=TIGHT_FOLDER, parents=True, exist_ok=True)
+        (self.path / "regions").mkdir(mode=0o750, exist_ok=True)
+
+    # ---- daemons
+
+    def _daemon_file(self, index: int, kind: str) -> Path:
+        return self.path / "daemons" / f"d{index:03d}.{kind}"
+
+    def secret(self, index: int) -> bytes:
+        """DaemonUnavailableError when that daemon never ran, or this user may not know."""
+        try:
+            return bytes.fromhex(self._daemon_file(index, "secret").read_text())
+        except (OSError, ValueError) as error:
+            raise DaemonUnavailableError(f"daemon {index} has no secret to prove: {error}") from error
+
+    def told(self, index: int) -> dict[str, Any]:
+        """What a daemon wrote of itself when it started; {} when it never did."""
+        try:
+            found = json.loads(self._daemon_file(index, "lock").read_text() or "{}")
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def lock_daemon(self, index: int, incarnation: str, checksum: str) -> int:
+        """The descriptor that is the lock, for the daemon's life. DaemonUnavailableError when it runs already."""
+        self.prepare()
+        fd = os.open(self._daemon_file(index, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, TIGHT_FILE)
+        deadline_s = time.monotonic() + LOCK_TIMEOUT_S
+        while True:  # others look whether it is free by locking it for a moment
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if time.monotonic() < deadline_s:
+                    time.sleep(LOCK_POLL_S)
+                    continue
+                os.close(fd)
+                raise DaemonUnavailableError(
+                    f"daemon {index} runs already, as process {self.told(index).get('pid')}"
+                ) from error
+        os.ftruncate(fd, 0)  # what the life before told is over
+        secret = self._daemon_file(index, "secret")
+        write_whole(secret, secrets.token_hex(32).encode(), TIGHT_FILE)
+        self.tell(fd, incarnation, checksum)
+        return fd
+
+    def tell(self, fd: int, incarnation: str, checksum: str, door: str = "") -> None:
+        told = json.dumps({"incarnation": incarnation, "pid": os.getpid(), "config": checksum, "door": door}).encode()
+        os.pwrite(fd, told, 0)
+        os.ftruncate(fd, len(told))
+        os.fsync(fd)
+
+    def is_running(self, index: int, incarnation: str | None = None) -> bool:
+        path = self._daemon_file(index, "lock")
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise DirectoryUnavailableError(f"{path}: {error.strerror}") from error
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                told = self.told(index).get("incarnation")
+                return incarnation is None or told is None or told == incarnation
+            return False
+        finally:
+            os.close(fd)
+
+    def engine_file(self, name: str) -> Path:
+        """Where whoever serves something publishes how it is reached."""
+        return self.path / "daemons" / f"{_quoted(name)}.engine"
+
+
+class DirectoryFiles(DirectoryPort):
+    """The entries of the regions, for one daemon or administrator."""
+
+    def __init__(self, directory: GlobalDirectory) -> None:
+        self._directory = directory
+        self._entries = directory.path / "daemons" / "entries"
+        self._regions = directory.path / "regions"
+
+    def read(self, name: str) -> RegionEntry | None:
+        with _named():
+            return self._newest(name)[1]
+
+    def entries(self) -> Mapping[str, RegionEntry]:
+        with _named():
+            names = [urllib.parse.unquote(folder.name) for folder in os.scandir(self._entries) if folder.is_dir()]
+            found = {name: self._newest(name)[1] for name in names}
+        return {name: entry for name, entry in found.items() if entry is not None}
+
+    def swap(self, name: str, old: RegionEntry | None, new: RegionEntry | None) -> bool:
+        with _named():
+            version, current = self._newest(name)
+            if (current.tag if current else None) != (old.tag if old else None):
+                return False
+            folder = self._folder(name)
+            if not version:
+                folder.mkdir(mode=TIGHT_FOLDER, exist_ok=True)
+                _sync_folder(self._entries)
+            if not _link_new(folder / str(version + 1), _encode(new), TIGHT_FILE):
+                return False
+            versions = _versions(folder)
+            if max(versions) > version + 1:
+                # Somebody built on it, or this number was used and tidied away while this process slept.
+                raise DirectoryUnavailableError(f"region {name}: changed again in the same moment")
+            for stale in versions:
+                if stale < version:
+                    (folder / str(stale)).unlink(missing_ok=True)
+            self._lock_files(name)
+            return True
+
+    def tidy(self, now_s: float, age_s: float = TIDY_AGE_S) -> list[Path]:
+        """What was removed. Anybody may do it, at any time."""
+        with _named():
+            folders = [folder for folder in self._entries.iterdir() if folder.is_dir()]
+            stale = [folder / str(old) for folder in folders for old in sorted(_versions(folder))[:-2]]
+            for folder in (*folders, self._entries.parent, self._regions, self._directory.path):
+                for path in (folder / name for name in os.listdir(folder) if TEMPORARY.fullmatch(name)):
+                    with contextlib.suppress(FileNotFoundError):  # its writer is done with it
+                        if now_s - path.lstat().st_mtime > age_s:
+                            stale.append(path)
+            for path in stale:
+                path.unlink(missing_ok=True)
+            return stale
+
+    def running(self, holder: Holder) -> bool:
+        return self._directory.is_running(holder.daemon, holder.incarnation)
+
+    def _newest(self, name: str) -> tuple[int, RegionEntry | None]:
+        folder = self._folder(name)
+        while True:
+            version = max(_versions(folder), default=0)
+            if not version:
+                return 0, None
+            path = folder / str(version)
+            try:
+                return version, _decode(str(path), path.read_bytes())
+            except FileNotFoundError:
+                continue  # there are two newer ones by now
+
+    def _folder(self, name: str) -> Path:
+        return self._entries / _quoted(name)
+
+    def _lock_files(self, name: str) -> None:
+        """R8: the files that people know regions by. Whoever slept before it wrote them looks again."""
+        client = self._regions / f"{_quoted(name)}_client_meta.f"
+        version = -1
+        while version != (newest := self._newest(name))[0]:
+            version, entry = newest
+            if entry is not None and entry.epoch == 1:
+                (self._regions / f"{_quoted(name)}.RGN").touch(mode=0o640)
+            if entry is not None and entry.opener is not None:
+                if not client.exists():
+                    write_whole(client, entry.opener.encode(), 0o640)
+            else:
+                client.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def administered(self, name: str) -> Iterator[None]:
+        """While an administrator deletes the region."""
+        path = self._regions / f"{_quoted(name)}_admin_meta.f"
+        with _named():
+            path.touch(mode=0o640)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def require_unchanged(directory: GlobalDirectory, config: ClusterConfig) -> None:
+    """R2: the running ones go on with the old file, new ones are refused by those that run."""
+    if directory.config().checksum != config.checksum:
+        raise ClusterMismatchError(f"{directory.config_file} was changed")
+
+
+def _quoted(name: str) -> str:
+    return urllib.parse.quote(name, safe="-_.@ ")
+
+
+@contextlib.contextmanager
+def _named() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, StoreCorruptError) as error:
+        raise DirectoryUnavailableError(str(error)) from error
+
+
+def _versions(folder: Path) -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(folder) if name.isdecimal()]
+    except FileNotFoundError:
+        return []
+
+
+def _encode(entry: RegionEntry | None) -> bytes:
+    body = json.dumps(None if entry is None else asdict(entry), sort_keys=True)
+    return f"{body}\n{hashlib.sha256(body.encode()).hexdigest()}\n".encode()
+
+
+def _decode(file: str, data: bytes) -> RegionEntry | None:
+    lines = data.decode("utf-8", "replace").split("\n")
+    if len(lines) < 2 or hashlib.sha256(lines[0].encode()).hexdigest() != lines[1]:
+        raise StoreCorruptError(file, 0, "the entry does not fit its checksum")
+    fields = json.loads(lines[0])
+    if fields is None:
+        return None
+    for role in ("primary", "secondary"):
+        fields[role] = Holder(**fields[role]) if fields[role] else None
+    return RegionEntry(**fields)
+
+
+def write_whole(path: Path, data: bytes, mode: int) -> None:
+    """The old content or the new one, whatever happens."""
+    with _written(path, data, mode) as temporary:
+        os.rename(temporary, path)
+    _sync_folder(path.parent)
+
+
+def _link_new(path: Path, data: bytes, mode: int) -> bool:
+    """A file that was not there, whole; False when it is there already."""
+    with _written(path, data, mode) as temporary:
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+    _sync_folder(path.parent)
+    return True
+
+
+@contextlib.contextmanager
+def _written(path: Path, data: bytes, mode: int) -> Iterator[Path]:
+    """A synced file beside `path`, for the moment."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+        os.fsync(fd)
+        yield temporary
+    finally:
+        os.close(fd)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+def _sync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

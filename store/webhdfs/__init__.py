@@ -1,0 +1,5 @@
+"""A namespace of files and directories in a store, and the WebHDFS door to it (R19)."""
+
+from spark_jms.store.webhdfs.files import Files, FilesOptions, FilesStatistics
+
+__all__ = ["Files", "FilesOptions", "FilesStatistics"]

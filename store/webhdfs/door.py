@@ -1,0 +1,319 @@
+"""The WebHDFS door: HTTP on one side, `Files` on the other.
+
+What the JVM client needs is kept here: no answer carries a Content-Type (the client that Spark ships fails on one),
+header and body leave in one write, and creating and appending go in two steps, the first of which writes nothing.
+Opening answers with the bytes at once, as HttpFS does, unless it is asked for the address (`noredirect`).
+
+The door may serve the namespace itself, pass a request on to the daemon that does, or neither; then it answers 503
+with a name on which Hadoop's clients try again or go on to the next address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import ssl
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from aiohttp import ClientError, web
+
+from spark_jms.store.webhdfs import security, wire
+from spark_jms.store.webhdfs.errors import (
+    AccessControlError,
+    FaultError,
+    IllegalArgumentError,
+    RemoteError,
+    RemoteIOError,
+    RetriableError,
+    StandbyError,
+    UnauthenticatedError,
+)
+from spark_jms.store.webhdfs.files import DEFAULT_FILE_BLOCK_BYTES, Files
+from spark_jms.store.webhdfs.forward import Forwarder
+from spark_jms.store.webhdfs.operations import SIMPLE, Answer, Caller, check_op, file_checksum
+from spark_jms.store.webhdfs.stream import Writer
+from spark_jms.store.webhdfs.wire import Request
+
+DATA_MARK = "data"  # the parameter of the second step, as HttpFS names it
+TOKEN_PATH = "/oauth2/token"
+FORWARDED = "X-Jmsq-Forwarded"
+Result = TypeVar("Result")
+_LOG = logging.getLogger(__name__)
+_HTTP_LOG = _LOG.getChild("http")  # aiohttp tells it a stack for every byte that is not HTTP: anybody could fill a disk
+_HTTP_LOG.setLevel(logging.CRITICAL)
+_HOST = re.compile(r"^[A-Za-z0-9.\-_\[\]:]{1,255}$")
+_BODY_CHUNK_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True)
+class DoorOptions:
+    tls: ssl.SSLContext | None = None
+    tokens: security.Tokens | None = None
+    superuser: str = "hdfs"
+    idle_timeout_ms: int = 60_000  # of a body that does not go on, either way
+    answer_at_once_bytes: int = 1024 * 1024  # a file up to this size leaves in one write
+    max_streams: int = 256
+    forward_tls: ssl.SSLContext | None = None  # to prove the other daemon's certificate by
+
+
+@dataclass
+class DoorStatistics:
+    requests: Counter[str] = field(default_factory=Counter)  # by operation
+    refusals: Counter[str] = field(default_factory=Counter)  # by exception
+    faults: int = 0  # errors of the door itself; the log has them
+    forwarded: int = 0
+    open_streams: int = 0
+    received_bytes: int = 0
+    sent_bytes: int = 0
+
+
+class Door:
+    """`files` yields the open namespace, or None while there is none; it is asked at every request, so it may be opened
+    anew behind the door. `forward_to` names the daemon (`host:port`) that serves it instead."""
+
+    def __init__(
+        self,
+        files: Callable[[], Files | None],
+        options: DoorOptions | None = None,
+        forward_to: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        self._files = files
+        self._forward_to = forward_to
+        self._forwarder: Forwarder | None = None
+        self.options = options or DoorOptions()
+        self._statistics = DoorStatistics()
+        self._runner: web.AppRunner | None = None
+        self.host = ""
+        self.port = 0
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        """Port 0 chooses one: `port` tells. SecurityConfigError on an address that asks for TLS and tokens."""
+        options = self.options
+        security.check_binding(host, options.tls is not None, options.tokens is not None)
+        self._forwarder = Forwarder(options.forward_tls if options.tls else None, options.tls is not None)
+        application = web.Application()
+        application.router.add_route("*", "/{path:.*}", self._handle)
+        application.on_response_prepare.append(_no_content_type)
+        self._runner = web.AppRunner(
+            application,
+            access_log=None,
+            logger=_HTTP_LOG,
+            handle_signals=False,
+            auto_decompress=False,
+            max_line_size=wire.MAX_TARGET_BYTES,
+            max_field_size=wire.MAX_TARGET_BYTES,
+            keepalive_timeout=KEEPALIVE_TIMEOUT_S,
+            shutdown_timeout=1.0,
+        )
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, host, port, ssl_context=options.tls, backlog=512)
+        await site.start()
+        self.host, self.port = host, self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+        if self._forwarder is not None:
+            await self._forwarder.close()
+            self._forwarder = None
+
+    def statistics(self) -> DoorStatistics:
+        return self._statistics
+
+    # ---- one request
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        try:
+            if request.path == TOKEN_PATH:
+                return await self._token(request)
+            user = self._authenticated(request)
+            return await self._answer(request, user)
+        except RemoteError as error:
+            return self._refused(error)
+        except Exception as error:  # noqa: BLE001  the outermost edge: a client gets a body it can read, whatever it is
+            self._statistics.faults += 1
+            _LOG.exception("webhdfs: %s %.200s", request.method, request.raw_path)
+            return self._refused(FaultError(type(error).__name__))
+
+    async def _answer(self, request: web.Request, user: str | None) -> web.StreamResponse:
+        if "Origin" in request.headers:  # a page in somebody's browser, which HTTP clients of this door are not
+            raise AccessControlError("Requests from web pages are refused")
+        if request.method not in ("GET", "PUT", "POST", "DELETE"):
+            raise IllegalArgumentError(f"Method {request.method} is not used by WebHDFS")
+        parsed = wire.parse(request.method, request.raw_path)
+        check_op(parsed)
+        self._statistics.requests[parsed.op] += 1
+        files = self._files()
+        if files is None or files.failure is not None:
+            return await self._elsewhere(request, files)
+        caller = Caller(
+            user or parsed.user(self.options.superuser),
+            self.options.superuser,
+            request.remote or "",
+            self._host(request),
+        )
+        simple = SIMPLE.get((parsed.method, parsed.op))
+        if simple is not None:
+            return _response(await simple(files, parsed, caller))
+        if self._statistics.open_streams >= self.options.max_streams:
+            raise RetriableError(f"{self.options.max_streams} files are being sent or received; that is the limit")
+        self._statistics.open_streams += 1
+        try:
+            return await self._streamed(files, request, parsed, caller)
+        finally:
+            self._statistics.open_streams -= 1
+
+    async def _streamed(
+        self, files: Files, request: web.Request, parsed: Request, caller: Caller
+    ) -> web.StreamResponse:
+        second = parsed.boolean(DATA_MARK)
+        location = self._location(request)
+        if parsed.boolean("noredirect") and not second:
+            return _response(Answer(wire.json({"Location": location})))
+        if parsed.op == "OPEN":
+            return await self._open(files, request, parsed)
+        if not second:
+            await self._check_first(files, parsed)
+            return _response(Answer(status=307, location=location))
+        if parsed.op == "GETFILECHECKSUM":
+            return _response(Answer(await file_checksum(files, parsed.path)))
+        if parsed.op == "APPEND":
+            await self._receive(request, await files.append(parsed.path))
+            return _response(Answer())
+        return await self._create(files, request, parsed, caller)
+
+    async def _create(self, files: Files, request: web.Request, parsed: Request, caller: Caller) -> web.StreamResponse:
+        flags = parsed.flags()
+        overwrite = parsed.boolean("overwrite") or "OVERWRITE" in flags
+        replication = parsed.number("replication", 1, 1, 32767)
+        block_bytes = parsed.number("blocksize", DEFAULT_FILE_BLOCK_BYTES, 1)
+        permission, create_parent = parsed.permission(0o644), parsed.boolean("createparent", True)
+        assert replication is not None
+        assert block_bytes is not None
+        writer = await files.create(
+            parsed.path, overwrite, create_parent, permission, caller.user, replication, block_bytes, caller.client
+        )  # fmt: skip
+        await self._receive(request, writer)
+        scheme = "swebhdfs" if self.options.tls else "webhdfs"
+        path = request.raw_path.partition("?")[0][len(wire.PREFIX) :]
+        return _response(Answer(status=201, location=f"{scheme}://{caller.host}{path}"))
+
+    async def _check_first(self, files: Files, parsed: Request) -> None:
+        """The first step of two: refuse early what is plain already."""
+        parsed.flags()
+        parsed.permission(0)
+        if parsed.op != "CREATE":
+            await files.status(parsed.path)
+
+    async def _receive(self, request: web.Request, writer: Writer) -> None:
+        try:
+            while True:
+                chunk = await self._in_time(request.content.readany())
+                if not chunk:
+                    break
+                self._statistics.received_bytes += len(chunk)
+                await writer.write(chunk)
+            await writer.close()
+        except (ConnectionError, ClientError, web.RequestPayloadError) as error:
+            raise RemoteIOError(f"The body broke off; nothing was kept: {type(error).__name__}") from None
+        except asyncio.TimeoutError:
+            raise RemoteIOError(f"No data for {self.options.idle_timeout_ms} ms; nothing was kept") from None
+        finally:
+            await writer.abort()  # does nothing after close
+
+    async def _open(self, files: Files, request: web.Request, parsed: Request) -> web.StreamResponse:
+        offset = parsed.number("offset", 0)
+        assert offset is not None
+        reader = await files.read(parsed.path, offset, parsed.number("length"))
+        try:
+            self._statistics.sent_bytes += reader.length
+            if reader.length <= self.options.answer_at_once_bytes:
+                return _response(Answer(await reader.all()))
+            response = web.StreamResponse()
+            response.content_length = reader.length
+            await response.prepare(request)
+            try:
+                async for chunk in reader:
+                    for start in range(0, len(chunk), _BODY_CHUNK_BYTES):
+                        await self._in_time(response.write(chunk[start : start + _BODY_CHUNK_BYTES]))
+                await response.write_eof()
+            except (RemoteError, asyncio.TimeoutError, ConnectionError):
+                if request.transport is not None:  # the header is gone: only a short body can tell
+                    request.transport.abort()
+            return response
+        finally:
+            reader.close()
+
+    async def _in_time(self, work: Awaitable[Result]) -> Result:
+        return await asyncio.wait_for(work, self.options.idle_timeout_ms / 1000)
+
+    # ---- who asks, and where
+
+    def _authenticated(self, request: web.Request) -> str | None:
+        """The token's user; None where no token is asked for."""
+        if self.options.tokens is None:
+            return None
+        token = security.bearer(request.headers.get("Authorization"))
+        user = self.options.tokens.user(token) if token else None
+        if user is None:
+            raise UnauthenticatedError("Authentication required")
+        return user
+
+    async def _token(self, request: web.Request) -> web.StreamResponse:
+        """What Hadoop's OAuth2 providers ask: a credential (or refresh token) gives the access token: itself."""
+        if self.options.tokens is None or request.method != "POST":
+            raise UnauthenticatedError("There is no token to be had here")
+        if (request.content_length or MAX_FORM_BYTES + 1) > MAX_FORM_BYTES:
+            raise IllegalArgumentError("The form is too long or has no length")
+        form = wire.form(await self._in_time(request.content.read(MAX_FORM_BYTES)))
+        secret = form.get("client_secret") or form.get("refresh_token") or ""
+        if self.options.tokens.user(secret) is None:
+            raise UnauthenticatedError("Authentication required")
+        answer = {"access_token": secret, "token_type": "Bearer", "expires_in": TOKEN_SECONDS}
+        return _response(Answer(wire.json(answer)))
+
+    async def _elsewhere(self, request: web.Request, files: Files | None) -> web.StreamResponse:
+        target = self._forward_to() if files is None else None
+        if target is not None and self._forwarder is not None and FORWARDED not in request.headers:
+            self._statistics.forwarded += 1
+            return await self._forwarder.forward(request, target, {FORWARDED: "1"})
+        if files is not None:
+            raise RetriableError(f"The namespace is being opened anew: {files.failure}")
+        # Hadoop's client looks at the end of the message
+        raise StandbyError("This door does not serve the namespace now: StandbyException")
+
+    def _host(self, request: web.Request) -> str:
+        host = request.headers.get("Host", "")
+        return host if _HOST.match(host) else f"{self.host}:{self.port}"
+
+    def _location(self, request: web.Request) -> str:
+        scheme = "https" if self.options.tls else "http"
+        return f"{scheme}://{self._host(request)}{request.raw_path}&{DATA_MARK}=true"
+
+    def _refused(self, error: RemoteError) -> web.Response:
+        self._statistics.refusals[error.exception] += 1
+        response = web.Response(status=error.status, body=wire.error(error))
+        if isinstance(error, UnauthenticatedError):
+            response.headers["WWW-Authenticate"] = "Bearer"
+        return response
+
+
+MAX_FORM_BYTES = 16 * 1024
+TOKEN_SECONDS = 3600
+KEEPALIVE_TIMEOUT_S = 75.0
+
+
+def _response(answer: Answer) -> web.Response:
+    response = web.Response(status=answer.status, body=answer.body)
+    if answer.location:
+        response.headers["Location"] = answer.location
+    return response
+
+
+async def _no_content_type(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers.popall("Content-Type", None)

@@ -1,0 +1,373 @@
+"""Daemons that start, leave and come back; who is refused; what lies where with which rights (R1-R6, R8, R11, R12, R17)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spark_jms.store.errors import (
+    AuthenticationError,
+    ClusterMismatchError,
+    DaemonUnavailableError,
+    NoLocalDaemonError,
+    ShutdownRefusedError,
+    StoreError,
+)
+from spark_jms.store.regions.admin.api import Admin
+from spark_jms.store.regions.admin.client import DaemonAdmin
+from spark_jms.store.regions.client.instance import StoreInstance
+from spark_jms.store.regions.connection import connect
+from spark_jms.store.regions.core.protocol import Open
+from spark_jms.store.regions.daemon.daemon import Daemon
+from spark_jms.store.regions.daemon.options import StartOptions
+from spark_jms.store.regions.global_directory import GlobalDirectory
+from spark_jms.testing.waiting import wait_until
+from tests.daemons import segments
+from tests.process.regions_cluster import Make, gone_at, lists, opened, settle, settled, store_at
+
+MB = 1 << 20
+
+
+def run(*words: str, limit_s: float = 60.0, address_space: int = 0) -> tuple[int, str, str]:
+    def limited() -> None:
+        if address_space:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (address_space, address_space))
+
+    done = subprocess.run(
+        [sys.executable, "-m", *words], capture_output=True, text=True, timeout=limit_s, preexec_fn=limited
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def start_fails(path: Path, localindex: int = 0, address_space: int = 0) -> str:
+    """The one line that a start says which does not succeed."""
+    code, _, err = run(
+        "spark_jms.store.regions.daemon", "-dir", str(path), "-localindex", str(localindex), address_space=address_space
+    )
+    assert code == 1
+    assert len(err.splitlines()) == 1, err
+    return err
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def write_some(path: Path, store: str, daemon: int, data: bytes = b"data") -> None:
+    async def write() -> None:
+        async with store_at(path, store, daemon) as instance:
+            await (await instance.connection("c")).create(data)
+
+    asyncio.run(write())
+
+
+def read_all(path: Path, store: str, daemon: int) -> list[bytes]:
+    async def read() -> list[bytes]:
+        async with store_at(path, store, daemon) as instance:
+            objects = await instance.connection("c")
+            return [await objects.read(handle) for handle in objects.handles()]
+
+    return asyncio.run(read())
+
+
+# ---- leaving and coming back
+
+
+def test_safe_shutdown_in_four_steps(make_daemons: Make) -> None:
+    """R4, R6: refused while a region is open, then without room; then opens wait, regions move, the daemon stops."""
+    daemons = make_daemons(3, "8M")
+    path = daemons.path
+
+    async def first_steps() -> None:
+        async with store_at(path, "s", 0, region_mb=3):
+            admin = await asyncio.to_thread(DaemonAdmin, str(path), 0)
+            with pytest.raises(ShutdownRefusedError, match=r"s\.000 is open"):
+                await asyncio.to_thread(admin.shutdown, [0], False)
+            await asyncio.to_thread(admin.close)
+
+    asyncio.run(first_steps())
+    with Admin(str(path), 0) as admin:
+        with pytest.raises(ShutdownRefusedError, match="1 daemon would be left"):
+            admin.shutdown("0,1")
+        assert all(daemon.up for daemon in admin.daemons())
+        before = {region.name for region in admin.regions()}
+        admin.shutdown("local")
+        assert not admin.attached
+    daemons.processes[0].wait(10)
+    assert daemons.processes[0].returncode == 0
+    wait_until(lambda: settled(path, [1, 2], 1), 30.0)
+    assert {region.name for region in lists(path, 1)[1]} == before == {"s.000"}
+    assert segments(path)
+    with Admin(str(path), 1) as admin:
+        with pytest.raises(ShutdownRefusedError, match="no daemon would be left"):
+            admin.shutdown("all")
+        admin.shutdown("all", force=True)
+    for process in daemons.processes.values():
+        assert process.wait(10) == 0
+    assert segments(path) == set()
+
+
+def test_sigterm_moves_everything_away_and_the_daemon_comes_back(make_daemons: Make) -> None:
+    """R4, R10, R15: also what is open; its client goes on elsewhere. In place again, it takes its part."""
+    daemons = make_daemons(3)
+    write_some(daemons.path, "closed", 0)
+
+    async def leave() -> None:
+        instance = await opened(daemons.path, "open", 0)
+        await (await instance.connection("c")).create(b"data")
+        daemons.signal(0, signal.SIGTERM)
+        assert await asyncio.to_thread(daemons.processes[0].wait, 30) == 0
+        with pytest.raises(StoreError):
+            await (await instance.connection("d")).create(b"late")
+        await instance.close()
+
+    asyncio.run(leave())
+    assert settled(daemons.path, [1, 2], 1)  # not for one moment with one copy
+    assert read_all(daemons.path, "open", 1) == [b"data"]
+    assert read_all(daemons.path, "closed", 2) == [b"data"]
+    daemons.start(0)
+    settle(daemons)
+    assert read_all(daemons.path, "open", 0) == [b"data"]
+
+
+# ---- who is refused
+
+
+def test_a_changed_cfg_is_refused(make_daemons: Make) -> None:
+    """R2: new daemons, stores and administrators; those that run go on."""
+    daemons = make_daemons(2)
+    path = daemons.path
+
+    async def check() -> None:
+        async with store_at(path, "s", 0) as instance:
+            objects = await instance.connection("c")
+            daemons.signal(1, signal.SIGKILL)
+            cfg = path / "rs_daemons.cfg"
+            before = cfg.read_bytes()
+            cfg.write_bytes(before + b"# edited\n")
+            await objects.create(b"goes on")
+            assert "ClusterMismatchError" in await asyncio.to_thread(start_fails, path, 1)
+            with pytest.raises(ClusterMismatchError):
+                await StoreInstance.open(GlobalDirectory(str(path)), "other")
+            with pytest.raises(ClusterMismatchError):
+                await asyncio.to_thread(DaemonAdmin, str(path), 0)
+            await objects.create(b"and on")
+            cfg.write_bytes(b"nonsense\n")
+            assert "DaemonConfigError" in await asyncio.to_thread(start_fails, path, 1)
+            await objects.create(b"still")
+            cfg.write_bytes(before)
+            daemons.start(1)
+            await asyncio.to_thread(settle, daemons)
+            await objects.create(b"two copies again")
+
+    asyncio.run(check())
+
+
+def test_refused_before_the_first_frame(make_daemons: Make, tmp_path: Path) -> None:
+    """R17: a wrong secret, another directory with the same cfg, and who is no daemon of ours."""
+    daemons = make_daemons(2)
+    directory = GlobalDirectory(str(daemons.path))
+    config = directory.config()
+    spec, identity = config.daemons[0], directory.identity(config)
+    secret = directory.secret(0)
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(daemons.path, elsewhere)
+
+    async def check() -> None:
+        for wrong in (secret[:-1], bytes(32), directory.secret(1)):
+            with pytest.raises(AuthenticationError):
+                await connect(spec.address, spec.port, wrong, identity)
+        with pytest.raises(ClusterMismatchError):
+            await StoreInstance.open(GlobalDirectory(str(elsewhere)), "s")
+        link = tmp_path / "link"
+        link.symlink_to(daemons.path)
+        async with store_at(link, "s", 0):  # the same one by another name
+            pass
+        connection = await connect(spec.address, spec.port, secret, identity)
+        connection.send(Open(1, "s.000", 0))  # no Hello first
+        with pytest.raises(OSError):
+            await connection.first()
+        connection.abort()
+
+    asyncio.run(check())
+    said = daemons.said()
+    assert "refused: AuthenticationError" in said
+    assert "refused: ClusterMismatchError" in said
+    assert "refused: ProtocolError" in said
+    daemons.signal(0, signal.SIGKILL)
+    daemons.start(0)
+    daemons.cluster.wait_healthy()
+    assert directory.secret(0) != secret
+
+
+# ---- what lies where
+
+
+def test_rights_of_files_and_shared_memory(make_daemons: Make) -> None:
+    """R5, R8, R12, R17: secrets and locks for the user alone, logs for the group to read, shared memory for the group."""
+    daemons = make_daemons(2)
+    path = daemons.path
+
+    async def check() -> None:
+        async with store_at(path, "s", 0) as instance:
+            await (await instance.connection("c")).create(b"data")
+            assert (path / "regions/s.000.RGN").exists()
+            assert mode(path / "regions/s.000_client_meta.f") == 0o640
+            for segment in segments(path):
+                assert mode(segment) == 0o660
+                assert segment.stat().st_blocks * 512 >= MB  # its pages are there
+            assert len(segments(path)) == 2
+
+    asyncio.run(check())
+    assert (path / "regions/s.000.RGN").exists()
+    assert not (path / "regions/s.000_client_meta.f").exists()
+    assert mode(path / "daemons") == 0o700
+    for file in (path / "daemons").rglob("*"):
+        assert mode(file) == (0o700 if file.is_dir() else 0o600), file
+    logs = sorted(log.name for log in (path / "logs").glob("rs_daemon_*"))
+    ports = [daemon.port for daemon in GlobalDirectory(str(path)).config().daemons]
+    assert logs == [f"rs_daemon_00{index}_127.0.0.1_{port:05d}_000.log" for index, port in enumerate(ports)]
+    assert {mode(path / "logs" / name) for name in logs} == {0o640}
+    assert not list(path.rglob(".*"))  # nothing temporary is left
+
+
+def test_what_a_killed_daemon_leaves_is_removed(make_daemons: Make) -> None:
+    """R12: by the tracker beside it, or, where that was killed too, by the next start; with another cfg as well."""
+    daemons = make_daemons(2)
+    write_some(daemons.path, "s", 0)
+    assert len(segments(daemons.path)) == 2
+    for index in (0, 1):
+        os.killpg(daemons.processes[index].pid, signal.SIGKILL)  # its own session: the daemon and its tracker
+        daemons.processes[index].wait()
+    assert len(segments(daemons.path)) == 2
+    cfg = daemons.path / "rs_daemons.cfg"
+    cfg.write_bytes(cfg.read_bytes() + b"# edited\n")
+    for index in (0, 1):
+        daemons.start(index)
+    daemons.cluster.wait_healthy()
+    assert segments(daemons.path) == set()
+    assert [region.status for region in lists(daemons.path, 0)[1]] == ["LOST"]
+
+
+# ---- starts that fail
+
+
+def test_a_start_that_fails_says_why_in_one_line(make_daemons: Make, tmp_path: Path) -> None:
+    """R1, R3, R12, R18."""
+    daemons = make_daemons(2)
+    path = daemons.path
+    said = start_fails(path)
+    assert f"daemon 0 runs already, as process {daemons.processes[0].pid}" in said
+    spec = GlobalDirectory(str(path)).config().daemons[1]
+    daemons.signal(1, signal.SIGKILL)
+    with socket.create_server((spec.address, spec.port)):
+        assert f"cannot listen at 127.0.0.1:{spec.port}: " in start_fails(path, 1)
+    assert "above RLIMIT_FSIZE, 1 MB" in start_fails(path, 1, address_space=MB)
+    with pytest.raises(NoLocalDaemonError):
+        GlobalDirectory(str(elsewhere(tmp_path, "192.0.2.7 7000 7000 1M"))).local_daemon(
+            GlobalDirectory(str(tmp_path / "c0")).config(), 0
+        )
+    assert "192.0.2.7" in start_fails(tmp_path / "c0")
+    assert "above /dev/shm's" in start_fails(elsewhere(tmp_path, "127.0.0.1 7000 7000 900000G"))
+    two = "127.0.0.1 7000 7000 1M\nlocalhost 7001 7000 1M"
+    assert "one shared memory key" in start_fails(elsewhere(tmp_path, two))
+    assert "rs_daemons.cfg" in start_fails(tmp_path / "nowhere")
+    assert "port '80'" in start_fails(elsewhere(tmp_path, "127.0.0.1 80 7000 1M"))
+    daemons.start(1)
+    daemons.cluster.wait_healthy()
+
+
+def elsewhere(tmp_path: Path, cfg: str) -> Path:
+    path = tmp_path / f"c{len(list(tmp_path.glob('c*')))}"
+    path.mkdir()
+    (path / "rs_daemons.cfg").write_text(cfg)
+    return path
+
+
+def test_two_start_with_a_new_cfg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R2: one that has locked its file and not yet told of its new life is no daemon of the old cfg."""
+    path = elsewhere(tmp_path, "127.0.0.1 7000 7000 1M\n127.0.0.1 7001 7001 1M")
+    directory = GlobalDirectory(str(path))
+    lock = directory.lock_daemon(1, "old", "another checksum")
+    try:
+        first = Daemon(StartOptions(str(path)))
+        monkeypatch.setattr("spark_jms.store.regions.daemon.daemon.OTHERS_START_S", 0.0)
+        with pytest.raises(ClusterMismatchError, match="daemon 1 runs with an earlier"):
+            first._check_others()
+        monkeypatch.setattr("spark_jms.store.regions.daemon.daemon.OTHERS_START_S", 60.0)
+        checksum = directory.config().checksum
+        monkeypatch.setattr(
+            "spark_jms.store.regions.daemon.daemon.time.sleep", lambda seconds: directory.tell(lock, "new", checksum)
+        )
+        first._check_others()
+    finally:
+        os.close(lock)
+
+
+def test_no_daemon_runs(make_daemons: Make) -> None:
+    """R18."""
+    daemons = make_daemons(2)
+    for index in (0, 1):
+        daemons.signal(index, signal.SIGKILL)
+
+    async def check() -> None:
+        with pytest.raises(NoLocalDaemonError):
+            await StoreInstance.open(GlobalDirectory(str(daemons.path)), "s")
+
+    asyncio.run(check())
+    with pytest.raises(DaemonUnavailableError):
+        DaemonAdmin(str(daemons.path), 0)
+
+
+# ---- the administration utility on a real cluster
+
+
+def test_storeadmin_from_end_to_end(make_daemons: Make) -> None:
+    """R6: lsd, lsr, rmr, shutdown, one command at a time."""
+    daemons = make_daemons(3)
+    path = str(daemons.path)
+    write_some(daemons.path, "closed", 0)
+
+    def admin(command: str, *words: str) -> tuple[int, str, str]:
+        return run("spark_jms.store.regions.admin", command, "-dir", path, *words)
+
+    async def check() -> None:
+        async with store_at(daemons.path, "open", 1) as instance:
+            await (await instance.connection("c")).create(b"data")
+            code, out, err = await asyncio.to_thread(admin, "lsr")
+            assert (code, err) == (0, "")
+            lines = {line.split()[0]: line.split() for line in out.splitlines() if ".000" in line}
+            assert lines["closed.000"][1:4] == ["CLOSED", "000", "001"]
+            assert lines["open.000"][1:4] == ["OPEN", "001", "002"]
+            code, out, _ = await asyncio.to_thread(admin, "lsd", "-format", "list")
+            assert code == 0
+            assert out.count("127.0.0.1") == 3
+            code, out, err = await asyncio.to_thread(admin, "rmr", "open.000")
+            assert code == 1
+            assert "Another client has the region open" in out + err
+            code, out, err = await asyncio.to_thread(admin, "rmr", "-force", "open.000")
+            assert (code, err) == (0, "")
+            with pytest.raises(StoreError):
+                await (await instance.connection("d")).create(b"late")
+        code, out, err = await asyncio.to_thread(admin, "rmr", "closed.*")
+        assert (code, err) == (0, "")
+
+    asyncio.run(check())
+    assert lists(daemons.path, 0)[1] == []
+    wait_until(lambda: not segments(daemons.path), 10.0)
+    assert admin("shutdown", "-daemon", "2")[0] == 0
+    assert daemons.processes[2].wait(10) == 0
+    gone_at(daemons, 2, by=0)
+    assert admin("shutdown", "-daemon", "all", "-safe")[0] == 0
+    assert [daemons.processes[index].wait(10) for index in (0, 1)] == [0, 0]
+    assert admin("lsd")[0] == 1

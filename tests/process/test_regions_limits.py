@@ -1,0 +1,264 @@
+"""What a store does as its daemon fills up, and what it counts, on real daemons (R12, R13, R14)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import urllib.error
+import urllib.request
+from datetime import timezone
+from pathlib import Path
+
+import pytest
+
+from spark_jms.store import Delete, Handle, Put, open_store
+from spark_jms.store.errors import MemoryLimitError, ObjectTooLargeError, ResourceAllocationException, StoreFullError
+from spark_jms.store.regions.admin.api import Admin
+from spark_jms.store.regions.admin.formats import regions_table
+from spark_jms.store.regions.client import attachment as attachments
+from spark_jms.store.regions.client import instance as instances
+from spark_jms.store.regions.client.instance import StoreInstance
+from spark_jms.store.regions.client.thresholds import Thresholds
+from spark_jms.store.regions.global_directory import GlobalDirectory
+from spark_jms.testing.waiting import wait_until
+from tests.daemons import Daemons
+from tests.process.regions_cluster import MB, FaultyDaemons, Make, lists
+
+
+@pytest.fixture
+def daemons(make_daemons: Make, monkeypatch: pytest.MonkeyPatch) -> FaultyDaemons:
+    monkeypatch.setattr(instances, "WATCH_S", 0.05)
+    return make_daemons(2, "8M")
+
+
+async def opened(path: Path, store: str, region_mb: int = 1, **percent: int) -> StoreInstance:
+    thresholds = Thresholds(**{f"{name}_percent": value for name, value in percent.items()})
+    return await StoreInstance.open(
+        GlobalDirectory(str(path)), store, region_bytes=region_mb * MB, daemon=0, thresholds=thresholds
+    )
+
+
+def overloaded(store: StoreInstance) -> bool:
+    try:
+        store.check_new_message(100)
+    except ResourceAllocationException as error:
+        return "SpaceOverloadYellowPercent is 40" in str(error)
+    return False
+
+
+def test_message_sizes(daemons: FaultyDaemons) -> None:
+    """R13: MaximumMessageSizePercent, 1 by default, of the region size."""
+
+    async def run() -> None:
+        store = await opened(daemons.path, "s")
+        limit = MB // 100
+        store.check_new_message(limit)
+        with pytest.raises(ResourceAllocationException, match="MaximumMessageSizePercent is 1"):
+            store.check_new_message(limit + 1)
+        objects = await store.connection("c")
+        assert objects.max_object_bytes == limit
+        handle = await objects.create(b"x" * limit)
+        with pytest.raises(ObjectTooLargeError):
+            await objects.create(b"x" * (limit + 1))
+        with pytest.raises(ObjectTooLargeError):
+            await objects.update(handle, b"x" * (limit + 1))
+        assert len(await objects.read(handle)) == limit
+        await store.close()
+
+    asyncio.run(run())
+
+
+def test_yellow_needs_both(daemons: FaultyDaemons, caplog: pytest.LogCaptureFixture) -> None:
+    """R13: above yellow on the daemon *and* in the store new messages are rejected, until either is below."""
+    caplog.set_level(logging.INFO, "store.replicated")
+
+    async def run() -> None:
+        settings = {"maximum_message_size": 25, "space_logging_start": 10, "space_overload_yellow": 40}
+        store = await opened(daemons.path, "s", 2, **settings)  # a quarter of the daemon: above the start of logging
+        objects = await store.connection("c")
+        handles = [await objects.create(b"x" * (MB // 2)) for _ in range(2)]
+        store.check_new_message(100)  # the store is above, the daemon is not
+        while not any("SpaceLoggingStartPercent" in record.message for record in caplog.records):
+            await asyncio.sleep(0.01)  # it looks at its daemon every few seconds
+        while "SpaceLoggingStartPercent" not in caplog.text:
+            await asyncio.sleep(0.01)
+        other = await opened(daemons.path, "other", 2)  # now both
+        while not overloaded(store):
+            await asyncio.sleep(0.01)
+        other.check_new_message(100)  # by its own settings it is not
+        await objects.delete(handles[0])
+        store.check_new_message(100)  # the daemon is above, the store is not
+        await store.close()
+        await other.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    said = [(record.levelname, record.getMessage()) for record in caplog.records if "store s: daemon" in record.message]
+    assert [level for level, _ in said] == ["INFO", "WARNING"]
+    assert "2 of 8 MB used (25.00 %), SpaceLoggingStartPercent=10" in said[0][1]
+    assert "4 of 8 MB used (50.00 %), above SpaceOverloadYellowPercent=40" in said[1][1]
+
+
+def test_red_refuses_to_open(daemons: FaultyDaemons, caplog: pytest.LogCaptureFixture) -> None:
+    """R13, R15: new stores and those that come from elsewhere; an open one goes on."""
+
+    async def run() -> None:
+        first = await opened(daemons.path, "first", 4)
+        with pytest.raises(MemoryLimitError, match="store second: 4194304 of 8388608 bytes"):
+            await opened(daemons.path, "second", 1, space_overload_red=49)
+        assert [region.name for region in lists(daemons.path, 0)[1]] == ["first.000"]
+        await (await first.connection("c")).create(b"goes on")
+        await (await opened(daemons.path, "second", 1, space_overload_red=50)).close()
+        await first.close()
+
+    asyncio.run(run())
+    assert "ERROR" in {record.levelname for record in caplog.records if "SpaceOverloadRedPercent=49" in record.message}
+
+
+def test_record_sets_are_refused_new_values(daemons: FaultyDaemons, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R13: with one setting for this store; deleting still works, and what was refused was not written."""
+    monkeypatch.setenv("store.replicated.full.SpaceOverloadYellowPercent", "20")
+    with open_store(daemons.uri("full", region_mb=2)) as store, store.connect("c") as session:
+        handle = session.open("r")
+        with pytest.raises(ResourceAllocationException):
+            fill(handle)
+        kept = len(handle.objects())
+        assert 5 < kept < 100
+        handle.commit([Delete("k0")])
+        assert len(handle.objects()) == kept - 1
+        assert len(session.open("another").objects()) == 0
+
+
+def test_a_door_takes_nothing_new(tmp_path: Path) -> None:
+    """R13, R19: above yellow, with one setting for the namespace in its daemon's environment; deleting makes room."""
+    settings = {"store.replicated.webhdfs.SpaceOverloadYellowPercent": "20", "RS_DOOR_REGION_MB": "2"}
+    daemons = Daemons(tmp_path, 1, "8M", settings, doors=True)
+    door = f"http://127.0.0.1:{daemons.doors[0]}/webhdfs/v1"
+
+    def ask(method: str, path: str, op: str, data: bytes | None = None) -> int:
+        request = urllib.request.Request(f"{door}{path}?op={op}&data=true", data, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            with error:
+                said = error.read()
+                return -error.code if b"DSQuota" in said and b"YellowPercent is 20" in said else error.code
+
+    try:
+        wait_until(lambda: ask("PUT", "/d", "MKDIRS") == 200, 30.0)
+        assert ask("PUT", "/d/large", "CREATE", b"x" * 600_000) == 201
+        wait_until(lambda: ask("PUT", "/d/small", "CREATE", b"x") == -403, 30.0)
+        assert ask("GET", "/d/large", "OPEN") == 200
+        assert ask("DELETE", "/d/large", "DELETE") == 200
+        wait_until(lambda: ask("PUT", "/d/another", "CREATE", b"x") == 201, 30.0)
+    finally:
+        daemons.close()
+
+
+def fill(handle: Handle) -> None:
+    for number in range(100):
+        handle.commit([Put(f"k{number}", b"x" * 50_000)])
+
+
+def test_no_memory_for_another_region(daemons: FaultyDaemons) -> None:
+    """R12: a store that needs one more than the daemons hold is told; what it has is whole; deleting frees room for it."""
+
+    async def run() -> None:
+        store = await opened(daemons.path, "s", 2, maximum_message_size=25)
+        objects = await store.connection("c")
+        handles: list[int] = []
+
+        async def fill() -> None:
+            while True:
+                handles.append(await objects.create(b"%07d" % len(handles) * 60_000))
+
+        with pytest.raises(StoreFullError):
+            await fill()
+        assert len(lists(daemons.path, 0)[1]) == 4
+        used = [daemon.memory_used_bytes for daemon in lists(daemons.path, 0)[0]]
+        assert max(used) == 8 * MB
+        for number, handle in enumerate(handles):
+            assert await objects.read(handle) == b"%07d" % number * 60_000
+        for handle in handles[::2]:
+            await objects.delete(handle)
+        for _ in handles[::2]:
+            await objects.create(b"x" * 420_000)  # recycled
+        assert len(lists(daemons.path, 0)[1]) == 4
+        await store.close()
+
+    asyncio.run(run())
+
+
+def test_statistics(daemons: FaultyDaemons) -> None:
+    """R14: of the store and of each connection; requests that come together share a physical write."""
+
+    async def run() -> None:
+        store = await opened(daemons.path, "s")
+        one = await store.connection("weblogic.messaging.jmsServer.one")
+        two = await store.connection("weblogic.messaging.jmsServer.durablesubs.two")
+        before = store.statistics().physical_write_count
+        handles = await asyncio.gather(*(one.create(b"data") for _ in range(100)))
+        assert 1 <= store.statistics().physical_write_count - before <= 10
+        await two.create(b"else")
+        await one.update(handles[0], b"new")
+        await one.delete(handles[1])
+        assert await one.read(handles[0]) == b"new"
+        mine, its, all_ = one.statistics(), two.statistics(), store.statistics()
+        assert (mine.create_count, mine.read_count, mine.update_count, mine.delete_count) == (100, 1, 1, 1)
+        assert (mine.object_count, its.object_count, all_.object_count) == (99, 1, 100)
+        assert (all_.create_count, all_.connection_count) == (101, 2)
+        await store.close()
+        store = await opened(daemons.path, "s")
+        again = await store.connection("weblogic.messaging.jmsServer.one")
+        assert again.statistics().object_count == 99
+        assert again.statistics().create_count == 0
+        assert again.handles() == one.handles()
+        await store.close()
+
+    asyncio.run(run())
+
+
+def test_how_full_regions_are(daemons: FaultyDaemons, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R6: `lsr` shows what the store says of itself, at any daemon, while it is open and afterwards."""
+    monkeypatch.setattr(attachments, "PING_S", 0.05)
+
+    def shown(daemon: int) -> int:
+        return sum(region.used_bytes for region in lists(daemons.path, daemon)[1])
+
+    async def run() -> int:
+        store = await opened(daemons.path, "s", 1, maximum_message_size=25)
+        objects = await store.connection("c")
+        handles = [await objects.create(b"x" * 200_000) for _ in range(6)]
+        assert store.statistics().region_count == 2
+        await asyncio.to_thread(wait_until, lambda: shown(1) == store.statistics().used_bytes, 10.0)
+        assert store.statistics().used_bytes > 1_200_000
+        for handle in handles[1:]:
+            await objects.delete(handle)
+        await store.close()
+        return store.statistics().used_bytes
+
+    left = asyncio.run(run())
+    assert 200_000 < left < 210_000
+    wait_until(lambda: [shown(0), shown(1)] == [left, left], 10.0)
+    with Admin(str(daemons.path)) as admin:
+        table = regions_table(admin.regions("s.000"), 0, timezone.utc)
+    assert f"{left * 100 / MB:.2f}" in table
+
+
+def test_daemon_memory_follows_regions_only(daemons: FaultyDaemons) -> None:
+    """R12: deleting what is in a region frees no memory; deleting the region does."""
+
+    async def run() -> None:
+        store = await opened(daemons.path, "s", 2, maximum_message_size=25)
+        objects = await store.connection("c")
+        for handle in [await objects.create(b"x" * 400_000) for _ in range(8)]:
+            await objects.delete(handle)
+        await store.close()
+
+    asyncio.run(run())
+    names = [region.name for region in lists(daemons.path, 0)[1]]
+    assert len(names) == 2
+    assert lists(daemons.path, 0)[0][0].memory_used_bytes == 4 * MB
+    with Admin(str(daemons.path)) as admin:
+        admin.remove_regions("s.*")
+    wait_until(lambda: all(daemon.memory_used_bytes == 0 for daemon in lists(daemons.path, 0)[0]), 10.0)

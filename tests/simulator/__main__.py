@@ -1,0 +1,42 @@
+"""python -m tests.simulator --seeds 100 --first 1 [--trace]"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+
+from tests.simulator.world import World
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulator", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=100, help="how many")
+    parser.add_argument("--first", type=int, default=None, help="the first one; by default another one each time")
+    parser.add_argument("--trace", action="store_true", help="print what happens")
+    options = parser.parse_args()
+    first = options.first if options.first is not None else time.time_ns() // 1000 % 1_000_000_000
+    failures, acks, lost, faults = 0, 0, 0, Counter[str]()
+    began = time.perf_counter()
+    for seed in range(first, first + options.seeds):
+        try:
+            outcome = World(seed, trace=options.trace).run()
+        except Exception as error:  # noqa: BLE001 - whatever went wrong belongs to the seed, and the next one still runs
+            failures += 1
+            print(
+                f"seed {seed}: {type(error).__name__}: {error}\n  replay: {parser.prog} --seeds 1 --first {seed} --trace"
+            )
+        else:
+            acks, lost = acks + outcome.acks, lost + outcome.lost
+            faults += outcome.faults
+    took_s = time.perf_counter() - began
+    print(
+        f"{options.seeds} seeds from {first}: {failures} failures, {acks} acknowledged writes, {lost} regions lost as they "
+        f"had to be, {sum(faults.values())} faults, {took_s:.1f} s"
+    )
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,597 @@
+"""The served store without a database: the book, who is alive, the wire, and engines that come and go."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Collection
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_jms.store import OutcomeUnknownError, Put, SessionLostError, StoreBusyError, StoreError, StoreFullError
+from spark_jms.store.engine import Batch, Loaded, MemoryReach, OwnershipLostError, ServedBackend, wire
+from spark_jms.store.engine.book import Book, Page, Proposal, Verdict
+from spark_jms.store.engine.in_memory import Place
+from spark_jms.store.engine.link import LinkLostError, TcpLink
+from spark_jms.store.engine.liveness import Liveness
+from spark_jms.store.engine.process import new_session_id, process_gone, this_host
+from spark_jms.store.engine.scratch import Scratch
+from spark_jms.store.errors import ResourceAllocationException
+from spark_jms.store.ledger.ledger import (
+    Change,
+    Closed,
+    Connected,
+    Ended,
+    Entry,
+    Ledger,
+    LedgerError,
+    Opened,
+    Waited,
+    Written,
+)
+from spark_jms.store.ledger.session import LedgerStore
+from spark_jms.testing.waiting import wait_until
+
+
+def written(name: str, epoch: int, key: str, value: bytes) -> Written:
+    return Written((Change(name, epoch, (Put(key, value),)),))
+
+
+START: tuple[Entry, ...] = (Connected("a", ""), Connected("b", ""), Opened("r", 1, "a"), Opened("q", 1, "b"))
+
+
+def book(**limits: int) -> Book:
+    return Book("i1", Loaded(len(START), START), **limits)
+
+
+def take(target: Book, *proposals: Proposal) -> tuple[Verdict, ...]:
+    planned = target.plan_round(proposals)
+    if planned.batch is not None:
+        target.keep(planned.batch)
+    return planned.verdicts
+
+
+def follow(page: Page, ledger: Ledger) -> Ledger:
+    ledger = Ledger() if page.snapshot else ledger
+    for entry in page.entries:
+        ledger.apply(entry)
+    return ledger
+
+
+def same(left: Ledger, right: Ledger) -> bool:
+    return list(left.snapshot()) == list(right.snapshot())
+
+
+# ---- the book
+
+
+def test_entries_made_on_an_old_position_are_taken_when_they_fit() -> None:
+    """S2: processes that use different record sets never disturb each other."""
+    target = book()
+    assert take(target, Proposal("t1", 4, (written("r", 1, "k", b"1"),))) == (Verdict.TAKEN,)
+    assert take(target, Proposal("t2", 4, (written("q", 1, "k", b"2"),))) == (Verdict.TAKEN,)
+    assert target.position == 6
+
+
+def test_entries_that_do_not_fit_are_refused_whole() -> None:
+    """S2, C9: what an older owner sends changes nothing, and the others of the round are kept."""
+    target = book()
+    half = Proposal("t2", 4, (written("q", 1, "k", b"half"), Closed("r", 1), written("r", 1, "k", b"late")))
+    verdicts = take(
+        target, Proposal("t1", 4, (written("r", 1, "k", b"1"),)), half, Proposal("t3", 4, (Waited("r", "b"),))
+    )
+    assert verdicts == (Verdict.TAKEN, Verdict.REFUSED, Verdict.TAKEN)
+    assert target.ledger.records["q"].objects == {}
+    assert (target.ledger.records["r"].holder, target.ledger.records["r"].waiters) == ("a", ["b"])
+
+
+def test_a_round_changes_nothing_until_it_is_kept() -> None:
+    target = book()
+    before = list(target.ledger.snapshot())
+    planned = target.plan_round([Proposal("t", 4, (Waited("r", "b"), Ended(("a",)), written("r", 2, "k", b"1")))])
+    assert planned.batch is not None
+    assert planned.batch.after.records["r"].holder == "b"
+    assert list(target.ledger.snapshot()) == before
+    assert target.position == 4
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.booleans()), min_size=1, max_size=12))
+def test_what_a_plan_made_on_the_ledger_itself_is_not_checked_twice(rounds: list[tuple[int, int, bool]]) -> None:
+    """S2: a round that begins with it comes to the same as one that checks all; made on an older position, it is checked."""
+    fast, slow = book(), book()
+    for number, (others, key, late) in enumerate(rounds):
+        entries = (written("r", 1, f"k{key}", b"%d" % number), Waited("r", "b"))
+        after = Scratch(fast.ledger)
+        made = [entry for entry in entries if _fits(after, entry)]
+        mine = Proposal(f"m{number}", fast.position, tuple(made))
+        if late:
+            for target in (fast, slow):
+                take(target, Proposal(f"l{number}", 0, (written("q", 1, f"k{key}", b"late"),)))
+        rest = [Proposal(f"{number}.{n}", 0, (written("rq"[n % 2], 1 + n // 3, f"k{n}", b"x"),)) for n in range(others)]
+        planned = fast.plan_round([mine, *rest], after)
+        assert planned.verdicts == take(slow, mine, *rest)
+        assert planned.batch is not None
+        assert same(planned.batch.after, slow.ledger)
+        fast.keep(planned.batch)
+        assert same(fast.ledger, slow.ledger)
+
+
+def _fits(ledger: Ledger, entry: Entry) -> bool:
+    try:
+        ledger.apply(entry)
+    except LedgerError:
+        return False
+    return True
+
+
+def test_an_append_sent_again_counts_once() -> None:
+    """S2: the answer got lost, not the write."""
+    target = book()
+    append = Proposal("t", 4, (written("r", 1, "k", b"1"),))
+    again = Proposal("t", 4, append.entries, again=True)
+    assert take(target, append) == take(target, again) == (Verdict.TAKEN,)
+    assert target.position == 5
+
+
+def test_an_append_sent_again_too_late_is_told_so() -> None:
+    target = book(outcomes=2)
+    for number in range(4):
+        take(target, Proposal(f"t{number}", 4 + number, (written("r", 1, "k", b"%d" % number),)))
+    assert take(target, Proposal("t0", 4, (written("r", 1, "k", b"0"),), again=True)) == (Verdict.UNKNOWN,)
+    assert take(target, Proposal("new", 7, (written("r", 1, "k", b"0"),), again=True)) == (Verdict.TAKEN,)
+    assert take(target, Proposal("slow", 4, (written("r", 1, "k", b"0"),))) == (Verdict.TAKEN,)
+
+
+@given(st.lists(st.integers(0, 3), max_size=40), st.integers(1, 6))
+def test_whoever_follows_by_pages_has_the_same_ledger(steps: list[int], history: int) -> None:
+    """S2: entry by entry or by snapshots, at whatever distance."""
+    target, replica, position, incarnation = book(history_entries=history), Ledger(), 0, ""
+    for number, step in enumerate(steps):
+        name = "rq"[step % 2]
+        if step < 2:
+            take(target, Proposal(f"t{number}", 0, (written(name, 1, f"k{number % 5}", b"x" * step),)))
+        if step == 3:
+            page = target.page(incarnation, position)
+            replica, position, incarnation = follow(page, replica), page.position, "i1"
+            assert same(replica, target.ledger)
+    page = target.page(incarnation, position)
+    assert page.snapshot or len(page.entries) == target.position - position
+    assert same(follow(page, replica), target.ledger)
+
+
+def test_a_position_of_another_incarnation_says_nothing() -> None:
+    """S4: it gets a snapshot, even when the numbers are equal."""
+    assert book().page("i0", 4).snapshot
+    assert book().page("i1", 99).snapshot
+    assert book().page("i1", 4) == Page((), 4, False)
+
+
+def test_a_scratch_leaves_its_base_alone() -> None:
+    base = Ledger()
+    for entry in START:
+        base.apply(entry)
+    before = list(base.snapshot())
+    scratch = Scratch(base)
+    for entry in (Waited("r", "b"), Ended(("a",)), written("r", 2, "k", b"v"), Opened("new", 1, "b")):
+        scratch.apply(entry)
+    assert sorted(scratch.records) == ["new", "q", "r"]
+    assert len(scratch.records) == 3
+    assert {name: record.holder for name, record in scratch.records.items()} == {"new": "b", "q": "b", "r": "b"}
+    assert list(base.snapshot()) == before
+    with pytest.raises(LedgerError):
+        base.apply(written("r", 2, "k", b"v"))
+
+
+# ---- who is alive
+
+
+def test_a_silent_session_dies_after_its_time_only() -> None:
+    """C9: no beat for session_timeout_ms."""
+    life = Liveness(10_000, 1_000)
+    life.connected("c", 0)
+    life.beat("c", ["s"], 0)
+    for now_ms in range(0, 12_000, 500):
+        assert life.alive(["s"], now_ms) == (frozenset("s") if now_ms < 10_000 else frozenset())
+    life.beat("c", ["s"], 12_000)
+    assert life.alive(["s", "unknown"], 12_000) == {"s"}
+
+
+def test_a_client_that_hung_up_has_a_grace_to_come_back() -> None:
+    """R8: and no more than that."""
+    life = Liveness(10_000, 1_000)
+    life.connected("c", 0)
+    life.connected("c", 0)
+    life.beat("c", ["s"], 0)
+    life.disconnected("c", 100)
+    assert life.alive(["s"], 1_100) == {"s"}  # one of two connections
+    life.disconnected("c", 1_100)
+    assert life.alive(["s"], 2_000) == {"s"}
+    life.connected("c", 2_050)
+    life.beat("c", ["s"], 2_050)
+    assert life.alive(["s"], 2_900) == {"s"}
+    life.disconnected("c", 2_900)
+    assert life.alive(["s"], 3_900) == frozenset()
+
+
+def test_a_session_whose_process_is_gone_is_dead_at_once() -> None:
+    """R8."""
+    gone: set[str] = set()
+    life = Liveness(10_000, 1_000, process_gone=lambda session_id: session_id in gone)
+    life.expect(["s", "t"], 0)
+    assert life.alive(["s", "t"], 1) == {"s", "t"}
+    gone.add("s")
+    assert life.alive(["s", "t"], 2) == {"t"}
+
+
+def test_the_engines_own_pause_does_not_count() -> None:
+    """S7: it was stopped; the beats of that time lie unread."""
+    life = Liveness(10_000, 1_000)
+    life.connected("c", 0)
+    life.beat("c", ["s"], 0)
+    life.tick(60_000)
+    assert life.alive(["s"], 60_001) == {"s"}
+
+
+def test_a_session_id_tells_its_process() -> None:
+    """R8: a dead process is seen at once; a process id used again is not mistaken for it."""
+    mine = new_session_id()
+    assert not process_gone(mine)
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    assert process_gone(f"0.{this_host()}.{child.pid}.12345")
+    assert process_gone(f"0.{this_host()}.{os.getpid()}.1")
+    assert not process_gone(f"0.ffffffff.{child.pid}.12345")
+    assert not process_gone("0123456789abcdef")
+
+
+# ---- the wire
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        wire.Challenge(1, "i", b"n"),
+        wire.Append("i", 3, "t", 2, True, b"\x00\xff"),
+        wire.Paged("i", "taken", 9, False, b""),
+        wire.Beat(("s", "ü")),
+        wire.Refusal("StaleEpochError", ("r", 1, 2)),
+        wire.Done(),
+    ],
+)
+def test_messages_come_out_as_they_went_in(message: wire.Any_) -> None:
+    data = wire.frame(message)
+    head, body = data[: wire.HEAD_BYTES], data[wire.HEAD_BYTES :]
+    assert wire.body_length(head) == len(body)
+    assert wire.unframe(head, body) == message
+    for at in range(len(body)):
+        flipped = body[:at] + bytes([body[at] ^ 0x10]) + body[at + 1 :]
+        with pytest.raises(wire.WireError):
+            wire.unframe(head, flipped)
+
+
+def test_errors_keep_their_names_over_the_wire() -> None:
+    for error in (StoreFullError("disk"), SessionLostError("session s"), StoreBusyError("x")):
+        again = wire.error_of(wire.refusal(error))
+        assert (type(again), str(again)) == (type(error), str(error))
+    assert type(wire.error_of(wire.Refusal("NoSuchError", ("x",)))) is StoreError
+    with pytest.raises(wire.WireError):
+        wire.body_length(b"\xff" * 8)
+
+
+# ---- engines that come and go
+
+
+class Nobody(MemoryReach):
+    """There is no engine, and nobody can become it."""
+
+    def target(self, failed: object = None) -> None:
+        return None
+
+
+class Pair:
+    """Two clients; the engine is wherever `place` says."""
+
+    def __init__(self) -> None:
+        self.place = Place()
+        self.backends = [
+            ServedBackend(
+                MemoryReach(self.place, session_timeout_ms=5_000, remote=remote),
+                session_timeout_ms=5_000,
+                limit_ms=10_000,
+            )
+            for remote in (False, True)
+        ]
+        self.stores = [LedgerStore(backend) for backend in self.backends]
+
+    def clock(self, backend: ServedBackend) -> list[float]:
+        """Its clock from now on, in milliseconds: it moves while the backend sleeps."""
+        now_ms = [0.0]
+
+        def sleep(duration_ms: float) -> None:
+            now_ms[0] += duration_ms
+
+        backend._clock_ms, backend._sleep_ms = (lambda: now_ms[0]), sleep
+        return now_ms
+
+    def reach(self, backend: ServedBackend, kind: type[MemoryReach] = MemoryReach) -> None:
+        backend._reach = kind(self.place, session_timeout_ms=5_000)
+
+    def close(self) -> None:
+        for store in self.stores:
+            store.close()
+
+
+def test_sessions_and_records_survive_the_engine() -> None:
+    """S6, S7: the engine is disabled; another takes over; sessions come back with their ids and handles."""
+    pair = Pair()
+    first, second = (store.connect() for store in pair.stores)
+    handles = [first.open("one"), second.open("two")]
+    for number in range(3):
+        for handle in handles:
+            handle.commit([Put("n", b"%d" % number)])
+        assert pair.place.published is not None
+        pair.place.published.disable("the test says so")
+    assert [handle.read("n") for handle in handles] == [b"2", b"2"]
+    assert [handle.epoch for handle in handles] == [1, 1]
+    assert set(pair.stores[0].sessions()) == {first.session_id, second.session_id}
+    assert pair.place.incarnation_count == 4
+    pair.close()
+
+
+def test_a_write_whose_answer_got_lost_is_kept_once() -> None:
+    """S2: kept, then ownership lost before the answer; the new engine knows the token."""
+    pair = Pair()
+    handle = pair.stores[1].connect().open("r")
+    lost: list[Batch] = []
+
+    def crash(batch: Batch) -> StoreError | None:
+        if any(isinstance(entry, Written) for entry in batch.entries) and not lost:
+            lost.append(batch)
+            return OwnershipLostError("the test says so")
+        return None
+
+    pair.place.crash = crash
+    handle.commit([Put("n", b"1")])
+    assert len(lost) == 1
+    assert sum(isinstance(entry, Written) for entry in pair.place.entries) == 1
+    pair.close()
+
+
+def test_a_write_that_was_not_kept_is_done_again() -> None:
+    """S2."""
+    pair = Pair()
+    handle = pair.stores[1].connect().open("r")
+    errors: list[StoreError] = [OwnershipLostError("the test says so")]
+    pair.place.fail = lambda batch: errors.pop() if errors else None
+    handle.commit([Put("n", b"1")])
+    assert sum(isinstance(entry, Written) for entry in pair.place.entries) == 1
+    pair.close()
+
+
+def test_an_outcome_nobody_remembers_is_told_as_unknown() -> None:
+    """S2: never a wrong answer."""
+    pair = Pair()
+    handle = pair.stores[1].connect().open("r")
+    lost: list[Batch] = []
+
+    def crash(batch: Batch) -> StoreError | None:
+        if lost:
+            return None
+        lost.append(batch)
+        pair.place.outcomes.clear()
+        return OwnershipLostError("the test says so")
+
+    pair.place.crash = crash
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("spark_jms.store.engine.in_memory.Loaded", lambda p, e, o: Loaded(p, e, o, known_since=p))
+        with pytest.raises(OutcomeUnknownError):
+            handle.commit([Put("n", b"1")])
+    pair.close()
+
+
+def test_an_error_of_the_place_is_told_to_all_who_shared_the_write_and_no_more() -> None:
+    """S9: a full disk acknowledges nothing, and the engine goes on."""
+    pair = Pair()
+    handle = pair.stores[1].connect().open("r")
+    pair.place.fail = lambda batch: StoreFullError("the place")
+    with pytest.raises(StoreFullError):
+        handle.commit([Put("n", b"1")])
+    assert handle.objects() == {}
+    pair.place.fail = lambda batch: None
+    handle.commit([Put("n", b"2")])
+    assert handle.objects() == {"n": b"2"}
+    assert pair.place.incarnation_count == 1
+    pair.close()
+
+
+def test_appends_that_come_during_a_write_share_the_next() -> None:
+    """S9: the slower the place, the more share a write; here from two processes' worth of clients."""
+    pair = Pair()
+    sessions = [store.connect() for store in pair.stores]
+    handles = [sessions[number % 2].open(f"r{number}") for number in range(6)]
+    slow, entered = threading.Event(), threading.Event()
+
+    def wait(batch: Batch) -> StoreError | None:
+        entered.set()
+        slow.wait(20)
+        return None
+
+    engine = pair.place.published
+    assert engine is not None
+    before = engine.statistics().physical_write_count
+    pair.place.fail = wait
+    threads = [threading.Thread(target=handle.commit, args=([Put("k", b"v")],)) for handle in handles]
+    threads[0].start()
+    entered.wait(20)
+    for thread in threads[1:]:
+        thread.start()
+    # r0's write is under way; of the others one of each client leads, and each client's rest waits behind it.
+    wait_until(
+        lambda: len(pair.backends[0]._group._queue) + len(pair.backends[1]._group._queue) + len(engine._queue) == 6
+    )
+    slow.set()
+    for thread in threads:
+        thread.join(20)
+    assert engine.statistics().physical_write_count - before <= 4
+    assert all(pair.stores[0].peek(f"r{number}") == {"k": b"v"} for number in range(6))
+    pair.close()
+
+
+def test_only_the_write_that_is_refused_is_told_so() -> None:
+    """R13: the others that share its physical write, or the message to the engine, are kept."""
+    pair = Pair()
+    handles = [store.connect().open(f"r{n}") for n in range(4) for store in [pair.stores[n % 2]]]
+    entered, go_on = threading.Event(), threading.Event()
+
+    def fail(batch: Batch) -> StoreError | None:
+        entered.set()
+        go_on.wait(20)
+        large = any(b"large" in repr(entry).encode() for entry in batch.entries)
+        return ResourceAllocationException("the test says so") if large else None
+
+    told: dict[int, str] = {}
+
+    def commit(number: int) -> None:
+        try:
+            handles[number].commit([Put("k", b"large" if number >= 2 else b"small")])
+        except StoreError as error:
+            told[number] = type(error).__name__
+
+    pair.place.fail = fail
+    engine = pair.place.published
+    assert engine is not None
+    first = threading.Thread(target=lambda: pair.stores[0].connect().open("first"))
+    first.start()
+    entered.wait(20)  # all that come meanwhile share the next; it stays in the queue until it is done
+    threads = [threading.Thread(target=commit, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    waiting = [pair.backends[0]._group._queue, pair.backends[1]._group._queue, engine._queue]
+    wait_until(lambda: sum(map(len, waiting)) == 5)
+    go_on.set()
+    for thread in [first, *threads]:
+        thread.join(20)
+    assert told == {2: "ResourceAllocationException", 3: "ResourceAllocationException"}
+    assert [pair.stores[0].peek(f"r{number}") for number in range(4)] == [{"k": b"small"}] * 2 + [{}] * 2
+    pair.close()
+
+
+def test_an_interrupted_writer_leaves_nobody_waiting() -> None:
+    """S9: whoever has the turn is interrupted in the middle of a write that others share. Nobody knows what was kept, so
+    that engine ends; the others find out at the next one, and nothing is done twice."""
+    pair = Pair()
+    handles = [store.connect().open(f"r{number}") for number, store in enumerate(pair.stores)]
+    entered, go_on, interrupt = threading.Event(), threading.Event(), [KeyboardInterrupt()]
+
+    def crash(batch: Batch) -> StoreError | None:
+        entered.set()
+        go_on.wait(20)
+        if interrupt:
+            raise interrupt.pop()
+        return None
+
+    ends: list[str] = []
+
+    def commit(number: int) -> None:
+        try:
+            handles[number].commit([Put("k", b"v"), Put(f"k{pair.place.incarnation_count}", b"v")])
+            ends.append("done")
+        except KeyboardInterrupt:
+            ends.append("interrupted")
+
+    pair.place.crash = crash
+    engine = pair.place.published
+    assert engine is not None
+    threads = [threading.Thread(target=commit, args=(number,)) for number in range(2)]
+    threads[0].start()
+    assert entered.wait(20)
+    threads[1].start()
+    wait_until(lambda: len(engine._queue) == 2)
+    go_on.set()
+    for thread in threads:
+        thread.join(20)
+    assert sorted(ends) == ["done", "interrupted"]
+    assert engine.gone
+    assert pair.place.incarnation_count == 2
+    assert pair.stores[0].peek("r0") == pair.stores[1].peek("r1") == {"k": b"v", "k1": b"v"}
+    pair.close()
+
+
+def test_a_plan_whose_engine_ends_is_run_again() -> None:
+    """S6: it asks who is alive, and there is no answer: the way back is not looked for in the middle of a plan."""
+    pair = Pair()
+    first, second = (store.connect() for store in pair.stores)
+    first.open("r")
+    asked: list[str] = []
+    backend = pair.backends[0]
+    real = backend.alive
+
+    def alive(session_ids: Collection[str]) -> frozenset[str]:
+        engine = pair.place.published
+        assert engine is not None
+        asked.append(engine.incarnation)
+        if len(asked) == 1:
+            engine.disable("the test says so")
+        return real(session_ids)
+
+    backend.alive = alive  # type: ignore[method-assign]
+    third = pair.stores[0].connect()  # looks who of the others is dead
+    assert len(set(asked)) == 2
+    assert third.session_id in pair.stores[1].sessions()
+    second.close()
+    pair.close()
+
+
+def test_a_stranger_without_the_secret_is_sent_away() -> None:
+    """S3."""
+    pair = Pair()
+    engine = pair.place.published
+    assert engine is not None
+    from spark_jms.store.engine import Address
+
+    for secret, incarnation in ((b"guess", engine.incarnation), (engine.secret, "another")):
+        with pytest.raises(LinkLostError):
+            TcpLink(Address(*engine.address, secret, incarnation), "stranger", 5.0, 5.0)
+    assert engine.statistics().client_count == 2
+    pair.close()
+
+
+def test_no_engine_is_a_bounded_wait() -> None:
+    """S5."""
+    pair = Pair()
+    handle = pair.stores[1].connect().open("r")
+    backend = pair.backends[1]
+    now_ms = pair.clock(backend)
+    pair.reach(backend, Nobody)
+    assert pair.place.published is not None
+    pair.place.published.disable("the test says so")
+    with pytest.raises(OutcomeUnknownError, match="no other was found"):  # it may have arrived there
+        handle.commit([Put("k", b"v")])
+    assert 10_000 <= now_ms[0] < 11_000
+    with pytest.raises(StoreBusyError):
+        handle.commit([Put("k", b"v")])
+    assert 20_000 <= now_ms[0] < 22_000
+    pair.reach(backend)
+    pair.close()
+
+
+def test_an_append_that_ends_every_engine_is_given_up() -> None:
+    """S6: a write at which one engine after the other fails is refused by name within the limit, not tried for ever."""
+    place = Place()
+    backend = ServedBackend(MemoryReach(place, session_timeout_ms=10_000), session_timeout_ms=10_000, limit_ms=300)
+    store = LedgerStore(backend)
+    handle = store.connect().open("r")
+
+    def fail(batch: Batch) -> StoreError | None:
+        raise TypeError("a fault of ours")
+
+    place.fail = fail
+    with pytest.raises(OutcomeUnknownError):
+        handle.commit([Put("k", b"v")])
+    place.fail = lambda batch: None
+    assert store.peek("r") == {}
+    store.close()

@@ -1,0 +1,228 @@
+"""An engine that serves beyond its machine: proofs on both sides, TLS around them (R17)."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from spark_jms.store import Put
+from spark_jms.store.engine import Address, Reach, ServedBackend, Server, wire
+from spark_jms.store.engine import server as servers
+from spark_jms.store.engine.in_memory import MemoryPersistence, Place
+from spark_jms.store.engine.link import LinkLostError, TcpLink, receive, send
+from spark_jms.store.errors import SecurityConfigError, StoreUriError
+from spark_jms.store.ledger.session import LedgerStore
+from spark_jms.store.net.tls import client_context, first_certificate, server_context
+from spark_jms.store.records.store import ReplicatedReach, parse_replicated
+from spark_jms.testing.waiting import wait_until
+from tests.certificates import certificate
+
+HOSTS = ("127.0.0.2", "::1")
+
+
+@contextlib.contextmanager
+def engine(host: str = "127.0.0.2", chain: tuple[Path, Path] | None = None) -> Iterator[tuple[Server, Address]]:
+    tls = server_context(*chain) if chain else None
+    server = Server(MemoryPersistence(Place()), session_timeout_ms=5_000, host=host, tls=tls)
+    shown = first_certificate(chain[0]) if chain else ""
+    yield server, Address(host, server.address[1], server.secret, server.incarnation, shown)
+    server.close()
+
+
+class There(Reach):
+    def __init__(self, address: Address) -> None:
+        self._address = address
+
+    def target(self, failed: Address | None = None) -> Address:
+        return self._address
+
+    def close(self) -> None:
+        pass
+
+    abandon = close
+
+
+def link(address: Address) -> TcpLink:
+    return TcpLink(address, "client", 5.0, 5.0)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_clients_elsewhere(tmp_path: Path, host: str, encrypted: bool) -> None:
+    """R15, R17: at another address, with and without TLS; values larger than what one record of TLS takes."""
+    with engine(host, certificate(tmp_path) if encrypted else None) as (server, address):
+        stores = [
+            LedgerStore(ServedBackend(There(address), session_timeout_ms=5_000, limit_ms=10_000)) for _ in range(3)
+        ]
+        handles = [store.connect().open(f"r{number}") for number, store in enumerate(stores)]
+        threads = [threading.Thread(target=h.commit, args=([Put("k", b"v" * 3_000_000)],)) for h in handles]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert all(stores[0].peek(f"r{number}") == {"k": b"v" * 3_000_000} for number in range(3))
+        for store in stores:
+            store.close()
+        wait_until(lambda: server.statistics().client_count == 0)
+
+
+def test_wrong_certificates(tmp_path: Path) -> None:
+    """R17: a client takes the certificate that the engine published, and no other; nobody comes in without TLS."""
+    mine, other = certificate(tmp_path), certificate(tmp_path, "other-")
+    with engine(chain=mine) as (_, address):
+        link(address).close()
+        with pytest.raises(LinkLostError, match="certificate verify failed"):
+            link(replace(address, certificate=first_certificate(other[0])))
+        with pytest.raises(LinkLostError):
+            link(replace(address, certificate=""))
+    with engine() as (_, address), pytest.raises(LinkLostError):  # and none is sent to an engine without it
+        link(replace(address, certificate=first_certificate(mine[0])))
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_wrong_secrets(tmp_path: Path, encrypted: bool) -> None:
+    """R17: the engine sends strangers away, with TLS too."""
+    with engine(chain=certificate(tmp_path) if encrypted else None) as (server, address):
+        for wrong in (replace(address, secret=b"guess"), replace(address, incarnation="another")):
+            with pytest.raises(LinkLostError):
+                link(wrong)
+        assert server.statistics().client_count == 0
+
+
+def test_an_engine_that_does_not_know_the_secret() -> None:
+    """R17: both sides prove it. One who listens at the engine's address, or sends a client's own proof back, is refused."""
+
+    def talk(listener: socket.socket, answer: Callable[[wire.Hello], bytes]) -> None:
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):
+            send(connection, wire.Challenge(wire.WIRE_VERSION, "i", b"n"))
+            hello = receive(connection)
+            assert isinstance(hello, wire.Hello)
+            send(connection, wire.Welcome(1_000.0, answer(hello)))
+
+    for answer in (lambda hello: b"?" * 32, lambda hello: hello.proof):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            thread = threading.Thread(target=talk, args=(listener, answer))
+            thread.start()
+            with pytest.raises(LinkLostError, match="does not know the secret"):
+                link(Address("127.0.0.1", listener.getsockname()[1], b"secret", "i"))
+            thread.join(10)
+
+
+def test_who_has_proved_nothing_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R17: a greeting is short, and of those who do not greet the oldest is cut off, however slow its thread leaves."""
+    monkeypatch.setattr(servers, "MAX_GREETING", 3)
+    greet, all_seen = Server._greet, threading.Event()
+
+    def leaves_late(server: Server, connection: socket.socket) -> str:
+        try:
+            return greet(server, connection)
+        finally:
+            all_seen.wait(10)
+
+    with engine() as (_, address), contextlib.ExitStack() as stack:
+        where = (address.host, address.port)
+        long = stack.enter_context(socket.create_connection(where, 10))
+        assert isinstance(receive(long), wire.Challenge)
+        long.sendall((1 << 20).to_bytes(4, "little") + bytes(4))
+        assert long.recv(1) == b""
+        monkeypatch.setattr(Server, "_greet", leaves_late)
+        silent = [stack.enter_context(socket.create_connection(where, 10)) for _ in range(5)]
+        for connection in silent[:2]:
+            with contextlib.suppress(ConnectionResetError):
+                while connection.recv(4096):  # a challenge, unless its thread had not begun
+                    pass
+        all_seen.set()
+        link(address).close()
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_a_link_closed_under_a_question_keeps_its_descriptor_until_the_answer_is_given_up(
+    tmp_path: Path, encrypted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R17: TLS reads from the number of the descriptor, and the next file that is opened would have that number."""
+    asked, closed, numbers = threading.Event(), threading.Event(), []
+    monkeypatch.setattr(Server, "answer", lambda *_: (asked.set(), closed.wait(30))[1])
+
+    def received(connection: socket.socket) -> wire.Any_:
+        try:
+            return receive(connection)
+        finally:
+            numbers.append(connection.fileno())
+
+    with engine(chain=certificate(tmp_path) if encrypted else None) as (_, address):
+        asking = link(address)
+        monkeypatch.setattr("spark_jms.store.engine.link.receive", received)
+        errors: list[LinkLostError] = []
+
+        def ask() -> None:
+            try:
+                asking.ask(wire.Beat(()))
+            except LinkLostError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        assert asked.wait(10)
+        asking.close()
+        assert len(numbers) == 1  # close waited for it
+        assert numbers[0] >= 0
+        asking.close()
+        closed.set()
+        thread.join(10)
+        assert len(errors) == 1
+
+
+def test_a_certificate_that_was_signed(tmp_path: Path) -> None:
+    """R17: of a chain the first certificate is published, and that one alone is trusted."""
+    leaf, other = certificate(tmp_path), certificate(tmp_path, "other-")
+    chain = tmp_path / "chain.pem"
+    chain.write_text(leaf[1].read_text() + leaf[0].read_text() + other[0].read_text())
+    assert first_certificate(chain) == leaf[0].read_text()
+    context = client_context(first_certificate(chain))
+    assert len(context.get_ca_certs()) == 1
+    assert context.verify_mode is ssl.CERT_REQUIRED
+
+
+def test_keys_that_others_may_read(tmp_path: Path) -> None:
+    """R17."""
+    cert, key = certificate(tmp_path)
+    key.chmod(0o640)
+    with pytest.raises(SecurityConfigError, match="mode 0640"):
+        server_context(cert, key)
+    key.chmod(0o600)
+    with pytest.raises(SecurityConfigError):
+        server_context(key, cert)
+
+
+def test_where_an_engine_may_serve(tmp_path: Path) -> None:
+    """R17: loopback by default; another address is said, one that others can reach, and has a certificate. `daemon` is the
+    address of this machine's daemon."""
+
+    def reach(options: str) -> ReplicatedReach:
+        return ReplicatedReach(parse_replicated(f"replicated://{tmp_path}?{options}"), session_timeout_ms=5_000)
+
+    cert, key = certificate(tmp_path)
+    encrypted = f"engine_certificate={cert}&engine_key={key}"
+    (tmp_path / "rs_daemons.cfg").write_text("127.0.0.1 4545 1 64M\nlocalhost 4546 2 64M")
+    assert reach("")._host == reach("engine_host=daemon")._host == "127.0.0.1"
+    assert reach("engine_host=daemon&localindex=1")._host == "localhost"
+    for outside in ("192.0.2.1", "2001:db8::1", "mq.example"):
+        with pytest.raises(SecurityConfigError, match="engine_certificate"):
+            reach(f"engine_host={outside}")
+        assert reach(f"engine_host={outside}&{encrypted}")._host == outside
+    for everywhere in ("0.0.0.0", "::", ""):
+        with pytest.raises(StoreUriError, match="engine_host"):
+            reach(f"engine_host={everywhere}&{encrypted}")
+    with pytest.raises(StoreUriError, match="engine_port is a number"):
+        reach("engine_port=65536")
+    key.chmod(0o644)
+    with pytest.raises(SecurityConfigError, match="mode 0644"):
+        reach(encrypted)

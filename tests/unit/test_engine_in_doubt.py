@@ -1,0 +1,199 @@
+"""A served store whose answers come late, twice, or never: nothing acknowledged is lost, nothing done twice (S2, S6, S9)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from spark_jms.store import OutcomeUnknownError, Put, StoreFullError
+from spark_jms.store.engine import Batch, OwnershipLostError
+from spark_jms.store.engine.book import Proposal, Verdict
+from spark_jms.store.errors import FencedError, StoreClosedError, StoreError
+from spark_jms.store.ledger.ledger import Change, Prepared, Written
+from spark_jms.store.regions.admin.client import Loop
+from spark_jms.store.regions.client.instance import StoreInstance
+from spark_jms.store.regions.client.thresholds import Thresholds
+from spark_jms.testing.waiting import wait_until
+from tests.unit.test_engine import Nobody, Pair, book
+
+
+def test_an_append_that_is_sent_again_into_the_same_round_is_done_once() -> None:
+    """S2: both wait in the engine's queue."""
+    target = book()
+    first = Proposal("t", 4, (Prepared("x", (Change("r", 1, (Put("k", b"1"),)),)),))
+    planned = target.plan_round([first, Proposal("t", 4, first.entries, again=True)])
+    assert planned.verdicts == (Verdict.TAKEN, Verdict.TAKEN)
+    assert planned.batch is not None
+    assert planned.batch.entries == first.entries
+
+
+def test_a_client_that_reconnects_while_its_append_waits() -> None:
+    """S2, S6: another thread's read is refused by an engine that is not certain of its lock, and takes both links down."""
+    pair = Pair()
+    engine = pair.place.published
+    assert engine is not None
+    other = pair.stores[0].connect().open("o")
+    session = pair.stores[1].connect()
+    handle = session.open("r")
+    entered, go_on, real = threading.Event(), threading.Event(), engine._persistence.append
+
+    def slow(batch: Batch) -> None:
+        entered.set()
+        go_on.wait(20)
+        real(batch)
+
+    engine._persistence.append = slow  # type: ignore[method-assign]
+    threads = [threading.Thread(target=other.commit, args=([Put("a", b"b")],))]
+    threads[0].start()
+    assert entered.wait(10)
+    threads.append(threading.Thread(target=session.prepare, args=("x", {handle: [Put("k", b"v")]})))
+    threads[1].start()
+    wait_until(lambda: len(engine._queue) == 2)
+    engine.set_certain(False)
+    threads.append(threading.Thread(target=pair.stores[1].peek, args=("r",)))
+    threads[2].start()
+    wait_until(lambda: len(engine._queue) == 3)
+    engine.set_certain(True)
+    go_on.set()
+    for thread in threads:
+        thread.join(20)
+    assert sum(isinstance(entry, Prepared) for entry in pair.place.entries) == 1
+    assert pair.stores[0].in_doubt() == {"x": ("r",)}
+    pair.close()
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Also where whoever started the tests has SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def _interrupt_when(ready: threading.Event) -> None:
+    """Ctrl-C for the main thread, a moment after that."""
+
+    def strike() -> None:
+        ready.wait(10)
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=strike).start()
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_the_answer_to_an_interrupted_write_is_not_taken_for_the_next_ones() -> None:
+    """S9: Ctrl-C in a notebook whose engine is elsewhere."""
+    pair = Pair()
+    session = pair.stores[1].connect()
+    first, second = session.open("r1"), session.open("r2")
+    entered, go_on = threading.Event(), threading.Event()
+
+    def fail(batch: Batch) -> StoreError | None:
+        entered.set()
+        go_on.wait(10)
+        return StoreFullError("full") if "second" in repr(batch.entries) else None
+
+    pair.place.fail = fail
+    _interrupt_when(entered)
+    with pytest.raises(KeyboardInterrupt):
+        first.commit([Put("k", b"first")])
+    go_on.set()
+    with pytest.raises(StoreFullError):
+        second.commit([Put("k", b"second")])
+    assert pair.stores[0].peek("r2") == {}
+    pair.place.fail = lambda batch: None
+    pair.close()
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_reads_after_an_interrupted_one_are_of_now() -> None:
+    """S9: they are not one answer behind."""
+    pair = Pair()
+    engine = pair.place.published
+    assert engine is not None
+    handle = pair.stores[0].connect().open("r")
+    handle.commit([Put("n", b"0")])
+    assert pair.stores[1].peek("r") == {"n": b"0"}
+    engine.set_certain(False)  # it answers within a second, or when it is
+    asked = threading.Event()
+    asked.set()
+    _interrupt_when(asked)
+    with pytest.raises(KeyboardInterrupt):
+        pair.stores[1].peek("r")
+    engine.set_certain(True)
+    handle.commit([Put("n", b"1")])
+    assert pair.stores[1].peek("r") == {"n": b"1"}
+    pair.close()
+
+
+def test_a_write_that_may_be_kept_is_not_told_as_busy() -> None:
+    """S6: the engine was lost with it, and no other came within the limit."""
+    pair = Pair()
+    handle = pair.stores[1].connect().open("r")
+    backend = pair.backends[1]
+    pair.clock(backend)
+
+    def crash(batch: Batch) -> StoreError | None:
+        pair.reach(backend, Nobody)
+        return OwnershipLostError("the test says so")
+
+    pair.place.crash = crash
+    with pytest.raises(OutcomeUnknownError):
+        handle.commit([Put("k", b"v")])
+    assert any(isinstance(entry, Written) for entry in pair.place.entries)
+    pair.place.crash = lambda batch: None
+    pair.reach(backend)
+    pair.close()
+
+
+def test_who_asks_late_whether_an_instance_failed_is_told() -> None:
+    """R15: its engine would go on serving what is another's by now."""
+
+    class Attached:
+        index, gone = 0, ""
+
+        def close(self, reason: str = "") -> None:
+            pass
+
+    async def run() -> list[StoreError]:
+        told: list[StoreError] = []
+        instance = StoreInstance(Attached(), "s", 1 << 20, Thresholds())  # type: ignore[arg-type]
+        instance._fail(FencedError("another has the regions"))
+        instance.on_failure(told.append)
+        return told
+
+    assert [type(error) for error in asyncio.run(run())] == [FencedError]
+
+
+def test_a_loop_that_is_closed_keeps_nobody_waiting() -> None:
+    """R15: what is called before is cancelled, what is called after is refused."""
+    loop, ends = Loop("test"), []
+
+    async def never() -> None:
+        await asyncio.sleep(3600)
+
+    def call() -> None:
+        try:
+            while True:
+                loop.call(asyncio.sleep(0))
+        except Exception as error:  # noqa: BLE001
+            ends.append(type(error).__name__)
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    loop.close()
+    loop.close()
+    for thread in threads:
+        thread.join(10)
+    assert len(ends) == 4
+    assert set(ends) <= {"CancelledError", "StoreClosedError"}
+    with pytest.raises(StoreClosedError):
+        loop.call(never())

@@ -1,0 +1,157 @@
+"""The log of record sets in objects (R7, R15): small regions, snapshots, a crash between any two objects, a full store."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from spark_jms.store import Put
+from spark_jms.store.engine import Batch, Loaded
+from spark_jms.store.errors import MemoryLimitError, StoreClosedError
+from spark_jms.store.ledger.ledger import Change, Connected, Entry, Ledger, Opened, Written
+from spark_jms.store.records import store as records
+from spark_jms.store.records.store import RecordLog
+from spark_jms.store.regions.client.objects import MemoryObjects
+
+SMALL = 10_485  # an object of a region of 1 MB
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "SNAPSHOT_BYTES", 20_000)
+    monkeypatch.setattr(records, "OUTCOMES", 300)
+
+
+def entries(count: int, size: int = 700) -> list[Entry]:
+    first: list[Entry] = [Connected("a", "x"), Opened("r", 1, "a")]
+    return first + [Written((Change("r", 1, (Put(f"k{n % 40}", bytes([n % 256]) * size),)),)) for n in range(count)]
+
+
+async def write(log: RecordLog, made: list[Entry], ledger: Ledger, position: int) -> int:
+    for entry in made:
+        before = ledger
+        ledger.apply(entry)
+        await log.append(Batch(position, (entry,), (f"{position:016x}",), before, ledger))
+        position += 1
+    return position
+
+
+def folded(loaded: Loaded) -> Ledger:
+    ledger = Ledger()
+    for entry in loaded.entries:
+        ledger.apply(entry)
+    return ledger
+
+
+def test_a_small_region_holds_ledger_and_tokens() -> None:
+    """R7: parts fit the objects of a region of 1 MB, whatever the number of tokens; all of it is read again."""
+
+    async def run() -> None:
+        objects = MemoryObjects(max_object_bytes=SMALL)
+        log, ledger = RecordLog(objects), Ledger()
+        position = await write(log, entries(900), ledger, (await log.load()).position)
+        assert log.snapshot_count > 3
+        loaded = await RecordLog(objects).load()
+        assert loaded.position == position
+        assert folded(loaded).records["r"].objects == ledger.records["r"].objects
+        assert [token for token, _ in loaded.outcomes] == [f"{n:016x}" for n in range(position - 300, position)]
+        assert loaded.known_since == position - 300
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("step", range(0, 60, 7))
+def test_a_crash_between_two_objects(step: int) -> None:
+    """R15: what is found is all up to the last batch that was acknowledged, or the one after it."""
+
+    async def run() -> None:
+        objects = MemoryObjects(max_object_bytes=SMALL)
+        log, ledger = RecordLog(objects), Ledger()
+        made = entries(120, 900)
+        position = await write(log, made[:60], ledger, 0)
+        left = step
+        create, delete = objects.create, objects.delete
+
+        async def dying_create(data: bytes) -> int:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                objects.failure = StoreClosedError("dead")
+            return await create(data)
+
+        async def dying_delete(handle: int) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                objects.failure = StoreClosedError("dead")
+            await delete(handle)
+
+        objects.create, objects.delete = dying_create, dying_delete  # type: ignore[method-assign]
+        acknowledged = position
+
+        async def write_on() -> None:
+            nonlocal acknowledged
+            for entry in made[60:]:
+                ledger.apply(entry)
+                await log.append(Batch(acknowledged, (entry,), ("t",), ledger, ledger))
+                acknowledged += 1
+
+        with pytest.raises(StoreClosedError):
+            await write_on()
+        loaded = await RecordLog(MemoryObjects(max_object_bytes=SMALL, contents=objects.contents)).load()
+        assert loaded.position in (acknowledged, acknowledged + 1)
+        again = Ledger()
+        for entry in made[: loaded.position]:
+            again.apply(entry)
+        assert folded(loaded).records["r"].objects == again.records["r"].objects
+
+    asyncio.run(run())
+
+
+def test_no_room_for_the_ledger_is_no_failure_of_the_batch() -> None:
+    """R13: the batch was kept, so its append succeeds, and the log is read as before."""
+
+    async def run() -> None:
+        objects = MemoryObjects(max_object_bytes=SMALL)
+        log, ledger = RecordLog(objects), Ledger()
+        create = objects.create
+
+        async def full_for_ledgers(data: bytes) -> int:
+            if records._decoder.decode(data).kind == "S":
+                raise MemoryLimitError("no room")
+            return await create(data)
+
+        objects.create = full_for_ledgers  # type: ignore[method-assign]
+        position = await write(log, entries(80), ledger, 0)
+        assert log.snapshot_count == 0
+        assert (await RecordLog(objects).load()).position == position
+
+    asyncio.run(run())
+
+
+def test_what_does_not_fit_leaves_nothing_behind() -> None:
+    """R12, R13: the parts of a batch that was refused would take room in a store that has none."""
+
+    async def run() -> None:
+        objects = MemoryObjects(max_object_bytes=SMALL)
+        log, ledger = RecordLog(objects), Ledger()
+        position = await write(log, entries(3), ledger, 0)
+        kept, create, left = objects.handles(), objects.create, 3
+
+        async def full(data: bytes) -> int:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise MemoryLimitError("full")
+            return await create(data)
+
+        objects.create = full  # type: ignore[method-assign]
+        large = Written((Change("r", 1, (Put("large", bytes(8 * SMALL)),)),))
+        with pytest.raises(MemoryLimitError):
+            await log.append(Batch(position, (large,), ("t",), ledger, ledger))
+        assert objects.handles() == kept
+        objects.create = create  # type: ignore[method-assign]
+        assert folded(await RecordLog(objects).load()).records["r"].objects == ledger.records["r"].objects
+
+    asyncio.run(run())

@@ -1,0 +1,87 @@
+"""An administrator's attachment (R4): what it does while it waits."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import CancelledError
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_jms.store.errors import ShutdownRefusedError
+from spark_jms.store.regions.admin import client as admin_client
+from spark_jms.store.regions.admin.client import DaemonAdmin, Loop
+from spark_jms.store.regions.admin.port import DaemonInfo
+from spark_jms.store.regions.global_directory import GlobalDirectory
+
+
+def test_a_shutdown_that_is_given_up_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R4: the daemon found that it has to stay; whoever waits for its end is told, by name."""
+    monkeypatch.setattr(admin_client, "GIVEN_UP_S", 0.0)
+    admin = DaemonAdmin.__new__(DaemonAdmin)
+    admin._global, admin.local_index = GlobalDirectory(str(tmp_path)), 0
+    asked: list[Any] = []
+    monkeypatch.setattr(admin, "_ask", lambda make, shape=None: asked.append(make(1)))
+    monkeypatch.setattr(admin._global, "is_running", lambda index, incarnation=None: True)
+    leaving = [True, True, False]
+
+    def daemons() -> list[DaemonInfo]:
+        return [DaemonInfo(1, "127.0.0.1", 7100, 7100, 1 << 30, up=True, draining=leaving.pop(0))]
+
+    monkeypatch.setattr(admin, "daemons", daemons)
+    with pytest.raises(ShutdownRefusedError, match="daemon 1 stays after all"):
+        admin.shutdown([1], force=False)
+    assert leaving == []
+    assert len(asked) == 1
+
+
+async def _answers(value: int) -> int:
+    if not value:
+        raise LookupError("none")
+    return value
+
+
+def test_a_loop_answers_who_waits_in_a_thread() -> None:
+    """R4: with the value or the error; what it still does when it is closed, with CancelledError."""
+    began, failed = threading.Semaphore(0), list[BaseException]()
+
+    async def hangs() -> None:
+        began.release()
+        await asyncio.Event().wait()
+
+    def wait() -> None:
+        try:
+            loop.call(hangs())
+        except CancelledError as error:
+            failed.append(error)
+
+    loop = Loop("test")
+    assert loop.call(_answers(1)) == 1
+    with pytest.raises(LookupError):
+        loop.call(_answers(0))
+    waiting = [threading.Thread(target=wait) for _ in range(10)]
+    for thread in waiting:
+        thread.start()
+        assert began.acquire(timeout=10.0)
+    loop.close()
+    for thread in waiting:
+        thread.join(10.0)
+    assert len(failed) == 10
+
+
+def test_a_loop_answers_who_was_cancelled_before_it_began() -> None:
+    """R4: nobody waits for good."""
+
+    def cancelled(loop: asyncio.AbstractEventLoop, coroutine: Any, **named: Any) -> asyncio.Task[Any]:
+        task = asyncio.Task(coroutine, loop=loop, **named)
+        task.cancel()
+        return task
+
+    loop = Loop("test")
+    loop.loop.set_task_factory(cancelled)
+    with pytest.raises(CancelledError):
+        loop.call(_answers(1))
+    loop.loop.set_task_factory(None)
+    loop.close()

@@ -1,0 +1,144 @@
+"""The entries of regions as files: what is tidied away, and what readers and writers then find (R8, R10)."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from spark_jms.store.errors import DirectoryUnavailableError
+from spark_jms.store.regions import global_directory
+from spark_jms.store.regions.core.directory import Holder, RegionEntry
+from spark_jms.store.regions.global_directory import DirectoryFiles, GlobalDirectory
+
+FIRST = RegionEntry("s.000", "id", 4096, 1, Holder(0, "life"), None, None, 7)
+FAR_AHEAD_S = 4_000_000_000.0
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> DirectoryFiles:
+    directory = GlobalDirectory(str(tmp_path))
+    directory.prepare()
+    return DirectoryFiles(directory)
+
+
+def at(epoch: int) -> RegionEntry:
+    return replace(FIRST, epoch=epoch)
+
+
+def grow(files: DirectoryFiles, to: int, start: int = 0) -> None:
+    for epoch in range(start + 1, to + 1):
+        assert files.swap("s.000", at(epoch - 1) if epoch > 1 else None, at(epoch))
+
+
+def names(path: Path) -> list[str]:
+    return sorted(os.listdir(path))
+
+
+def test_what_dead_writers_left_is_removed(files: DirectoryFiles, tmp_path: Path) -> None:
+    """R10: versions before the last two, and old files under another name, wherever they are; nothing else."""
+    grow(files, 9)
+    assert files.swap("s.000", at(9), None)
+    folder = tmp_path / "daemons" / "entries" / "s.000"
+    for version in (2, 3, 5):  # of one that died between making the next version and removing these
+        (folder / str(version)).write_text("old")
+    left = [folder / ".10.77.0123abcd", tmp_path / "daemons" / ".d000.secret.1.00000000"]
+    left += [tmp_path / "regions" / ".s.000_client_meta.f.5.ffffffff", tmp_path / ".rs_daemons.cfg.5.ffffffff"]
+    others = [folder / ".nfs0000000012", folder / "notes", tmp_path / "regions" / ".keep", tmp_path / "a.1.ffffffff"]
+    for path in (*left, *others):
+        path.write_text("")
+    now_s = left[0].stat().st_mtime
+    assert len(files.tidy(now_s + 60.0)) == 3, "young ones may be somebody's still"
+    assert names(folder) == [".10.77.0123abcd", ".nfs0000000012", "10", "9", "notes"]
+    assert sorted(files.tidy(now_s + 3_700.0)) == sorted(left)
+    assert all(path.exists() for path in others)
+    assert files.tidy(FAR_AHEAD_S) == []
+    assert files.read("s.000") is None
+    assert files.swap("s.000", None, replace(FIRST, region_id="id2"))
+
+
+def test_a_reader_that_slept(files: DirectoryFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R10: it has listed the versions, and finds the newest all the same."""
+    grow(files, 2)
+    listed = global_directory._versions
+
+    def versions(folder: Path) -> Sequence[int]:
+        found = listed(folder)
+        monkeypatch.setattr(global_directory, "_versions", listed)
+        grow(files, 7, 2)
+        files.tidy(FAR_AHEAD_S)
+        return found
+
+    monkeypatch.setattr(global_directory, "_versions", versions)
+    assert files.read("s.000") == at(7)
+
+
+def test_a_writer_that_slept_before_it_gave_its_file_a_name(
+    files: DirectoryFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R10: its file was taken for a dead one's: it is told that nobody knows, nothing has happened, and it does it again."""
+    grow(files, 3)
+    link = os.link
+
+    def late(source: Path, target: Path) -> None:
+        monkeypatch.setattr(os, "link", link)
+        assert files.tidy(FAR_AHEAD_S) == [source]
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", late)
+    with pytest.raises(DirectoryUnavailableError):
+        files.swap("s.000", at(3), at(4))
+    assert files.read("s.000") == at(3)
+    grow(files, 5, 3)
+
+
+def test_a_writer_whose_number_was_used_and_tidied_away(files: DirectoryFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R10: what it writes under the old number is nobody's entry."""
+    grow(files, 2)
+    link = os.link
+
+    def late(source: Path, target: Path) -> None:
+        monkeypatch.setattr(os, "link", link)
+        grow(files, 6, 2)
+        files.tidy(0.0)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", late)
+    with pytest.raises(DirectoryUnavailableError, match="changed again in the same moment"):
+        files.swap("s.000", at(2), replace(at(3), opener="late"))
+    assert files.read("s.000") == at(6)
+    assert len(files.tidy(0.0)) == 1
+    assert files.read("s.000") == at(6)
+
+
+def test_everybody_at_once(files: DirectoryFiles) -> None:
+    """R10: while one writes and two tidy up, no reader sees an epoch go back, or nothing."""
+    grow(files, 1)
+    done = threading.Event()
+    faults: list[str] = []
+
+    def tidy() -> None:
+        while not done.is_set():
+            files.tidy(0.0)
+
+    def read() -> None:
+        newest = 0
+        while not done.is_set():
+            entry = files.read("s.000")
+            if entry is None or entry.epoch < newest:
+                faults.append(f"{entry} after {newest}")
+                return
+            newest = entry.epoch
+
+    threads = [threading.Thread(target=target) for target in (tidy, tidy, read, read)]
+    for thread in threads:
+        thread.start()
+    grow(files, 150, 1)
+    done.set()
+    for thread in threads:
+        thread.join(20)
+    assert faults == []

@@ -1,0 +1,142 @@
+"""Objects across regions (R7, R12, R14): planned, written, cut off in the middle, read back."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_jms.store.errors import ObjectNotFoundError, ObjectTooLargeError, RegionFullError
+from spark_jms.store.regions.core.instance import InstanceCore, Planned
+from tests.unit.regions_instances import apply, apply_all, blocks_of, check_row, payload_of
+
+SIZE = 2048
+OPERATIONS = st.lists(
+    st.tuples(st.sampled_from(["create", "create", "update", "delete", "again"]), st.integers(0, 1000), st.integers(0, 900)),
+    max_size=60,
+)  # fmt: skip
+
+
+class Store:
+    """An instance with its regions in memory, as one client after another has it."""
+
+    def __init__(self, regions: int) -> None:
+        self.core = InstanceCore()
+        self.memories = {f"r{n}": bytearray(SIZE) for n in range(regions)}
+        for name in self.memories:
+            apply(self.memories[name], self.core.add_region(name, SIZE))
+
+    def again(self) -> None:
+        self.core = InstanceCore()
+        for name, memory in self.memories.items():
+            self.core.load_region(name, SIZE, blocks_of(name, memory))
+        apply_all(self.memories, self.core.recovered())
+
+    def objects(self) -> dict[int, bytes]:
+        found = {}
+        for handle in self.core.places:
+            region, block = self.core.where(handle)
+            found[handle] = payload_of(self.memories[region], block)
+        return found
+
+    def check(self) -> None:
+        for name, memory in self.memories.items():
+            check_row(self.core.regions[name], memory)
+
+
+@given(st.integers(1, 3), OPERATIONS)
+def test_what_was_written_is_read_back(regions: int, operations: list[tuple[str, int, int]]) -> None:
+    """R7, R12: through moves between regions and re-opening; handles are never given out twice."""
+    store, objects, given_out = Store(regions), dict[int, bytes](), set[int]()
+    for number, (what, which, length) in enumerate(operations):
+        payload, known = bytes([number]) * length, list(objects)
+        try:
+            if what == "again":
+                store.again()
+            elif what == "create":
+                handle, planned = store.core.plan_create(1, payload)
+                assert handle not in given_out, "a handle was given out twice"
+                given_out.add(handle)
+                apply_all(store.memories, planned)
+                objects[handle] = payload
+            elif known and what == "update":
+                handle = known[which % len(known)]
+                planned, leftover = store.core.plan_update(handle, payload)
+                apply_all(store.memories, planned)
+                if leftover is not None:
+                    apply_all(store.memories, store.core.plan_forget(leftover, handle))
+                objects[handle] = payload
+            elif known and what == "delete":
+                handle = known[which % len(known)]
+                apply_all(store.memories, store.core.plan_delete(handle))
+                del objects[handle]
+        except RegionFullError:
+            pass
+        store.check()
+        assert store.objects() == objects
+
+
+def test_a_handle_stays_used_when_its_traces_are_gone() -> None:
+    """R7: the only free block told of the last handle, and an update took its place."""
+    store = Store(1)
+    first, planned = store.core.plan_create(1, b"a" * 16)
+    apply_all(store.memories, planned)
+    rest = store.core.regions["r0"].free_bytes - 32
+    last, planned = store.core.plan_create(1, b"b" * rest)
+    apply_all(store.memories, planned)
+    apply_all(store.memories, store.core.plan_delete(last))
+    apply_all(store.memories, store.core.plan_update(first, b"c" * rest)[0])
+    store.again()
+    apply_all(store.memories, store.core.plan_delete(first))
+    assert store.core.plan_create(1, b"")[0] > last
+
+
+def moved() -> tuple[Store, int, Planned, str]:
+    """An update that has to change regions, planned and not yet written."""
+    store = Store(2)
+    handle, planned = store.core.plan_create(1, b"old" * 100)
+    apply_all(store.memories, planned)
+    _, planned = store.core.plan_create(1, b"x" * 1400)
+    apply_all(store.memories, planned)
+    planned, leftover = store.core.plan_update(handle, b"new" * 300)
+    assert leftover == "r0"
+    assert [region for region, _ in planned] == ["r1"]
+    return store, handle, planned, leftover
+
+
+@pytest.mark.parametrize(("written", "expected"), [(0, b"old" * 100), (1, b"new" * 300), (2, b"new" * 300)])
+def test_a_crash_between_the_two_writes_of_a_move(written: int, expected: bytes) -> None:
+    """R7: whole or not at all, with a crash before, between and after; the loser's space is free again."""
+    store, handle, planned, leftover = moved()
+    if written > 0:
+        apply_all(store.memories, planned)
+    if written > 1:
+        apply_all(store.memories, store.core.plan_forget(leftover, handle))
+    store.again()
+    assert store.objects()[handle] == expected
+    store.check()
+    assert sum(handle in space.used for space in store.core.regions.values()) == 1
+
+
+def test_regions_may_be_read_in_any_order() -> None:
+    """R7: of two blocks with one handle the later one is true, not the one read last."""
+    store, handle, planned, _ = moved()
+    apply_all(store.memories, planned)
+    store.memories = dict(reversed(store.memories.items()))
+    store.again()
+    assert store.objects()[handle] == b"new" * 300
+
+
+def test_what_does_not_fit_is_named() -> None:
+    """R7: an object larger than any region, a full store, a handle of nothing; and nothing has changed."""
+    store = Store(1)
+    with pytest.raises(ObjectTooLargeError):
+        store.core.plan_create(1, bytes(SIZE))
+    apply_all(store.memories, store.core.plan_create(1, bytes(1500))[1])
+    with pytest.raises(RegionFullError):
+        store.core.plan_create(1, bytes(1000))
+    store.check()
+    with pytest.raises(ObjectNotFoundError):
+        store.core.plan_delete(99)
+    with pytest.raises(ObjectNotFoundError):
+        store.core.plan_update(99, b"")

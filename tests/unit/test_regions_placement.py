@@ -1,0 +1,55 @@
+"""Where copies go (R4, R9, R10)."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_jms.store.regions.core.placement import Candidate, fits_without, next_daemon
+
+COUNT = 6
+CANDIDATES = st.dictionaries(
+    st.integers(0, COUNT - 1), st.tuples(st.integers(0, 4), st.booleans()), max_size=COUNT
+).map(lambda found: {i: Candidate(i, free, draining) for i, (free, draining) in found.items()})  # fmt: skip
+
+
+@given(st.integers(0, COUNT - 1), CANDIDATES, st.integers(1, 4), st.sets(st.integers(0, COUNT - 1)))
+def test_the_nearest_that_runs_stays_and_has_room(
+    after: int, candidates: dict[int, Candidate], size: int, exclude: set[int]
+) -> None:
+    """R9: in the order of the file, wrapping, never the primary's own daemon."""
+    good = {i for i, c in candidates.items() if not c.draining and c.free_bytes >= size} - exclude - {after}
+    found = next_daemon(after, COUNT, candidates, size, exclude)
+    assert found == min(good, key=lambda index: (index - after) % COUNT, default=None)
+
+
+COPIES = st.lists(st.tuples(st.integers(1, 3), st.sets(st.integers(0, 3), min_size=1, max_size=2)), max_size=4)
+
+
+@given(st.sets(st.integers(0, 3), min_size=1, max_size=2), COPIES, CANDIDATES)
+def test_a_shutdown_that_is_allowed_can_be_done(
+    leaving: set[int], copies: list[tuple[int, set[int]]], candidates: dict[int, Candidate]
+) -> None:
+    """R4, step 2: yes means that there is a place for every copy. (No may be said too often: sizes are packed greedily.)"""
+    asked = {f"r{n}": (size, tuple(sorted(holders))) for n, (size, holders) in enumerate(copies)}
+    if fits_without(leaving, asked, candidates):
+        assert possible(
+            leaving, list(asked.values()), {i: c.free_bytes for i, c in candidates.items() if not c.draining}
+        )
+
+
+def possible(leaving: set[int], copies: list[tuple[int, tuple[int, ...]]], free: dict[int, int]) -> bool:
+    """By trying everything."""
+    if not copies:
+        return True
+    (size, holders), *rest = copies
+    stay = [index for index in holders if index not in leaving]
+    open_to = [index for index in free if index not in leaving and index not in stay]
+    for chosen in permutations(open_to, len(holders) - len(stay)):
+        if all(free[index] >= size for index in chosen):
+            less = {index: room - size * (index in chosen) for index, room in free.items()}
+            if possible(leaving, rest, less):
+                return True
+    return False

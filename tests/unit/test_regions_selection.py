@@ -1,0 +1,139 @@
+"""Which daemons and regions a command is about, and in which order (R6)."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_jms.store.regions.admin.port import DaemonInfo, RegionInfo
+from spark_jms.store.regions.admin.selection import (
+    DaemonSelection,
+    matches,
+    regions_of,
+    sort_daemons,
+    sort_regions,
+)
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("all", (0, 1, 2, 3, 4)),
+        ("local", (2,)),
+        ("3", (3,)),
+        ("004", (4,)),
+        ("4,0,4", (0, 4)),
+        ("1-3", (1, 2, 3)),
+        ("2-2", (2,)),
+    ],
+)
+def test_daemons(word: str, expected: tuple[int, ...]) -> None:
+    """R6: all|local|n[,n]*|n-n."""
+    assert DaemonSelection.parse(word).of(5, local_index=2) == expected
+
+
+@pytest.mark.parametrize(
+    "word", ["", "All", "1,", ",1", "1-", "-1", "1-2-3", "1,2-3", "1 2", "x", "3-1", "0-99999999", "٣", "9" * 5000]
+)
+def test_anything_else_is_refused(word: str) -> None:
+    """R6: and nothing large is made of it."""
+    with pytest.raises(ValueError):
+        DaemonSelection.parse(word)
+
+
+@pytest.mark.parametrize("word", ["5", "0,7", "3-5", "123456789"])
+def test_a_daemon_that_is_not_there(word: str) -> None:
+    """R6: named, with the last that there is."""
+    with pytest.raises(ValueError, match="the last is 4"):
+        DaemonSelection.parse(word).of(5, 0)
+
+
+@pytest.mark.parametrize(
+    ("expression", "name", "expected"),
+    [
+        ("A*B*C", "AxxByyC", True),
+        ("A*B*C", "ABC", True),
+        ("A*B*C", "AC", False),
+        ("A*B*C", "ABCx", False),
+        ("*", "", True),
+        ("**", "anything", True),
+        ("", "", True),
+        ("", "x", False),
+        ("abc", "abc", True),
+        ("abc", "ABC", False),
+        ("aba*aba", "aba", False),
+        ("aba*aba", "abaaba", True),
+        ("a.c", "abc", False),
+        ("[ab]", "a", False),
+        ("*b*", "abc", True),
+        ("x?", "xy", False),
+    ],
+)
+def test_expressions(expression: str, name: str, expected: bool) -> None:
+    """R6: the star is the only wildcard."""
+    assert matches(expression, name) is expected
+
+
+@given(st.text(alphabet="ab*", max_size=8), st.text(alphabet="ab", max_size=10))
+def test_expressions_are_what_a_regular_expression_says(expression: str, name: str) -> None:
+    """R6."""
+    pattern = ".*".join(re.escape(piece) for piece in expression.split("*"))
+    assert matches(expression, name) is (re.fullmatch(pattern, name) is not None)
+
+
+def test_an_expression_cannot_take_long() -> None:
+    """R6: the time limit of the test is the judge."""
+    assert not matches("*a" * 1000 + "*b", "a" * 100_000)
+
+
+def daemon(index: int, started_us: int, used: int) -> DaemonInfo:
+    up = started_us > 0
+    return DaemonInfo(index, "h", 8000, 1, 100, up=up, started_us=started_us, memory_used_bytes=used)
+
+
+def region(name: str, primary: int | None, secondary: int | None, size: int, created_us: int) -> RegionInfo:
+    return RegionInfo(name, size, "CLOSED", 1, primary, secondary, "", created_us, 0)
+
+
+DAEMONS = [daemon(0, 50, 9), daemon(1, 0, 0), daemon(2, 70, 3)]
+REGIONS = [
+    region("b", 1, 2, 8, 10),
+    region("a", 2, 0, 4, 30),
+    region("lost", None, None, 2, 20),
+    region("c", 0, None, 6, 40),
+]
+
+
+@pytest.mark.parametrize(("sort", "expected"), [("name", [0, 1, 2]), ("time", [2, 0, 1]), ("size", [1, 2, 0])])
+def test_sorts_of_daemons(sort: str, expected: list[int]) -> None:
+    """R6: by number, newest to oldest, smallest to largest."""
+    assert [each.index for each in sort_daemons(DAEMONS[::-1], sort)] == expected
+
+
+@pytest.mark.parametrize(
+    ("sort", "expected"),
+    [("name", ["c", "b", "a", "lost"]), ("time", ["c", "a", "lost", "b"]), ("size", ["lost", "a", "c", "b"])],
+)
+def test_sorts_of_regions(sort: str, expected: list[str]) -> None:
+    """R6: by daemon number and then by name, newest to oldest, smallest to largest."""
+    assert [each.name for each in sort_regions(REGIONS, sort)] == expected
+
+
+@pytest.mark.parametrize(
+    ("word", "expression", "expected"),
+    [
+        ("all", "*", ["b", "a", "lost", "c"]),
+        ("0", "*", ["a", "c"]),
+        ("local", "*", ["b", "a"]),
+        ("0-2", "*", ["b", "a", "c"]),
+        ("all", "*o*", ["lost"]),
+    ],
+)
+def test_regions_of_daemons(word: str, expression: str, expected: list[str]) -> None:
+    """R6: those with a copy there; of all, lost ones too."""
+    selection = DaemonSelection.parse(word)
+    found = regions_of(REGIONS, selection, selection.of(3, local_index=2), expression)
+    assert [each.name for each in found] == expected

@@ -1,0 +1,233 @@
+"""One connection (R17): when messages are handed over, and what is not read while nobody can take it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from spark_jms.store.errors import ProtocolError
+from spark_jms.store.regions.connection import MAX_GREETING_BYTES, Connection
+from spark_jms.store.regions.core.protocol import Message, Ping, Reply, encode
+from spark_jms.store.regions.daemon.daemon import Daemon
+
+
+class Wire(asyncio.Transport):
+    """What the connection does to its transport."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reading = True
+        self.closing = False
+        self.written: list[bytes] = []
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def write(self, data: Any) -> None:
+        self.written.append(data)
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def close(self) -> None:
+        self.closing = True
+
+    abort = close
+
+
+def greeted() -> tuple[Connection, Wire]:
+    connection, wire = Connection(), Wire()
+    connection.connection_made(wire)
+    connection.greeted()
+    return connection, wire
+
+
+def replies(*numbers: int) -> bytes:
+    return b"".join(encode(number, Reply(number)) for number in numbers)
+
+
+async def running(connection: Connection, receive: Callable[[Message], None], **how: bool) -> asyncio.Task[str]:
+    task = asyncio.create_task(connection.run(receive, **how))
+    await asyncio.sleep(0)
+    return task
+
+
+async def ended(task: asyncio.Task[str]) -> str:
+    return await asyncio.wait_for(task, 5.0)
+
+
+def test_a_message_is_handed_over_in_the_turn_in_which_it_comes() -> None:
+    """R17: whole messages at once and in order, whatever the cut."""
+
+    async def run() -> None:
+        connection, wire = greeted()
+        came: list[Message] = []
+        task = await running(connection, came.append)
+        data = replies(0, 1, 2)
+        connection.data_received(data[:-1])
+        assert came == [Reply(0), Reply(1)]
+        connection.data_received(data[-1:])
+        assert came == [Reply(0), Reply(1), Reply(2)]
+        assert wire.reading
+        connection.eof_received()
+        assert await ended(task) == "ConnectionError: the other side hung up"
+        assert wire.closing
+
+    asyncio.run(run())
+
+
+def test_what_nobody_takes_yet_is_not_read_on() -> None:
+    """R17: a flood before `run` is bounded by what came at once, and lost is nothing of it."""
+
+    async def run() -> None:
+        connection, wire = greeted()
+        connection.data_received(replies(0, 1))
+        assert not wire.reading
+        assert await connection.first() == Reply(0)
+        came: list[Message] = []
+        task = await running(connection, came.append)
+        assert came == [Reply(1)]
+        assert wire.reading
+        connection.close()
+        assert await ended(task) == "closed"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_client_that_takes_no_answers_is_not_asked_on(waits: bool) -> None:
+    """R17: between daemons nobody waits, for they would wait for each other."""
+
+    async def run() -> None:
+        connection, wire = greeted()
+        came: list[Message] = []
+
+        def receive(message: Message) -> None:
+            came.append(message)
+            connection.pause_writing()
+
+        task = await running(connection, receive, waits_for_writing=waits)
+        connection.data_received(replies(0, 1, 2))
+        assert len(came) == (1 if waits else 3)
+        assert wire.reading is not waits
+        connection.resume_writing()
+        assert len(came) == (2 if waits else 3)
+        connection.resume_writing()
+        assert came == [Reply(0), Reply(1), Reply(2)]
+        connection.resume_writing()
+        assert wire.reading
+        connection.connection_lost(None)
+        await ended(task)
+
+    asyncio.run(run())
+
+
+def test_nothing_is_handed_over_once_it_is_closed() -> None:
+    """R17: who receives may close it over the first of several."""
+
+    async def run() -> None:
+        connection, wire = greeted()
+        came: list[Message] = []
+
+        def receive(message: Message) -> None:
+            came.append(message)
+            connection.abort()
+
+        task = await running(connection, receive)
+        connection.data_received(replies(0, 1))
+        assert came == [Reply(0)]
+        connection.send(Ping())
+        assert wire.written == []
+        assert await ended(task) == "closed"
+
+    asyncio.run(run())
+
+
+def test_a_bad_frame_ends_it_and_a_fault_is_raised() -> None:
+    """R17: the one is the other side's and told as the reason, the other one's own."""
+
+    async def run() -> None:
+        connection, wire = greeted()
+        task = await running(connection, lambda message: None)
+        connection.data_received(replies(1))
+        assert (await ended(task)).startswith("ProtocolError: ")
+        assert wire.closing
+
+        def fault(message: Message) -> None:
+            raise LookupError("a fault")
+
+        connection, wire = greeted()
+        task = await running(connection, fault)
+        connection.data_received(replies(0))
+        with pytest.raises(LookupError):
+            await ended(task)
+        assert wire.closing
+
+    asyncio.run(run())
+
+
+def test_a_greeting_is_short() -> None:
+    """R17: a stranger's bytes are not kept without end."""
+
+    async def run() -> None:
+        connection, wire = Connection(), Wire()
+        connection.connection_made(wire)
+        connection.data_received(b"x" * MAX_GREETING_BYTES)
+        assert not wire.closing
+        connection.data_received(b"x")
+        assert wire.closing
+        with pytest.raises(ProtocolError):
+            await connection.exactly(2 * MAX_GREETING_BYTES)
+
+    asyncio.run(run())
+
+
+async def _dial(connection: object) -> set[int]:
+    """What a daemon is still dialling after it has dialled daemon 1."""
+    dialing = {1}
+
+    async def connect(*_: object) -> object:
+        return connection
+
+    daemon = SimpleNamespace(
+        config=SimpleNamespace(daemons=[None, SimpleNamespace(address="127.0.0.1", port=1)]),
+        directory=SimpleNamespace(is_running=lambda _: True, secret=lambda _: b""),
+        spec=SimpleNamespace(index=0), incarnation=1, log=SimpleNamespace(logger=logging.getLogger("dial")),
+        _identity=None, _dialing=dialing,
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("spark_jms.store.regions.daemon.daemon.connect", connect)
+        await Daemon._dial_one(daemon, 1)  # type: ignore[arg-type]
+    return dialing
+
+
+@pytest.mark.parametrize("answer", [asyncio.TimeoutError(), Ping()])
+def test_who_does_not_say_who_it_is_is_hung_up_on(answer: object) -> None:
+    """R17: by the daemon that dialled as well: its connection does not stay open."""
+    aborted: list[bool] = []
+
+    async def first() -> object:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    other = SimpleNamespace(send=lambda _: None, first=first, abort=lambda: aborted.append(True))
+    assert asyncio.run(_dial(other)) == set()
+    assert aborted == [True]
