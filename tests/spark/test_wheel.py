@@ -19,6 +19,7 @@ from spark_jms.setup import find_java
 
 PROJECT = Path(__file__).parents[2]
 PACKAGES = ("spark_jms", "store")
+DECOYS = ("store", "conf", "core", "client", "log", "records")  # names that a user's own modules may well have
 SOURCES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "pyspark_jmsq.py", *PACKAGES)
 NOT_SHIPPED = {".sh", ".pyc"}
 OFFLINE = ("NewConnectionError", "NameResolutionError", "Network is unreachable", "ConnectTimeoutError")
@@ -113,7 +114,7 @@ def wheel(work: Path) -> Path:
     source.mkdir()
     for name in SOURCES:
         if (PROJECT / name).is_dir():
-            shutil.copytree(PROJECT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(PROJECT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
         elif (PROJECT / name).exists():
             shutil.copy(PROJECT / name, source / name)
     pip("wheel", "--no-deps", "-w", str(work / "dist"), str(source), cwd=work)
@@ -132,14 +133,14 @@ def installed(work: Path, wheel: Path) -> Installed:
 
 def test_the_wheel_holds_every_file_of_the_packages(wheel: Path) -> None:
     expected = {
-        path.relative_to(PROJECT).as_posix()
+        ("spark_jms/" if package == "store" else "") + path.relative_to(PROJECT).as_posix()
         for package in PACKAGES
         for path in (PROJECT / package).rglob("*")
         if path.is_file() and path.suffix not in NOT_SHIPPED and "__pycache__" not in path.parts
     }
     names = set(zipfile.ZipFile(wheel).namelist())
     assert sorted({*expected, "pyspark_jmsq.py"} - names) == []
-    strangers = {name.split("/")[0] for name in names} - {*PACKAGES, "pyspark_jmsq.py"}
+    strangers = {name.split("/")[0] for name in names} - {"spark_jms", "pyspark_jmsq.py"}
     assert [name for name in strangers if not name.endswith(".dist-info")] == []
 
 
@@ -154,8 +155,11 @@ def test_the_command_is_there(installed: Installed) -> None:
 
 
 def test_spark_finds_the_format_and_messages_come_back(installed: Installed) -> None:
+    """C1: also beside a user's own store.py and the like, which must neither break the package nor be broken by it."""
     (installed.work / "module.yaml").write_text(MODULE_FILE, encoding="utf-8")
     root = str(installed.work / "domain")
     must(installed.run("jmsq", "apply", "--root", root, "module.yaml"))
+    for name in DECOYS:
+        (installed.work / f"{name}.py").write_text("raise ImportError(__file__)", encoding="utf-8")
     assert "BROWSED 100" in must(installed.run("python", "-c", SEND_AND_BROWSE, root))
     assert json.loads(must(installed.run("jmsq", "stat", "--root", root, "--json")))
