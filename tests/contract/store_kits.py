@@ -23,7 +23,8 @@ from spark_jms.store.file.disk import Disk
 from spark_jms.store.jdbc.engine import Clocks, JdbcReach
 from spark_jms.store.jdbc.settings import parse_jdbc
 from spark_jms.store.ledger.session import LedgerStore
-from spark_jms.store.records.store import ReplicatedReach, parse_replicated
+from spark_jms.store.records.election import EngineElection
+from spark_jms.store.records.settings import parse_replicated
 
 TIMEOUT_MS = 10_000
 
@@ -188,7 +189,7 @@ def jdbc_reaches(uri: str) -> Callable[[Clock], Reach]:
 
 
 def replicated_reaches(uri: str) -> Callable[[Clock], Reach]:
-    return lambda clock: ReplicatedReach(parse_replicated(uri), session_timeout_ms=TIMEOUT_MS, clock_ms=clock.now_ms)
+    return lambda clock: EngineElection(parse_replicated(uri), session_timeout_ms=TIMEOUT_MS, clock_ms=clock.now_ms)
 
 
 # The one list of all stores under the contract.

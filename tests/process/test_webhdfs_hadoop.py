@@ -18,9 +18,9 @@ JARS = Path(importlib.util.find_spec("pyspark").origin or "").parent / "jars"  #
 SECRET = "0123456789abcdef-secret"
 SWITCH = """
 import asyncio, sys, time
-from store.replicated.objects import MemoryObjects
-from store.replicated.webhdfs.door import Door
-from store.replicated.webhdfs.files import Files
+from spark_jms.store.regions.client.objects import MemoryObjects
+from spark_jms.store.webhdfs.door import Door
+from spark_jms.store.webhdfs.files import Files
 
 def clock_us():
     return time.time_ns() // 1000
@@ -43,9 +43,9 @@ asyncio.run(main())
 
 LATE = """
 import asyncio, sys, time
-from store.replicated.objects import MemoryObjects
-from store.replicated.webhdfs.door import Door
-from store.replicated.webhdfs.files import Files
+from spark_jms.store.regions.client.objects import MemoryObjects
+from spark_jms.store.webhdfs.door import Door
+from spark_jms.store.webhdfs.files import Files
 
 async def main():
     files = await Files.open(MemoryObjects(), lambda: time.time_ns() // 1000)

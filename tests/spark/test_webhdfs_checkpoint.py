@@ -79,9 +79,9 @@ def test_stateful_query_restarts_from_the_door(spark: SparkSession, door: str, t
 
 FAILOVER = """
 import asyncio, sys, time
-from store.replicated.objects import MemoryObjects
-from store.replicated.webhdfs.door import Door
-from store.replicated.webhdfs.files import Files
+from spark_jms.store.regions.client.objects import MemoryObjects
+from spark_jms.store.webhdfs.door import Door
+from spark_jms.store.webhdfs.files import Files
 
 def clock_us():
     return time.time_ns() // 1000

@@ -20,7 +20,8 @@ from spark_jms.store.engine.link import LinkLostError, TcpLink, receive, send
 from spark_jms.store.errors import SecurityConfigError, StoreUriError
 from spark_jms.store.ledger.session import LedgerStore
 from spark_jms.store.net.tls import client_context, first_certificate, server_context
-from spark_jms.store.records.store import ReplicatedReach, parse_replicated
+from spark_jms.store.records.election import EngineElection
+from spark_jms.store.records.settings import parse_replicated
 from spark_jms.testing.waiting import wait_until
 from tests.certificates import certificate
 
@@ -206,8 +207,8 @@ def test_where_an_engine_may_serve(tmp_path: Path) -> None:
     """R17: loopback by default; another address is said, one that others can reach, and has a certificate. `daemon` is the
     address of this machine's daemon."""
 
-    def reach(options: str) -> ReplicatedReach:
-        return ReplicatedReach(parse_replicated(f"replicated://{tmp_path}?{options}"), session_timeout_ms=5_000)
+    def reach(options: str) -> EngineElection:
+        return EngineElection(parse_replicated(f"replicated://{tmp_path}?{options}"), session_timeout_ms=5_000)
 
     cert, key = certificate(tmp_path)
     encrypted = f"engine_certificate={cert}&engine_key={key}"

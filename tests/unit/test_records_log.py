@@ -10,8 +10,8 @@ from spark_jms.store import Put
 from spark_jms.store.engine import Batch, Loaded
 from spark_jms.store.errors import MemoryLimitError, StoreClosedError
 from spark_jms.store.ledger.ledger import Change, Connected, Entry, Ledger, Opened, Written
-from spark_jms.store.records import store as records
-from spark_jms.store.records.store import RecordLog
+from spark_jms.store.records import log as records
+from spark_jms.store.records.log import RecordLog
 from spark_jms.store.regions.client.objects import MemoryObjects
 
 SMALL = 10_485  # an object of a region of 1 MB

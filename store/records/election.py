@@ -1,0 +1,173 @@
+"""Which process is the engine of a store on regions: the one that opened the regions (C9, R8, R15)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from pathlib import Path
+
+from spark_jms.store.engine import Address, Reach, Server
+from spark_jms.store.engine.port import Clock
+from spark_jms.store.engine.server import monotonic_ms
+from spark_jms.store.errors import (
+    DaemonUnavailableError,
+    FencedError,
+    NoLocalDaemonError,
+    RegionOpenError,
+    RegionUnavailableError,
+    SecurityConfigError,
+    SettingInvalidError,
+    StoreNotFoundError,
+    StoreWriteError,
+)
+from spark_jms.store.net.tls import first_certificate, is_loopback, server_context
+from spark_jms.store.records.log import RecordLog
+from spark_jms.store.records.persistence import ReplicatedPersistence
+from spark_jms.store.records.settings import ReplicatedSettings
+from spark_jms.store.regions.admin.client import Loop
+from spark_jms.store.regions.client.instance import StoreInstance
+from spark_jms.store.regions.global_directory import CONFIG, DirectoryFiles, GlobalDirectory, write_whole
+
+log = logging.getLogger("store.replicated")
+
+CONNECTION = "jmsq.records"
+DAEMON = "daemon"  # as engine_host
+NOT_NOW = (DaemonUnavailableError, NoLocalDaemonError, RegionOpenError, RegionUnavailableError, FencedError)
+
+
+class EngineElection(Reach):
+    """Who owns the store now: this process if it gets the regions, else whoever published itself."""
+
+    def __init__(
+        self,
+        settings: ReplicatedSettings,
+        *,
+        session_timeout_ms: float,
+        create: bool = True,
+        clock_ms: Clock = monotonic_ms,
+    ) -> None:
+        self.settings = settings
+        self._clock_ms = clock_ms
+        self.directory = GlobalDirectory(settings.directory)
+        if not self.directory.config_file.exists():
+            raise StoreNotFoundError(f"{settings.directory} has no {CONFIG}")
+        self._host = self._engine_host()
+        self._tls, self._certificate = None, ""
+        if settings.engine_certificate:
+            chain = Path(settings.engine_certificate)
+            self._tls, self._certificate = server_context(chain, Path(settings.engine_key)), first_certificate(chain)
+        if self._tls is None and not is_loopback(self._host):
+            raise SecurityConfigError(f"engine_host={self._host} is not loopback, and there is no engine_certificate")
+        self._session_timeout_ms = session_timeout_ms
+        self._published = self.directory.engine_file(settings.store)
+        self._lock = threading.Lock()
+        self._loop: Loop | None = None
+        self._server: Server | None = None
+        self._closed = False
+        self._was_reached = False
+        self.instance: StoreInstance | None = None
+        if not create and not self._exists():
+            raise StoreNotFoundError(f"store {settings.store} in {settings.directory}")
+
+    def _engine_host(self) -> str:
+        if self.settings.engine_host != DAEMON:
+            return self.settings.engine_host
+        return self.directory.local_daemon(self.directory.config(), self.settings.localindex).address
+
+    def _exists(self) -> bool:
+        entries = DirectoryFiles(self.directory).entries()
+        return any(name.startswith(f"{self.settings.store}.") for name in entries)
+
+    def target(self, failed: Address | None = None) -> Server | Address | None:
+        with self._lock:
+            if self._closed:
+                return None
+            if self._server is not None:
+                if not self._server.gone:
+                    return self._server
+                self._server = None
+            try:
+                return self._become()
+            except RegionOpenError:
+                self._was_reached = True
+                return self._find()
+            except NOT_NOW as error:
+                if not self._was_reached:
+                    raise
+                log.info("store %s: not now: %s", self.settings.store, error)
+                return None
+
+    def _become(self) -> Server:
+        loop = self._loop = self._loop or Loop(f"store-{self.settings.store}")
+        persistence = loop.call(self._own(loop))
+        try:
+            server = Server(
+                persistence, session_timeout_ms=self._session_timeout_ms, host=self._host,
+                port=self.settings.engine_port, tls=self._tls, clock_ms=self._clock_ms,
+            )  # fmt: skip
+        except OSError as error:
+            where = f"{self._host}:{self.settings.engine_port}"
+            raise SettingInvalidError("engine_host, engine_port", where, f"cannot listen: {error}") from error
+        self.instance = persistence.instance
+        try:
+            loop.call(self._watch(persistence.instance, server))
+            self._publish(server)
+        except BaseException:
+            server.close()
+            raise
+        self._server, self._was_reached = server, True
+        return server
+
+    @staticmethod
+    async def _watch(instance: StoreInstance, server: Server) -> None:
+        instance.on_failure(lambda error: server.disable(str(error)))
+
+    def _publish(self, server: Server) -> None:
+        host, port = self._host, server.address[1]
+        told = {
+            "host": host, "port": port, "secret": server.secret.hex(), "incarnation": server.incarnation,
+            "certificate": self._certificate,
+        }  # fmt: skip
+        try:
+            write_whole(self._published, json.dumps(told).encode(), 0o600)
+        except OSError as error:
+            raise StoreWriteError(f"{self._published}: {error.strerror or error}") from error
+        log.info("store %s: served by process %d at %s:%d", self.settings.store, os.getpid(), host, port)
+
+    async def _own(self, loop: Loop) -> ReplicatedPersistence:
+        settings = self.settings
+        instance = await StoreInstance.open(
+            self.directory, settings.store, region_bytes=settings.region_bytes, localindex=settings.localindex,
+            thresholds=settings.thresholds,
+        )  # fmt: skip
+        try:
+            return ReplicatedPersistence(loop, instance, RecordLog(await instance.connection(CONNECTION)))
+        except BaseException:
+            await instance.close()
+            raise
+
+    def _find(self) -> Address | None:
+        try:
+            told = json.loads(self._published.read_text())
+            secret, certificate = bytes.fromhex(told["secret"]), told.get("certificate", "")
+            return Address(told["host"], told["port"], secret, told["incarnation"], certificate)
+        except (OSError, ValueError, KeyError):
+            return None  # it has the regions and has not yet told
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            if self._server is not None:
+                self._server.close()
+            if self._loop is not None:
+                self._loop.close()
+
+    def abandon(self) -> None:
+        if self._server is not None:
+            self._server.abandon()
+        if self.instance is not None:
+            self.instance.abandon()

@@ -1,0 +1,55 @@
+"""What an engine on regions writes to: a record log, and the store instance that it is in."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Coroutine
+from concurrent.futures import CancelledError
+from typing import Any, TypeVar
+
+from spark_jms.store.contract import Put
+from spark_jms.store.engine import Batch, Loaded, OwnershipLostError, Persistence
+from spark_jms.store.errors import StoreError
+from spark_jms.store.ledger.ledger import Entry, Prepared, Written
+from spark_jms.store.records.log import LOST, RecordLog
+from spark_jms.store.regions.admin.client import Loop
+from spark_jms.store.regions.client.instance import StoreInstance
+
+T = TypeVar("T")
+
+
+def _writes(entry: Entry) -> bool:
+    return isinstance(entry, (Written, Prepared)) and any(
+        isinstance(operation, Put) for change in entry.changes for operation in change.operations
+    )
+
+
+class ReplicatedPersistence(Persistence):
+    def __init__(self, loop: Loop, instance: StoreInstance, log_: RecordLog) -> None:
+        self.incarnation = secrets.token_hex(8)
+        self.instance = instance
+        self._loop = loop
+        self._log = log_
+        self._closed = False
+
+    def load(self) -> Loaded:
+        return self._call(self._log.load())
+
+    def append(self, batch: Batch) -> None:
+        """R13: what writes new values is refused while daemon and store are overloaded; all else, as deletions, passes."""
+        if any(_writes(entry) for entry in batch.entries):
+            self.instance.check_overload()
+        self._call(self._log.append(batch))
+
+    def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        try:
+            return self._loop.call(coroutine)
+        except LOST as error:
+            raise OwnershipLostError(str(error)) from error
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            with contextlib.suppress(StoreError, CancelledError):
+                self._loop.call(self.instance.close())
