@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import cast
 
 from spark_jms.store.errors import AuthenticationError, ClusterMismatchError, DaemonUnavailableError, ProtocolError
-from spark_jms.store.regions.core.protocol import FrameReader, Message, encode
+from spark_jms.store.regions.core.protocol import FrameReader, RegionMessage, encode
 
 MAGIC = b"JMSQRS1\n"
 NONCE_BYTES = 16
@@ -48,8 +48,8 @@ class Connection(asyncio.Protocol):
         self._greeting: bytearray | None = bytearray()  # None once frames come
         self._frames = FrameReader()
         self._number = 0
-        self._messages: deque[Message] = deque()  # came, and nobody took them yet
-        self._receive: Callable[[Message], None] | None = None
+        self._messages: deque[RegionMessage] = deque()  # came, and nobody took them yet
+        self._receive: Callable[[RegionMessage], None] | None = None
         self._waits_for_writing = False
         self._writing_paused = False
         self._reading_paused = False
@@ -156,7 +156,7 @@ class Connection(asyncio.Protocol):
         if early:
             self.data_received(early)
 
-    async def first(self, timeout_s: float = HANDSHAKE_TIMEOUT_S) -> Message:
+    async def first(self, timeout_s: float = HANDSHAKE_TIMEOUT_S) -> RegionMessage:
         """The first message; whatever came with it is kept for `run`."""
         await asyncio.wait_for(self._came(), timeout_s)
         return self._messages.popleft()
@@ -174,7 +174,7 @@ class Connection(asyncio.Protocol):
 
     # ---- frames
 
-    def send(self, message: Message) -> None:
+    def send(self, message: RegionMessage) -> None:
         if self.closed:
             return
         if self._transport.is_closing():  # lost a moment ago; `run` is about to find out
@@ -187,7 +187,7 @@ class Connection(asyncio.Protocol):
     def unsent_bytes(self) -> int:
         return 0 if self.closed or self._transport.is_closing() else self._transport.get_write_buffer_size()
 
-    async def run(self, receive: Callable[[Message], None], waits_for_writing: bool = False) -> str:
+    async def run(self, receive: Callable[[RegionMessage], None], waits_for_writing: bool = False) -> str:
         """`waits_for_writing`: what was answered is taken before more is asked. Not between daemons, which would wait
         for each other."""
         self._receive, self._waits_for_writing = receive, waits_for_writing

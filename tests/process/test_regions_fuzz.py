@@ -18,7 +18,7 @@ from spark_jms.store.errors import StoreError
 from spark_jms.store.regions.client.instance import StoreInstance
 from spark_jms.store.regions.connection import MAGIC, NONCE_BYTES, Connection, connect, listen_handshake
 from spark_jms.store.regions.core import protocol
-from spark_jms.store.regions.core.protocol import Hello, Message, encode
+from spark_jms.store.regions.core.protocol import RegionHello, RegionMessage, encode
 from spark_jms.store.regions.global_directory import GlobalDirectory
 from tests.process.regions_cluster import MB, FaultyDaemons, Make, store_at
 
@@ -27,7 +27,7 @@ ROUND = 50  # frames of one connection, at the most
 GROWTH_BYTES = 64 * MB
 ANSWER_S = 20.0
 
-TYPES = [kind for kind in vars(protocol).values() if isinstance(kind, type) and issubclass(kind, Message)]
+TYPES = [kind for kind in vars(protocol).values() if isinstance(kind, type) and issubclass(kind, RegionMessage)]
 NAMES = ["s.000", "fuzz.000", "", ".", "..", "../../x", "a/b", "\0", "x" * 300, "é", "s.000\n", "-rm", "fuzz.001"]
 
 
@@ -53,7 +53,7 @@ def value_for(kind: Any, chance: random.Random) -> Any:
 
 def frame(number: int, chance: random.Random) -> bytes:
     kind = chance.choice(TYPES)
-    if kind is Message or kind.__name__ in ("Shutdown", "Drain", "Halt", "Remove", "RemoveRequest"):
+    if kind is RegionMessage or kind.__name__ in ("Shutdown", "Drain", "Halt", "Remove", "RemoveRequest"):
         kind = protocol.Ping  # these are taken at their word
     fields = {name: value_for(annotation, chance) for name, annotation in kind.__annotations__.items()}
     body = msgspec.msgpack.encode([kind.__name__, *fields.values()])
@@ -103,7 +103,7 @@ class Fuzzer:
         self.frames += 1
 
     async def proved(self) -> None:
-        """After a valid handshake and, mostly, a valid Hello."""
+        """After a valid handshake and, mostly, a valid hello."""
         secret, identity = self.directory.secret(0), self.directory.identity(self.config)
         connection = await connect(self.spec.address, self.spec.port, secret, identity)
         try:
@@ -111,7 +111,7 @@ class Fuzzer:
             role = self.chance.choice(["client", "client", "admin", "nobody"])
             number = 0
             if self.chance.random() < 0.95:
-                data, number = encode(0, Hello(role, -1, "", "fuzz")), 1
+                data, number = encode(0, RegionHello(role, -1, "", "fuzz")), 1
             for each in range(self.chance.randrange(1, ROUND)):
                 data += frame(number + each, self.chance)
                 self.frames += 1
@@ -220,7 +220,7 @@ def test_what_a_daemon_might_say_to_its_client(make_daemons: Make, monkeypatch: 
     async def accept(connection: Connection) -> None:
         await listen_handshake(connection, directory.secret(0), directory.identity(config))
         await connection.first()
-        connection.send(Hello("daemon", 0, "x"))
+        connection.send(RegionHello("daemon", 0, "x"))
         connection.write(b"".join(frame(1 + each, chance) for each in range(chance.randrange(1, 50))))
         connection._transport.write_eof()
         await connection.run(lambda question: None)

@@ -105,7 +105,7 @@ def space_leak(patch: Patch) -> None:
 
 
 def checksum_ignored(patch: Patch) -> None:
-    def decode(number: int, crc: int, body: bytes) -> protocol.Message:
+    def decode(number: int, crc: int, body: bytes) -> protocol.RegionMessage:
         return original(number, zlib.crc32(body), body)
 
     original = protocol._decode

@@ -12,14 +12,15 @@ from spark_jms.store.regions.core.instance import InstanceCore, Planned, Walk
 from spark_jms.store.regions.core.protocol import (
     Close,
     Failure,
-    Lost,
-    Message,
     Open,
     Ping,
     ReadRegion,
+    RegionMessage,
+    RegionRow,
     Regions,
     Remove,
     Reply,
+    Revoked,
     WriteRegion,
 )  # fmt: skip
 from spark_jms.store.regions.core.space import BLOCK_BYTES, HEADER_BYTES, RegionSpace, Step, check_header, check_payload
@@ -156,9 +157,9 @@ class SimClient:
 
     # ---- answers
 
-    def receive(self, message: Message) -> None:
+    def receive(self, message: RegionMessage) -> None:
         match message:
-            case Lost():
+            case Revoked():
                 self._leave()
             case Failure(request, error, arguments):
                 self._failed(request, error, arguments)
@@ -180,8 +181,8 @@ class SimClient:
             self.world.note(f"{self.name}: {what} failed, {error} {arguments}")
             self._leave()
 
-    def _on_list(self, request: int, detail: Any, rows: list[list[Any]]) -> None:
-        self._to_open = [str(row[0]) for row in rows if str(row[0]) not in self._opened]
+    def _on_list(self, request: int, detail: Any, rows: list[RegionRow]) -> None:
+        self._to_open = [row.name for row in rows if row.name not in self._opened]
         self.phase = Phase.OPENING
         if not rows and not self._opened:
             self._new_region()

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from spark_jms.store.regions.core.daemon import DaemonCore
-from spark_jms.store.regions.core.protocol import Message, Open, Remove, Shutdown
+from spark_jms.store.regions.core.protocol import Open, RegionMessage, Remove, Shutdown
 from tests.simulator.parts import SimMemory
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class Faults:
         if node is not None:
             self._ask_once(node, Remove(2, name, True))
 
-    def _ask_once(self, node: Node, message: Message) -> None:
+    def _ask_once(self, node: Node, message: RegionMessage) -> None:
         """Somebody who does not wait for the answer, but stays for a while."""
         core = node.core
         assert core is not None

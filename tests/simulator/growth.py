@@ -13,9 +13,9 @@ import random
 from collections import Counter, deque
 from dataclasses import dataclass
 
-from spark_jms.store.regions.core.daemon import Action, DaemonCore, Settings, ToClient, ToPeer
+from spark_jms.store.regions.core.daemon import Action, DaemonCore, DaemonSettings, ToClient, ToPeer
 from spark_jms.store.regions.core.directory import Holder
-from spark_jms.store.regions.core.protocol import Message, Open, Reply, WriteRegion, encode
+from spark_jms.store.regions.core.protocol import Open, RegionMessage, Reply, WriteRegion, encode
 from tests.simulator.parts import SimDirectory, SimMemory, Truth
 
 REGION_BYTES = 1 << 20
@@ -41,7 +41,7 @@ class _Cluster:
         self.truth = Truth(random.Random(0))
         self.load: Counter[int] = Counter()
         self.replies: dict[int, list[Reply]] = {}
-        self._wire: deque[tuple[int, int, Message]] = deque()
+        self._wire: deque[tuple[int, int, RegionMessage]] = deque()
         self.cores = [self._core(index, daemons) for index in range(daemons)]
         for a in self.cores:
             for b in self.cores:
@@ -53,7 +53,7 @@ class _Cluster:
         me, limit = Holder(index, f"life{index}"), 16 * REGION_BYTES
         self.truth.alive.add(me)
         return DaemonCore(
-            index, me.incarnation, daemons, limit, SimDirectory(self.truth, me), SimMemory(limit), Settings(), 0.0
+            index, me.incarnation, daemons, limit, SimDirectory(self.truth, me), SimMemory(limit), DaemonSettings(), 0.0
         )
 
     def carry(self, source: int, actions: list[Action]) -> None:
@@ -72,7 +72,7 @@ class _Cluster:
             self.load[target] += size
             self.carry(target, self.cores[target].from_peer(self.now_ms, sender, message))
 
-    def ask(self, client: int, message: Message) -> Reply:
+    def ask(self, client: int, message: RegionMessage) -> Reply:
         """Of the client with the daemon of its own number."""
         self.load[client] += len(encode(0, message))
         self.carry(client, self.cores[client].from_client(self.now_ms, client, message))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from spark_jms.store.errors import DirectoryUnavailableError, ProtocolError
 from spark_jms.store.regions.core.daemon import MemoryPort
 from spark_jms.store.regions.core.directory import DirectoryPort, Holder, RegionEntry
-from spark_jms.store.regions.core.protocol import FrameReader, Message
+from spark_jms.store.regions.core.protocol import FrameReader, RegionMessage
 
 
 class Violation(AssertionError):
@@ -173,7 +173,7 @@ class SimMemory(MemoryPort):
         self.total -= self.held.pop(region_id)
 
 
-Frame = tuple[int, Message] | bytes
+Frame = tuple[int, RegionMessage] | bytes
 
 
 class Wire:
@@ -182,7 +182,7 @@ class Wire:
     Only a frame that something happens to is made bytes, for all others number and message do (and are 4 x faster).
     """
 
-    def __init__(self, deliver: Callable[[Message], None], cut: Callable[[], None]) -> None:
+    def __init__(self, deliver: Callable[[RegionMessage], None], cut: Callable[[], None]) -> None:
         self.number = 0
         self.expected = 0
         self.deliver = deliver
@@ -190,7 +190,7 @@ class Wire:
         self.last_ms = 0.0
         self.open = True
 
-    def pack(self, message: Message) -> tuple[int, Message]:
+    def pack(self, message: RegionMessage) -> tuple[int, RegionMessage]:
         self.number += 1
         return self.number - 1, message
 

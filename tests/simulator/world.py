@@ -10,9 +10,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from spark_jms.store.regions.core.daemon import Action, DaemonCore, Drop, Log, Settings, Stop, ToClient, ToPeer, Unlink
+from spark_jms.store.regions.core.daemon import (
+    Action,
+    DaemonCore,
+    DaemonSettings,
+    Drop,
+    Log,
+    Stop,
+    ToClient,
+    ToPeer,
+    Unlink,
+)
 from spark_jms.store.regions.core.directory import Holder, RegionEntry
-from spark_jms.store.regions.core.protocol import Hello, Message, Reply, encode
+from spark_jms.store.regions.core.protocol import RegionHello, RegionMessage, Reply, encode
 from tests.simulator.audit import Audit
 from tests.simulator.client import Book, SimClient
 from tests.simulator.faults import Fault, Faults, Node
@@ -23,7 +33,9 @@ SETTLE_MS = 6_000.0
 HELLO_TIMEOUT_MS = 2_000.0
 MAX_STALLED = 2
 LATE_SHARE = 0.3
-SETTINGS = Settings(open_timeout_ms=15_000.0, chunk_bytes=4096, window_bytes=16_384, resilver_bytes_per_s=4_000_000)
+SETTINGS = DaemonSettings(
+    open_timeout_ms=15_000.0, chunk_bytes=4096, window_bytes=16_384, resilver_bytes_per_s=4_000_000
+)
 
 
 @dataclass
@@ -40,7 +52,7 @@ class Outcome:
 class World:
     def __init__(
         self, seed: int, *, duration_ms: float = 14_000.0, daemons: int | None = None, trace: bool = False,
-        core: type[DaemonCore] = DaemonCore, faults: frozenset[Fault] | None = None, settings: Settings = SETTINGS,
+        core: type[DaemonCore] = DaemonCore, faults: frozenset[Fault] | None = None, settings: DaemonSettings = SETTINGS,
     ) -> None:  # fmt: skip
         self.seed = seed
         self.chance = random.Random(seed)
@@ -265,11 +277,11 @@ class World:
                 lambda m, n=there, c=core, i=here.index: self._arrived(n, c, i, m),  # type: ignore[misc]
                 lambda i=here.index, j=there.index: self.cut(i, j),  # type: ignore[misc]
             )
-        self._send(a.index, b.index, Hello("daemon", a.index, core_a.incarnation))
-        self._send(b.index, a.index, Hello("daemon", b.index, core_b.incarnation))
+        self._send(a.index, b.index, RegionHello("daemon", a.index, core_a.incarnation))
+        self._send(b.index, a.index, RegionHello("daemon", b.index, core_b.incarnation))
 
-    def _arrived(self, node: Node, core: DaemonCore, sender: int, message: Message) -> None:
-        if isinstance(message, Hello):
+    def _arrived(self, node: Node, core: DaemonCore, sender: int, message: RegionMessage) -> None:
+        if isinstance(message, RegionHello):
             self.hello_ms.pop(frozenset((node.index, sender)), None)
             self.into(node, core, lambda: core.linked(self.clock(node), sender, message.incarnation))
         else:
@@ -289,7 +301,7 @@ class World:
     def _delay(self) -> float:
         return self.chance.expovariate(1 / 0.8) + 0.05
 
-    def _send(self, source: int, target: int, message: Message) -> None:
+    def _send(self, source: int, target: int, message: RegionMessage) -> None:
         wire = self.wires.get((source, target))
         if wire is None:
             return
@@ -344,12 +356,12 @@ class World:
         self.into(node, core, lambda: core.client_came(self.clock(node), connection, client.name))
         client.attached(node.index, connection)
 
-    def client_sends(self, client: SimClient, message: Message) -> None:
+    def client_sends(self, client: SimClient, message: RegionMessage) -> None:
         found = self.client_wires.get(client.connection)
         if found is not None:
             self._transmit(found[2], message)
 
-    def _to_client(self, node: Node, connection: int, message: Message, late: bool) -> None:
+    def _to_client(self, node: Node, connection: int, message: RegionMessage, late: bool) -> None:
         found = self.client_wires.get(connection)
         if found is not None and found[0] == node.index:
             if isinstance(message, Reply):
@@ -359,7 +371,7 @@ class World:
                     found[1].read_emitted(message.request, late)
             self._transmit(found[3], message)
 
-    def _transmit(self, wire: Wire, message: Message) -> None:
+    def _transmit(self, wire: Wire, message: RegionMessage) -> None:
         frame = wire.pack(message)
         wire.last_ms = max(wire.last_ms, self.now_ms + self.chance.expovariate(1 / 0.3))
         self.later(wire.last_ms - self.now_ms, lambda: wire.arrive(frame))

@@ -10,18 +10,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spark_jms.store.errors import DirectoryUnavailableError
-from spark_jms.store.regions.core.daemon import Action, DaemonCore, Log, Settings, Stop, ToClient, ToPeer
+from spark_jms.store.regions.core.daemon import Action, DaemonCore, DaemonSettings, Log, Stop, ToClient, ToPeer
 from spark_jms.store.regions.core.directory import Holder, RegionEntry
 from spark_jms.store.regions.core.protocol import (
     Failure,
-    Lost,
-    Message,
     Open,
     Ping,
     ReadRegion,
+    RegionMessage,
     Regions,
     Remove,
     Reply,
+    Revoked,
     Shutdown,
     WriteRegion,
 )
@@ -42,7 +42,7 @@ class Client:
     lost: list[str] = field(default_factory=list)
     requests: int = 0
 
-    def ask(self, make: Callable[[int], Message], wait_ms: float = 1_000.0) -> Any:
+    def ask(self, make: Callable[[int], RegionMessage], wait_ms: float = 1_000.0) -> Any:
         """The value, or the name of the error; None as long as there is no answer."""
         self.requests += 1
         request = self.requests
@@ -70,7 +70,7 @@ class Client:
 
     def status(self, name: str = "s.000") -> str:
         rows = self.ask(lambda n: Regions(n, name))
-        return str(rows[0][2]) if rows else ""
+        return str(rows[0].status) if rows else ""
 
     def shutdown(self, *indexes: int, force: bool = False) -> Any:
         return self.ask(lambda n: Shutdown(n, list(indexes), force))
@@ -136,15 +136,15 @@ class Cluster:
         self.now_ms = 0.0
         self.truth = Truth(random.Random(0))
         self.limits = [limit] * daemons
-        self.settings = Settings(**settings)
+        self.settings = DaemonSettings(**settings)
         self.cores: list[DaemonCore | None] = [None] * daemons
         self.memories: list[SimMemory] = [SimMemory(limit)] * daemons
         self.clients: dict[int, Client] = {}
         self.log: list[str] = []
         self.apart: set[frozenset[int]] = set()
         self.frozen: set[int] = set()
-        self.held: Callable[[int, Message], bool] = lambda source, message: False  # frames that stay on their way
-        self._wire: deque[tuple[int, int, Message]] = deque()
+        self.held: Callable[[int, RegionMessage], bool] = lambda source, message: False  # frames that stay on their way
+        self._wire: deque[tuple[int, int, RegionMessage]] = deque()
         self._lives = itertools.count(1)
         self._numbers = itertools.count(1)
         for index in range(daemons):
@@ -250,7 +250,7 @@ class Cluster:
                     self._wire.append((index, daemon, message))
                 case ToClient(number, message):
                     client = self.clients.get(number)
-                    if client is not None and isinstance(message, Lost):
+                    if client is not None and isinstance(message, Revoked):
                         client.lost.append(message.name)
                     elif client is not None and isinstance(message, Reply | Failure):
                         client.answers[message.request] = message
@@ -262,7 +262,7 @@ class Cluster:
                     pass
 
     def _deliver(self) -> None:
-        kept: deque[tuple[int, int, Message]] = deque()
+        kept: deque[tuple[int, int, RegionMessage]] = deque()
         while self._wire:
             source, target, message = self._wire.popleft()
             core = self.cores[target]

@@ -160,7 +160,7 @@ def test_a_write_that_is_refused_writes_nothing() -> None:
 
 def used(cluster: Cluster, daemon: int, name: str = "s.000") -> int:
     rows = cluster.client(daemon).ask(lambda n: Regions(n, name))
-    return int(rows[0][8])
+    return int(rows[0].used_bytes)
 
 
 def test_how_full_a_region_is_as_its_store_last_told() -> None:

@@ -17,15 +17,15 @@ from spark_jms.store.regions.core.protocol import (
     Adopt,
     AnyMessage,
     Begin,
+    DaemonHeartbeat,
     Failure,
     FrameReader,
-    Heartbeat,
-    Hello,
-    Message,
     Open,
     Ping,
     ReadRegion,
     Refused,
+    RegionHello,
+    RegionMessage,
     Replicate,
     Reply,
     Shutdown,
@@ -35,7 +35,7 @@ from spark_jms.store.regions.core.protocol import (
 
 TEXT, NUMBER = st.text(max_size=20), st.integers(0, 2**63 - 1)
 MESSAGES: st.SearchStrategy[AnyMessage] = st.one_of(
-    st.builds(Hello, role=TEXT, index=NUMBER, incarnation=TEXT, client=TEXT),
+    st.builds(RegionHello, role=TEXT, index=NUMBER, incarnation=TEXT, client=TEXT),
     st.builds(Begin, stream=TEXT, name=TEXT, region_id=TEXT, epoch=NUMBER, size=NUMBER),
     st.builds(Adopt, stream=TEXT, name=TEXT, region_id=TEXT, epoch=NUMBER),
     st.builds(
@@ -55,9 +55,9 @@ MESSAGES: st.SearchStrategy[AnyMessage] = st.one_of(
     st.builds(Reply, request=NUMBER, value=st.one_of(st.none(), st.binary(max_size=50), st.lists(NUMBER, max_size=4))),
     st.builds(Failure, request=NUMBER, error=TEXT, arguments=st.lists(st.one_of(TEXT, NUMBER), max_size=3)),
 )  # fmt: skip
-SAMPLE: list[Message] = [
-    Hello("daemon", 1, "life1"),
-    Heartbeat(1, 2, False, 3, 4, 5, 6, 7, 8, 9.5, -1.0),
+SAMPLE: list[RegionMessage] = [
+    RegionHello("daemon", 1, "life1"),
+    DaemonHeartbeat(1, 2, False, 3, 4, 5, 6, 7, 8, 9.5, -1.0),
     Replicate("0-a-1", "store.000", 3, 4, [(64, b"x" * 100), (0, b"")]),
     WriteRegion(1, "store.000", 3, [(64, b"y" * 40), (128, (64, 32))]),
     ReadRegion(2, "store.000", 3, 0, 64),
@@ -68,10 +68,10 @@ SAMPLE: list[Message] = [
 
 
 @given(st.lists(MESSAGES, max_size=6), st.lists(st.integers(1, 40), max_size=40))
-def test_any_cut_of_the_bytes_gives_the_same_messages(messages: list[Message], cuts: list[int]) -> None:
+def test_any_cut_of_the_bytes_gives_the_same_messages(messages: list[RegionMessage], cuts: list[int]) -> None:
     """R17: in order, each once, as soon as its last byte is there."""
     stream = b"".join(encode(number, message) for number, message in enumerate(messages))
-    reader, found, at = FrameReader(), list[Message](), 0
+    reader, found, at = FrameReader(), list[RegionMessage](), 0
     for cut in (*cuts, len(stream)):
         found += reader.feed(stream[at : at + cut])
         at += cut

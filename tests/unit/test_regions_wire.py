@@ -12,7 +12,7 @@ import pytest
 
 from spark_jms.store.errors import ProtocolError
 from spark_jms.store.regions.connection import MAX_GREETING_BYTES, Connection
-from spark_jms.store.regions.core.protocol import Message, Ping, Reply, encode
+from spark_jms.store.regions.core.protocol import Ping, RegionMessage, Reply, encode
 from spark_jms.store.regions.daemon.daemon import Daemon
 
 
@@ -63,7 +63,7 @@ def replies(*numbers: int) -> bytes:
     return b"".join(encode(number, Reply(number)) for number in numbers)
 
 
-async def running(connection: Connection, receive: Callable[[Message], None], **how: bool) -> asyncio.Task[str]:
+async def running(connection: Connection, receive: Callable[[RegionMessage], None], **how: bool) -> asyncio.Task[str]:
     task = asyncio.create_task(connection.run(receive, **how))
     await asyncio.sleep(0)
     return task
@@ -78,7 +78,7 @@ def test_a_message_is_handed_over_in_the_turn_in_which_it_comes() -> None:
 
     async def run() -> None:
         connection, wire = greeted()
-        came: list[Message] = []
+        came: list[RegionMessage] = []
         task = await running(connection, came.append)
         data = replies(0, 1, 2)
         connection.data_received(data[:-1])
@@ -101,7 +101,7 @@ def test_what_nobody_takes_yet_is_not_read_on() -> None:
         connection.data_received(replies(0, 1))
         assert not wire.reading
         assert await connection.first() == Reply(0)
-        came: list[Message] = []
+        came: list[RegionMessage] = []
         task = await running(connection, came.append)
         assert came == [Reply(1)]
         assert wire.reading
@@ -117,9 +117,9 @@ def test_a_client_that_takes_no_answers_is_not_asked_on(waits: bool) -> None:
 
     async def run() -> None:
         connection, wire = greeted()
-        came: list[Message] = []
+        came: list[RegionMessage] = []
 
-        def receive(message: Message) -> None:
+        def receive(message: RegionMessage) -> None:
             came.append(message)
             connection.pause_writing()
 
@@ -144,9 +144,9 @@ def test_nothing_is_handed_over_once_it_is_closed() -> None:
 
     async def run() -> None:
         connection, wire = greeted()
-        came: list[Message] = []
+        came: list[RegionMessage] = []
 
-        def receive(message: Message) -> None:
+        def receive(message: RegionMessage) -> None:
             came.append(message)
             connection.abort()
 
@@ -170,7 +170,7 @@ def test_a_bad_frame_ends_it_and_a_fault_is_raised() -> None:
         assert (await ended(task)).startswith("ProtocolError: ")
         assert wire.closing
 
-        def fault(message: Message) -> None:
+        def fault(message: RegionMessage) -> None:
             raise LookupError("a fault")
 
         connection, wire = greeted()

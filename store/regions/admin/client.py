@@ -11,10 +11,12 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, NoReturn, TypeVar
 
+import msgspec
+
 from spark_jms.store.errors import DaemonUnavailableError, ShutdownRefusedError, StoreClosedError, StoreError
 from spark_jms.store.regions.admin.port import AdminPort, DaemonInfo, RegionInfo
 from spark_jms.store.regions.client.attachment import DAEMON_ROWS, REGION_ROWS, Attachment, client_name
-from spark_jms.store.regions.core.protocol import Daemons, Message, Regions, Remove, Shutdown
+from spark_jms.store.regions.core.protocol import Daemons, RegionMessage, Regions, Remove, Shutdown
 from spark_jms.store.regions.global_directory import DirectoryFiles, GlobalDirectory
 
 T = TypeVar("T")
@@ -111,7 +113,7 @@ class DaemonAdmin(AdminPort):
             raise
         self.local_index = self._attachment.index
 
-    def _ask(self, make: Callable[[int], Message], shape: Any = Any) -> Any:
+    def _ask(self, make: Callable[[int], RegionMessage], shape: Any = Any) -> Any:
         return self._loop.call(self._attachment.ask(make, shape))
 
     def daemons(self) -> Sequence[DaemonInfo]:
@@ -122,19 +124,27 @@ class DaemonAdmin(AdminPort):
             if row is None:
                 found.append(DaemonInfo(*place, up=False))
                 continue
-            used, limit, draining, started_us, now_us, closed, primary, replica, resilvers = row
             found.append(
                 DaemonInfo(
-                    *place[:4], limit, up=True, reachable=True, started_us=started_us, now_us=now_us,
-                    memory_used_bytes=used, regions_closed=closed, regions_open_primary=primary,
-                    regions_open_replica=replica, resilvers_in_progress=resilvers, draining=draining,
+                    *place[:4],
+                    row.limit_bytes,
+                    up=True,
+                    reachable=True,
+                    started_us=row.started_us,
+                    now_us=row.now_us,
+                    memory_used_bytes=row.used_bytes,
+                    regions_closed=row.regions_closed,
+                    regions_open_primary=row.regions_open_primary,
+                    regions_open_replica=row.regions_open_replica,
+                    resilvers_in_progress=row.resilvers,
+                    draining=row.draining,
                 )
-            )  # fmt: skip
+            )
         return found
 
     def regions(self) -> Sequence[RegionInfo]:
         rows = self._ask(lambda request: Regions(request, ""), REGION_ROWS)
-        return [RegionInfo(*row) for row in rows]
+        return [RegionInfo(*msgspec.structs.astuple(row)) for row in rows]
 
     def remove_region(self, name: str, force: bool) -> None:
         with DirectoryFiles(self._global).administered(name):

@@ -22,11 +22,21 @@ from spark_jms.store.errors import (
 )
 from spark_jms.store.regions.connection import Connection, connect
 from spark_jms.store.regions.core.config import ClusterConfig, local_daemons
-from spark_jms.store.regions.core.protocol import Daemons, Failure, Hello, Lost, Message, Ping, Reply
+from spark_jms.store.regions.core.protocol import (
+    DaemonRow,
+    Daemons,
+    Failure,
+    Ping,
+    RegionHello,
+    RegionMessage,
+    RegionRow,
+    Reply,
+    Revoked,
+)
 from spark_jms.store.regions.global_directory import GlobalDirectory, machine_addresses
 
-DAEMON_ROWS = list[tuple[int, int, bool, int, int, int, int, int, int] | None]
-REGION_ROWS = list[tuple[str, int, str, int, int, int | None, str, int, int]]
+DAEMON_ROWS = list[DaemonRow | None]
+REGION_ROWS = list[RegionRow]
 OPENED = tuple[int, int, int]  # epoch, size, the daemon of the second copy or -1
 Answered = Callable[[Any, StoreError | None], None]
 
@@ -76,9 +86,9 @@ class Attachment:
                 raise  # else it was started anew in this very moment
             connection = await connect(spec.address, spec.port, directory.secret(index), identity)
         try:
-            connection.send(Hello(role, -1, "", name))
+            connection.send(RegionHello(role, -1, "", name))
             hello = await connection.first()
-            if not isinstance(hello, Hello):
+            if not isinstance(hello, RegionHello):
                 raise ProtocolError("it did not say who it is")
         except (OSError, asyncio.TimeoutError, StoreError) as error:
             connection.abort()
@@ -107,7 +117,9 @@ class Attachment:
             ]
         )
 
-    async def ask(self, make: Callable[[int], Message], shape: Any = Any, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
+    async def ask(
+        self, make: Callable[[int], RegionMessage], shape: Any = Any, timeout_s: float = ANSWER_TIMEOUT_S
+    ) -> Any:
         """ProtocolError, and the end of the attachment, when the answer is not of that shape."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
@@ -132,7 +144,7 @@ class Attachment:
             self.close(f"daemon {self.index} did not answer for {timeout_s:g} s")
             raise DaemonUnavailableError(f"daemon {self.index} did not answer for {timeout_s:g} s") from error
 
-    def begin(self, make: Callable[[int], Message], answered: Answered) -> None:
+    def begin(self, make: Callable[[int], RegionMessage], answered: Answered) -> None:
         """Sends at once; `answered` is called in the turn in which the answer comes, or when the attachment ends."""
         if self._gone:
             raise DaemonUnavailableError(self._gone)
@@ -165,7 +177,7 @@ class Attachment:
         """That this client lives, and how full its regions are."""
         self._connection.send(Ping(self.used()))
 
-    def _receive(self, message: Message) -> None:
+    def _receive(self, message: RegionMessage) -> None:
         match message:
             case Reply(request, value):
                 answered = self._waiting.pop(request, None)
@@ -175,7 +187,7 @@ class Attachment:
                 answered = self._waiting.pop(request, None)
                 if answered is not None:
                     answered(None, error_of(name, arguments))
-            case Lost(name, reason):
+            case Revoked(name, reason):
                 self.close(f"region {name}: {reason}")
 
     def close(self, reason: str = "closed") -> None:

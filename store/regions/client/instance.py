@@ -185,12 +185,12 @@ class StoreInstance:
         self._flush()
 
     async def _region_names(self) -> list[str]:
-        return [row[0] for row in await self._regions()]
+        return [row.name for row in await self._regions()]
 
     async def _is_here(self) -> bool:
         """R13: a store whose regions are on this daemon already is neither new nor from elsewhere."""
         rows = await self._regions()
-        return bool(rows) and all(self._attachment.index in (row[4], row[5]) for row in rows)
+        return bool(rows) and all(self._attachment.index in (row.primary, row.secondary) for row in rows)
 
     async def _regions(self) -> REGION_ROWS:
         rows: REGION_ROWS = await self._attachment.ask(lambda request: Regions(request, f"{self.name}."), REGION_ROWS)
@@ -300,7 +300,7 @@ class StoreInstance:
         row = rows[self._attachment.index] if self._attachment.index < len(rows) else None
         if row is None:
             raise ProtocolError(f"daemon {self._attachment.index} says nothing of itself")
-        self._daemon_used, self._daemon_limit = row[0], row[1]
+        self._daemon_used, self._daemon_limit = row.used_bytes, row.limit_bytes
         line = self._space_log.observe(self._daemon_used, self._daemon_limit)
         if line is not None:
             log.log(int(line.level), "%s", line.text)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from spark_jms.store.regions.core.protocol import Message
+from spark_jms.store.regions.core.protocol import RegionMessage
 
 
 @dataclass(frozen=True)
-class Settings:
+class DaemonSettings:
     heartbeat_ms: float = 200.0
     failure_timeout_ms: float = 2_000.0
     client_timeout_ms: float = 10_000.0
@@ -29,13 +29,13 @@ class Settings:
 @dataclass(frozen=True)
 class ToPeer:
     daemon: int
-    message: Message
+    message: RegionMessage
 
 
 @dataclass(frozen=True)
 class ToClient:
     client: int
-    message: Message
+    message: RegionMessage
 
 
 @dataclass(frozen=True)

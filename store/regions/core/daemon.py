@@ -12,7 +12,17 @@ from typing import Any
 
 from spark_jms.store.errors import DirectoryUnavailableError
 from spark_jms.store.regions.core import directory as rules
-from spark_jms.store.regions.core.actions import Action, Drop, Log, MemoryPort, Settings, Stop, ToClient, ToPeer, Unlink
+from spark_jms.store.regions.core.actions import (
+    Action,
+    DaemonSettings,
+    Drop,
+    Log,
+    MemoryPort,
+    Stop,
+    ToClient,
+    ToPeer,
+    Unlink,
+)
 from spark_jms.store.regions.core.directory import DirectoryPort, Holder, RegionEntry
 from spark_jms.store.regions.core.opening import Opening
 from spark_jms.store.regions.core.placement import Candidate
@@ -22,18 +32,18 @@ from spark_jms.store.regions.core.protocol import (
     Adopt,
     Begin,
     Close,
+    DaemonHeartbeat,
     Daemons,
     Drain,
     Failure,
     Halt,
-    Heartbeat,
-    Message,
     MoveRequest,
     Notice,
     Open,
     Ping,
     ReadRegion,
     Refused,
+    RegionMessage,
     Regions,
     Remove,
     RemoveRequest,
@@ -48,7 +58,7 @@ from spark_jms.store.regions.core.settling import Settling
 from spark_jms.store.regions.core.shutdown import Administration
 
 __all__ = [
-    "Action", "DaemonCore", "Drop", "Log", "MemoryPort", "Settings", "Stop", "ToClient", "ToPeer", "Unlink",
+    "Action", "DaemonCore", "Drop", "Log", "MemoryPort", "DaemonSettings", "Stop", "ToClient", "ToPeer", "Unlink",
 ]  # fmt: skip
 
 
@@ -61,7 +71,7 @@ class Peer:
     heard_ms: float = 0.0
     confirmed_ms: float = -1e9  # it has certainly heard from here what was sent then
     their_ms: float = -1.0  # the clock in its last heartbeat, echoed in ours
-    beat: Heartbeat | None = None
+    beat: DaemonHeartbeat | None = None
 
 
 @dataclass
@@ -72,7 +82,7 @@ class DaemonCore:
     memory_limit_bytes: int
     directory: DirectoryPort
     memory: MemoryPort
-    settings: Settings = field(default_factory=Settings)
+    settings: DaemonSettings = field(default_factory=DaemonSettings)
     now_ms: float = 0.0
     now_us: int = 0
 
@@ -161,14 +171,14 @@ class DaemonCore:
                     primary.close()
         return self._take()
 
-    def from_peer(self, now_ms: float, daemon: int, message: Message) -> list[Action]:
+    def from_peer(self, now_ms: float, daemon: int, message: RegionMessage) -> list[Action]:
         self._now(now_ms)
         peer = self.peers[daemon]
         peer.heard_ms = self.now_ms
         self._guard(self._peer_message, daemon, peer, message)
         return self._take()
 
-    def from_client(self, now_ms: float, client: int, message: Message) -> list[Action]:
+    def from_client(self, now_ms: float, client: int, message: RegionMessage) -> list[Action]:
         self._now(now_ms)
         if client in self.clients:
             self._client_heard[client] = self.now_ms
@@ -183,9 +193,9 @@ class DaemonCore:
 
     # ---- messages
 
-    def _peer_message(self, daemon: int, peer: Peer, message: Message) -> None:
+    def _peer_message(self, daemon: int, peer: Peer, message: RegionMessage) -> None:
         match message:
-            case Heartbeat():
+            case DaemonHeartbeat():
                 peer.beat, peer.up, peer.their_ms = message, True, message.clock_ms
                 lapsed = not self.confirmed(daemon)
                 peer.confirmed_ms = max(peer.confirmed_ms, message.echo_ms)
@@ -218,7 +228,7 @@ class DaemonCore:
             case _:
                 self.log(1, f"daemon {daemon} sent a {type(message).__name__}")
 
-    def _client_message(self, client: int, message: Message) -> None:
+    def _client_message(self, client: int, message: RegionMessage) -> None:
         match message:
             case WriteRegion(request, name, epoch, _):
                 primary = self._opened_by(client, request, name, epoch)
@@ -313,12 +323,12 @@ class DaemonCore:
                 if peer.linked:
                     self.to_peer(index, self.heartbeat(index))
 
-    def heartbeat(self, to: int) -> Heartbeat:
+    def heartbeat(self, to: int) -> DaemonHeartbeat:
         peer = self.peers.get(to)
         opened = sum(p.entry.opener is not None for p in self.primaries.values())
         seen = (self.entries_seen.get(name) for name in self.replicas.by_name)
         replicas_open = sum(entry is not None and entry.opener is not None for entry in seen)
-        return Heartbeat(
+        return DaemonHeartbeat(
             self.used_bytes(), self.memory_limit_bytes, self.draining, self.started_us, self.now_us,
             len(self.copies) - opened - replicas_open, opened, replicas_open,
             sum(p.resilvering for p in self.primaries.values()), self.now_ms,
@@ -543,12 +553,12 @@ class DaemonCore:
         else:
             self.to_peer(daemon, Notice(name))
 
-    def to_peer(self, daemon: int, message: Message) -> None:
+    def to_peer(self, daemon: int, message: RegionMessage) -> None:
         peer = self.peers.get(daemon)  # None: an earlier life of this one is meant
         if peer is not None and peer.linked:
             self._out.append(ToPeer(daemon, message))
 
-    def to_client(self, client: int, message: Message) -> None:
+    def to_client(self, client: int, message: RegionMessage) -> None:
         if client in self.clients:
             self._out.append(ToClient(client, message))
 

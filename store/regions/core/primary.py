@@ -26,11 +26,11 @@ from spark_jms.store.regions.core.protocol import (
     MAX_BODY_BYTES,
     Adopt,
     Begin,
-    Lost,
-    Message,
     Notice,
     ReadRegion,
+    RegionMessage,
     Replicate,
+    Revoked,
     WriteRegion,
 )
 from spark_jms.store.regions.core.replica import Copy
@@ -61,7 +61,7 @@ class Follower:
     acked: int = 0
     cursor: int = 0
     joining: int = 0
-    unacked: deque[tuple[int, Message, int]] = field(default_factory=deque)
+    unacked: deque[tuple[int, RegionMessage, int]] = field(default_factory=deque)
     unacked_bytes: int = 0
     moved_ms: float = 0.0  # when the stream last got on
 
@@ -218,7 +218,7 @@ class Primary:
         seq = follower.sent + 1
         self._push(follower, Replicate(follower.stream, self.entry.name, self.entry.epoch, seq, writes), size)
 
-    def _push(self, follower: Follower, message: Message, size: int) -> None:
+    def _push(self, follower: Follower, message: RegionMessage, size: int) -> None:
         if not follower.unacked:
             follower.moved_ms = self._daemon.now_ms
         follower.sent += 1
@@ -395,7 +395,7 @@ class Primary:
             daemon.fail(pending.client, pending.request, "FencedError", [f"region {name}: {reason}"])
         self.pending.clear()
         if self.client is not None:
-            daemon.to_client(self.client, Lost(name, reason))
+            daemon.to_client(self.client, Revoked(name, reason))
         if name in daemon.copies:
             daemon.free_copy(name)
         daemon.log(1, f"region {name}: no longer served here, {reason}")

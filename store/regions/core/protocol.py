@@ -23,14 +23,14 @@ _HEAD = struct.Struct("<IIII")
 _FIRST = struct.Struct("<II")
 
 
-class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class RegionMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):
     pass
 
 
 # ---- between daemons
 
 
-class Hello(Message, frozen=True):
+class RegionHello(RegionMessage, frozen=True, tag="Hello"):
     """The first frame of every connection, both ways. `role`: daemon, client or admin."""
 
     role: str
@@ -39,7 +39,7 @@ class Hello(Message, frozen=True):
     client: str = ""
 
 
-class Heartbeat(Message, frozen=True):
+class DaemonHeartbeat(RegionMessage, frozen=True, tag="Heartbeat"):
     """Every heartbeat_ms on every connection between daemons: what others need to know for placement and for `lsd`."""
 
     used_bytes: int
@@ -55,7 +55,7 @@ class Heartbeat(Message, frozen=True):
     echo_ms: float  # the receiver's, as it last came here; -1 = never
 
 
-class Begin(Message, frozen=True):
+class Begin(RegionMessage, frozen=True):
     """Item 1 of a stream: make an empty copy of this region, of zeros."""
 
     stream: str
@@ -65,7 +65,7 @@ class Begin(Message, frozen=True):
     size: int
 
 
-class Adopt(Message, frozen=True):
+class Adopt(RegionMessage, frozen=True):
     """Item 1 of a stream on a copy that is complete: from now on it follows the sender."""
 
     stream: str
@@ -74,7 +74,7 @@ class Adopt(Message, frozen=True):
     epoch: int
 
 
-class Replicate(Message, frozen=True):
+class Replicate(RegionMessage, frozen=True):
     """Item `seq` of a stream: byte writes, applied together. A resilvered chunk is a Replicate as any other."""
 
     stream: str
@@ -84,40 +84,40 @@ class Replicate(Message, frozen=True):
     writes: list[tuple[int, bytes]]
 
 
-class Ack(Message, frozen=True):
+class Ack(RegionMessage, frozen=True):
     """All items up to `seq` are in the copy."""
 
     stream: str
     seq: int
 
 
-class Refused(Message, frozen=True):
+class Refused(RegionMessage, frozen=True):
     """The follower does not follow, or not any more. `reason`: stale, memory, unknown."""
 
     stream: str
     reason: str
 
 
-class MoveRequest(Message, frozen=True):
+class MoveRequest(RegionMessage, frozen=True):
     """Whoever is primary of this closed region: bring it to the sender (R9)."""
 
     name: str
 
 
-class Notice(Message, frozen=True):
+class Notice(RegionMessage, frozen=True):
     """The directory says something new of this region: read it."""
 
     name: str
 
 
-class Usage(Message, frozen=True):
+class Usage(RegionMessage, frozen=True):
     """How many bytes of a region are taken, as the store that has it open told the sender."""
 
     name: str
     used_bytes: int
 
 
-class RemoveRequest(Message, frozen=True):
+class RemoveRequest(RegionMessage, frozen=True):
     """To the primary: delete this region."""
 
     name: str
@@ -125,29 +125,29 @@ class RemoveRequest(Message, frozen=True):
     request: int
 
 
-class Drain(Message, frozen=True):
+class Drain(RegionMessage, frozen=True):
     """Move all copies away, then stop (R4)."""
 
 
-class Halt(Message, frozen=True):
+class Halt(RegionMessage, frozen=True):
     """Stop now."""
 
 
 # ---- from clients and administrators; every request is answered by Reply or Failure with its number
 
 
-class Open(Message, frozen=True):
+class Open(RegionMessage, frozen=True):
     request: int
     name: str
     size: int  # of a new region, which must not exist; 0 = it must exist
 
 
-class Close(Message, frozen=True):
+class Close(RegionMessage, frozen=True):
     request: int
     name: str
 
 
-class WriteRegion(Message, frozen=True):
+class WriteRegion(RegionMessage, frozen=True):
     """Writes (offset, bytes) and moves (to, (from, length)), in order, together."""
 
     request: int
@@ -156,7 +156,7 @@ class WriteRegion(Message, frozen=True):
     steps: list[tuple[int, bytes | tuple[int, int]]]
 
 
-class ReadRegion(Message, frozen=True):
+class ReadRegion(RegionMessage, frozen=True):
     request: int
     name: str
     epoch: int
@@ -164,41 +164,41 @@ class ReadRegion(Message, frozen=True):
     length: int
 
 
-class Regions(Message, frozen=True):
+class Regions(RegionMessage, frozen=True):
     """With a prefix: the entries of the directory whose name begins so."""
 
     request: int
     prefix: str
 
 
-class Daemons(Message, frozen=True):
+class Daemons(RegionMessage, frozen=True):
     request: int
 
 
-class Remove(Message, frozen=True):
+class Remove(RegionMessage, frozen=True):
     request: int
     name: str
     force: bool
 
 
-class Shutdown(Message, frozen=True):
+class Shutdown(RegionMessage, frozen=True):
     request: int
     indexes: list[int]
     force: bool
 
 
-class Ping(Message, frozen=True):
+class Ping(RegionMessage, frozen=True):
     """A client's sign of life, and how many bytes are taken of its regions, where that has changed."""
 
     used: list[tuple[str, int]] = []
 
 
-class Reply(Message, frozen=True):
+class Reply(RegionMessage, frozen=True):
     request: int
     value: Any = None
 
 
-class Failure(Message, frozen=True):
+class Failure(RegionMessage, frozen=True):
     """`error` is the name of a class of store.errors, `arguments` what it is made of."""
 
     request: int
@@ -206,7 +206,35 @@ class Failure(Message, frozen=True):
     arguments: list[Any]
 
 
-class Lost(Message, frozen=True):
+class DaemonRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One daemon in the answer to Daemons; a daemon that is down is None there. Sizes in bytes, times in microseconds."""
+
+    used_bytes: int
+    limit_bytes: int
+    draining: bool
+    started_us: int
+    now_us: int
+    regions_closed: int
+    regions_open_primary: int
+    regions_open_replica: int
+    resilvers: int
+
+
+class RegionRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One region in the answer to Regions. `primary` and `secondary` are daemon numbers; `opener` is "" when closed."""
+
+    name: str
+    size_bytes: int
+    status: str
+    epoch: int
+    primary: int
+    secondary: int | None
+    opener: str
+    created_us: int
+    used_bytes: int
+
+
+class Revoked(RegionMessage, frozen=True, tag="Lost"):
     """To a client: you do not have this region open any more."""
 
     name: str
@@ -214,15 +242,38 @@ class Lost(Message, frozen=True):
 
 
 AnyMessage = (
-    Hello | Heartbeat | Begin | Adopt | Replicate | Ack | Refused | MoveRequest | Notice | Usage | RemoveRequest | Drain
-    | Halt | Open | Close | WriteRegion | ReadRegion | Regions | Daemons | Remove | Shutdown | Ping | Reply | Failure | Lost
-)  # fmt: skip
+    RegionHello
+    | DaemonHeartbeat
+    | Begin
+    | Adopt
+    | Replicate
+    | Ack
+    | Refused
+    | MoveRequest
+    | Notice
+    | Usage
+    | RemoveRequest
+    | Drain
+    | Halt
+    | Open
+    | Close
+    | WriteRegion
+    | ReadRegion
+    | Regions
+    | Daemons
+    | Remove
+    | Shutdown
+    | Ping
+    | Reply
+    | Failure
+    | Revoked
+)
 
 
 _encoder = msgspec.msgpack.Encoder()
 
 
-def encode(number: int, message: Message) -> bytes:
+def encode(number: int, message: RegionMessage) -> bytes:
     body = _encoder.encode(message)
     if len(body) > MAX_FRAME_BYTES:
         raise ProtocolError(f"a frame of {len(body)} bytes; at most {MAX_FRAME_BYTES}")
@@ -239,7 +290,7 @@ class FrameReader:
         self._max = max_frame_bytes
         self._broken = False
 
-    def feed(self, data: bytes) -> list[Message]:
+    def feed(self, data: bytes) -> list[RegionMessage]:
         """Whole frames are read where they lie; only the beginning of one that is not whole yet is kept."""
         if self._broken:
             raise ProtocolError("the connection was given up")
@@ -247,7 +298,7 @@ class FrameReader:
         if kept:
             kept += data
         came = memoryview(kept or data)
-        messages: list[Message] = []
+        messages: list[RegionMessage] = []
         start, size = 0, len(came)
         try:
             while size - start >= _HEAD.size:
@@ -275,11 +326,11 @@ class FrameReader:
         return messages
 
 
-def _decode(number: int, crc: int, body: memoryview) -> Message:
+def _decode(number: int, crc: int, body: memoryview) -> RegionMessage:
     if zlib.crc32(body) != crc:
         raise ProtocolError(f"frame {number} does not fit its checksum")
     try:
-        message: Message = _decoder.decode(body)
+        message: RegionMessage = _decoder.decode(body)
         return message
     except (
         ValueError,

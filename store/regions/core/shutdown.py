@@ -13,14 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from spark_jms.store.regions.core.directory import RegionEntry
 from spark_jms.store.regions.core.placement import fits_without
 from spark_jms.store.regions.core.protocol import (
+    DaemonHeartbeat,
+    DaemonRow,
     Drain,
     Halt,
-    Heartbeat,
+    RegionRow,
     Regions,
     Remove,
     RemoveRequest,
@@ -65,12 +67,18 @@ class Administration:
         ]
         daemon.reply(client, message.request, found)
 
-    def _row(self, entry: RegionEntry) -> list[Any]:
-        primary, secondary = entry.primary, entry.secondary
-        return [
-            entry.name, entry.size, self.status(entry), entry.epoch, primary.daemon,
-            secondary.daemon if secondary else None, entry.opener or "", entry.created_us, self.used.get(entry.name, 0),
-        ]  # fmt: skip
+    def _row(self, entry: RegionEntry) -> RegionRow:
+        return RegionRow(
+            entry.name,
+            entry.size,
+            self.status(entry),
+            entry.epoch,
+            entry.primary.daemon,
+            entry.secondary.daemon if entry.secondary else None,
+            entry.opener or "",
+            entry.created_us,
+            self.used.get(entry.name, 0),
+        )
 
     def told(self, client: int, used: list[tuple[str, int]]) -> None:
         """By the store that has these regions open. All daemons know it, so it outlives this one."""
@@ -105,12 +113,14 @@ class Administration:
 
     def daemons(self, client: int, request: int) -> None:
         daemon = self._daemon
-        rows: list[list[Any] | None] = []
+        rows: list[DaemonRow | None] = []
         for index in range(daemon.count):
             peer = daemon.peers.get(index)
-            beat: Heartbeat | None = daemon.heartbeat(-1) if index == daemon.index else peer.beat if peer else None
+            beat: DaemonHeartbeat | None = (
+                daemon.heartbeat(-1) if index == daemon.index else peer.beat if peer else None
+            )
             alive = index == daemon.index or (peer is not None and peer.up)
-            rows.append(_beat(beat) if beat is not None and alive else None)
+            rows.append(_daemon_row(beat) if beat is not None and alive else None)
         daemon.reply(client, request, rows)
 
     # ---- removal: by the primary, or here if the primary's life is over
@@ -230,8 +240,15 @@ class Administration:
         return ""
 
 
-def _beat(beat: Heartbeat) -> list[Any]:
-    return [
-        beat.used_bytes, beat.limit_bytes, beat.draining, beat.started_us, beat.now_us, beat.regions_closed,
-        beat.regions_open_primary, beat.regions_open_replica, beat.resilvers,
-    ]  # fmt: skip
+def _daemon_row(beat: DaemonHeartbeat) -> DaemonRow:
+    return DaemonRow(
+        beat.used_bytes,
+        beat.limit_bytes,
+        beat.draining,
+        beat.started_us,
+        beat.now_us,
+        beat.regions_closed,
+        beat.regions_open_primary,
+        beat.regions_open_replica,
+        beat.resilvers,
+    )

@@ -31,8 +31,18 @@ from spark_jms.store.errors import (
 )
 from spark_jms.store.regions.connection import Connection, connect, listen_handshake
 from spark_jms.store.regions.core.config import local_daemons
-from spark_jms.store.regions.core.daemon import Action, DaemonCore, Drop, Log, Settings, Stop, ToClient, ToPeer, Unlink
-from spark_jms.store.regions.core.protocol import Heartbeat, Hello, Message
+from spark_jms.store.regions.core.daemon import (
+    Action,
+    DaemonCore,
+    DaemonSettings,
+    Drop,
+    Log,
+    Stop,
+    ToClient,
+    ToPeer,
+    Unlink,
+)
+from spark_jms.store.regions.core.protocol import DaemonHeartbeat, RegionHello, RegionMessage
 from spark_jms.store.regions.daemon.logs import DaemonLog, LogSettings, UtilizationLog, log_directory
 from spark_jms.store.regions.daemon.options import START_TABLE, StartOptions, help_text, parse_start
 from spark_jms.store.regions.daemon.shared_memory import SharedMemoryPort, check_limit
@@ -67,13 +77,15 @@ class DoorPlan:
 class Daemon:
     """One daemon in this process and event loop. `run` returns when it has stopped."""
 
-    def __init__(self, options: StartOptions, settings: Settings | None = None, door: DoorPlan | None = None) -> None:
+    def __init__(
+        self, options: StartOptions, settings: DaemonSettings | None = None, door: DoorPlan | None = None
+    ) -> None:
         self.directory = GlobalDirectory(options.directory)
         self.config = self.directory.config()
         self.spec = self.directory.local_daemon(self.config, options.localindex)
         self._check_keys()
         check_limit(self.spec.memory_limit_bytes)
-        self.settings = settings or Settings()
+        self.settings = settings or DaemonSettings()
         self.door_plan = door or DoorPlan()
         self.incarnation = secrets.token_hex(8)
         self.log = DaemonLog(
@@ -282,9 +294,9 @@ class Daemon:
             if not self.directory.is_running(index):
                 return
             connection = await connect(spec.address, spec.port, self.directory.secret(index), self._identity)
-            connection.send(Hello("daemon", self.spec.index, self.incarnation))
+            connection.send(RegionHello("daemon", self.spec.index, self.incarnation))
             hello = await connection.first()
-            if not isinstance(hello, Hello) or hello.role != "daemon" or hello.index != index:
+            if not isinstance(hello, RegionHello) or hello.role != "daemon" or hello.index != index:
                 raise ProtocolError(f"daemon {index} did not say who it is")
         except (StoreError, OSError, asyncio.TimeoutError) as error:
             if connection is not None:
@@ -307,7 +319,7 @@ class Daemon:
         try:
             await listen_handshake(connection, self._secret, self._identity)
             hello = await connection.first()
-            if not isinstance(hello, Hello) or hello.role not in ("daemon", "client", "admin"):
+            if not isinstance(hello, RegionHello) or hello.role not in ("daemon", "client", "admin"):
                 raise ProtocolError("a connection that did not say who it is")
         except (ClusterMismatchError, AuthenticationError, ProtocolError) as error:
             connection.leave()
@@ -319,7 +331,7 @@ class Daemon:
             return
         finally:
             self._greeting.pop(connection, None)
-        connection.send(Hello("daemon", self.spec.index, self.incarnation))
+        connection.send(RegionHello("daemon", self.spec.index, self.incarnation))
         if hello.role == "daemon":
             if 0 <= hello.index < self.spec.index:
                 await self._peer(hello.index, hello.incarnation, connection)
@@ -339,10 +351,10 @@ class Daemon:
 
         who = f"daemon {index}"
 
-        def receive(message: Message) -> None:
+        def receive(message: RegionMessage) -> None:
             if self._peers.get(index) is connection:
                 self._judge(who, self._core.from_peer, index, message)
-                if not isinstance(message, Heartbeat):
+                if not isinstance(message, DaemonHeartbeat):
                     self.log.logger.log(5, "from daemon %d: %s", index, type(message).__name__)
 
         reason = "a fault"
@@ -355,7 +367,7 @@ class Daemon:
                 self._carry(self._core.unlinked(_now_ms(), index))
 
     def _judge(
-        self, who: str, step: Callable[[float, int, Message], list[Action]], number: int, message: Message
+        self, who: str, step: Callable[[float, int, RegionMessage], list[Action]], number: int, message: RegionMessage
     ) -> None:
         """What nobody foresaw in a message ends its connection, and nothing else."""
         try:
@@ -375,7 +387,7 @@ class Daemon:
 
         who = f"client {name}"
 
-        def receive(message: Message) -> None:
+        def receive(message: RegionMessage) -> None:
             self._judge(who, self._core.from_client, number, message)
 
         try:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from spark_jms.store.errors import SettingInvalidError
-from spark_jms.store.regions.core.daemon import Settings
+from spark_jms.store.regions.core.daemon import DaemonSettings
 
 if TYPE_CHECKING:
     from spark_jms.store.regions.daemon.daemon import DoorPlan
@@ -28,11 +28,11 @@ MILLISECONDS = {
 }
 
 
-def from_environment(environment: Mapping[str, str]) -> tuple[Settings, DoorPlan]:
+def from_environment(environment: Mapping[str, str]) -> tuple[DaemonSettings, DoorPlan]:
     """SettingInvalidError names the variable, its value and what is allowed."""
     from spark_jms.store.regions.daemon.daemon import DoorPlan
 
-    settings = Settings()
+    settings = DaemonSettings()
     for name, (field, low, high) in MILLISECONDS.items():
         if name in environment:
             value: Any = float(_integer(name, environment[name], low, high))
