@@ -1,4 +1,4 @@
-"""Messages without Spark: producer, consumer, browser and listener on the same tables and the same claims (C11).
+"""Send and receive without Spark: producer, consumer, browser and listener, on the same tables and claims (C11).
 
 with connect(root) as context:
     context.producer("orders").send(text="hello", properties={"color": "red"})
@@ -12,5 +12,14 @@ from spark_jms.client.delivery import ConsumerStatistics
 from spark_jms.client.message import Message
 from spark_jms.client.producer import Producer, ProducerStatistics, SendReport
 
-__all__ = ["Browser", "Consumer", "ConsumerStatistics", "Context", "Message", "Producer", "ProducerStatistics",
-           "SendReport", "connect"]  # fmt: skip
+__all__ = [
+    "Browser",
+    "Consumer",
+    "ConsumerStatistics",
+    "Context",
+    "Message",
+    "Producer",
+    "ProducerStatistics",
+    "SendReport",
+    "connect",
+]

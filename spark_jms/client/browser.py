@@ -1,4 +1,4 @@
-"""Looking at a destination without taking anything (C11)."""
+"""Look at the messages of a destination without consuming them (C11)."""
 
 from __future__ import annotations
 
@@ -16,21 +16,29 @@ from spark_jms.core.selector import Selector
 from spark_jms.log.domain import Domain
 from spark_jms.store import Store
 
-_WINDOW = 10_000  # messages of a member looked through at a time
+_WINDOW = 10_000  # messages of a member scanned at a time
 
 
 class Browser:
-    """Made by `Context.browser`. Each iteration is a snapshot of its own: the messages that are in the table when it
-    begins and not finished, member by member in order, also those that are claimed, delayed or expired. Of a topic
-    without a subscription, all that is still in the table. `delivery_count` is what the next delivery would say.
-    Messages that are purged while browsing are left out."""
+    """Made by `Context.browser`. Each iteration is a snapshot: the messages that are in the table at its start and not
+    finished, member by member in order, including claimed, delayed and expired ones. For a topic without a
+    subscription, everything still in the table. `delivery_count` is the count of the next delivery. Messages purged
+    during the iteration are skipped."""
 
-    def __init__(self, domain: Domain, store: Store, destination: str, subscription: str | None,
-                 selector: Selector | None, limit: int | None, check: Callable[[], None]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        domain: Domain,
+        store: Store,
+        destination: str,
+        subscription: str | None,
+        selector: Selector | None,
+        limit: int | None,
+        check: Callable[[], None],
+    ) -> None:
         self.destination = destination
         self._domain, self._store, self._subscription = domain, store, subscription
         self._selector, self._limit, self._check = selector, limit, check
-        self._states()  # a wrong subscription is told now
+        self._states()  # raises now if the subscription does not exist
 
     def __iter__(self) -> Iterator[Message]:
         return itertools.islice(self._messages(), self._limit)
@@ -44,8 +52,8 @@ class Browser:
         states = self._states()
         with table.lock:
             snapshot = table.refresh()
-            there = {m: Ranges.of(*((f.first, f.last) for f in files.files)) for m, files in snapshot.members.items()}
-        for member, left in sorted(there.items()):
+            present = {m: Ranges.of(*((f.first, f.last) for f in files.files)) for m, files in snapshot.members.items()}
+        for member, left in sorted(present.items()):
             state = states.get(member)
             if state is not None:
                 left = left & state.unfinished(1, left.last) if left else left

@@ -1,17 +1,17 @@
-"""Receiving without Spark: claim a few messages, hand them out one by one, acknowledge, give back (C7, C8, C9, C11).
+"""Receiving without Spark: claim a few messages, deliver them one by one, acknowledge or release them (C7, C8, C9, C11).
 
     mode          a message is acknowledged
     ----          -------------------------
-    client        by message.acknowledge(), with all that this consumer delivered before it (the default)
+    client        by message.acknowledge(), together with everything this consumer delivered before it (the default)
     individual    by message.acknowledge(), alone
-    auto          when the next message is asked for, or the listener returns
-    dups-ok       as auto, but written down at most a second or `prefetch` messages later
+    auto          when the application asks for the next message, or the listener returns
+    dups-ok       as auto, but written at most a second or `prefetch` messages later
 
-"auto" and "dups-ok" are for one receiving thread: its next receive says that it is done with what it got before.
+"auto" and "dups-ok" are for one receiving thread: its next receive acknowledges what it received before.
 
-A consumer claims `prefetch` messages at a time. They are nobody else's until it is done with them, so a slow consumer
-should keep `prefetch` small (1 at the least); a fast one gains by more. Several consumers of one member take turns with
-its record, at most about 0.1 s each; a consumer that has the record to itself never waits for it.
+A consumer claims `prefetch` messages at a time, and no other consumer gets them until it acknowledges or releases them.
+A slow consumer should keep `prefetch` small (1 at the least); a fast one gains by a larger value. Several consumers of
+one member take turns with its record, at most about 0.1 s each; a consumer that has the record to itself never waits.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from spark_jms.claims.fetch import fetch
 from spark_jms.claims.subscriber import Subscriber
-from spark_jms.client.delivery import ConsumerStatistics, Delivery, Key, Return, parts_of
+from spark_jms.client.acknowledgement import AcknowledgementWriter
+from spark_jms.client.delivery import ConsumerStatistics, Delivery, Return
 from spark_jms.client.encoding import from_batch
+from spark_jms.client.listener import ListenerThread
 from spark_jms.client.message import Message
 from spark_jms.core.batch import Batch, Limits
 from spark_jms.errors import (
@@ -38,22 +39,19 @@ from spark_jms.errors import (
 )
 from spark_jms.log.storage import now_ms
 
-if TYPE_CHECKING:
-    from spark_jms.client.listener import Listening
-
 MODES = ("client", "individual", "auto", "dups-ok")
 DEFAULT_PREFETCH = 10
 MAX_PREFETCH = 10_000
-HAND_OVER_TIMEOUT_S = 15.0  # for a record that is needed to acknowledge or to give back
+HAND_OVER_TIMEOUT_S = 15.0  # wait for a record needed to acknowledge or release
 CLOSE_TIMEOUT_S = 5.0
-_REPLAN_S = 0.1  # what no file tells of: delays that end, consumers that die
-_LOOK_S = 0.01  # between two looks at the store
-_BOUNDARY_S = 0.02  # between two hand-overs of a consumer that works from its prefetched messages
+_REPLAN_S = 0.1  # for changes without a new file: a delay ends, a consumer dies
+_POLL_S = 0.01  # between two polls of the store
+_BOUNDARY_S = 0.02  # between two hand-overs while prefetched messages are delivered
 _LAZY_S = 1.0
 
 
 def pause_s(idle_s: float) -> float:
-    """How long to sleep between two looks for news: short when there was something lately, 50 ms after a minute."""
+    """The pause between two polls: short after recent traffic, 50 ms after an idle minute."""
     return 0.002 if idle_s < 1 else min(0.05, max(0.005, idle_s / 1200))
 
 
@@ -67,42 +65,55 @@ class _Receipt:
 
 
 class Consumer:
-    """Made by `Context.consumer`. Thread-safe, though the order of messages is then the threads' own affair.
+    """Made by `Context.consumer`. Thread-safe, but several threads see the messages in no particular order.
 
-    Any method may raise ConsumerClosedException: this consumer was fenced out, its unacknowledged messages go to
-    others, and it can only be closed. Closing acknowledges nothing: what was delivered and not acknowledged goes back
-    at once and is delivered again, flagged.
+    Any method may raise ConsumerClosedException: the consumer was fenced, other consumers get its unacknowledged
+    messages, and it can only be closed. Closing acknowledges nothing: it releases the delivered and unacknowledged
+    messages at once, and they are delivered again, flagged.
     """
 
-    def __init__(self, subscriber: Subscriber, acknowledge: str, prefetch: int, check: Callable[[], None],
-                 closed: Callable[[Consumer], None]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        subscriber: Subscriber,
+        acknowledge: str,
+        prefetch: int,
+        check_context: Callable[[], None],
+        on_close: Callable[[Consumer], None],
+    ) -> None:
         self.destination, self.name = subscriber.destination, subscriber.consumer
         self.mode, self.prefetch = acknowledge, prefetch
         self._subscriber, self._table = subscriber, subscriber.table
-        self._check_context, self._on_close = check, closed
-        # Taken in this order; `_lock` guards the books and is never held while anything is asked of the store.
-        self._claiming, self._writing, self._lock = threading.RLock(), threading.RLock(), threading.RLock()
+        self._check_context, self._on_close = check_context, on_close
+        # Taken in this order: `_claiming`, the writer's own lock, `_lock`. `_lock` guards `_delivery` and is never held
+        # during a store call.
+        self._claiming, self._lock = threading.RLock(), threading.RLock()
         self._closing = threading.Event()
         self._closed = False
-        self._books = Delivery()
+        self._delivery = Delivery()
+        self._writer = AcknowledgementWriter(subscriber, self._delivery, self._lock)
         self._failure: JmsqError | None = None
         self._seen_version = -1
-        self._boundary_s = self._stored_s = time.monotonic()
-        self.listening: Listening | None = None
+        self._boundary_s = time.monotonic()
+        self._listener_thread: ListenerThread | None = None
+
+    def listen(self, thread: ListenerThread) -> None:
+        """Deliver to this thread's listener from now on; `receive` is refused."""
+        self._listener_thread = thread
+        thread.start()
 
     # -- receiving ------------------------------------------------------------------------------------------------
     def receive(self, timeout_s: float | None = None) -> Message | None:
-        """The next message; None when there was none within `timeout_s` (None waits for ever, 0 does not wait) or when
-        the consumer was closed meanwhile."""
-        if self.listening is not None:
+        """The next message, or None if none arrives within `timeout_s` (None waits for ever, 0 does not wait) or the
+        consumer is closed meanwhile."""
+        if self._listener_thread is not None:
             raise IllegalStateException(
-                "this consumer has a listener, which gets its messages: create another consumer"
+                "this consumer delivers its messages to a listener: create another consumer to receive"
             )
-        self._check()
+        self._check_open()
         return self.next_message(timeout_s)
 
     def __iter__(self) -> Iterator[Message]:
-        """Messages for ever, until the consumer is closed."""
+        """Messages until the consumer is closed. Waits for ever when there are none."""
         while not self._closing.is_set():
             message = self.receive()
             if message is None:
@@ -114,7 +125,7 @@ class Consumer:
         started = time.monotonic()
         deadline = None if timeout_s is None else started + timeout_s
         try:
-            self._settle_previous()
+            self.acknowledge_delivered()
             while not self._closing.is_set():
                 message = self._take()
                 if message is not None or not self._wait(started, deadline):
@@ -125,24 +136,24 @@ class Consumer:
         return None
 
     def _take(self) -> Message | None:
-        self._check()
+        self._check_open()
         with self._lock:
-            message = self._books.take(now_ms())
+            message = self._delivery.take(now_ms())
         if message is not None:
             if time.monotonic() - self._boundary_s >= _BOUNDARY_S:
                 self._boundary()
             return message
         with self._claiming:
             with self._lock:
-                message = self._books.take(now_ms())
+                message = self._delivery.take(now_ms())
             if message is not None or self._closing.is_set():
                 return message
             self._claim()
             with self._lock:
-                return self._books.take(now_ms())
+                return self._delivery.take(now_ms())
 
     def _claim(self) -> None:
-        """Claim and read the next messages, if there are any."""
+        """Claim and read the next messages, if any are available."""
         self._boundary_s = time.monotonic()
         self._write(0)
         self._seen_version = self._table.snapshot.version
@@ -157,29 +168,35 @@ class Consumer:
             return
         messages: list[Message] = []
         try:
-            receipt = _Receipt(self, self._books.generation)
+            receipt = _Receipt(self, self._delivery.generation)
             for member, pick in sorted(batch.members.items()):
-                for rows in fetch(self._table, self.destination, member, pick.picks, pick.redelivered,
-                                  fail_on_data_loss=self._subscriber.settings.fail_on_data_loss):  # fmt: skip
+                for rows in fetch(
+                    self._table,
+                    self.destination,
+                    member,
+                    pick.picks,
+                    pick.redelivered,
+                    fail_on_data_loss=self._subscriber.settings.fail_on_data_loss,
+                ):
                     messages += from_batch(rows, receipt)
         except BaseException:
             with self._lock:
-                self._books.returning += [
+                self._delivery.returning += [
                     Return(batch.claim, m, pick.picks, False) for m, pick in batch.members.items()
                 ]
             self._write(0)
             raise
         with self._lock:
-            self._books.add(messages, batch.claim)
-            if len(messages) < batch.count:  # gone, and allowed to be: done with
+            self._delivery.add(messages, batch.claim)
+            if len(messages) < batch.count:  # deleted from the table, and fail_on_data_loss is False: finished
                 read = {(m.member, m.sequence) for m in messages}
                 claimed = ((m, int(n)) for m, pick in batch.members.items() for n in pick.picks.numbers())
-                self._books.finished.update({key: batch.claim for key in claimed if key not in read})
+                self._delivery.finished.update({key: batch.claim for key in claimed if key not in read})
 
     def _wait(self, started: float, deadline: float | None) -> bool:
-        """True when it is worth while to look for messages again; False when time is up."""
+        """True when new messages may be available; False when the time is up or the consumer closes."""
         replan = time.monotonic() + _REPLAN_S
-        look = 0.0
+        poll = 0.0
         while True:
             now = time.monotonic()
             pause = pause_s(now - started)
@@ -192,104 +209,61 @@ class Consumer:
             now = time.monotonic()
             if now >= replan or self._table.snapshot.version != self._seen_version or self._table.has_news():
                 return True
-            if now >= look:
-                look = now + _LOOK_S
-                self._check()
+            if now >= poll:
+                poll = now + _POLL_S
+                self._check_open()
                 if self._boundary() or self._subscriber.wants_records():
                     return True
 
     # -- acknowledging --------------------------------------------------------------------------------------------
     def _acknowledge(self, message: Message, generation: int) -> None:
-        self._check()
+        self._check_open()
         if self.mode in ("auto", "dups-ok"):
             return
         key = (message.member, message.sequence)
         with self._lock:
-            if self.mode == "individual" and generation != self._books.generation and key not in self._books.delivered:
+            if (
+                self.mode == "individual"
+                and generation != self._delivery.generation
+                and key not in self._delivery.delivered
+            ):
                 raise IllegalStateException(
-                    f"message {message.message_id} was given back by recover() after it was delivered: it comes again, "
-                    "and only that delivery can be acknowledged"
+                    f"message {message.message_id} was released by recover() after this delivery: it will be "
+                    "delivered again, and only that delivery can be acknowledged"
                 )
-            self._books.finish([key] if self.mode == "individual" else None)
+            self._delivery.finish([key] if self.mode == "individual" else None)
         self._write(HAND_OVER_TIMEOUT_S)
 
-    def _settle_previous(self) -> None:
-        """The modes that acknowledge by themselves: what was delivered before is done now."""
+    def acknowledge_delivered(self) -> None:
+        """In the modes "auto" and "dups-ok": the application has finished with everything delivered so far."""
         if self.mode not in ("auto", "dups-ok"):
             return
         with self._lock:
-            self._books.finish()
-            count = len(self._books.finished)
-        lazy = self.mode == "dups-ok" and count < self.prefetch and time.monotonic() - self._stored_s < _LAZY_S
+            self._delivery.finish()
+            count = len(self._delivery.finished)
+        lazy = self.mode == "dups-ok" and count < self.prefetch and time.monotonic() - self._writer.written_s < _LAZY_S
         if count and not lazy:
             self._write(HAND_OVER_TIMEOUT_S)
 
-    def settle_listened(self) -> None:
-        """The listener has returned."""
-        self._settle_previous()
-
     def recover(self) -> None:
-        """Deliver again all that was delivered and not acknowledged, flagged and counted. Others may get some of it."""
-        self._check()
+        """Release everything delivered and not acknowledged: it is delivered again, flagged and counted, to this or another
+        consumer."""
+        self._check_open()
         with self._lock:
-            self._books.give_back(delivered=True)
+            self._delivery.give_back(delivered=True)
         self._write(HAND_OVER_TIMEOUT_S)
 
     def release(self, message: Message) -> None:
-        """Deliver this one message again, flagged and counted, before those that come after it."""
+        """Release this one message: it is delivered again, flagged and counted, before later ones."""
         with self._lock:
-            self._books.give_back(delivered=False, keys=[(message.member, message.sequence)])
+            self._delivery.give_back(delivered=False, keys=[(message.member, message.sequence)])
         self._write(HAND_OVER_TIMEOUT_S)
 
-    # -- the books to the store -----------------------------------------------------------------------------------
     def _write(self, timeout_s: float) -> None:
-        """Carry what is finished and what goes back to the store. A record in other hands is waited for, but not longer
-        than `timeout_s`, then MemberUnavailableError; with 0, what cannot be written now is written later."""
-        deadline = time.monotonic() + timeout_s
-        pause = 0.001
-        while True:
-            if self._try_write():
-                return
-            if timeout_s == 0:
-                return
-            if time.monotonic() >= deadline:
-                raise MemberUnavailableError(
-                    f"{self.destination}: a member's record is in another consumer's hands and was not handed over "
-                    f"within {timeout_s:.0f} s: what is acknowledged will be written when it comes; see who holds it "
-                    "with `jmsq claims`"
-                )
-            time.sleep(pause)  # not the closing event: close itself waits here
-            pause = min(pause * 2, 0.02)
-            self._boundary()
-
-    def _try_write(self) -> bool:
-        """True when nothing is left to write."""
-        with self._writing:
-            with self._lock:
-                finished, returning = dict(self._books.finished), list(self._books.returning)
-            try:
-                self._write_finished(finished)
-                self._write_returning(returning)
-            except ConsumerClosedException as error:
-                raise self._fail(error) from None
-            with self._lock:
-                return not (self._books.finished.keys() & finished.keys()) and not self._books.returning
-
-    def _write_finished(self, finished: dict[Key, str]) -> None:
-        if not finished:
-            return
-        left = self._subscriber.acknowledge_all(parts_of(finished))
-        with self._lock:
-            self._books.stored(
-                (m, s) for (m, s), claim in finished.items() if m not in left.get(claim, {}) or s not in left[claim][m]
-            )
-            self._stored_s = time.monotonic()
-
-    def _write_returning(self, returning: list[Return]) -> None:
-        for item in returning:
-            if self._subscriber.release(item.claim, {item.member: item.picks}, delivered=item.delivered):
-                with self._lock:
-                    self._books.returning.remove(item)
+        try:
+            self._writer.write(timeout_s, self._boundary)
+        except ConsumerClosedException as error:
+            raise self._fail(error) from None
 
     # -- boundaries -----------------------------------------------------------------------------------------------
     def _boundary(self) -> int:
@@ -299,20 +273,21 @@ class Consumer:
         except ConsumerClosedException as error:
             raise self._fail(error) from None
 
-    def tend(self) -> None:
-        """Several times a second, from the context's thread: hand over what others wait for, write what is late."""
+    def hand_over(self) -> None:
+        """The context's background thread calls this several times a second: hand records over to waiting consumers,
+        and write acknowledgements that are overdue."""
         if self._failure is not None or self._closing.is_set():
             return
         try:
             self._boundary()
-            late = time.monotonic() - self._stored_s >= _LAZY_S
-            if self._books.returning or (late and self._books.finished):
+            overdue = time.monotonic() - self._writer.written_s >= _LAZY_S
+            if self._delivery.returning or (overdue and self._delivery.finished):
                 self._write(0)
         except (ConsumerClosedException, ClosedError):
-            return  # kept by _fail for the next call
+            return  # _fail keeps the error for the next call
 
-    def tick(self) -> None:
-        """Once a second, from the context's thread: acknowledgements go to their table."""
+    def flush_outbox(self) -> None:
+        """The context's background thread calls this once a second: write acknowledgements to their table."""
         if self._failure is not None or self._closing.is_set():
             return
         try:
@@ -325,7 +300,7 @@ class Consumer:
             self._failure = error
         return error
 
-    def _check(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise ClosedError(f"consumer {self.name} of {self.destination} is closed: create a new one")
         if self._failure is not None:
@@ -335,29 +310,29 @@ class Consumer:
     # -- the end --------------------------------------------------------------------------------------------------
     def statistics(self) -> ConsumerStatistics:
         with self._lock:
-            return self._books.statistics(self.listening.failures if self.listening else 0)
+            return self._delivery.statistics(self._listener_thread.failures if self._listener_thread else 0)
 
     def close(self) -> None:
-        """Give everything back, at once. Raises what made the listener end, if nobody has been told."""
+        """Release everything at once. Raises the error that ended the listener, unless an exception listener got it."""
         self._closing.set()
-        if self.listening is not None:
-            self.listening.join()
+        if self._listener_thread is not None:
+            self._listener_thread.join()
         with self._claiming, self._lock:
             if self._closed:
                 return
             self._closed = True
-            self._books.give_back(delivered=True)
+            self._delivery.give_back(delivered=True)
         try:
             if self._failure is None:
                 self._write(CLOSE_TIMEOUT_S)
                 self._subscriber.tick()
         except (ConsumerClosedException, ClosedError, MemberUnavailableError):
-            pass  # the end of the session frees the rest: it comes again, flagged
+            pass  # the rest becomes available when the session ends, and is delivered again, flagged
         finally:
             self._subscriber.close()
             self._on_close(self)
-        if self.listening is not None:
-            self.listening.raise_untold()
+        if self._listener_thread is not None:
+            self._listener_thread.raise_unreported()
 
     def __enter__(self) -> Consumer:
         return self

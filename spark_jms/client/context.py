@@ -1,4 +1,4 @@
-"""One application's connection to a domain: its store, its background threads, all it has made (C11)."""
+"""An application's connection to a domain: the store, the background threads, the producers and consumers (C11)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spark_jms.claims.subscriber import Settings, Subscriber
 from spark_jms.claims.upkeep import Upkeep
 from spark_jms.client.browser import Browser
 from spark_jms.client.consumer import DEFAULT_PREFETCH, MAX_PREFETCH, MODES, Consumer
-from spark_jms.client.listener import ExceptionListener, Listening, MessageListener
+from spark_jms.client.listener import ExceptionListener, ListenerThread, MessageListener
 from spark_jms.client.producer import Producer
 from spark_jms.core.selector import Selector
 from spark_jms.errors import ClosedError, DomainError, InvalidDestinationError, ModuleFileError, OptionError
@@ -35,18 +35,16 @@ HOUSEKEEPING_EVERY_S = 2.0
 
 
 def connect(root: str | os.PathLike[str] | None = None, *, housekeeping: bool = True) -> Context:
-    """Open the domain at `root`, or at what the environment variable JMSQ_ROOT says. Use it in a `with` statement.
+    """Open the domain at `root`, or at the environment variable JMSQ_ROOT. Use it in a `with` statement.
 
-    `housekeeping=False` leaves purge and compaction to others: for programs that live for a moment.
+    `housekeeping=False` leaves purge and compaction to other processes: for short-lived programs.
     Raises DomainError when there is no domain.
     """
     where = os.fspath(root) if root is not None else os.environ.get(ROOT_VARIABLE, "")
     if not where:
         raise DomainError(f"no root: give connect(root) the domain's directory or URL, or set {ROOT_VARIABLE}")
     domain = Domain(where)
-    pa.array(
-        [0]
-    )  # pyarrow looks for pandas at its first array, for a third of a second: now, not with the first message
+    pa.array([0])  # the first array makes pyarrow import pandas (a third of a second): pay for it here
     return Context(domain, housekeeping)
 
 
@@ -58,9 +56,9 @@ class ContextStatistics:
 
 
 class Context:
-    """Thread-safe; one is enough for a process. Closing it closes everything that was made by it.
+    """Thread-safe; one per process is enough. Closing it closes everything it has made.
 
-    Errors of its background threads are raised by the next call of any of its objects, once.
+    The next call on any of its objects raises an error of its background threads, once.
     """
 
     def __init__(self, domain: Domain, housekeeping: bool) -> None:
@@ -68,7 +66,7 @@ class Context:
         self.root = domain.root
         self.store: Store = open_store(domain.store_uri)
         self._upkeep = Upkeep("client")
-        self._cleaning = Upkeep("client housekeeping")  # its own thread: compaction must not hold up a hand-over
+        self._cleaning = Upkeep("client housekeeping")  # a thread of its own: compaction must not delay a hand-over
         self._lock = threading.RLock()
         self._housekeeping = housekeeping
         self._housekeepers: dict[str, Housekeeper] = {}
@@ -76,26 +74,34 @@ class Context:
         self._consumers: list[Consumer] = []
         self._closed = False
 
-    # -- what it makes --------------------------------------------------------------------------------------------
+    # -- producers, consumers, browsers --------------------------------------------------------------------------------------------
     def producer(self, destination: str) -> Producer:
-        """Raises InvalidDestinationError, which lists the destinations there are."""
+        """Raises InvalidDestinationError, which lists the existing destinations."""
         log = self._use(destination)
         producer = Producer(log, self.check, self._after_send, self._forget(self._producers))
         return self._keep(self._producers, producer)
 
     def consumer(
-        self, destination: str, selector: str | None = None, subscription: str | None = None,
-        starting_position: str | None = None, acknowledge: str = "client", prefetch: int = DEFAULT_PREFETCH,
-        members: int | Iterable[int] | None = None, listener: MessageListener | None = None,
-        exception_listener: ExceptionListener | None = None, fail_on_data_loss: bool = True,
-    ) -> Consumer:  # fmt: skip
-        """A consumer of a queue, or of a topic's durable `subscription`, which is made at `starting_position` (default
-        "latest": what is sent from now on) if it is new. `members` pins it to some members of the destination.
+        self,
+        destination: str,
+        selector: str | None = None,
+        subscription: str | None = None,
+        starting_position: str | None = None,
+        acknowledge: str = "client",
+        prefetch: int = DEFAULT_PREFETCH,
+        members: int | Iterable[int] | None = None,
+        listener: MessageListener | None = None,
+        exception_listener: ExceptionListener | None = None,
+        fail_on_data_loss: bool = True,
+    ) -> Consumer:
+        """A consumer of a queue, or of a topic's durable `subscription`. A new subscription starts at
+        `starting_position` (default "latest": messages sent from now on). `members` pins the consumer to some members.
 
-        `prefetch` messages are claimed at a time and then nobody else's: keep it small where handling one takes long.
-        With `fail_on_data_loss=False` messages deleted from the table are skipped, instead of DataLossError.
+        The consumer claims `prefetch` messages at a time, and no other consumer gets them: keep it small where
+        processing a message takes long. With `fail_on_data_loss=False` the consumer skips messages deleted from the
+        table; otherwise they raise DataLossError.
 
-        With a `listener` the messages go there, in a thread that runs until the consumer is closed.
+        With a `listener`, a thread of the consumer calls it with each message until the consumer is closed.
         Raises OptionError, InvalidSelectorError, InvalidDestinationError.
         """
         log = self._use(destination)
@@ -104,7 +110,7 @@ class Context:
         if type(prefetch) is not int or not 1 <= prefetch <= MAX_PREFETCH:
             raise OptionError(f"prefetch is {prefetch!r}, but must be a whole number from 1 to {MAX_PREFETCH}")
         if exception_listener is not None and listener is None:
-            raise OptionError("an exception_listener needs a listener: without one, receive() raises what goes wrong")
+            raise OptionError("an exception_listener needs a listener: without one, receive() raises the errors")
         wanted = Selector.parse(selector)
         settings = Settings(wanted, False, fail_on_data_loss, members=_pinned(log, members))
         name = _subscription(log, subscription, starting_position, wanted)
@@ -112,16 +118,23 @@ class Context:
         subscriber = Subscriber(self.domain, self.store, destination, name, consumer_name, settings)
         consumer = Consumer(subscriber, acknowledge, prefetch, self.check, self._consumer_closed)
         self._keep(self._consumers, consumer)
-        self._upkeep.add(consumer.tend, HAND_OVER_EVERY_S)
-        self._upkeep.add(consumer.tick, TABLE_EVERY_S)
+        self._upkeep.add(consumer.hand_over, HAND_OVER_EVERY_S)
+        self._upkeep.add(consumer.flush_outbox, TABLE_EVERY_S)
         if listener is not None:
-            consumer.listening = Listening(consumer, listener, exception_listener)
-            consumer.listening.start()
+            consumer.listen(ListenerThread(consumer, listener, exception_listener))
         return consumer
 
-    def browser(self, destination: str, selector: str | None = None, subscription: str | None = None,
-                limit: int | None = None) -> Browser:  # fmt: skip
-        """What is in a destination, without consuming it. Raises InvalidDestinationError, InvalidSelectorError."""
+    def browser(
+        self,
+        destination: str,
+        selector: str | None = None,
+        subscription: str | None = None,
+        limit: int | None = None,
+    ) -> Browser:
+        """Look at the messages of a destination without consuming them.
+
+        Raises InvalidDestinationError, InvalidSelectorError, OptionError.
+        """
         self._log(destination)
         if limit is not None and (type(limit) is not int or limit < 0):
             raise OptionError(f"limit is {limit!r}, but must be a whole number, 0 or more")
@@ -137,7 +150,7 @@ class Context:
         try:
             log = self.domain.log(destination)
         except (ModuleFileError, TypeError) as error:
-            raise InvalidDestinationError(f"{destination!r} is no destination: {error}") from None
+            raise InvalidDestinationError(f"{destination!r} is not a destination: {error}") from None
         log.refresh()
         return log
 
@@ -167,12 +180,12 @@ class Context:
         return forget
 
     def _consumer_closed(self, consumer: Consumer) -> None:
-        self._upkeep.remove(consumer.tend)
-        self._upkeep.remove(consumer.tick)
+        self._upkeep.remove(consumer.hand_over)
+        self._upkeep.remove(consumer.flush_outbox)
         self._forget(self._consumers)(consumer)
 
     def check(self) -> None:
-        """Raise what went wrong in the background; ClosedError when closed."""
+        """Raise an error of a background thread; ClosedError when the context is closed."""
         if self._closed:
             raise ClosedError("this context is closed: connect again")
         self._upkeep.check()
@@ -184,17 +197,18 @@ class Context:
             return ContextStatistics(len(self._producers), len(self._consumers), tuple(sorted(self._housekeepers)))
 
     def close(self) -> None:
-        """Consumers give back what is not acknowledged; then everything ends. Raises what nobody was told."""
+        """Close the consumers, which release their unacknowledged messages, then everything else. Raises the first error
+        that has not been reported yet."""
         with self._lock:
             if self._closed:
                 return
             consumers, producers = list(self._consumers), list(self._producers)
-        untold: list[Exception] = []
+        unreported: list[Exception] = []
         for close in [one.close for one in consumers] + [one.close for one in producers]:
             try:
                 close()
-            except Exception as error:  # noqa: BLE001 - the others are closed first; raised below
-                untold.append(error)
+            except Exception as error:  # noqa: BLE001 - raised below, after the others are closed
+                unreported.append(error)
         with self._lock:
             self._closed = True
         self._upkeep.close()
@@ -206,9 +220,9 @@ class Context:
             try:
                 upkeep.check()
             except Exception as error:  # noqa: BLE001 - as above
-                untold.append(error)
-        if untold:
-            raise untold[0]
+                unreported.append(error)
+        if unreported:
+            raise unreported[0]
 
     def __enter__(self) -> Context:
         return self

@@ -1,11 +1,11 @@
-"""The books of one consumer: what is prefetched, what the application has, what it is done with (C8, C11).
+"""What one consumer has claimed, by stage of delivery (C8, C11).
 
-    prefetched   claimed from the queue, not shown to the application    given back as it was
-    delivered    in the application's hands                              given back flagged and counted
-    finished     acknowledged by the application, not yet in the store   never given back
-    returning    given back, not yet in the store                        with or without the flag
+    prefetched   claimed, not yet shown to the application               released as it was
+    delivered    shown to the application, not acknowledged              released flagged and counted
+    finished     acknowledged by the application, not yet in the store   never released
+    returning    released by the application, not yet in the store       with or without the flag
 
-Plain values without I/O; the consumer's lock guards them.
+Plain values without I/O. The consumer's lock guards them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from spark_jms.client.message import Message
-from spark_jms.core.ranges import EMPTY, Ranges
+from spark_jms.core.ranges import Ranges
 
 Key = tuple[int, int]  # member, sequence
 Parts = dict[str, dict[int, Ranges]]  # claim -> member -> sequences
@@ -23,10 +23,10 @@ Parts = dict[str, dict[int, Ranges]]  # claim -> member -> sequences
 
 @dataclass(frozen=True)
 class ConsumerStatistics:
-    """Counts since the consumer was created; `prefetched`, `unacknowledged` and `returning` are as of now."""
+    """Counts since the consumer was created; `prefetched`, `unacknowledged` and `returning` are current values."""
 
     received: int = 0
-    redelivered: int = 0  # of the received
+    redelivered: int = 0  # of the received ones
     acknowledged: int = 0
     expired: int = 0
     returned: int = 0
@@ -38,7 +38,7 @@ class ConsumerStatistics:
 
 @dataclass(frozen=True)
 class Return:
-    """Messages on their way back to the queue."""
+    """Messages of one claim and member on their way back to the queue."""
 
     claim: str
     member: int
@@ -47,7 +47,7 @@ class Return:
 
 
 def parts_of(claims: Mapping[Key, str]) -> Parts:
-    """Single messages and their claims as ranges."""
+    """Group single messages by claim and member."""
     numbers: dict[str, dict[int, list[int]]] = {}
     for (member, sequence), claim in claims.items():
         numbers.setdefault(claim, {}).setdefault(member, []).append(sequence)
@@ -60,14 +60,14 @@ class Delivery:
         self.delivered: dict[Key, str] = {}
         self.finished: dict[Key, str] = {}
         self.returning: list[Return] = []
-        self.generation = 0  # rises when delivered messages are given back
+        self.generation = 0  # increases each time delivered messages are released
         self.received = self.redelivered = self.acknowledged = self.expired = self.returned = 0
 
     def add(self, messages: Iterable[Message], claim: str) -> None:
         self.prefetched.extend((message, claim) for message in messages)
 
     def take(self, now_ms: int) -> Message | None:
-        """The next prefetched message. One that has expired since it was claimed is finished without being shown."""
+        """The next prefetched message. A message that has expired since it was claimed is finished without delivery."""
         while self.prefetched:
             message, claim = self.prefetched.popleft()
             key = (message.member, message.sequence)
@@ -82,19 +82,19 @@ class Delivery:
         return None
 
     def finish(self, keys: Iterable[Key] | None = None) -> None:
-        """The application is done with these delivered messages, or with all."""
+        """The application acknowledged these delivered messages, or all of them."""
         for key in list(self.delivered) if keys is None else keys:
             if key in self.delivered:
                 self.finished[key] = self.delivered.pop(key)
 
     def stored(self, keys: Iterable[Key]) -> None:
-        """The store knows that these are finished."""
+        """The store has these acknowledgements."""
         for key in keys:
             if self.finished.pop(key, None) is not None:
                 self.acknowledged += 1
 
     def give_back(self, *, delivered: bool, keys: Iterable[Key] | None = None) -> None:
-        """Send everything prefetched back, and of the delivered messages `keys`, or all if `delivered`."""
+        """Release everything prefetched, and of the delivered messages `keys`, or all of them if `delivered`."""
         unseen = {(m.member, m.sequence): claim for m, claim in self.prefetched}
         self.prefetched.clear()
         chosen = list(self.delivered) if delivered else [key for key in keys or () if key in self.delivered]
@@ -106,15 +106,15 @@ class Delivery:
             for claim, members in parts_of(claims).items():
                 self.returning += [Return(claim, member, picks, flagged) for member, picks in members.items()]
 
-    def is_returning(self) -> Ranges:
-        """For tests and statistics: how many messages are on their way back."""
-        out = EMPTY
-        for item in self.returning:
-            out = out | item.picks
-        return out
-
     def statistics(self, listener_failures: int) -> ConsumerStatistics:
         return ConsumerStatistics(
-            self.received, self.redelivered, self.acknowledged, self.expired, self.returned, listener_failures,
-            len(self.prefetched), len(self.delivered), sum(item.picks.count for item in self.returning),
-        )  # fmt: skip
+            received=self.received,
+            redelivered=self.redelivered,
+            acknowledged=self.acknowledged,
+            expired=self.expired,
+            returned=self.returned,
+            listener_failures=listener_failures,
+            prefetched=len(self.prefetched),
+            unacknowledged=len(self.delivered),
+            returning=sum(item.picks.count for item in self.returning),
+        )

@@ -1,8 +1,8 @@
-"""Between Python values and message columns, both ways (C2).
+"""Convert between messages and message columns (C2).
 
-A map message is a JSON object in `text`, marked by the vendor property JMS_JMSQ_BodyType = 'map'. Text, booleans,
-null, whole numbers (64 bits) and finite numbers with a point are themselves; what JSON cannot say is an object of one
-entry: {"bytes": "<base64>"} and {"double": "NaN" | "Infinity" | "-Infinity"}.
+A map message is a JSON object in `text`, with the vendor property JMS_JMSQ_BodyType = 'map'. Text, booleans, null,
+64-bit whole numbers and finite fractional numbers map to JSON directly. Values that JSON cannot express are objects with
+one entry: {"bytes": "<base64>"} and {"double": "NaN" | "Infinity" | "-Infinity"}.
 """
 
 from __future__ import annotations
@@ -32,21 +32,26 @@ _LONG = 2**63
 _INT = 2**31
 _DOUBLES = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _OWN_FIELD = {"JMSXGroupID": "group_id", "JMSXGroupSeq": "group_seq"}
-# field -> (column, type, what is left out of the batch because `normalise` puts it there)
+# field -> (column, type, default that `normalise` sets and the batch therefore omits)
 _FIELDS: dict[str, tuple[str, type, object]] = {
-    "text": ("text", str, None), "body": ("body", bytes, None),
-    "group_id": ("JMSXGroupID", str, None), "group_seq": ("JMSXGroupSeq", int, None),
-    "priority": ("JMSPriority", int, DEFAULT_PRIORITY), "correlation_id": ("JMSCorrelationID", str, None),
-    "reply_to": ("JMSReplyTo", str, None), "type": ("JMSType", str, None),
-    "expiration_ms": ("JMSExpiration", int, 0), "delivery_time_ms": ("JMSDeliveryTime", int, 0),
+    "text": ("text", str, None),
+    "body": ("body", bytes, None),
+    "group_id": ("JMSXGroupID", str, None),
+    "group_seq": ("JMSXGroupSeq", int, None),
+    "priority": ("JMSPriority", int, DEFAULT_PRIORITY),
+    "correlation_id": ("JMSCorrelationID", str, None),
+    "reply_to": ("JMSReplyTo", str, None),
+    "type": ("JMSType", str, None),
+    "expiration_ms": ("JMSExpiration", int, 0),
+    "delivery_time_ms": ("JMSDeliveryTime", int, 0),
     "delivery_mode": ("JMSDeliveryMode", int, PERSISTENT),
-}  # fmt: skip
+}
 ARGUMENTS = (*_FIELDS, "map", "properties", "time_to_live_ms", "delivery_delay_ms")
 
 
-# -- what a sender gives ----------------------------------------------------------------------------------------------
+# -- messages to columns ----------------------------------------------------------------------------------------------
 def compose(now_ms: int, arguments: Mapping[str, Any]) -> Message:
-    """The template that these arguments of `send` describe. Raises MessageFormatError, which names the argument."""
+    """Build a message from the arguments of `send`. Raises MessageFormatError, which names the argument."""
     unknown = [name for name in arguments if name not in ARGUMENTS]
     if unknown:
         names = ", ".join(map(repr, unknown))
@@ -57,7 +62,7 @@ def compose(now_ms: int, arguments: Mapping[str, Any]) -> Message:
         if duration is None:
             continue
         if absolute in given:
-            raise MessageFormatError(f"{relative} and {absolute} say the same thing: give one of them")
+            raise MessageFormatError(f"{relative} and {absolute} are the same setting: give one of them")
         if type(duration) is not int or duration < 0:
             raise MessageFormatError(f"{relative} is {duration!r}, but must be whole milliseconds, 0 or more")
         if duration:
@@ -70,7 +75,7 @@ def compose(now_ms: int, arguments: Mapping[str, Any]) -> Message:
 
 
 def to_batch(messages: Sequence[Message]) -> pa.RecordBatch:
-    """The columns of templates, without those in which nothing is set. Raises MessageFormatError; writes nothing."""
+    """The columns of these messages, without the columns that no message sets. Raises MessageFormatError."""
     columns: dict[str, list[Any]] = {column: [] for column, _, _ in _FIELDS.values()}
     properties = []
     for message in messages:
@@ -89,7 +94,7 @@ def to_batch(messages: Sequence[Message]) -> pa.RecordBatch:
 
 
 def _same(name: str, value: object, kind: type) -> Any:
-    """A value of a subclass as the plain one; what is no such value is refused."""
+    """Convert an instance of a subclass to the plain type. Raises MessageFormatError for any other value."""
     if not isinstance(value, kind) or isinstance(value, bool):
         allowed = " (PERSISTENT, NON_PERSISTENT, 2 or 1)" if name == "delivery_mode" else ""
         given = f"{repr(value)[:100]}, a {type(value).__name__}"
@@ -111,9 +116,9 @@ def _properties(message: Message) -> list[tuple[str, str]] | None:
         if not isinstance(name, str):
             raise MessageFormatError(f"{name!r} cannot be a property name: names are text")
         if name in _OWN_FIELD:
-            raise MessageFormatError(f"{name} has an argument of its own: {_OWN_FIELD[name]}=…")
+            raise MessageFormatError(f"{name} is not a property but an argument of send: {_OWN_FIELD[name]}=…")
         if name.startswith("JMS_JMSQ_") or name == "JMSXDeliveryCount":
-            raise MessageFormatError(f"property {name} is set by spark-jms: choose another name")
+            raise MessageFormatError(f"spark-jms sets the property {name} itself: choose another name")
     encoded = encode_properties(message.properties) or {}
     if message.map is not None:
         encoded[BODY_TYPE_PROPERTY] = "map"
@@ -155,31 +160,68 @@ def _map_value(name: str, value: object) -> object:
     )
 
 
-# -- what a receiver gets ---------------------------------------------------------------------------------------------
+# -- columns to messages ---------------------------------------------------------------------------------------------
 def from_batch(batch: pa.RecordBatch, receipt: Receipt | None) -> list[Message]:
-    """The rows of a batch that has all message columns."""
+    """The rows of a batch with all message columns."""
     columns = [batch.column(name).to_pylist() for name in COLUMNS]
     return [_message(*row, receipt=receipt) for row in zip(*columns, strict=True)]
 
 
-def _message(message_id: str, timestamp_ms: int, priority: int, expiration_ms: int, delivery_time_ms: int,
-             delivery_mode: int, correlation_id: str | None, reply_to: str | None, type_: str | None, destination: str,
-             redelivered: bool, delivery_count: int, group_id: str | None, group_seq: int | None,
-             properties: Iterable[tuple[str, str]] | None, text: str | None, body: bytes | None, member: int,
-             sequence: int, *, receipt: Receipt | None) -> Message:  # fmt: skip
+def _message(
+    message_id: str,
+    timestamp_ms: int,
+    priority: int,
+    expiration_ms: int,
+    delivery_time_ms: int,
+    delivery_mode: int,
+    correlation_id: str | None,
+    reply_to: str | None,
+    type_: str | None,
+    destination: str,
+    redelivered: bool,
+    delivery_count: int,
+    group_id: str | None,
+    group_seq: int | None,
+    properties: Iterable[tuple[str, str]] | None,
+    text: str | None,
+    body: bytes | None,
+    member: int,
+    sequence: int,
+    *,
+    receipt: Receipt | None,
+) -> Message:
+    """The parameters are the message columns, in their order."""
     stored = dict(properties or ())
     values = None
     if text is not None and stored.get(BODY_TYPE_PROPERTY) == "map":
         values = decode_map(text)
     return Message(
-        None if values is not None else text, body, values, decode_properties(stored), group_id, group_seq, priority,
-        correlation_id, reply_to, type_, expiration_ms, delivery_time_ms, delivery_mode, message_id, timestamp_ms,
-        destination, redelivered, delivery_count, member, sequence, receipt,
-    )  # fmt: skip
+        None if values is not None else text,
+        body,
+        values,
+        decode_properties(stored),
+        group_id,
+        group_seq,
+        priority,
+        correlation_id,
+        reply_to,
+        type_,
+        expiration_ms,
+        delivery_time_ms,
+        delivery_mode,
+        message_id,
+        timestamp_ms,
+        destination,
+        redelivered,
+        delivery_count,
+        member,
+        sequence,
+        receipt,
+    )
 
 
 def decode_map(text: str) -> dict[str, Any] | None:
-    """None when the text is no JSON object, which another writer may have sent: then it stays a text message."""
+    """None if the text is not a JSON object, as another writer may send it: the message then remains a text message."""
     try:
         value = json.loads(text)
     except ValueError:

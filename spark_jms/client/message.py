@@ -1,4 +1,4 @@
-"""One message as a Python value: what a consumer and a browser give, and what a producer takes as a template (C2)."""
+"""A message as a Python value: consumers and browsers return it, producers accept it as a template (C2)."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ MapValue = bool | int | float | str | bytes | None
 
 
 class Receipt(Protocol):
-    """Who delivered the message, and so where acknowledging it goes."""
+    """The delivery of a message to a consumer, which acknowledges it."""
 
     def acknowledge(self, message: Message) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A JMS message. One of `text`, `body` and `map` is set, or none. Times are milliseconds since 1970 UTC.
+    """A JMS message. At most one of `text`, `body` and `map` is set. Times are milliseconds since 1970 UTC.
 
-    What a sender sets comes first; the rest is set by whoever stores or delivers it and ignored when sent again.
-    A received message is acknowledged by `acknowledge()`; a message from a browser or a producer cannot be.
+    The sender sets the fields up to `delivery_mode`. The queue sets the others, and ignores them when the message is
+    sent again. `acknowledge()` acknowledges a received message; a browsed or sent message has nothing to acknowledge.
     """
 
     text: str | None = None
@@ -52,8 +52,8 @@ class Message:
     _receipt: Receipt | None = field(default=None, repr=False, compare=False)
 
     def acknowledge(self) -> None:
-        """Tell the queue that this message is done, and with it, in the mode "client", all that its consumer delivered
-        before. In the modes "auto" and "dups-ok" the consumer does that by itself, and this does nothing."""
+        """Acknowledge this message and, in the mode "client", everything its consumer delivered before. In the modes
+        "auto" and "dups-ok" the consumer acknowledges by itself, and this does nothing."""
         if self._receipt is None:
             raise IllegalStateException(
                 f"message {self.message_id or '(not sent)'} was not received by a consumer, so there is nothing to "
@@ -62,7 +62,7 @@ class Message:
         self._receipt.acknowledge(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """The message as JSON takes it: bytes are base64, in a map {"bytes": base64}; NaN and infinities are text."""
+        """Plain values for JSON: bytes become base64, in a map {"bytes": base64}; NaN and infinities become text."""
         out = {f.name: getattr(self, f.name) for f in fields(self) if not f.name.startswith("_")}
         out["properties"] = {name: _plain(value) for name, value in self.properties.items()}
         if self.body is not None:
@@ -72,7 +72,7 @@ class Message:
         return out
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy in another process is the message without its consumer: only here it can be acknowledged."""
+        """A pickled copy has no consumer: only the process that received the message can acknowledge it."""
         return Message, tuple(getattr(self, f.name) for f in fields(self) if f.name != "_receipt")
 
 

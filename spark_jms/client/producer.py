@@ -1,4 +1,4 @@
-"""Sending without Spark: a message or many, one commit each time (C2, C4, C11)."""
+"""Sending without Spark: one message or many, each call or chunk in one commit (C2, C4, C11)."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _TOKEN = re.compile(r"m\d+-(.*)\.parquet\Z")
 
 @dataclass(frozen=True)
 class ProducerStatistics:
-    """Counts since the producer was created. `bytes` are those of the bodies."""
+    """Counts since the producer was created. `bytes` counts bodies."""
 
     messages: int = 0
     commits: int = 0
     bytes: int = 0
-    duplicates: int = 0  # calls of send_many that found their transaction in the log
+    duplicates: int = 0  # calls of send_many whose transaction was in the log already
 
 
 @dataclass(frozen=True)
 class SendReport:
-    """What `send_many` did. `duplicate`: the transaction was in the log already and nothing was sent."""
+    """The result of `send_many`. `duplicate`: the transaction was in the log already, and nothing was sent."""
 
     messages: int
     commits: int
@@ -47,14 +47,19 @@ class SendReport:
 
 class Producer:
     """Made by `Context.producer`. Thread-safe. When `send` returns, the message is in the table; when it raises, it is
-    not. Messages of one producer keep their order in each member, and those
-    of one `group_id` in all; what several threads send has no order among them.
+    not. Each member keeps the order of one producer's messages, and the whole destination keeps the order of one
+    `group_id`. Messages of several threads have no order among them.
 
-    Single messages go round robin over the members; a chunk of `send_many` is dealt out in equal consecutive shares.
+    Single messages go to the members in turn; `send_many` gives each member an equal consecutive share of a chunk.
     """
 
-    def __init__(self, log: DeltaLog, check: Callable[[], None], sent: Callable[[DeltaLog, int], None],
-                 closed: Callable[[Producer], None]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        log: DeltaLog,
+        check: Callable[[], None],
+        sent: Callable[[DeltaLog, int], None],
+        closed: Callable[[Producer], None],
+    ) -> None:
         self.destination = log.name
         self._log, self._check_context, self._sent, self._on_close = log, check, sent, closed
         self._turns = itertools.count(random.randrange(2**31))
@@ -64,7 +69,7 @@ class Producer:
 
     # -- sending --------------------------------------------------------------------------------------------------
     def send(self, template: Message | None = None, /, **arguments: Any) -> Message:
-        """Send one message and give it as it was sent, with its id, member and sequence.
+        """Send one message and return it as sent, with its id, member and sequence.
 
         Arguments: text, body or map; properties, group_id, group_seq, priority (0-9), correlation_id, reply_to, type,
         expiration_ms or time_to_live_ms, delivery_time_ms or delivery_delay_ms, delivery_mode. Or a Message as a
@@ -81,19 +86,31 @@ class Producer:
         assert token is not None
         assert file.rows == 1
         return replace(
-            message, message_id=f"ID:{token[1]}-0", timestamp_ms=now, delivery_time_ms=message.delivery_time_ms or now,
-            destination=self.destination, redelivered=False, delivery_count=0, member=file.member,
-            sequence=sent.sequences[file.member].first, _receipt=None,
-        )  # fmt: skip
+            message,
+            message_id=f"ID:{token[1]}-0",
+            timestamp_ms=now,
+            delivery_time_ms=message.delivery_time_ms or now,
+            destination=self.destination,
+            redelivered=False,
+            delivery_count=0,
+            member=file.member,
+            sequence=sent.sequences[file.member].first,
+            _receipt=None,
+        )
 
-    def send_many(self, messages: Iterable[Message | Mapping[str, Any]], *, chunk_messages: int = CHUNK_MESSAGES,
-                  transaction: tuple[str, int] | None = None) -> SendReport:  # fmt: skip
-        """Send Messages, or dicts with the arguments of `send`, in chunks: each is one commit, all of it or nothing.
+    def send_many(
+        self,
+        messages: Iterable[Message | Mapping[str, Any]],
+        *,
+        chunk_messages: int = CHUNK_MESSAGES,
+        transaction: tuple[str, int] | None = None,
+    ) -> SendReport:
+        """Send Messages, or dicts with the arguments of `send`, in chunks. Each chunk is one commit: all or nothing.
 
-        A chunk has `chunk_messages` messages, or fewer when their bodies reach 32 MiB. When a chunk fails, those before
-        it are sent and the error says how many messages that were. With `transaction=(application id, version)` all of
-        it is one commit, and it is sent once, however often it is repeated: a version not above the last one of that
-        application id sends nothing.
+        A chunk has `chunk_messages` messages, or fewer when their bodies reach 32 MiB. When a chunk fails, the chunks
+        before it are sent, and the error says how many messages they held. With `transaction=(application id, version)`
+        the whole call is one commit, and repeating it sends nothing: nor does any version that is not above the last
+        one of that application id.
         """
         self._check()
         if chunk_messages < 1:
@@ -112,7 +129,7 @@ class Producer:
         except JmsqError as error:
             if not total.messages:
                 raise
-            raise type(error)(f"{error} (the {total.messages} messages of the chunks before are sent)") from error
+            raise type(error)(f"{error} (the {total.messages} messages of earlier chunks are sent)") from error
         return total
 
     def _commit(self, chunks: Iterator[Sequence[Message]], now: int, transaction: Transaction | None) -> Sent:
@@ -166,7 +183,7 @@ class Producer:
 def _template(message: Message, now: int) -> Message:
     if not isinstance(message, Message):
         raise MessageFormatError(
-            f"a {type(message).__name__} is no message: give a Message or a dict of send's arguments"
+            f"a {type(message).__name__} is not a message: give a Message or a dict of send's arguments"
         )
     return message
 
@@ -186,7 +203,7 @@ def _chunks(messages: Iterable[Message | Mapping[str, Any]], limit: int, now: in
 
 
 def _body_bytes(message: Message) -> int:
-    """About how large: text counts its characters, what is no body is refused later."""
+    """An estimate: text counts its characters. A later check refuses a value that cannot be a body."""
     values = message.map.values() if isinstance(message.map, Mapping) else (message.text, message.body)
     return sum(len(value) if isinstance(value, str | bytes | bytearray) else 8 for value in values)
 

@@ -1,4 +1,4 @@
-"""The plain client in one application: the surface, sending, browsing, errors. On each store."""
+"""The plain client in one application, on each store: sending, browsing, errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.contract.messages import send_texts, texts
 
 
 # -- the surface -------------------------------------------------------------------------------------------------------
-def test_the_surface(client_root: str) -> None:
+def test_readme_example(client_root: str) -> None:
     """C2, C7, C8, C11: as the README shows it."""
     with spark_jms.connect(client_root) as ctx:
         sent = ctx.producer("orders").send(text="hello", properties={"color": "red"}, group_id="k1")
@@ -36,14 +36,14 @@ def test_the_surface(client_root: str) -> None:
         assert [m.text for m in ctx.browser("orders")] == ["other"]
 
 
-def test_the_root_may_come_from_the_environment(client_root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_root_from_environment_variable(client_root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """C11, C14"""
     monkeypatch.setenv("JMSQ_ROOT", client_root)
     with spark_jms.connect() as context:
         assert context.destinations() == ["orders", "prices", "small", "spread"]
 
 
-def test_single_messages_go_round_robin_and_say_where_they_are(context: Context) -> None:
+def test_single_sends_go_round_robin_and_return_their_position(context: Context) -> None:
     """C4, C11, D2: dense sequences in each member."""
     sent = [context.producer("orders").send(text=str(n)) for n in range(3)]
     assert [(m.member, m.sequence) for m in sent] == [(0, 1), (0, 2), (0, 3)]
@@ -53,7 +53,7 @@ def test_single_messages_go_round_robin_and_say_where_they_are(context: Context)
     assert {m.message_id for m in context.browser("spread")} == {m.message_id for m in spread}
 
 
-def test_send_many_is_one_commit_a_chunk(context: Context) -> None:
+def test_send_many_makes_one_commit_per_chunk(context: Context) -> None:
     """C4, C11, T12"""
     producer = context.producer("orders")
     report = producer.send_many(({"text": str(n)} for n in range(250)), chunk_messages=100)
@@ -61,14 +61,14 @@ def test_send_many_is_one_commit_a_chunk(context: Context) -> None:
     assert producer.send_many([]).messages == 0
     with pytest.raises(MessageFormatError, match="must be str"):
         producer.send_many([{"text": "good"}, {"text": 5}])
-    with pytest.raises(MessageFormatError, match="the 1 messages of the chunks before are sent"):
+    with pytest.raises(MessageFormatError, match="the 1 messages of earlier chunks are sent"):
         producer.send_many([{"text": "good"}, {"text": 5}], chunk_messages=1)
     assert len(list(context.browser("orders"))) == 251
     assert (producer.statistics().messages, producer.statistics().commits) == (251, 4)
 
 
-def test_a_transaction_is_sent_once(context: Context) -> None:
-    """C5, M1: one commit for all of it, whoever repeats it."""
+def test_transaction_is_sent_once(context: Context) -> None:
+    """C5, M1: one commit for everything; a repetition by any producer sends nothing."""
     messages = [Message(text=str(n)) for n in range(5)]
     first = context.producer("orders").send_many(messages, transaction=("loader", 7), chunk_messages=2)
     again = context.producer("orders").send_many(messages, transaction=("loader", 7))
@@ -81,8 +81,8 @@ def test_a_transaction_is_sent_once(context: Context) -> None:
 
 
 # -- browsing ----------------------------------------------------------------------------------------------------------
-def test_a_browser_shows_and_takes_nothing(context: Context) -> None:
-    """C11, C13: also what is claimed, with its delivery count; each iteration looks anew."""
+def test_browser_consumes_nothing(context: Context) -> None:
+    """C11, C13: shows claimed messages too, with their delivery count; each iteration is a new snapshot."""
     send_texts(context, *"abcd")
     browser = context.browser("orders", selector="JMSPriority = 4", limit=3)
     assert [m.text for m in browser] == ["a", "b", "c"]
@@ -97,7 +97,7 @@ def test_a_browser_shows_and_takes_nothing(context: Context) -> None:
 
 
 def test_browsing_a_topic(context: Context) -> None:
-    """C10, C11: by subscription, or all that is there."""
+    """C10, C11: one subscription's messages, or everything in the table."""
     with context.consumer("prices", subscription="billing", acknowledge="auto") as consumer:
         send_texts(context, *"abc", to="prices")
         texts(consumer, 2)
@@ -130,10 +130,10 @@ def test_browsing_a_topic(context: Context) -> None:
         (MessageFormatError, "property name", lambda c: c.producer("orders").send(text="x", properties={"a-b": 1})),
         (MessageFormatError, "txt", lambda c: c.producer("orders").send_many([{"txt": "x"}])),
         (MessageFormatError, "not both", lambda c: c.producer("orders").send(Message(), text="x")),
-        (MessageFormatError, "no message", lambda c: c.producer("orders").send_many(["x"])),
+        (MessageFormatError, "is not a message", lambda c: c.producer("orders").send_many(["x"])),
     ],
 )  # fmt: skip
-def test_errors_have_names_and_say_what_to_do(context: Context, kind: type[JmsqError], says: str, call) -> None:  # type: ignore[no-untyped-def]
+def test_errors_are_named_and_give_advice(context: Context, kind: type[JmsqError], says: str, call) -> None:  # type: ignore[no-untyped-def]
     """C2, C11"""
     with pytest.raises(kind, match=says):
         call(context)
@@ -141,7 +141,7 @@ def test_errors_have_names_and_say_what_to_do(context: Context, kind: type[JmsqE
     assert not list(Path(context.root, "orders").glob("*.parquet")), "a refused message leaves no file"
 
 
-def test_what_is_closed_says_so(client_root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_objects_raise_closed_error(client_root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """C11"""
     with spark_jms.connect(client_root) as context:
         producer, consumer = context.producer("orders"), context.consumer("orders")

@@ -1,4 +1,4 @@
-"""The plain client in one application: acknowledging, receiving, listening. On each store."""
+"""The plain client in one application, on each store: receiving, acknowledging, listening."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.contract.messages import send_texts, texts
 
 
 # -- acknowledging -----------------------------------------------------------------------------------------------------
-def test_client_mode_acknowledges_all_that_was_delivered(context: Context) -> None:
+def test_client_mode_acknowledges_everything_delivered(context: Context) -> None:
     """C8"""
     send_texts(context, *"abcd")
     with context.consumer("orders") as consumer:
@@ -46,8 +46,8 @@ def test_individual_mode_acknowledges_one(context: Context) -> None:
 
 
 @pytest.mark.parametrize("mode", ["auto", "dups-ok"])
-def test_modes_that_acknowledge_by_themselves(context: Context, mode: str) -> None:
-    """C8: with the next receive; the last one is not acknowledged by closing."""
+def test_automatic_modes_acknowledge_on_the_next_receive(context: Context, mode: str) -> None:
+    """C8: closing does not acknowledge the last message."""
     send_texts(context, *"abcde")
     with context.consumer("orders", acknowledge=mode) as consumer:
         assert texts(consumer, 4) == list("abcd")
@@ -58,15 +58,15 @@ def test_modes_that_acknowledge_by_themselves(context: Context, mode: str) -> No
     assert list(context.browser("orders")) == []
 
 
-def test_lazy_acknowledgements_are_written_within_a_second_or_so(context: Context) -> None:
-    """C8: dups-ok, although nothing more is received."""
+def test_dups_ok_writes_acknowledgements_within_about_a_second(context: Context) -> None:
+    """C8: even if the application receives nothing more."""
     send_texts(context, *"ab")
     consumer = context.consumer("orders", acknowledge="dups-ok")
     texts(consumer, 2)
     wait_until(lambda: [m.text for m in context.browser("orders")] == ["b"])
 
 
-def test_recover_delivers_again_flagged_and_in_order(context: Context) -> None:
+def test_recover_redelivers_flagged_and_in_order(context: Context) -> None:
     """C8"""
     send_texts(context, *"abcdef")
     with context.consumer("orders", acknowledge="individual", prefetch=4) as consumer:
@@ -86,8 +86,8 @@ def test_recover_delivers_again_flagged_and_in_order(context: Context) -> None:
         assert texts(consumer, 4) == list("cdef")
 
 
-def test_close_gives_back_at_once(context: Context) -> None:
-    """C8, C9: what was seen comes flagged, what was prefetched as it was."""
+def test_close_releases_messages_at_once(context: Context) -> None:
+    """C8, C9: delivered messages return flagged, prefetched ones unflagged."""
     send_texts(context, *"abc")
     with context.consumer("orders") as first:
         assert texts(first, 1) == ["a"]
@@ -98,7 +98,7 @@ def test_close_gives_back_at_once(context: Context) -> None:
 
 
 def test_acknowledgements_reach_their_table(client_root: str) -> None:
-    """C5, C14: at the latest when the consumer is closed."""
+    """C5, C14: at the latest when the consumer closes."""
     from spark_jms.claims.views import acknowledgements
 
     with spark_jms.connect(client_root) as context:
@@ -116,7 +116,7 @@ def test_acknowledgements_reach_their_table(client_root: str) -> None:
 
 
 # -- receiving ---------------------------------------------------------------------------------------------------------
-def test_receive_waits_no_longer_than_asked(context: Context) -> None:
+def test_receive_honours_its_timeout(context: Context) -> None:
     """C11"""
     consumer = context.consumer("orders")
     assert consumer.receive(timeout_s=0) is None
@@ -142,7 +142,7 @@ def test_order_is_kept_per_producer_and_member(context: Context) -> None:
     assert all(numbers == sorted(numbers) for numbers in got.values())
 
 
-def test_a_selector_leaves_the_other_messages(context: Context) -> None:
+def test_selector_leaves_other_messages_in_the_queue(context: Context) -> None:
     """C7"""
     producer = context.producer("orders")
     for n in range(6):
@@ -153,7 +153,7 @@ def test_a_selector_leaves_the_other_messages(context: Context) -> None:
 
 
 def test_delayed_and_expired_messages(context: Context) -> None:
-    """C12, C17: a delayed one comes when it is time, an expired one never."""
+    """C12, C17: a delayed message arrives when it is due, an expired one never."""
     producer = context.producer("orders")
     late = producer.send(text="late", delivery_delay_ms=1500)  # so long that a busy machine asks before it is over
     gone = producer.send(text="gone", expiration_ms=1)
@@ -166,8 +166,8 @@ def test_delayed_and_expired_messages(context: Context) -> None:
     assert list(context.browser("orders")) == []
 
 
-def test_a_topic_has_a_copy_for_each_subscription(context: Context) -> None:
-    """C10: durable: what is sent while nobody listens is kept."""
+def test_each_subscription_of_a_topic_gets_every_message(context: Context) -> None:
+    """C10: a durable subscription keeps messages while it has no consumer."""
     first = context.consumer("prices", subscription="billing")
     with context.consumer("prices", subscription="audit"):
         send_texts(context, "a", to="prices")
@@ -181,7 +181,7 @@ def test_a_topic_has_a_copy_for_each_subscription(context: Context) -> None:
         assert texts(everything, 2) == ["a", "b"]
 
 
-def test_a_consumer_can_be_pinned_to_members(context: Context) -> None:
+def test_consumer_pinned_to_members(context: Context) -> None:
     """D3"""
     producer = context.producer("spread")  # one producer: its round robin gives each of the 4 members 2 of 8
     sent = [producer.send(text=str(n)) for n in range(8)]
@@ -192,8 +192,8 @@ def test_a_consumer_can_be_pinned_to_members(context: Context) -> None:
 
 
 # -- listener ----------------------------------------------------------------------------------------------------------
-def test_a_listener_gets_messages_and_what_it_refuses_again(context: Context) -> None:
-    """C8, C11: the message that failed comes before those behind it, flagged; the exception listener is told."""
+def test_listener_gets_a_message_again_after_raising(context: Context) -> None:
+    """C8, C11: the failed message returns flagged, before the later ones; the exception listener gets the error."""
     seen: list[tuple[str | None, int]] = []
     told: list[Exception] = []
 
@@ -212,7 +212,7 @@ def test_a_listener_gets_messages_and_what_it_refuses_again(context: Context) ->
     assert [str(error) for error in told] == ["not yet"]
 
 
-def test_a_listener_may_close_its_consumer(context: Context) -> None:
+def test_listener_may_close_its_consumer(context: Context) -> None:
     """C11"""
     seen: list[str | None] = []
 

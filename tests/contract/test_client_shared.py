@@ -1,4 +1,4 @@
-"""Several plain clients on one destination: each message once, take-over, hand-over. On each store."""
+"""Several plain clients on one destination, on each store: each message once, take-over, hand-over."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def context(root: str) -> Iterator[Context]:
 
 
 class Worker(threading.Thread):
-    """A consumer in a context of its own, as another process would have; it ends when `done` is set."""
+    """A consumer in a context of its own, as in another process; it ends when `done` is set."""
 
     def __init__(self, root: str, destination: str, mode: str, done: threading.Event, work_s: float = 0.0) -> None:
         super().__init__(daemon=True)
@@ -68,7 +68,7 @@ class Worker(threading.Thread):
 
 
 def run_together(workers: list[Worker], done: threading.Event, count: int, timeout_s: float = 40.0) -> None:
-    """Until all have `count` messages together, and a little longer for those that would come twice."""
+    """Wait until all have `count` messages together, and a little longer to catch duplicates."""
     try:
         wait_until(lambda: sum(len(w.got) for w in workers) >= count or any(w.error for w in workers), timeout_s)
     finally:
@@ -80,7 +80,7 @@ def run_together(workers: list[Worker], done: threading.Event, count: int, timeo
 
 @pytest.mark.parametrize("destination", ["orders", "spread"])
 def test_consumers_share_a_queue_and_a_third_joins(root: str, context: Context, destination: str) -> None:
-    """C9, C11, D8: every message exactly once, whether there are members enough for all or one for three."""
+    """C9, C11, D8: every message exactly once, with one member per consumer and with one member for three consumers."""
     producer = context.producer(destination)
     done = threading.Event()
     workers = [Worker(root, destination, "individual", done, work_s=0.002) for _ in range(2)]
@@ -98,8 +98,8 @@ def test_consumers_share_a_queue_and_a_third_joins(root: str, context: Context, 
     assert list(context.browser(destination)) == []
 
 
-def test_a_unit_of_order_is_in_one_pair_of_hands(root: str, context: Context) -> None:
-    """C9, T10: messages of one group are never in two consumers' hands at once, and come in order."""
+def test_unit_of_order_has_one_consumer_at_a_time(root: str, context: Context) -> None:
+    """C9, T10: two consumers never hold messages of one group at once, and the group keeps its order."""
     done = threading.Event()
     producer = context.producer("orders")
     producer.send_many({"text": str(n), "group_id": f"g{n % 5}"} for n in range(100))
@@ -118,7 +118,7 @@ def test_a_unit_of_order_is_in_one_pair_of_hands(root: str, context: Context) ->
 
 
 def die(consumer: Consumer) -> None:
-    """As if its process was killed: nothing is given back."""
+    """As if its process had been killed: it releases nothing."""
     store = consumer._subscriber._store
     if isinstance(store, MemoryStore):
         store.crash(consumer._subscriber.members.session)
@@ -127,13 +127,13 @@ def die(consumer: Consumer) -> None:
 
 
 def needs_memory_store(root: str) -> None:
-    """A session that dies while its process lives: only the memory store can do that to a session."""
+    """Only the memory store can end a session while its process lives."""
     if not Domain(root).store_uri.startswith("memory:"):
         pytest.skip("only the memory store can kill a session of its own process")
 
 
-def test_when_a_consumer_dies_the_others_get_its_messages_flagged(root: str, context: Context) -> None:
-    """C8, C9: what it had claimed is flagged, since nobody knows what it has seen; what it acknowledged is done."""
+def test_messages_of_a_dead_consumer_go_to_others_flagged(root: str, context: Context) -> None:
+    """C8, C9: its claimed messages are flagged, since it may have seen them; acknowledged ones are finished."""
     context.producer("orders").send_many({"text": str(n)} for n in range(6))
     with spark_jms.connect(root) as other, ExitStack() as stack:
         dying = stack.enter_context(context.consumer("orders", prefetch=4))
@@ -152,8 +152,8 @@ def test_when_a_consumer_dies_the_others_get_its_messages_flagged(root: str, con
         assert list(context.browser("orders")) == []
 
 
-def test_a_fenced_consumer_can_acknowledge_nothing(root: str, context: Context) -> None:
-    """C9, R17: it gets ConsumerClosedException, in receive and in acknowledge, and can be closed in peace."""
+def test_fenced_consumer_cannot_acknowledge(root: str, context: Context) -> None:
+    """C9, R17: receive and acknowledge raise ConsumerClosedException; close raises nothing."""
     needs_memory_store(root)
     context.producer("orders").send_many({"text": str(n)} for n in range(3))
     stale = context.consumer("orders", prefetch=1)
@@ -171,8 +171,8 @@ def test_a_fenced_consumer_can_acknowledge_nothing(root: str, context: Context) 
         assert (again.text, again.redelivered) == ("0", True)
 
 
-def test_a_listener_that_is_lost_tells_the_exception_listener(root: str, context: Context) -> None:
-    """C9, D3: inside a ConsumerClosedException, its cause is what happened; close() raises what nobody was told."""
+def test_exception_listener_gets_the_error_that_ended_the_consumer(root: str, context: Context) -> None:
+    """C9, D3: a ConsumerClosedException whose cause is the error; without an exception listener, close() raises it."""
     needs_memory_store(root)
     told: list[Exception] = []
     lost = context.consumer("orders", listener=lambda m: None, exception_listener=told.append)
@@ -181,15 +181,15 @@ def test_a_listener_that_is_lost_tells_the_exception_listener(root: str, context
     assert isinstance(told[0], ConsumerClosedException)
     assert told[0].__cause__ is not None
     lost.close()
-    untold = context.consumer("orders", listener=lambda m: None)
-    die(untold)
-    wait_until(lambda: untold.listening is not None and untold.listening._untold is not None)
+    unreported = context.consumer("orders", listener=lambda m: None)
+    die(unreported)
+    wait_until(lambda: unreported._listener_thread is not None and unreported._listener_thread._unreported is not None)
     with pytest.raises(ConsumerClosedException, match="has ended"):
-        untold.close()
+        unreported.close()
 
 
-def test_a_consumer_long_at_work_holds_nobody_up(root: str, context: Context) -> None:
-    """C9: it waits for the member's record, is given it, and does not ask for messages: others get it back."""
+def test_busy_consumer_does_not_block_the_others(root: str, context: Context) -> None:
+    """C9: a consumer that gets the member's record and then does not receive hands it back."""
     with spark_jms.connect(root) as other:
         producer = context.producer("orders")
         busy, active = (
@@ -209,8 +209,8 @@ def test_a_consumer_long_at_work_holds_nobody_up(root: str, context: Context) ->
         assert busy.statistics().acknowledged == 1
 
 
-def test_a_selecting_consumer_beside_another(root: str, context: Context) -> None:
-    """C7, C9: on every member both get theirs."""
+def test_consumer_with_selector_beside_one_without(root: str, context: Context) -> None:
+    """C7, C9: both get their messages from every member."""
     with spark_jms.connect(root) as other:
         reds, rest = (
             other.consumer("spread", selector="color = 'red'", acknowledge="individual"),
@@ -239,8 +239,8 @@ def test_close_wakes_a_waiting_receive(context: Context) -> None:
     assert answers == [None]
 
 
-def test_a_close_in_the_middle_of_a_look_for_news(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    """C11: receive returns None wherever it is when the consumer is closed; who asks a closed one is refused."""
+def test_close_while_receive_polls(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C11: receive returns None at whatever step the close meets it; a later receive raises."""
     consumer = context.consumer("orders")
     consumer.receive(timeout_s=0)
     monkeypatch.setattr(consumer._table, "has_news", lambda: bool(consumer.close()))
@@ -250,7 +250,7 @@ def test_a_close_in_the_middle_of_a_look_for_news(context: Context, monkeypatch:
 
 
 def test_many_threads_send_through_one_producer(context: Context) -> None:
-    """C4, C5, C11: dense numbers, nothing lost."""
+    """C4, C5, C11: dense sequences, nothing lost."""
     producer = context.producer("spread")
     threads = [
         threading.Thread(target=lambda name=name: [producer.send(text=f"{name}/{n}") for n in range(25)])
@@ -269,7 +269,7 @@ def test_many_threads_send_through_one_producer(context: Context) -> None:
 
 
 def test_compaction_disturbs_neither_browser_nor_consumer(context: Context) -> None:
-    """C11, C13: even when the files that were replaced are deleted at once."""
+    """C11, C13: even if the replaced files are deleted at once."""
     from spark_jms.log.housekeeping import compact
 
     producer = context.producer("orders")
@@ -289,8 +289,8 @@ def test_compaction_disturbs_neither_browser_nor_consumer(context: Context) -> N
     ]
 
 
-def test_messages_that_somebody_deleted(context: Context) -> None:
-    """C13: DataLossError, nothing acknowledged and nothing kept; or, if allowed, they are skipped for good."""
+def test_messages_deleted_from_the_table(context: Context) -> None:
+    """C13: DataLossError, with nothing acknowledged or kept claimed; or, if allowed, the consumer skips them for good."""
     producer = context.producer("orders")
     for n in range(3):
         producer.send(text=str(n))

@@ -27,7 +27,7 @@ map_values = scalars | st.binary(max_size=50) | st.none()
 
 
 def round_trip(*messages: Message) -> list[Message]:
-    """As a file and a consumer would: the columns, normalised, stored and delivered."""
+    """The columns as a consumer gets them: normalised, stored, delivered."""
     batch = to_batch(messages)
     check_sendable(batch.schema)
     rows = normalise(batch, NOW, 10 * 2**20)
@@ -62,7 +62,7 @@ def test_properties_keep_their_types(properties: dict[str, Any], text: str) -> N
 @settings(deadline=None)
 @given(values=st.dictionaries(texts.filter(bool), map_values, max_size=6))
 def test_map_messages_keep_names_and_types(values: dict[str, Any]) -> None:
-    """C2, C11: also bytes, null, NaN and infinities, which JSON has no words for."""
+    """C2, C11: including bytes, null, NaN and infinities, which JSON cannot express."""
     (got,) = round_trip(compose(NOW, {"map": values}))
     assert got.map is not None
     assert same_entries(got.map, values)
@@ -97,7 +97,7 @@ def test_relative_times() -> None:
 
 
 def test_messages_of_all_kinds_in_one_batch() -> None:
-    """C2: what one message has, another may lack."""
+    """C2: messages of one batch may set different fields."""
     sent = [
         Message(text="a", group_id="g"),
         Message(body=b"b", properties={"n": 1}),
@@ -111,8 +111,8 @@ def test_messages_of_all_kinds_in_one_batch() -> None:
     ]  # fmt: skip
 
 
-def test_a_received_message_is_a_template() -> None:
-    """C11: sent again it is the same message, but for what its way adds."""
+def test_received_message_as_template() -> None:
+    """C11: sent again, it differs only in the fields the queue sets."""
     (first,) = round_trip(compose(NOW, {"map": {"a": 1.0}, "properties": {"p": True}, "priority": 7}))
     (second,) = round_trip(first)
     assert (second.map, second.properties, second.priority) == (first.map, first.properties, 7)
@@ -130,8 +130,8 @@ def test_numpy_and_subclasses_become_plain_values() -> None:
     assert round_trip(compose(NOW, {"body": bytearray(b"x")}))[0].body == b"x"
 
 
-def test_another_writers_text_stays_text_when_it_is_no_map() -> None:
-    """C2: a Spark job can mark what it likes as a map."""
+def test_text_marked_as_map_that_is_not_json_stays_text() -> None:
+    """C2: a Spark job can set the map marker on any text."""
     batch = pa.RecordBatch.from_pydict({name: [None] for name in COLUMNS}, schema=pa.schema(list(COLUMNS.items())))
     for text, expected in (("[1]", None), ("{", None), ('{"a": {"b": 1}}', {"a": {"b": 1}})):
         columns = {
@@ -177,13 +177,13 @@ def test_another_writers_text_stays_text_when_it_is_no_map() -> None:
         ({"delivery_delay_ms": 1.5}, "0 or more"),
     ],
 )
-def test_what_is_no_message_is_refused_by_name(arguments: dict[str, Any], says: str) -> None:
+def test_invalid_message_arguments_are_refused_by_name(arguments: dict[str, Any], says: str) -> None:
     """C2, C11"""
     with pytest.raises(MessageFormatError, match=says.replace("'", ".")):
         round_trip(compose(NOW, arguments))
 
 
-def test_every_argument_is_a_field_or_relative_time() -> None:
+def test_every_argument_is_a_field_or_a_relative_time() -> None:
     """C11"""
     assert {name for name in ARGUMENTS if name not in Message.__dataclass_fields__} == {
         "time_to_live_ms",
@@ -191,36 +191,36 @@ def test_every_argument_is_a_field_or_relative_time() -> None:
     }
 
 
-def test_a_message_that_was_not_received_cannot_be_acknowledged() -> None:
+def test_unreceived_message_cannot_be_acknowledged() -> None:
     """C8"""
     with pytest.raises(IllegalStateException, match="not received"):
         Message(text="x").acknowledge()
 
 
-def test_messages_are_pickled_and_shown_as_json() -> None:
+def test_messages_pickle_and_convert_to_json() -> None:
     """C11, C14"""
     message = Message(body=b"\xff", properties={"x": math.inf}, delivery_mode=PERSISTENT)
     assert pickle.loads(pickle.dumps(message)) == message
     assert json.loads(json.dumps(message.to_dict(), allow_nan=False))["body"] == "/w=="
 
 
-def test_expired_while_prefetched_is_never_shown() -> None:
+def test_message_that_expires_while_prefetched_is_not_delivered() -> None:
     """C12: a prefetched message that expires is finished, not delivered."""
-    books = Delivery()
-    books.add([Message(expiration_ms=10, member=0, sequence=1), Message(member=0, sequence=2)], "c")
-    taken = books.take(now_ms=10)
+    delivery = Delivery()
+    delivery.add([Message(expiration_ms=10, member=0, sequence=1), Message(member=0, sequence=2)], "c")
+    taken = delivery.take(now_ms=10)
     assert taken is not None
     assert taken.sequence == 2
-    assert list(books.finished) == [(0, 1)]
-    assert books.statistics(0).expired == 1
+    assert list(delivery.finished) == [(0, 1)]
+    assert delivery.statistics(0).expired == 1
 
 
-def test_the_books_give_back_each_kind_as_it_was() -> None:
-    """C8, C11: delivered ones flagged, prefetched ones not, finished ones never."""
-    books = Delivery()
-    books.add([Message(member=0, sequence=n) for n in (1, 2, 3)], "c")
-    books.take(0), books.finish()
-    books.take(0)
-    books.give_back(delivered=True)
-    assert [(r.picks.first, r.delivered) for r in books.returning] == [(2, True), (3, False)]
-    assert list(books.finished) == [(0, 1)]
+def test_delivery_releases_each_stage_correctly() -> None:
+    """C8, C11: delivered messages flagged, prefetched ones unflagged, finished ones never."""
+    delivery = Delivery()
+    delivery.add([Message(member=0, sequence=n) for n in (1, 2, 3)], "c")
+    delivery.take(0), delivery.finish()
+    delivery.take(0)
+    delivery.give_back(delivered=True)
+    assert [(r.picks.first, r.delivered) for r in delivery.returning] == [(2, True), (3, False)]
+    assert list(delivery.finished) == [(0, 1)]
