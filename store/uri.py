@@ -1,32 +1,44 @@
-"""From a URI to a store: the one place that knows which backends there are. Each is imported when it is opened."""
+"""From a URI to a store and to its administration: the only place that knows the kinds of stores.
+
+A kind is imported when one of its stores is opened.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from urllib.parse import unquote
 
+from spark_jms.store.administration import Administration, OpenedAdministration
 from spark_jms.store.contract import Store
 from spark_jms.store.errors import NameInvalidError, StoreNotFoundError, StoreUriError
 
 
 def open_store(uri: str, *, session_timeout_ms: int = 10_000, create: bool = True) -> Store:
-    """The store that the URI names (see OPENERS), or a plain path for the file store. With create=False it must exist."""
-    if not isinstance(uri, str) or not uri:
-        raise StoreUriError(f"not a store URI: {uri!r}")
+    """The store that the URI names (see KINDS), or the file store at a plain path. With create=False it must exist."""
+    kind = _kind_of(uri)
     if session_timeout_ms <= 0:
         raise StoreUriError(f"session_timeout_ms must be positive, not {session_timeout_ms}")
-    scheme = scheme_of(uri)
-    if scheme == "":
-        return _open_path(uri, session_timeout_ms, create)
-    if scheme not in OPENERS:
-        raise StoreUriError(f"no store for {scheme}:// in {uri!r}; there are {', '.join(OPENERS)}")
-    return OPENERS[scheme](uri, session_timeout_ms, create)
+    return kind.open(uri, session_timeout_ms, create)
+
+
+def administration_of(uri: str) -> Administration:
+    return _kind_of(uri).administer(uri)
 
 
 def scheme_of(uri: str) -> str:
-    """jdbc of jdbc:sqlite:///x.db, file of file:/x; "" of a path."""
+    """`jdbc` of jdbc:sqlite:///x.db, `file` of file:/x, "" of a path."""
     scheme, mark, _ = uri.partition(":")
-    return scheme if mark and (scheme in OPENERS or uri[len(scheme) :].startswith("://")) else ""
+    return scheme if mark and (scheme in KINDS or uri[len(scheme) :].startswith("://")) else ""
+
+
+def _kind_of(uri: str) -> _Kind:
+    if not isinstance(uri, str) or not uri:
+        raise StoreUriError(f"not a store URI: {uri!r}")
+    scheme = scheme_of(uri) or "file"
+    if scheme not in KINDS:
+        raise StoreUriError(f"no store for {scheme}:// in {uri!r}; there are {', '.join(KINDS)}")
+    return KINDS[scheme]
 
 
 def _open_memory(uri: str, session_timeout_ms: int, create: bool) -> Store:
@@ -40,25 +52,26 @@ def _open_memory(uri: str, session_timeout_ms: int, create: bool) -> Store:
     return MemoryStore(name, session_timeout_ms=session_timeout_ms)
 
 
-def file_path(uri: str) -> str | None:
-    """The directory of a file store; None of any other kind."""
-    scheme = scheme_of(uri)
-    if scheme not in ("", "file"):
-        return None
-    path = unquote(uri.removeprefix("file:").removeprefix("//").removeprefix("localhost")) if scheme else uri
-    if scheme and not path.startswith("/"):
+def _file_path(uri: str) -> str:
+    """The directory of a file store."""
+    if scheme_of(uri) == "":
+        return uri
+    path = unquote(uri.removeprefix("file:").removeprefix("//").removeprefix("localhost"))
+    if not path.startswith("/"):
         raise StoreUriError(f"a file URI needs an absolute path (file:///path): {uri!r}")
     return path
 
 
 def _open_file(uri: str, session_timeout_ms: int, create: bool) -> Store:
-    return _open_path(file_path(uri) or "", session_timeout_ms, create)
-
-
-def _open_path(path: str, session_timeout_ms: int, create: bool) -> Store:
     from spark_jms.store.file import FileStore
 
-    return FileStore.shared(path, session_timeout_ms=session_timeout_ms, create=create)
+    return FileStore.shared(_file_path(uri), session_timeout_ms=session_timeout_ms, create=create)
+
+
+def _administer_file(uri: str) -> Administration:
+    from spark_jms.store.file.admin import FileAdministration
+
+    return FileAdministration(uri, _file_path(uri))
 
 
 def _open_jdbc(uri: str, session_timeout_ms: int, create: bool) -> Store:
@@ -67,18 +80,37 @@ def _open_jdbc(uri: str, session_timeout_ms: int, create: bool) -> Store:
     return JdbcStore.shared(uri, session_timeout_ms=session_timeout_ms, create=create)
 
 
+def _administer_jdbc(uri: str) -> Administration:
+    from spark_jms.store.jdbc.admin import JdbcAdministration
+
+    return JdbcAdministration(uri)
+
+
 def _open_replicated(uri: str, session_timeout_ms: int, create: bool) -> Store:
     from spark_jms.store.records.store import ReplicatedStore
 
     return ReplicatedStore.shared(uri, session_timeout_ms=session_timeout_ms, create=create)
 
 
-OPENERS: Mapping[str, Callable[[str, int, bool], Store]] = {
-    "file": _open_file,
-    "memory": _open_memory,
-    "jdbc": _open_jdbc,
-    "sqlite": _open_jdbc,
-    "postgresql": _open_jdbc,
-    "replicated": _open_replicated,
+def _administer_opened(uri: str) -> Administration:
+    return OpenedAdministration(uri, lambda: open_store(uri, create=False))
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """`open` takes the URI, session_timeout_ms and create."""
+
+    open: Callable[[str, int, bool], Store]
+    administer: Callable[[str], Administration]
+
+
+_JDBC = _Kind(_open_jdbc, _administer_jdbc)
+KINDS: Mapping[str, _Kind] = {
+    "file": _Kind(_open_file, _administer_file),
+    "memory": _Kind(_open_memory, _administer_opened),
+    "jdbc": _JDBC,
+    "sqlite": _JDBC,
+    "postgresql": _JDBC,
+    "replicated": _Kind(_open_replicated, _administer_opened),
 }
-SCHEMES = tuple(OPENERS)
+SCHEMES = tuple(KINDS)

@@ -18,7 +18,6 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from spark_jms.store.admin import Salvaged
 from spark_jms.store.contract import Put
 from spark_jms.store.errors import StoreCorruptError, StoreInUseError, StoreNotFoundError
 from spark_jms.store.file.disk import Disk
@@ -43,6 +42,7 @@ from spark_jms.store.ledger.ledger import (
     Waited,
     Written,
 )
+from spark_jms.store.reports import Salvaged
 
 SESSION_TIMEOUT_MS = 10_000
 _NAME = re.compile(r"^journal-(\d{10})\.log$")
@@ -55,7 +55,7 @@ class _Gap:
     reason: str
 
 
-def salvage_file(directory: str) -> Salvaged:
+def salvage_directory(directory: str) -> Salvaged:
     """StoreCorruptError when not even the header of the journal can be read: without its id no frame can be trusted; and
     when the whole journal is gone."""
     names = sorted(name for name in _listed(directory) if _NAME.match(name))

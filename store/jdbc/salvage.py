@@ -1,8 +1,9 @@
-"""What can be read of a damaged store in a database. Nothing is changed and the engine's lock is not taken (S9).
+"""What is readable of a damaged store in a database (S9). Pure.
 
-A row whose checksum does not fit is left out and named. What belongs to a record set whose own row is damaged is left
-out with it. Which record set a damaged row belonged to says its identity; where that does not fit either, it is what the
-row says, and every other one for which its checksum fits. Of a prepared transaction the parts count that are good.
+Salvage leaves out and names each row whose checksum does not match. When the row of a record set is damaged, it leaves out
+the objects of that record set as well. The identity of a damaged row tells which record set it belonged to; when the
+identity does not match either, salvage names the record set that the row refers to and every other one with which the
+checksum would match. Of a prepared transaction it keeps the undamaged parts.
 """
 
 from __future__ import annotations
@@ -10,32 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from spark_jms.store.admin import Salvaged
-from spark_jms.store.errors import StoreError, StoreInUseError
-from spark_jms.store.jdbc.admin import opened
 from spark_jms.store.jdbc.outcomes import Transactions
-from spark_jms.store.jdbc.persistence import read_rows, read_transactions
-from spark_jms.store.jdbc.protocol import check_owner
 from spark_jms.store.jdbc.rows import OBJECT, RECORD, Found, Row, describe
 from spark_jms.store.ledger.ledger import Entry, Prepared, Restored
+from spark_jms.store.reports import Salvaged
 
 
-def salvage_jdbc(uri: str) -> Salvaged:
-    with opened(uri) as store:
-        shown = store.settings.shown
-        if store.held():
-            raise StoreInUseError(f"{shown} is used: an engine has its lock")
-        try:
-            rows = [found for found in read_rows(store.data, store.tables) if found.persistent]
-            transactions = read_transactions(store.data, store.tables, shown)
-        except StoreError:
-            check_owner(store.owner(), "", shown)  # tables of another version
-            raise
-    return _salvaged(rows, transactions)
-
-
-def _salvaged(found: list[Found], transactions: Transactions) -> Salvaged:
-    """Pure."""
+def salvage_rows(found: list[Found], transactions: Transactions) -> Salvaged:
     rows = [one.row for one in found if one.good]
     damaged = [one for one in found if not one.good]
     left_out = [f"{one.table}: {describe(one.row)}: the checksum of the row does not fit" for one in damaged]

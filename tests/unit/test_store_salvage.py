@@ -9,13 +9,13 @@ from random import Random
 import pytest
 
 from spark_jms.store import open_store
-from spark_jms.store.admin import Salvaged, salvage
+from spark_jms.store.admin import salvage
 from spark_jms.store.contract import Delete, Put
 from spark_jms.store.errors import StoreCorruptError, StoreInUseError, StoreNotFoundError
 from spark_jms.store.file import FileStore
 from spark_jms.store.file.frame import FRAME_HEADER_BYTES, HEADER_BYTES, decode_header, scan
 from spark_jms.store.file.salvage import salvage as salvage_journal
-from spark_jms.store.file.salvage import salvage_file
+from spark_jms.store.file.salvage import salvage_directory
 from spark_jms.store.ledger.ledger import (
     Change,
     Closed,
@@ -31,6 +31,7 @@ from spark_jms.store.ledger.ledger import (
     Written,
 )
 from spark_jms.store.ledger.sections import TABLE_ROW_BYTES
+from spark_jms.store.reports import Salvaged
 from tests.unit.store_histories import HEADER, flip, history, journal
 
 A, B = Connected("a", ""), Connected("b", "")
@@ -161,7 +162,7 @@ def test_a_header_that_is_damaged(tmp_path: Path) -> None:
             continue
         file.write_bytes(flip(whole, at))
         with pytest.raises(StoreCorruptError, match=file.name):
-            salvage_file(str(tmp_path / "s"))
+            salvage_directory(str(tmp_path / "s"))
         assert file.read_bytes() == flip(whole, at)
 
 
@@ -184,7 +185,7 @@ def test_nothing_in_the_damaged_directory_changes(tmp_path: Path) -> None:
 def test_no_store_there(tmp_path: Path) -> None:
     """S9: named, and nothing is made."""
     with pytest.raises(StoreNotFoundError):
-        salvage_file(str(tmp_path / "none"))
+        salvage_directory(str(tmp_path / "none"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -197,7 +198,7 @@ def test_a_session_whose_connecting_is_lost_uses_the_store_all_the_same(tmp_path
         try:
             file.write_bytes(flip(whole, HEADER_BYTES + FRAME_HEADER_BYTES))
             with pytest.raises(StoreInUseError):
-                salvage_file(str(source))
+                salvage_directory(str(source))
         finally:
             file.write_bytes(whole)
 
@@ -270,7 +271,7 @@ def test_a_journal_cut_between_two_frames(tmp_path: Path) -> None:
     ends = [frame.end for frame in scan(whole[HEADER_BYTES:], HEADER_BYTES, decode_header(whole, "j").seed).frames]
     for end in [HEADER_BYTES, *ends[:-1]]:
         file.write_bytes(whole[:end])
-        found = salvage_file(str(tmp_path / "s"))
+        found = salvage_directory(str(tmp_path / "s"))
         assert len(found.left_out) == 1
         assert f"bytes {end} to {len(whole)}: the file ends before what was acknowledged" in found.left_out[0]
         assert found.uncertain == tuple(sorted(records(found)))
