@@ -1,10 +1,10 @@
-"""Batch reads: browsing never consumes (C1, C13, C16). Option `view` shows what the store knows as rows:
+"""Batch reads: browsing never consumes (C1, C13, C16). The option `view` selects the rows:
 
-messages          what is not finished: in the queue, or for the topic's `subscription`
-all               everything that is still in the table
-acknowledgements  who acknowledged which sequences when
-claims            what is in consumers' hands
-subscriptions     positions and backlog of each subscription and member
+messages          unfinished messages of the queue, or of the topic's `subscription`
+all               every message still in the table
+acknowledgements  which consumer acknowledged which sequences, and when
+claims            messages that consumers have claimed
+subscriptions     position and backlog of each subscription and member
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def view_schema(options: Options) -> str:
 
 @dataclass
 class ViewPartition(InputPartition):
-    """A small table that the driver has made already."""
+    """Rows that the driver has computed."""
 
     rows: list[tuple[Any, ...]]
 
@@ -114,7 +114,7 @@ class JmsqReader(DataSourceReader):
 
 
 def _groups(files: list[Any]) -> Iterator[list[Any]]:
-    """Consecutive files of about 128 MiB together: one Spark partition each."""
+    """Groups of consecutive files of about 128 MiB: one Spark partition each."""
     group: list[Any] = []
     size = 0
     for file in files:

@@ -1,4 +1,4 @@
-"""format("jmsq"): where Spark comes in (C1). Importing this module is cheap; the work is imported when it is asked for."""
+"""format("jmsq"): the entry point for Spark (C1). This module is cheap to import; each method imports what it needs."""
 
 from __future__ import annotations
 

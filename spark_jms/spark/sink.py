@@ -1,8 +1,8 @@
-"""Sending from Spark: tasks write files, the driver makes them messages in one commit (C1, C4, C5).
+"""Sending from Spark: tasks write files, and the driver turns them into messages in one commit (C1, C4, C5).
 
-A micro-batch is the transaction (query id, batch id): its commit is in the log once, however often Spark repeats it. A
-batch write has no such name of its own, since two writes in one foreachBatch share the query's; it is repeatable only by
-`txnAppId` and `txnVersion`.
+A micro-batch is the transaction (query id, batch id): the log holds its commit once, however often Spark repeats the
+batch. A batch write has no such identity, because two writes in one foreachBatch share the query's; only `txnAppId` and
+`txnVersion` make it repeatable.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class StagedMessage(WriterCommitMessage):
-    """What a task tells the driver."""
+    """A task's report to the driver."""
 
     partition: int
     query_id: str
@@ -38,7 +38,7 @@ class StagedMessage(WriterCommitMessage):
 
 
 class _Writer:
-    """Made on the driver for each batch and again for its commit; a pickled copy runs in each task."""
+    """Spark creates one on the driver for each batch and another for its commit; a pickled copy runs in each task."""
 
     def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
         from pyspark.sql.pandas.types import to_arrow_schema
@@ -72,9 +72,10 @@ class _Writer:
         return StagedMessage(context.partitionId(), query_id, self.destination.epoch, staged)
 
     def _discard(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Spark aborts after a failed task, and after a commit that failed or of which it never heard the end. Only when
-        a task's message is missing is it certain that nothing was committed; else the files stay, for they may be in
-        the log, and housekeeping removes them if they are not."""
+        """Delete the staged files if it is certain that nothing was committed, that is, if a task's message is missing.
+
+        Spark also aborts after a commit that failed or whose outcome it does not know. Then the log may name the files,
+        so they stay, and housekeeping removes them if it does not."""
         if None not in messages:
             return
         storage = Domain(self.options.root).log(self.options.destination).storage

@@ -1,6 +1,7 @@
-"""The streaming source: one partition per member and batch, the offset is the batch (C1, C4, C5, C6, C8).
+"""The streaming source: a batch has one partition per member, and the offset is the batch (C1, C4, C5, C6, C8).
 
-The reader lives in one driver-side process per query and keeps the claims; tasks get all they need in their partition.
+The reader lives in one process on the driver per query and keeps the claims. Tasks get everything they need in their
+partition.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ if TYPE_CHECKING:
     from spark_jms.log.files import FileHint
 
 log = logging.getLogger("spark_jms")
-IDLE_WAIT_S = 0.2  # latestOffset waits so long for news, since Spark would ask again at once
+IDLE_WAIT_S = 0.2  # latestOffset waits this long for messages: Spark would call it again at once
 _POLL_S = 0.005
-AVAILABLE_NOW_WAIT_S = 10.0  # for members that others hold
+AVAILABLE_NOW_WAIT_S = 10.0  # for members that other consumers hold
 
 
 @dataclass
 class MemberPartition(InputPartition):
-    """One member's part of a batch: ranges, files as a hint, and how often messages were delivered before."""
+    """One member's part of a batch: sequence ranges, the files to look in first, and earlier deliveries."""
 
     root: str
     destination: str
@@ -55,12 +56,12 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.options = options
         self._targets: dict[int, int] | None = None
         self._subscriber: Subscriber | None = None
-        self._unlogged = ""  # the consumer of an initial offset that is in no offset log yet
+        self._unlogged = ""  # the consumer of an initial offset that Spark has not logged yet
         self._closing = ExitStack()
 
-    # -- planning, in the driver-side process ---------------------------------------------------------------------
+    # -- planning, on the driver ---------------------------------------------------------------------
     def _open(self, consumer: str) -> Subscriber:
-        """The subscriber appears with the first offset that Spark has logged: only that tells who this query is."""
+        """Create the subscriber when the first logged offset arrives: it names the query's consumer."""
         from spark_jms.claims.housekeeper import Housekeeper
         from spark_jms.claims.subscriber import Settings, Subscriber
         from spark_jms.claims.upkeep import Upkeep
@@ -71,19 +72,19 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._subscriber is None:
             o = self.options
             domain, subscription, selector = self._resolved(new=False)
-            self._closing = ExitStack()  # whatever fails on the way, what was opened is closed by `stop`
+            self._closing = ExitStack()  # `stop` closes whatever was opened before a failure
             store = self._closing.enter_context(open_store(domain.store_uri))
             settings = Settings(selector, True, o.fail_on_data_loss, o.in_doubt_timeout_ms)
             subscriber = Subscriber(domain, store, o.destination, subscription, consumer, settings)
             self._closing.callback(subscriber.close)
             housekeeper = Housekeeper(domain, store, o.destination)
             self._closing.callback(housekeeper.close)
-            self._closing.callback(subscriber.tick)  # the last acknowledgements reach their table
+            self._closing.callback(subscriber.tick)  # write the last acknowledgements to their table
             self._upkeep = Upkeep(o.destination)
             self._closing.callback(self._upkeep.close)
             self._upkeep.add(subscriber.boundary, every_s=0.25)
             self._upkeep.add(subscriber.tick, every_s=1.0)
-            self._cleaning = Upkeep(f"{o.destination} housekeeping")  # a compaction must not hold up a hand-over
+            self._cleaning = Upkeep(f"{o.destination} housekeeping")  # a compaction must not delay a hand-over
             self._closing.callback(self._cleaning.close)
             self._cleaning.add(housekeeper.run, every_s=2.0)
             self._subscriber = subscriber
@@ -92,7 +93,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._subscriber
 
     def _resolved(self, *, new: bool) -> tuple[Domain, str, Selector | None]:
-        """A topic's subscription is made when a query is new; one that is gone when a query goes on is a loss."""
+        """A new query creates its topic subscription. A subscription missing for a continuing query is a loss."""
         from spark_jms.claims.positions import ensure_subscription, find_subscription
         from spark_jms.core.selector import Selector
         from spark_jms.log.domain import Domain
@@ -102,20 +103,20 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         table = domain.log(o.destination)
         known = None if new else find_subscription(table, o.subscription, selector)
         if known is None and not new:
-            what = f"the subscription {o.subscription!r} of topic {o.destination} was dropped, and with it what it had not had"
+            what = f"the subscription {o.subscription!r} of topic {o.destination} was dropped, with its undelivered messages"
             if o.fail_on_data_loss:
                 raise DataLossError(
-                    f"{what}. Start with a fresh checkpointLocation; or set failOnDataLoss to false to go on with a new one, "
-                    "made at startingPosition."
+                    f"{what}. Start with a new checkpointLocation, or set failOnDataLoss to false to continue with a new "
+                    "subscription at startingPosition."
                 )
-            log.warning("%s: it is made again", what)
+            log.warning("%s: the query continues with a new one", what)
         return domain, known or ensure_subscription(table, o.subscription, o.starting_position, selector), selector
 
     def initialOffset(self) -> dict[str, Any]:
         from spark_jms.core.batch import Batch
 
-        self._resolved(new=True)  # a wrong option or destination fails here, before anything is logged
-        if self._subscriber is not None:  # it died in its first batch: Spark asks again, but it goes on as who it was
+        self._resolved(new=True)  # a wrong option or destination fails before Spark logs anything
+        if self._subscriber is not None:  # the first batch failed and Spark asks again: keep the consumer's identity
             return Batch(self._subscriber.consumer).to_json()
         self._unlogged = f"query-{secrets.token_hex(6)}"
         return Batch(self._unlogged).to_json()
@@ -132,12 +133,12 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         from spark_jms.core.batch import Batch
 
-        if isinstance(limit, ReadAllAvailable):  # our own default is a ReadMaxRows, so this is Trigger.Once
+        if isinstance(limit, ReadAllAvailable):  # the default limit is a ReadMaxRows, so this is Trigger.Once
             raise TriggerError()
         before = Batch.from_json(start)
         if before.consumer == self._unlogged:
-            # The first batch only names the consumer: a claim made now would belong to nobody if the query died before
-            # its first offset is logged, since it would come back under another name.
+            # The first batch only names the consumer. If the query claimed now and died before Spark logged its first
+            # offset, it would restart under another name and its claim would have no owner.
             self._unlogged = ""
             return start
         subscriber = self._open(before.consumer)
@@ -151,7 +152,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Limits(o.max_messages, o.max_bytes, o.min_messages, o.max_delay_ms)
 
     def _wait(self, subscriber: Subscriber, before: Batch) -> Batch | None:
-        """The next batch, waiting a little for one: polling is one look at a file name."""
+        """The next batch, or None after a short wait. A poll costs one check for a file name."""
         deadline = time.monotonic() + IDLE_WAIT_S
         batch = subscriber.next_batch(before, self._limits())
         while batch is None and time.monotonic() < deadline:
@@ -161,7 +162,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return batch
 
     def _drain(self, subscriber: Subscriber, before: Batch) -> Batch | None:
-        """Trigger.AvailableNow: what was there at the start, on the members that can be had within a bounded wait."""
+        """Trigger.AvailableNow: the messages present at the start, from every member handed over within a bounded wait."""
         deadline = time.monotonic() + AVAILABLE_NOW_WAIT_S
         while True:
             batch = subscriber.next_batch(before, self._limits(), self._targets)
@@ -176,9 +177,9 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if time.monotonic() > deadline:
                 if subscriber.unsettled(before):
                     raise MemberUnavailableError(
-                        f"{self.options.destination}: the last batch is not acknowledged, since a member is in another "
-                        f"consumer's hands and was not handed over within {AVAILABLE_NOW_WAIT_S:.0f} s: start the query "
-                        "again within inDoubtTimeout, or its messages are delivered a second time; see `jmsq claims`"
+                        f"{self.options.destination}: the last batch is not acknowledged, because another consumer holds a "
+                        f"member and did not hand it over within {AVAILABLE_NOW_WAIT_S:.0f} s: start the query again "
+                        "within inDoubtTimeout, or its messages are delivered a second time; see `jmsq claims`"
                     )
                 for member, count in sorted(left.items()):
                     log.warning(
@@ -191,7 +192,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             time.sleep(_POLL_S * 4)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """The lag, which Spark shows as `latestOffset` in the progress."""
+        """The backlog; Spark shows it as `latestOffset` in the query progress."""
         if self._subscriber is None or self._subscriber.closed:
             return None
         backlog = self._subscriber.backlog()
@@ -228,7 +229,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return out
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing: the next latestOffset acknowledges, in the same write that claims."""
+        """Does nothing: the next latestOffset acknowledges, in the write that claims."""
 
     def stop(self) -> None:
         self._subscriber = None

@@ -1,9 +1,8 @@
 """Python worker processes of Spark, which outlive their tasks.
 
-After each task PySpark's daemon collects all garbage of the worker before it takes the next one. With pyspark, pandas and
-pyarrow loaded that looks at some hundred thousand objects which stay for life, and takes longer than to read a small
-batch: it was the larger part of a small micro-batch's work. Frozen, those objects are not looked at any more; what later
-tasks leave behind is collected as before.
+PySpark's daemon runs a full garbage collection after each task. With pyspark, pandas and pyarrow loaded, the collector
+walks some hundred thousand objects that live as long as the worker, which takes longer than reading a small batch.
+Freezing those objects exempts them; the collector still handles whatever later tasks leave behind.
 """
 
 from __future__ import annotations
@@ -14,5 +13,5 @@ import gc
 
 @functools.cache
 def freeze_loaded() -> None:
-    """At the end of the first task, when all modules are loaded; later calls do nothing."""
+    """Call at the end of a task. The first call, when all modules are loaded, freezes; later calls do nothing."""
     gc.freeze()
