@@ -24,9 +24,9 @@ from spark_jms.store.errors import (
     StoreWriteError,
 )
 from spark_jms.store.file.disk import Disk
-from spark_jms.store.file.heartbeat import Heartbeat
 from spark_jms.store.file.journal import Journal, write_error
 from spark_jms.store.file.lock import JournalLock
+from spark_jms.store.file.session_locks import SessionLocks
 from spark_jms.store.ledger.group import Drain, GroupCommit, Request, settle
 from spark_jms.store.ledger.ledger import Ended, Ledger
 from spark_jms.store.ledger.session import Backend, Transaction
@@ -70,7 +70,7 @@ class FileBackend(Backend):
             self._lock = JournalLock(directory, self._disk, session_timeout_ms)
         except OSError as error:
             raise write_error(error, path) from error
-        self._heartbeat = Heartbeat(directory, self._disk, session_timeout_ms)
+        self._session_locks = SessionLocks(directory, self._disk, session_timeout_ms)
         self._journal = Journal(
             directory,
             self._lock,
@@ -81,7 +81,7 @@ class FileBackend(Backend):
         )
         _backends.add(self)
         try:
-            self.write(lambda transaction: self._heartbeat.sweep(transaction.ledger.sessions))
+            self.write(lambda transaction: self._session_locks.remove_orphans(transaction.ledger.sessions))
         except BaseException:
             self.release()
             raise
@@ -148,7 +148,7 @@ class FileBackend(Backend):
 
     def _tidy(self, transaction: Transaction) -> bool:
         ended = [name for entry in transaction.entries if isinstance(entry, Ended) for name in entry.session_ids]
-        self._heartbeat.bury(ended)
+        self._session_locks.remove_ended(ended)
         if self._compact_wanted or self._journal.wants_compaction():
             self._compact_wanted = False
             self._journal.compact()
@@ -157,20 +157,20 @@ class FileBackend(Backend):
     def attach(self, session_id: str, label: str) -> None:
         self._check()
         try:
-            self._heartbeat.attach(session_id, label)
+            self._session_locks.attach(session_id, label)
         except OSError as error:
-            raise write_error(error, self._heartbeat.directory) from error
+            raise write_error(error, self._session_locks.directory) from error
 
     def detach(self, session_id: str) -> None:
         if self._pid == os.getpid():
-            self._heartbeat.detach(session_id)
+            self._session_locks.detach(session_id)
 
     def alive(self, session_ids: Collection[str]) -> frozenset[str]:
         self._check()
         try:
-            return self._heartbeat.alive(session_ids)
+            return self._session_locks.alive(session_ids)
         except OSError as error:
-            raise write_error(error, self._heartbeat.directory) from error
+            raise write_error(error, self._session_locks.directory) from error
 
     def clock_ms(self) -> float:
         return self._clock_ms()
@@ -217,7 +217,7 @@ class FileBackend(Backend):
             if self._closed or self._user_count > 0:
                 return
             self._closed = True
-            self._heartbeat.close()
+            self._session_locks.close()
             self._journal.close()
             self._lock.close()
 
@@ -229,7 +229,7 @@ class FileBackend(Backend):
 
     def abandon(self) -> None:
         """In a forked child, without any lock: one of the parent's threads may have held it at the fork."""
-        for drop in (self._heartbeat.abandon, self._journal.close, self._lock.close):
+        for drop in (self._session_locks.abandon, self._journal.close, self._lock.close):
             with contextlib.suppress(OSError):
                 drop()
 

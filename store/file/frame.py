@@ -88,7 +88,7 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Scan:
+class FrameScan:
     """Frames, the offset after the last of them, and what is wrong there ("" = nothing)."""
 
     frames: tuple[Frame, ...]
@@ -109,13 +109,13 @@ def _table(data: bytes, at: int, base: int, seed: int) -> bytes | None:
     return table if check == zlib.crc32(table, zlib.crc32(data[at : start - 4], seed)) else None
 
 
-def scan(data: bytes, base: int, seed: int) -> Scan:
+def scan(data: bytes, base: int, seed: int) -> FrameScan:
     """All frames from the start of data (which is at `base` in its file) to the first that cannot be understood."""
     frames: list[Frame] = []
     at = 0
 
-    def stopped(wrong: str) -> Scan:
-        return Scan(tuple(frames), base + at, wrong)
+    def stopped(wrong: str) -> FrameScan:
+        return FrameScan(tuple(frames), base + at, wrong)
 
     while at < len(data):
         table = _table(data, at, base, seed)

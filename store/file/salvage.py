@@ -22,8 +22,8 @@ from spark_jms.store.contract import Put
 from spark_jms.store.errors import StoreCorruptError, StoreInUseError, StoreNotFoundError
 from spark_jms.store.file.disk import Disk
 from spark_jms.store.file.frame import HEADER_BYTES, Frame, Header, decode_header, find_frame, scan
-from spark_jms.store.file.heartbeat import Heartbeat
 from spark_jms.store.file.lock import read_hint
+from spark_jms.store.file.session_locks import SessionLocks
 from spark_jms.store.ledger.codec import DecodeError, decode_sections
 from spark_jms.store.ledger.ledger import (
     Cancelled,
@@ -68,7 +68,7 @@ def salvage_directory(directory: str) -> Salvaged:
         raise StoreCorruptError(path, 0, f"it is not the newest journal: generation {hint.generation} is gone")
     known = hint is not None and hint.synced and hint.generation == header.generation
     found = salvage(data, header.seed, path, hint.length if known and hint else 0, functools.cache(_kept))
-    heartbeat = Heartbeat(directory, Disk(), SESSION_TIMEOUT_MS)
+    heartbeat = SessionLocks(directory, Disk(), SESSION_TIMEOUT_MS)
     # That a session connected may be lost; that it lives is not.
     if alive := heartbeat.alive({*found.sessions, *_listed(heartbeat.directory)}):
         raise StoreInUseError(f"{directory} is used by session {', '.join(sorted(alive))}")

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from spark_jms.store.administration import Administration
 from spark_jms.store.engine.process import process_gone
 from spark_jms.store.errors import StoreBusyError, StoreError, StoreInUseError, StoreVersionError
-from spark_jms.store.jdbc.database import Connection, ConnectionLostError, Database
+from spark_jms.store.jdbc.database import ConnectionLostError, Database, DatabaseConnection
 from spark_jms.store.jdbc.engine import listens, read_published
 from spark_jms.store.jdbc.persistence import read_rows, read_transactions, unkept_promises
 from spark_jms.store.jdbc.protocol import OwnerRow, check_owner, read_owner
@@ -109,7 +109,7 @@ class _Observed:
         self.tables: Tables = make_tables(settings)
         self.database = Database(settings)
         ensure_tables(self.database, self.tables, create=False)
-        self.data: Connection = self.database.connect()
+        self.data: DatabaseConnection = self.database.connect()
 
     def owner(self) -> OwnerRow | None:
         if self._settings.dialect != SQLITE:
@@ -141,7 +141,7 @@ class _Observed:
         return False
 
     @contextmanager
-    def _owner_file(self) -> Iterator[Connection]:
+    def _owner_file(self) -> Iterator[DatabaseConnection]:
         beside = self.database.connect(sqlite_file(self._settings.path, self.tables.owner))
         try:
             yield beside

@@ -77,7 +77,7 @@ def server_settings(settings: JdbcSettings) -> dict[str, str]:
     }
 
 
-class Connection:
+class DatabaseConnection:
     """One physical connection; used by one thread at a time. Errors come out by their names."""
 
     def __init__(self, database: Database, raw: sa.Connection) -> None:
@@ -214,16 +214,16 @@ class Database:
     def __init__(self, settings: JdbcSettings) -> None:
         self.settings = settings
         self._engines: dict[str, sa.Engine] = {}
-        self._open: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._open: weakref.WeakSet[DatabaseConnection] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._watchdog: threading.Thread | None = None
 
-    def connect(self, path: str = "") -> Connection:
+    def connect(self, path: str = "") -> DatabaseConnection:
         """`path`: the SQLite file; else the database of the settings. DatabaseUnreachableError, StoreRightsError."""
         engine = self._engines.get(path) or self._engines.setdefault(path, self._make_engine(path))
         try:
-            connection = Connection(self, engine.connect())
+            connection = DatabaseConnection(self, engine.connect())
             if self.settings.dialect == SQLITE:
                 connection.run("PRAGMA synchronous=FULL")
             else:
@@ -272,7 +272,7 @@ class Database:
                 if since_s is not None and time.monotonic() - since_s > limit_s:
                     connection.cut()
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: DatabaseConnection) -> None:
         with self._lock:
             self._open.discard(connection)
 

@@ -54,7 +54,7 @@ from spark_jms.store.errors import (
     StoreRightsError,
     StoreWriteError,
 )
-from spark_jms.store.jdbc.database import Connection, ConnectionLostError, Database
+from spark_jms.store.jdbc.database import ConnectionLostError, Database, DatabaseConnection
 from spark_jms.store.jdbc.persistence import JdbcPersistence
 from spark_jms.store.jdbc.protocol import LockTakenError, OwnerRow, Ownership, acquire, check_owner, read_owner
 from spark_jms.store.jdbc.rows import ENGINE, row_of
@@ -112,7 +112,7 @@ class Published:
             raise StoreCorruptError("the row of the engine", 0, str(error)) from error
 
 
-def read_published(connection: Connection, tables: Tables) -> Published | None:
+def read_published(connection: DatabaseConnection, tables: Tables) -> Published | None:
     for table in tables.objects[tables.persistent_count :]:
         for row in connection.rows(sa.select(*table.c).where(table.c.class_id == ENGINE)):
             found = row_of(row)
@@ -206,7 +206,7 @@ class JdbcReach(Reach):
 
     _holder = "nobody who says so"
 
-    def _read_owner(self, connection: Connection) -> OwnerRow | None:
+    def _read_owner(self, connection: DatabaseConnection) -> OwnerRow | None:
         """On SQLite nobody can look while somebody starts; the lock protocol itself checks then."""
         if self.settings.dialect != SQLITE:
             return read_owner(connection, self.tables)

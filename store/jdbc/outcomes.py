@@ -37,7 +37,7 @@ COMMITTED, PREPARED = "COMMITTED", "PREPARED"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class OutcomeRow:
     """A row of SIBXACTS."""
 
     xid: str
@@ -58,24 +58,24 @@ class Outcome:
         return {**vars(self), "identity": self.identity, "checksum": self.checksum}
 
 
-def outcome_of(found: Any) -> Outcome:
+def outcome_of(found: Any) -> OutcomeRow:
     """Of a row of SIBXACTS, as the database gives it."""
-    return Outcome(
+    return OutcomeRow(
         text_of(found.xid), text_of(found.state), number_of(found.base), number_of(found.position), bytes_of(found.data)
     )
 
 
-def committed(tokens: tuple[str, ...], base: int, position: int) -> Outcome:
-    return Outcome(committed_xid(tokens, base), COMMITTED, base, position, msgspec.msgpack.encode(tokens))
+def committed(tokens: tuple[str, ...], base: int, position: int) -> OutcomeRow:
+    return OutcomeRow(committed_xid(tokens, base), COMMITTED, base, position, msgspec.msgpack.encode(tokens))
 
 
 def committed_xid(tokens: tuple[str, ...], base: int) -> str:
     return f"g:{base}:{tokens[0]}"
 
 
-def prepared(xid: str, changes: tuple[Change, ...], base: int, position: int) -> Outcome:
+def prepared(xid: str, changes: tuple[Change, ...], base: int, position: int) -> OutcomeRow:
     promised = pack(encode_sections([Prepared(xid, changes, restored=True)]))
-    return Outcome(prepared_xid(xid), PREPARED, base, position, promised)
+    return OutcomeRow(prepared_xid(xid), PREPARED, base, position, promised)
 
 
 def prepared_xid(xid: str) -> str:
@@ -83,10 +83,10 @@ def prepared_xid(xid: str) -> str:
 
 
 @dataclass(frozen=True)
-class FoundOutcome:
+class StoredOutcome:
     """A row as it stands in the table, with the checksums that stand there."""
 
-    outcome: Outcome
+    outcome: OutcomeRow
     identity: int
     checksum: int
 
@@ -121,7 +121,7 @@ class Transactions:
 _MISFIT = "the checksum of the row does not fit"
 
 
-def read_outcomes(found: Iterable[FoundOutcome], place: str) -> Transactions:
+def read_outcomes(found: Iterable[StoredOutcome], place: str) -> Transactions:
     """In any order."""
     read = Transactions()
     first = True
@@ -147,7 +147,7 @@ def read_outcomes(found: Iterable[FoundOutcome], place: str) -> Transactions:
     return read
 
 
-def _read_prepared(one: FoundOutcome, where: str, read: Transactions) -> None:
+def _read_prepared(one: StoredOutcome, where: str, read: Transactions) -> None:
     sections = unpack(one.outcome.data)
     try:
         if sections is None or isinstance(sections[0], Lost):

@@ -24,10 +24,10 @@ import sqlalchemy as sa
 
 from spark_jms.store.engine.port import Batch, Loaded, OwnershipLostError, Persistence
 from spark_jms.store.errors import StoreCorruptError, StoreError, StoreWriteError
-from spark_jms.store.jdbc.database import Connection, ConnectionLostError, Database
+from spark_jms.store.jdbc.database import ConnectionLostError, Database, DatabaseConnection
 from spark_jms.store.jdbc.outcomes import (
     COMMITTED,
-    FoundOutcome,
+    StoredOutcome,
     Transactions,
     committed,
     committed_xid,
@@ -41,11 +41,11 @@ from spark_jms.store.jdbc.rows import (
     CLASSES,
     ENGINE,
     RECORD,
-    Found,
     Restoration,
     Row,
     RowChanges,
     RowMap,
+    StoredRow,
     number_of,
     restore,
     row_of,
@@ -84,7 +84,7 @@ class JdbcPersistence(Persistence):
         self._next_id = self._last_id = 0
         self._append_count = 0
         self._closed = False
-        self._data: Connection | None = None
+        self._data: DatabaseConnection | None = None
 
     # ---- load
 
@@ -114,7 +114,7 @@ class JdbcPersistence(Persistence):
         entries = (*restored.entries, *transactions.entries)
         return Loaded(transactions.position, entries, tuple(transactions.outcomes), transactions.known_since)
 
-    def _read(self, data: Connection) -> tuple[Restoration, Transactions]:
+    def _read(self, data: DatabaseConnection) -> tuple[Restoration, Transactions]:
         shown = self._database.settings.shown
         return restore(read_rows(data, self._tables), shown), read_transactions(data, self._tables, shown)
 
@@ -127,7 +127,7 @@ class JdbcPersistence(Persistence):
         for place in (*restored.passed_over, *transactions.passed_over):
             log.warning("%s: %s; it is left as it is, and nothing is refused", self._database.settings.shown, place)
 
-    def _catalogue(self, data: Connection) -> None:
+    def _catalogue(self, data: DatabaseConnection) -> None:
         """SIBCLASSMAP, SIBLISTING and SIBKEYS of new tables; of old ones they are compared."""
         classes = {class_id: (name, int(persistent)) for class_id, (name, persistent) in CLASSES.items()}
         self._compare(data, self._tables.class_map, classes)
@@ -138,7 +138,7 @@ class JdbcPersistence(Persistence):
         self._compare(data, self._tables.listing, listing)
 
     @staticmethod
-    def _compare(data: Connection, table: sa.Table, wanted: dict[int, tuple[str, int]]) -> None:
+    def _compare(data: DatabaseConnection, table: sa.Table, wanted: dict[int, tuple[str, int]]) -> None:
         found = {row[0]: (row[1], row[2]) for row in data.rows(sa.select(*table.c))}
         if found and found != wanted:
             raise StoreCorruptError(table.fullname, 0, f"it lists {found}, and should {wanted}")
@@ -146,7 +146,7 @@ class JdbcPersistence(Persistence):
             names = [column.name for column in table.c]
             data.run(sa.insert(table), [dict(zip(names, (i, *rest), strict=True)) for i, rest in wanted.items()])
 
-    def _check_keys(self, data: Connection, last_used: int) -> int:
+    def _check_keys(self, data: DatabaseConnection, last_used: int) -> int:
         keys = self._tables.keys
         found = data.rows(sa.select(keys.c.last_key).where(keys.c.key_id == KEYS))
         if not found:
@@ -190,7 +190,7 @@ class JdbcPersistence(Persistence):
         self._rows.made(changes)
         self._append_count += 1
 
-    def _verify(self, data: Connection) -> None:
+    def _verify(self, data: DatabaseConnection) -> None:
         """Under a lock that lasts until the commit: who would take the store over has to wait for it."""
         if self._database.settings.dialect == SQLITE:
             kept = self.ownership.verify()
@@ -200,7 +200,7 @@ class JdbcPersistence(Persistence):
         if not kept:
             raise OwnershipLostError(f"{self._database.settings.shown}: SIBOWNER names another incarnation now")
 
-    def _new_id(self, data: Connection) -> Callable[[], int]:
+    def _new_id(self, data: DatabaseConnection) -> Callable[[], int]:
         keys = self._tables.keys
 
         def new_id() -> int:
@@ -219,7 +219,7 @@ class JdbcPersistence(Persistence):
         kind = self._tables.objects[:first] if row.persistent else self._tables.objects[first:]
         return kind[zlib.crc32(b"%d" % row.home) % len(kind)]
 
-    def _write_rows(self, data: Connection, changes: RowChanges) -> None:
+    def _write_rows(self, data: DatabaseConnection, changes: RowChanges) -> None:
         for table, rows in self._by_table(row for _, row in changes.deletes).items():
             data.run(sa.delete(table).where(table.c.id == sa.bindparam("old")), [{"old": row.id} for row in rows])
         for table, rows in self._by_table(row for _, row in changes.inserts).items():
@@ -241,7 +241,7 @@ class JdbcPersistence(Persistence):
             found.setdefault(self._table_of(row), []).append(row)
         return found
 
-    def _write_outcome(self, data: Connection, batch: Batch) -> None:
+    def _write_outcome(self, data: DatabaseConnection, batch: Batch) -> None:
         table = self._tables.transactions
         for xid in touched(batch).prepared:
             data.run(sa.delete(table).where(table.c.xid == prepared_xid(xid)))
@@ -294,7 +294,7 @@ class JdbcPersistence(Persistence):
         except ConnectionLostError as error:
             raise OwnershipLostError(f"the connection was lost while the engine was published: {error}") from error
 
-    def _connect(self) -> Connection:
+    def _connect(self) -> DatabaseConnection:
         try:
             self._data = self._database.connect()
             # Whoever tries to take the store over queues up for SIBOWNER, and whoever comes after him waits behind him.
@@ -341,16 +341,16 @@ def _places(restored: Restoration) -> frozenset[tuple[str, int]]:
     return frozenset((damaged.file, damaged.offset) for damaged in restored.damaged)
 
 
-def read_rows(data: Connection, tables: Tables) -> list[Found]:
+def read_rows(data: DatabaseConnection, tables: Tables) -> list[StoredRow]:
     """Of all SIBnnn."""
     return [
-        Found(row_of(row), row.identity, row.checksum, table.fullname, number < tables.persistent_count)
+        StoredRow(row_of(row), row.identity, row.checksum, table.fullname, number < tables.persistent_count)
         for number, table in enumerate(tables.objects)
         for row in data.rows(sa.select(*table.c))
     ]
 
 
-def read_transactions(data: Connection, tables: Tables, place: str) -> Transactions:
+def read_transactions(data: DatabaseConnection, tables: Tables, place: str) -> Transactions:
     table = tables.transactions
-    found = [FoundOutcome(outcome_of(row), row.identity, row.checksum) for row in data.rows(sa.select(*table.c))]
+    found = [StoredOutcome(outcome_of(row), row.identity, row.checksum) for row in data.rows(sa.select(*table.c))]
     return read_outcomes(found, f"{place}, {table.fullname}")

@@ -31,7 +31,7 @@ from enum import Enum
 import sqlalchemy as sa
 
 from spark_jms.store.errors import ForeignOwnerError, StoreBusyError, StoreVersionError
-from spark_jms.store.jdbc.database import Connection, ConnectionLostError, Database
+from spark_jms.store.jdbc.database import ConnectionLostError, Database, DatabaseConnection
 from spark_jms.store.jdbc.settings import SQLITE
 from spark_jms.store.jdbc.tables import VERSION, Tables, sqlite_file
 
@@ -93,7 +93,7 @@ class LockTakenError(StoreBusyError):
     """Another engine holds the data store's lock, or is about to get it. Try again."""
 
 
-def read_owner(connection: Connection, tables: Tables) -> OwnerRow | None:
+def read_owner(connection: DatabaseConnection, tables: Tables) -> OwnerRow | None:
     owner = tables.owner.c
     found = connection.rows(sa.select(owner.me_uuid, owner.inc_uuid, owner.version, owner.migration_version))
     if len(found) > 1:
@@ -114,7 +114,9 @@ def check_owner(row: OwnerRow | None, wanted: str, place: str) -> None:
 class Ownership:
     """The shared lock on the third connection, for life."""
 
-    def __init__(self, database: Database, tables: Tables, third: Connection, row: OwnerRow, before: OwnerRow | None):
+    def __init__(
+        self, database: Database, tables: Tables, third: DatabaseConnection, row: OwnerRow, before: OwnerRow | None
+    ):
         self.row = row
         self.before = before
         self._database = database
@@ -167,7 +169,7 @@ class _Start:
         self._tables = tables
         self._me_uuid = me_uuid
         self._again = again
-        self._connections: dict[str, Connection] = {}
+        self._connections: dict[str, DatabaseConnection] = {}
         self._before: OwnerRow | None = None
         self._row: OwnerRow | None = None
 
@@ -213,7 +215,7 @@ class _Start:
             case Step.CLOSE:
                 self._connections.pop(step.connection).close()
 
-    def _read(self, connection: Connection, last: bool) -> None:
+    def _read(self, connection: DatabaseConnection, last: bool) -> None:
         found = read_owner(connection, self._tables)
         if not last:
             check_owner(found, self._me_uuid, self._database.settings.shown)
@@ -225,7 +227,7 @@ class _Start:
                 f"{self._database.settings.shown}: somebody changed SIBOWNER in the middle of the start"
             )
 
-    def _update(self, connection: Connection) -> None:
+    def _update(self, connection: DatabaseConnection) -> None:
         me_uuid = self._before.me_uuid if self._before else self._me_uuid or secrets.token_hex(16)
         incarnation = self._again.inc_uuid if self._again else secrets.token_hex(16)
         self._row = OwnerRow(me_uuid, incarnation, VERSION, self._before.migration_version if self._before else 0)

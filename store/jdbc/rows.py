@@ -269,7 +269,7 @@ def row_of(found: Any) -> Row:
 
 
 @dataclass(frozen=True)
-class Found:
+class StoredRow:
     """A row as it stands in a table, with the checksums that stand there."""
 
     row: Row
@@ -311,12 +311,12 @@ def describe(row: Row) -> str:
 _MISFIT = "the checksum of the row does not fit"
 
 
-def restore(rows: Iterable[Found], place: str) -> Restoration:
+def restore(rows: Iterable[StoredRow], place: str) -> Restoration:
     return _Restorer(sorted(rows, key=lambda found: found.row.id), place).restoration()
 
 
 class _Restorer:
-    def __init__(self, found: list[Found], place: str) -> None:
+    def __init__(self, found: list[StoredRow], place: str) -> None:
         self._place = place
         self._refusals: list[StoreCorruptError] = []
         self._damaged: list[Damaged] = []
@@ -325,7 +325,7 @@ class _Restorer:
         self._last_id = 0
         self._sort(found)
 
-    def _sort(self, found: list[Found]) -> None:
+    def _sort(self, found: list[StoredRow]) -> None:
         kept = []
         for one in found:
             if one.good or (one.persistent and one.known):
@@ -352,7 +352,7 @@ class _Restorer:
             if one.row.class_id in CLASSES:
                 self._by_class[one.row.class_id].append(one.row)
 
-    def _refuse(self, one: Found, why: str) -> None:
+    def _refuse(self, one: StoredRow, why: str) -> None:
         place = f"{self._place}, {one.table}, {describe(one.row)}"
         self._refusals.append(StoreCorruptError(place, one.row.id, why))
 

@@ -12,12 +12,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from spark_jms.store.jdbc.outcomes import Transactions
-from spark_jms.store.jdbc.rows import OBJECT, RECORD, Found, Row, describe
+from spark_jms.store.jdbc.rows import OBJECT, RECORD, Row, StoredRow, describe
 from spark_jms.store.ledger.ledger import Entry, Prepared, Restored
 from spark_jms.store.reports import Salvaged
 
 
-def salvage_rows(found: list[Found], transactions: Transactions) -> Salvaged:
+def salvage_rows(found: list[StoredRow], transactions: Transactions) -> Salvaged:
     rows = [one.row for one in found if one.good]
     damaged = [one for one in found if not one.good]
     left_out = [f"{one.table}: {describe(one.row)}: the checksum of the row does not fit" for one in damaged]
@@ -48,7 +48,7 @@ def salvage_rows(found: list[Found], transactions: Transactions) -> Salvaged:
     return Salvaged(tuple(entries), tuple(left_out), tuple(sorted(uncertain)))
 
 
-def _owners(damaged: Found, records: Iterable[int]) -> list[int]:
+def _owners(damaged: StoredRow, records: Iterable[int]) -> list[int]:
     row: Row = damaged.row
     known = [row.parent_id] if row.parent_id in records else []
     if damaged.known:

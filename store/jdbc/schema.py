@@ -7,7 +7,7 @@ import os
 import sqlalchemy as sa
 
 from spark_jms.store.errors import StoreRightsError, StoreWriteError, TablesIncompleteError, TablesMissingError
-from spark_jms.store.jdbc.database import Connection, Database
+from spark_jms.store.jdbc.database import Database, DatabaseConnection
 from spark_jms.store.jdbc.settings import SQLITE
 from spark_jms.store.jdbc.tables import Tables, sqlite_file
 
@@ -74,7 +74,7 @@ def _missing(database: Database, tables: Tables) -> list[sa.Table]:
     return missing
 
 
-def _table_names(connection: Connection, database: Database) -> set[str]:
+def _table_names(connection: DatabaseConnection, database: Database) -> set[str]:
     if database.settings.dialect == SQLITE:
         return {row[0] for row in connection.rows(sa.text("SELECT name FROM sqlite_master WHERE type = 'table'"))}
     found = connection.rows(

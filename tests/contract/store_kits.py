@@ -102,7 +102,7 @@ class FileKit(Kit):
             first._backend.retain()  # type: ignore[attr-defined]
         second = FileStore(path, session_timeout_ms=TIMEOUT_MS, disk=SkewedDisk(self.clock), backend=backend)  # type: ignore[arg-type]
         self.store, self.other = first, second
-        self.hearts = [first._backend._heartbeat, second._backend._heartbeat]  # type: ignore[attr-defined]
+        self.hearts = [first._backend._session_locks, second._backend._session_locks]  # type: ignore[attr-defined]
         self.stopped: list[int] = []
 
     def _drop(self, session: Session) -> int:

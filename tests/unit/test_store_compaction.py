@@ -135,7 +135,7 @@ def bury(store: FileStore) -> None:
     """What the operating system does when a process dies: its descriptors and locks go, its thread too."""
     backend = store._backend
     assert isinstance(backend, FileBackend)
-    heart = backend._heartbeat
+    heart = backend._session_locks
     heart._stop.set()
     if heart._thread is not None:
         heart._thread.join()

@@ -31,9 +31,9 @@ from spark_jms.store import (
 from spark_jms.store.engine.server import Server
 from spark_jms.store.jdbc import database as database_module
 from spark_jms.store.jdbc.database import (
-    Connection,
     ConnectionLostError,
     Database,
+    DatabaseConnection,
     client_keepalives,
     keepalives,
     server_settings,
@@ -352,10 +352,10 @@ class Faults:
         self.left = -1
         self.after = False
         for name in ("run", "rows", "commit"):
-            patch.setattr(Connection, name, self._wrap(getattr(Connection, name)))
+            patch.setattr(DatabaseConnection, name, self._wrap(getattr(DatabaseConnection, name)))
 
     def _wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def faulty(connection: Connection, *arguments: Any) -> Any:
+        def faulty(connection: DatabaseConnection, *arguments: Any) -> Any:
             if self.left < 0:
                 return call(connection, *arguments)
             self.left -= 1
@@ -402,22 +402,22 @@ def test_a_write_in_doubt_is_not_written_again_before_its_outcome_is_known(
     with open_store(uri) as store, store.connect() as session:
         handle = session.open("r")
         persistence = store._backend._reach._engine.persistence  # type: ignore[attr-defined]
-        commit, connect, armed, refuse = Connection.commit, persistence._connect, [True], []
+        commit, connect, armed, refuse = DatabaseConnection.commit, persistence._connect, [True], []
 
-        def lossy(connection: Connection) -> None:
+        def lossy(connection: DatabaseConnection) -> None:
             commit(connection)
             if armed and connection is persistence._data:
                 refuse.append(armed.pop())
                 connection.lost = True
                 raise ConnectionLostError("the test says so")
 
-        def full() -> Connection:
+        def full() -> DatabaseConnection:
             if refuse:
                 refuse.pop()
                 raise ConnectionLostError("too many clients, for a moment")
             return connect()  # type: ignore[no-any-return]
 
-        monkeypatch.setattr(Connection, "commit", lossy)
+        monkeypatch.setattr(DatabaseConnection, "commit", lossy)
         persistence._connect = full
         handle.commit([Put("n", b"1")])
         assert (armed, refuse) == ([], [])

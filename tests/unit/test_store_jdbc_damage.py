@@ -30,8 +30,8 @@ from spark_jms.store.engine import wire
 from spark_jms.store.engine.book import Book, Proposal, Verdict
 from spark_jms.store.engine.port import Loaded
 from spark_jms.store.jdbc.database import Database
-from spark_jms.store.jdbc.outcomes import FoundOutcome, Outcome, committed, prepared, read_outcomes
-from spark_jms.store.jdbc.rows import OBJECT, RECORD, SESSION, WAITER, Found, Row, restore
+from spark_jms.store.jdbc.outcomes import OutcomeRow, StoredOutcome, committed, prepared, read_outcomes
+from spark_jms.store.jdbc.rows import OBJECT, RECORD, SESSION, WAITER, Row, StoredRow, restore
 from spark_jms.store.jdbc.settings import parse_jdbc
 from spark_jms.store.jdbc.store import open_backend
 from spark_jms.store.ledger.codec import encode
@@ -42,8 +42,8 @@ from spark_jms.store.ledger.session import LedgerStore
 # ---- rows: whose is each column?
 
 
-def found(row: Row, persistent: bool = True) -> Found:
-    return Found(row, row.identity, row.checksum, "sib000" if persistent else "sib001", persistent)
+def found(row: Row, persistent: bool = True) -> StoredRow:
+    return StoredRow(row, row.identity, row.checksum, "sib000" if persistent else "sib001", persistent)
 
 
 def test_a_checksum_covers_every_column() -> None:
@@ -62,7 +62,7 @@ def test_a_checksum_covers_every_column() -> None:
 COLUMNS = st.sampled_from(["id", "parent_id", "class_id", "name", "number", "data", "identity", "checksum"])
 
 
-def damage(one: Found, column: str, random: Random) -> Found:
+def damage(one: StoredRow, column: str, random: Random) -> StoredRow:
     if column in ("identity", "checksum"):
         return replace(one, **{column: getattr(one, column) ^ (1 << random.randrange(32))})
     value = getattr(one.row, column)
@@ -125,8 +125,8 @@ def test_any_damaged_row(seed: int, columns: list[str]) -> None:
 # ---- outcomes: unknown is never "not committed"
 
 
-def tell(row: Outcome) -> FoundOutcome:
-    return FoundOutcome(row, row.identity, row.checksum)
+def tell(row: OutcomeRow) -> StoredOutcome:
+    return StoredOutcome(row, row.identity, row.checksum)
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Sent:
     batch: int
 
 
-def chain(random: Random) -> tuple[list[Outcome], list[Sent]]:
+def chain(random: Random) -> tuple[list[OutcomeRow], list[Sent]]:
     """Batches that follow one another; each append was made on a position of before."""
     rows, sent, position = [], [], 0
     for number in range(random.randint(2, 8)):
@@ -197,7 +197,7 @@ def test_a_promise_with_a_flipped_byte(seed: int, draw: st.DataObject) -> None:
     assert whole.entries == (Prepared("tx", changes, restored=True),)
     at = draw.draw(st.integers(0, len(row.data) - 1))
     bad = replace(row, data=row.data[:at] + bytes([row.data[at] ^ draw.draw(st.integers(1, 255))]) + row.data[at + 1 :])
-    read = read_outcomes([FoundOutcome(bad, row.identity, row.checksum)], "xacts")
+    read = read_outcomes([StoredOutcome(bad, row.identity, row.checksum)], "xacts")
     parts = unpack(row.data)
     assert parts is not None
     content = sum(len(part) for part in parts[1:] if isinstance(part, bytes))
@@ -220,7 +220,7 @@ def test_an_outcome_without_identity_refuses_the_store(column: str) -> None:
     for row in (committed(("t",), 3, 4), prepared("tx", (Change("r", 1, (Put("k", b"v"),)),), 3, 4)):
         value = getattr(row, column)
         bad = replace(row, **{column: value + 1 if isinstance(value, int) else value + "x"})
-        read = read_outcomes([FoundOutcome(bad, row.identity, row.checksum)], "xacts")
+        read = read_outcomes([StoredOutcome(bad, row.identity, row.checksum)], "xacts")
         assert len(read.refusals) == 1
         assert "identity" in str(read.refusals[0])
 
@@ -228,7 +228,7 @@ def test_an_outcome_without_identity_refuses_the_store(column: str) -> None:
 def test_a_promise_whose_checksum_alone_is_damaged() -> None:
     """S2, S9: all that it names is refused."""
     row = prepared("tx", (Change("r", 1, (Put("k", b"v"),)), Change("s", 1, ())), 3, 4)
-    for bad in (FoundOutcome(row, row.identity ^ 1, row.checksum), FoundOutcome(row, row.identity, row.checksum ^ 1)):
+    for bad in (StoredOutcome(row, row.identity ^ 1, row.checksum), StoredOutcome(row, row.identity, row.checksum ^ 1)):
         read = read_outcomes([bad], "xacts")
         assert [damaged.name for damaged in read.damaged] == ["r", "s"]
         assert len(read.prepared) == 1

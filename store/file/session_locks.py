@@ -1,8 +1,9 @@
-"""Who is alive: one file for each session, locked for life by the operating system, with a heartbeat in it.
+"""Which sessions are alive: one file per session, locked by its process for the session's whole life, with a heartbeat in it.
 
-Alive = the lock is held and the heartbeat is fresh. The lock falls at death (kill -9, crash), so that what a dead
-session held can be taken at once (R8); the heartbeat goes stale when a process is stopped and cannot say so. The file
-carries its owner's time-out: a session is judged by what it promised, whoever looks.
+A session is alive while its file is locked and its heartbeat is fresh. The operating system drops the lock when the
+process dies (crash, kill -9), so other sessions can take what it held at once (R8). The heartbeat goes stale when the
+process is stopped and cannot report that. The file carries the time-out that its owner promised, and every process judges
+the session by that time-out.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ class _Own:
     path: str
 
 
-class Heartbeat:
-    """The sessions of this process, and the eyes for those of all others."""
+class SessionLocks:
+    """Locks the files of this process's sessions, keeps their heartbeats fresh, and tells which sessions of any process are
+    alive. Thread-safe."""
 
     def __init__(self, directory: str, disk: Disk, session_timeout_ms: int) -> None:
         self.directory = os.path.join(directory, "sessions")
@@ -49,8 +51,8 @@ class Heartbeat:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             about = json.dumps({"label": label, "pid": os.getpid()}).encode()
-            self._disk.pwrite_all(fd, self._now() + about, 0)
-            os.rename(making, path)  # it is seen only when it is locked
+            self._disk.pwrite_all(fd, self._heartbeat() + about, 0)
+            os.rename(making, path)  # other processes see the file only once it is locked
         except BaseException:
             os.close(fd)
             with contextlib.suppress(OSError):
@@ -59,7 +61,7 @@ class Heartbeat:
         with self._lock:
             self._own[session_id] = _Own(fd, path)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="store-heartbeat", daemon=True)
+                self._thread = threading.Thread(target=self._keep_fresh, name="store-heartbeat", daemon=True)
                 self._thread.start()
 
     def detach(self, session_id: str) -> None:
@@ -70,19 +72,19 @@ class Heartbeat:
                 os.unlink(own.path)
             os.close(own.fd)
 
-    def _now(self) -> bytes:
+    def _heartbeat(self) -> bytes:
         return _BEAT.pack(self._disk.boottime_ns(), self._timeout_ns)
 
-    def _run(self) -> None:
+    def _keep_fresh(self) -> None:
         while not self._stop.wait(self._interval_s):
             self.beat()
 
     def beat(self) -> None:
         with self._lock:
             for own in self._own.values():
-                # An overwrite in place needs no room; should it fail, the session goes stale and is fenced: safe.
+                # Overwriting in place needs no room. If it fails, the session goes stale and is fenced, which is safe.
                 with contextlib.suppress(OSError):
-                    os.pwrite(own.fd, self._now(), 0)
+                    os.pwrite(own.fd, self._heartbeat(), 0)
 
     def alive(self, session_ids: Collection[str]) -> frozenset[str]:
         return frozenset(session_id for session_id in session_ids if self._is_alive(session_id))
@@ -106,26 +108,28 @@ class Heartbeat:
     @staticmethod
     def _can_lock(fd: int) -> bool:
         try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two who look at once do not see each other
+            fcntl.flock(
+                fd, fcntl.LOCK_SH | fcntl.LOCK_NB
+            )  # shared: two processes that look at once do not see each other
         except BlockingIOError:
             return False
         return True
 
-    def bury(self, session_ids: Collection[str]) -> None:
-        """Remove the files of sessions that ended."""
+    def remove_ended(self, session_ids: Collection[str]) -> None:
+        """Removes the files of sessions that ended."""
         for session_id in session_ids:
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(self.directory, session_id))
 
-    def sweep(self, known: Collection[str]) -> None:
-        """Remove what processes left that died between making a file and connecting; call under the journal lock."""
+    def remove_orphans(self, known: Collection[str]) -> None:
+        """Removes the files of processes that died between creating the file and connecting. Call under the journal lock."""
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self.directory):
                 if name not in known and not self._is_alive(name):
                     self._remove_unlocked(os.path.join(self.directory, name))
 
     def _remove_unlocked(self, path: str) -> None:
-        """Only if nobody holds it: a file being made may be locked a moment later, and must not go."""
+        """Removes the file if it is not locked and older than the time-out: a process may be about to lock a young one."""
         with contextlib.suppress(OSError):
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             try:
@@ -144,7 +148,7 @@ class Heartbeat:
             self.detach(session_id)
 
     def abandon(self) -> None:
-        """In a forked child: drop the copies of the descriptors, so that the locks end with the parent."""
+        """In a forked child: closes the inherited descriptors, so that the locks end with the parent."""
         for own in self._own.values():
             with contextlib.suppress(OSError):
                 os.close(own.fd)
