@@ -1,7 +1,7 @@
 """How a client reads the engine's ledger and adds to it: in the engine's own process, or over sockets.
 
 In the engine's process there is one ledger: questions are asked of it, and plans run on a scratch of it. Elsewhere a
-client keeps a `Replica`. A read fetches what was kept since and asks the replica; a plan runs on a scratch of the replica,
+client keeps a `LedgerReplica`. A read fetches what was kept since and asks the replica; a plan runs on a scratch of the replica,
 and is sent with the position it was made on; a plan that raises or does nothing is believed on a fresh replica only.
 """
 
@@ -15,10 +15,10 @@ from functools import cached_property
 from typing import TypeVar
 
 from spark_jms.store.engine import wire
-from spark_jms.store.engine.book import Proposal, Verdict
+from spark_jms.store.engine.entry_log import Proposal, Verdict
 from spark_jms.store.engine.link import Address, LinkLostError, TcpLink
-from spark_jms.store.engine.port import OwnershipLostError
-from spark_jms.store.engine.scratch import Scratch
+from spark_jms.store.engine.persistence import OwnershipLostError
+from spark_jms.store.engine.scratch_ledger import ScratchLedger
 from spark_jms.store.engine.server import Server
 from spark_jms.store.ledger.codec import encode
 from spark_jms.store.ledger.ledger import Entry, Ledger
@@ -36,7 +36,7 @@ class Draft:
     incarnation: str
     position: int
     entries: tuple[Entry, ...]
-    after: Scratch | None = field(default=None, compare=False)
+    after: ScratchLedger | None = field(default=None, compare=False)
 
     @cached_property
     def data(self) -> bytes:
@@ -84,7 +84,7 @@ class LocalAccess(Access):
 
     def draft(self, plan: Plan) -> Draft:
         def drafted(ledger: Ledger, position: int) -> Draft:
-            scratch = Scratch(ledger)
+            scratch = ScratchLedger(ledger)
             return Draft(self._server.incarnation, position, tuple(plan(scratch)[0]), scratch)
 
         try:
@@ -111,7 +111,7 @@ class LocalAccess(Access):
         self._open = False
 
 
-class Replica:
+class LedgerReplica:
     """A ledger that follows the engine's; it stays when the engine changes."""
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ class Replica:
 class RemoteAccess(Access):
     """Two links, so that nobody who reads waits for somebody's disk."""
 
-    def __init__(self, address: Address, client_id: str, patience_s: float, replica: Replica) -> None:
+    def __init__(self, address: Address, client_id: str, patience_s: float, replica: LedgerReplica) -> None:
         self.target = address
         self._replica = replica
         self._reading = TcpLink(address, client_id, patience_s, patience_s)
@@ -174,9 +174,9 @@ class RemoteAccess(Access):
     def draft(self, plan: Plan) -> Draft:
         replica = self._replica
         with replica.lock:
-            entries, certain = plan(Scratch(replica.ledger))
+            entries, certain = plan(ScratchLedger(replica.ledger))
             if not certain and self._refresh():
-                entries, _ = plan(Scratch(replica.ledger))
+                entries, _ = plan(ScratchLedger(replica.ledger))
             return Draft(replica.incarnation, replica.position, tuple(entries))
 
     def append(self, draft: Draft, token: str, again: bool) -> Verdict:

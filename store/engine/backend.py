@@ -3,9 +3,9 @@
 How the ledger is read and added to is `Access` (access.py). Plans of several threads that meet share one append (group
 commit). The entries of a plan that are refused are made anew, on a newer ledger.
 
-When the engine does not answer, `Reach` says who is the engine now (it may be this process), and all sessions of this
+When the engine does not answer, `EngineFinder` says who is the engine now (it may be this process), and all sessions of this
 process are announced there, before anything else is asked. An append whose answer got lost is sent again under its
-token, so that it is kept once (`Book`). A plan stays with the engine that it began with: when that is lost it is run again.
+token, so that it is kept once (`EntryLog`). A plan stays with the engine that it began with: when that is lost it is run again.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from typing import TypeVar
 
 from spark_jms.store.contract import StoreStatistics
 from spark_jms.store.engine import wire
-from spark_jms.store.engine.access import Access, Draft, LocalAccess, RemoteAccess, Replica
-from spark_jms.store.engine.book import Verdict, size_of
+from spark_jms.store.engine.access import Access, Draft, LedgerReplica, LocalAccess, RemoteAccess
+from spark_jms.store.engine.entry_log import Verdict, size_of
 from spark_jms.store.engine.link import Address, LinkLostError
-from spark_jms.store.engine.port import Clock
-from spark_jms.store.engine.process import new_session_id, process_gone
+from spark_jms.store.engine.persistence import Clock
 from spark_jms.store.engine.server import REFUSALS, Server, monotonic_ms
+from spark_jms.store.engine.session_process import new_session_id, process_gone
 from spark_jms.store.errors import OutcomeUnknownError, StoreBusyError, StoreClosedError, StoreError
-from spark_jms.store.ledger.group import Drain, GroupCommit, Request, settle
+from spark_jms.store.ledger.group import Drain, GroupCommit, GroupRequest, finish
 from spark_jms.store.ledger.ledger import Entry, Ledger
 from spark_jms.store.ledger.session import Backend, Transaction
 
@@ -44,11 +44,11 @@ RECONNECT_FIRST_MS, RECONNECT_LAST_MS = 10.0, 500.0
 PATIENCE_LIMIT_S = 5.0
 
 
-class Reach(ABC):
+class EngineFinder(ABC):
     """Who is the engine now?"""
 
     @abstractmethod
-    def target(self, failed: Address | None = None) -> Server | Address | None:
+    def find(self, failed: Address | None = None) -> Server | Address | None:
         """The engine as of now: this process, having become it if nobody was, or another. `failed` did not answer just
         now, though it may seem to be there. None: nobody, for the moment (ask again). A StoreError says that asking
         again is of no use."""
@@ -62,19 +62,19 @@ class Reach(ABC):
         """In a forked child: drop descriptors, change nothing."""
 
 
-class ServedBackend(Backend):
+class EngineBackend(Backend):
     """One per store and process. `limit_ms` bounds every wait for an engine, then StoreBusyError."""
 
     def __init__(
         self,
-        reach: Reach,
+        finder: EngineFinder,
         *,
         session_timeout_ms: float,
         limit_ms: float,
         clock_ms: Clock = monotonic_ms,
         sleep_ms: Callable[[float], None] = lambda ms: time.sleep(ms / 1000.0),
     ) -> None:
-        self._reach = reach
+        self._finder = finder
         self._session_timeout_ms = session_timeout_ms
         self._limit_ms = limit_ms
         self._clock_ms = clock_ms
@@ -86,7 +86,7 @@ class ServedBackend(Backend):
         self._user_count = 1
         self._life = threading.RLock()  # of user count and the session set
         self._session_ids: set[str] = set()
-        self._replica = Replica()
+        self._replica = LedgerReplica()
         self._group = GroupCommit(self._lead)
         self._planner: int | None = None  # the thread in which a plan runs just now
         self._connecting = threading.RLock()
@@ -116,7 +116,7 @@ class ServedBackend(Backend):
             deadline_ms, pause_ms, why = self._clock_ms() + self._limit_ms, RECONNECT_FIRST_MS, "there is no engine"
             while True:
                 self._check()
-                target = self._reach.target(failed_at)
+                target = self._finder.find(failed_at)
                 failed_at = None
                 try:
                     if target is not None:
@@ -133,7 +133,7 @@ class ServedBackend(Backend):
     def _made(self, target: Server | Address) -> Access:
         made: Access
         if isinstance(target, Server):
-            made, self._replica = LocalAccess(target, self._client_id), Replica()
+            made, self._replica = LocalAccess(target, self._client_id), LedgerReplica()
         else:
             made = RemoteAccess(target, self._client_id, self._patience_s, self._replica)
         try:
@@ -173,13 +173,13 @@ class ServedBackend(Backend):
         try:
             self._run_all(requests)
         except BaseException as error:
-            settle(requests, error)
+            finish(requests, error)
             if not isinstance(error, StoreError):
                 raise
         else:
-            settle(requests, None)
+            finish(requests, None)
 
-    def _run_all(self, requests: list[Request]) -> None:
+    def _run_all(self, requests: list[GroupRequest]) -> None:
         """Together; if that is refused, each for itself, so that only he is told whose write it was."""
         try:
             self._run(requests)
@@ -191,9 +191,9 @@ class ServedBackend(Backend):
                     self._run([request])
                 except StoreError as error:
                     request.error = error
-                settle([request], None)
+                finish([request], None)
 
-    def _run(self, requests: list[Request]) -> None:
+    def _run(self, requests: list[GroupRequest]) -> None:
         def plan(ledger: Ledger) -> tuple[list[Entry], bool]:
             transaction = Transaction(ledger)
             self._planner = threading.get_ident()
@@ -330,7 +330,7 @@ class ServedBackend(Backend):
             if self._access is not None:
                 self._access.close()
                 self._access = None
-            self._reach.close()
+            self._finder.close()
 
     def _check(self) -> None:
         if self._pid != os.getpid():
@@ -340,13 +340,13 @@ class ServedBackend(Backend):
 
     def abandon(self) -> None:
         """In a forked child, without any lock."""
-        self._reach.abandon()
+        self._finder.abandon()
         if self._access is not None:
             with contextlib.suppress(OSError):
                 self._access.abandon()
 
 
-_backends: weakref.WeakSet[ServedBackend] = weakref.WeakSet()
+_backends: weakref.WeakSet[EngineBackend] = weakref.WeakSet()
 
 
 def _abandon_in_child() -> None:

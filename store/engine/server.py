@@ -23,12 +23,12 @@ from itertools import islice
 from typing import TypeVar
 
 from spark_jms.store.engine import wire
-from spark_jms.store.engine.book import Book, Proposal, Verdict
+from spark_jms.store.engine.entry_log import EntryLog, Proposal, Verdict
 from spark_jms.store.engine.link import hang_up, receive, send
 from spark_jms.store.engine.liveness import Liveness
-from spark_jms.store.engine.port import Clock, OwnershipLostError, Persistence
-from spark_jms.store.engine.process import process_gone
-from spark_jms.store.engine.scratch import Scratch
+from spark_jms.store.engine.persistence import Clock, OwnershipLostError, Persistence
+from spark_jms.store.engine.scratch_ledger import ScratchLedger
+from spark_jms.store.engine.session_process import process_gone
 from spark_jms.store.errors import ObjectTooLargeError, ResourceAllocationException, StoreError, StoreFullError
 from spark_jms.store.ledger.codec import DecodeError
 from spark_jms.store.ledger.ledger import Ended, Ledger
@@ -54,7 +54,7 @@ def monotonic_ms() -> float:
 @dataclass
 class _Pending:
     proposal: Proposal
-    after: Scratch | None = None
+    after: ScratchLedger | None = None
     verdict: Verdict | None = None
     error: StoreError | None = None
     done: bool = False
@@ -103,11 +103,11 @@ class Server:
         self._listener: socket.socket | None = None
         try:
             loaded = persistence.load()
-            self._book = Book(self.incarnation, loaded)
+            self._log = EntryLog(self.incarnation, loaded)
             self._liveness = Liveness(
                 session_timeout_ms, min(GRACE_LIMIT_MS, session_timeout_ms / 5), process_gone=process_gone
             )
-            self._liveness.expect(self._book.ledger.sessions, clock_ms())
+            self._liveness.expect(self._log.ledger.sessions, clock_ms())
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
             self._listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
         except BaseException:
@@ -147,7 +147,7 @@ class Server:
 
     def _paged(self, verdict: Verdict | None, incarnation: str, position: int) -> wire.Paged:
         with self._lock:
-            page = self._book.page(incarnation, position)
+            page = self._log.page(incarnation, position)
         return wire.paged(self.incarnation, verdict, page)
 
     def _append(self, question: wire.Append) -> wire.Answer:
@@ -168,9 +168,9 @@ class Server:
         with self._lock:
             if self._gone:
                 raise OwnershipLostError(self._gone)
-            return question(self._book.ledger, self._book.position)
+            return question(self._log.ledger, self._log.position)
 
-    def append(self, proposal: Proposal, after: Scratch | None = None) -> Verdict:
+    def append(self, proposal: Proposal, after: ScratchLedger | None = None) -> Verdict:
         """Blocks for as long as the place takes. `after`: this ledger with these entries on it; not to be used any more.
         OwnershipLostError: it may have been kept. Any other StoreError: it was not."""
         pending = _Pending(proposal, after)
@@ -243,11 +243,11 @@ class Server:
     def _try_round(self, pendings: list[_Pending]) -> StoreError | None:
         try:
             after, pendings[0].after = pendings[0].after, None
-            planned = self._book.plan_round([pending.proposal for pending in pendings], after)
+            planned = self._log.plan_round([pending.proposal for pending in pendings], after)
             if planned.batch is not None:
                 self._persistence.append(planned.batch)
                 with self._lock:
-                    self._book.keep(planned.batch)
+                    self._log.keep(planned.batch)
                     self._physical_write_count += 1
                     self._append_count += len(planned.batch.tokens)
                     for entry in planned.batch.entries:
@@ -400,5 +400,5 @@ class Server:
     def statistics(self) -> ServerStatistics:
         with self._lock:
             return ServerStatistics(
-                self._physical_write_count, self._append_count, self._liveness.client_count, self._book.position
+                self._physical_write_count, self._append_count, self._liveness.client_count, self._log.position
             )

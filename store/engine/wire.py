@@ -16,7 +16,7 @@ import zlib
 
 import msgspec
 
-from spark_jms.store.engine.book import Page, Verdict
+from spark_jms.store.engine.entry_log import Page, Verdict
 from spark_jms.store.errors import StoreError
 from spark_jms.store.ledger.codec import decode, encode
 from spark_jms.store.ledger.ledger import Entry

@@ -27,7 +27,7 @@ from spark_jms.store.file.disk import Disk
 from spark_jms.store.file.journal import Journal, write_error
 from spark_jms.store.file.lock import JournalLock
 from spark_jms.store.file.session_locks import SessionLocks
-from spark_jms.store.ledger.group import Drain, GroupCommit, Request, settle
+from spark_jms.store.ledger.group import Drain, GroupCommit, GroupRequest, finish
 from spark_jms.store.ledger.ledger import Ended, Ledger
 from spark_jms.store.ledger.session import Backend, Transaction
 
@@ -119,14 +119,14 @@ class FileBackend(Backend):
                     self._check()
                     dirty = self._lock.acquire()
                 except (OSError, StoreError) as error:
-                    settle(drain(), _named(error))
+                    finish(drain(), _named(error))
                     return
                 with self._mirror:
                     clean = self._serve(drain(), dirty)
             finally:
                 self._lock.release(clean)
 
-    def _serve(self, requests: list[Request], dirty: bool) -> bool:
+    def _serve(self, requests: list[GroupRequest], dirty: bool) -> bool:
         """One round as the leader. True when the journal is known to end with a good frame."""
         caught_up = False
         try:
@@ -137,13 +137,13 @@ class FileBackend(Backend):
                 request.run(transaction)
             self._journal.append(transaction.entries)
         except BaseException as error:
-            settle(requests, _named(error))  # whatever it is: nobody may wait for ever
+            finish(requests, _named(error))  # whatever it is: nobody may wait for ever
             if isinstance(error, StoreError):
                 return caught_up and self._journal.sound
             if isinstance(error, OSError):
                 return False
             raise
-        settle(requests, None)
+        finish(requests, None)
         return self._tidy(transaction)
 
     def _tidy(self, transaction: Transaction) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import sqlalchemy as sa
 
 from spark_jms.store.administration import Administration
-from spark_jms.store.engine.process import process_gone
+from spark_jms.store.engine.session_process import process_gone
 from spark_jms.store.errors import StoreBusyError, StoreError, StoreInUseError, StoreVersionError
 from spark_jms.store.jdbc.database import ConnectionLostError, Database, DatabaseConnection
 from spark_jms.store.jdbc.engine import listens, read_published

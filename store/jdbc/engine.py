@@ -39,11 +39,11 @@ from enum import Enum
 
 import sqlalchemy as sa
 
-from spark_jms.store.engine.backend import Reach
+from spark_jms.store.engine.backend import EngineFinder
 from spark_jms.store.engine.link import Address
-from spark_jms.store.engine.port import Clock, OwnershipLostError
-from spark_jms.store.engine.process import process_gone, start_of, this_host
+from spark_jms.store.engine.persistence import Clock, OwnershipLostError
 from spark_jms.store.engine.server import Server, monotonic_ms
+from spark_jms.store.engine.session_process import process_gone, start_of, this_host
 from spark_jms.store.errors import (
     DatabaseUnreachableError,
     ForeignOwnerError,
@@ -127,7 +127,7 @@ class Clocks:
     sleep_ms: Callable[[float], None] = lambda ms: time.sleep(ms / 1000.0)
 
 
-class JdbcReach(Reach):
+class JdbcFinder(EngineFinder):
     """One per opened store and process: what it knows of the engine, and the engine itself when it is here."""
 
     def __init__(
@@ -170,7 +170,7 @@ class JdbcReach(Reach):
             return engine.state
         return State.NOBODY
 
-    def target(self, failed: Address | None = None) -> Server | Address | None:
+    def find(self, failed: Address | None = None) -> Server | Address | None:
         with self._lock:
             if self._closed:
                 return None
@@ -404,4 +404,4 @@ def _listen_host(settings: JdbcSettings) -> str:
     return settings.engine_host if settings.engine_host in ("127.0.0.1", "localhost", "::1") else "0.0.0.0"
 
 
-__all__ = ["Clocks", "Engine", "JdbcReach", "Published", "State", "listens", "read_published"]
+__all__ = ["Clocks", "Engine", "JdbcFinder", "Published", "State", "listens", "read_published"]

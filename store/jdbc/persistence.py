@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 
 import sqlalchemy as sa
 
-from spark_jms.store.engine.port import Batch, Loaded, OwnershipLostError, Persistence
+from spark_jms.store.engine.persistence import LedgerBatch, Loaded, OwnershipLostError, Persistence
 from spark_jms.store.errors import StoreCorruptError, StoreError, StoreWriteError
 from spark_jms.store.jdbc.database import ConnectionLostError, Database, DatabaseConnection
 from spark_jms.store.jdbc.outcomes import (
@@ -160,7 +160,7 @@ class JdbcPersistence(Persistence):
 
     # ---- append
 
-    def append(self, batch: Batch) -> None:
+    def append(self, batch: LedgerBatch) -> None:
         tries, in_doubt = 0, False
         while True:
             try:
@@ -175,7 +175,7 @@ class JdbcPersistence(Persistence):
                 if tries > 3:
                     raise OwnershipLostError(f"the connection was lost {tries} times in one write: {error}") from error
 
-    def _append(self, batch: Batch) -> None:
+    def _append(self, batch: LedgerBatch) -> None:
         data = self._data or self._connect()
         mark = self._next_id, self._last_id
         try:
@@ -241,7 +241,7 @@ class JdbcPersistence(Persistence):
             found.setdefault(self._table_of(row), []).append(row)
         return found
 
-    def _write_outcome(self, data: DatabaseConnection, batch: Batch) -> None:
+    def _write_outcome(self, data: DatabaseConnection, batch: LedgerBatch) -> None:
         table = self._tables.transactions
         for xid in touched(batch).prepared:
             data.run(sa.delete(table).where(table.c.xid == prepared_xid(xid)))
@@ -255,7 +255,7 @@ class JdbcPersistence(Persistence):
                 old = sa.delete(table).where(table.c.state == COMMITTED, table.c.position <= oldest[0][0])
                 data.run(old.where(table.c.xid.not_in(self._damaged_xids)))
 
-    def _was_kept(self, batch: Batch) -> bool:
+    def _was_kept(self, batch: LedgerBatch) -> bool:
         """After the lock was regained: nothing of the lost connection is under way any more. The map is read anew. Damage
         that was not there before may be of the very commit that is in doubt: then this engine must not go on."""
         table, xid = self._tables.transactions, committed_xid(batch.tokens, batch.base)

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spark_jms.store.contract import Operation
-from spark_jms.store.engine.port import Batch
+from spark_jms.store.engine.persistence import LedgerBatch
 from spark_jms.store.errors import StoreCorruptError
 from spark_jms.store.ledger.ledger import (
     Cancelled,
@@ -115,7 +115,7 @@ class Touched:
     prepared: dict[str, None] = field(default_factory=dict)
 
 
-def touched(batch: Batch) -> Touched:
+def touched(batch: LedgerBatch) -> Touched:
     found = Touched()
     promised: dict[str, tuple[Change, ...]] = dict(batch.before.prepared)
     for entry in batch.entries:
@@ -167,7 +167,7 @@ class RowMap:
     def load(self, rows: Iterable[tuple[Key, Row]]) -> None:
         self._rows = dict(rows)
 
-    def changes(self, batch: Batch, new_id: Callable[[], int]) -> RowChanges:
+    def changes(self, batch: LedgerBatch, new_id: Callable[[], int]) -> RowChanges:
         """Changes nothing here: `made` does, once they are committed."""
         return _Differences(self._rows, batch, new_id).changes()
 
@@ -183,7 +183,7 @@ class RowMap:
 
 
 class _Differences:
-    def __init__(self, rows: Mapping[Key, Row], batch: Batch, new_id: Callable[[], int]) -> None:
+    def __init__(self, rows: Mapping[Key, Row], batch: LedgerBatch, new_id: Callable[[], int]) -> None:
         self._rows = rows
         self._batch = batch
         self._new_id = new_id

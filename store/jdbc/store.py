@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from spark_jms.store.engine.backend import ServedBackend
-from spark_jms.store.jdbc.engine import Clocks, JdbcReach
+from spark_jms.store.engine.backend import EngineBackend
+from spark_jms.store.jdbc.engine import Clocks, JdbcFinder
 from spark_jms.store.jdbc.settings import parse_jdbc
 from spark_jms.store.ledger.session import LedgerStore
 from spark_jms.store.sharing import SharedBackends
 
-_shared: SharedBackends[ServedBackend] = SharedBackends()
+_shared: SharedBackends[EngineBackend] = SharedBackends()
 
 
 def open_backend(
     uri: str, *, session_timeout_ms: int = 10_000, create: bool = True, clocks: Clocks | None = None
-) -> ServedBackend:
+) -> EngineBackend:
     settings = parse_jdbc(uri)
     clocks = clocks or Clocks()
-    reach = JdbcReach(settings, session_timeout_ms=session_timeout_ms, create=create, clocks=clocks)
-    return ServedBackend(
-        reach, session_timeout_ms=session_timeout_ms, limit_ms=settings.retry_limit_s * 1000.0, clock_ms=clocks.now_ms,
+    finder = JdbcFinder(settings, session_timeout_ms=session_timeout_ms, create=create, clocks=clocks)
+    return EngineBackend(
+        finder, session_timeout_ms=session_timeout_ms, limit_ms=settings.retry_limit_s * 1000.0, clock_ms=clocks.now_ms,
         sleep_ms=clocks.sleep_ms,
     )  # fmt: skip
 
@@ -31,7 +31,7 @@ class JdbcStore(LedgerStore):
 
     @classmethod
     def shared(cls, uri: str, *, session_timeout_ms: int = 10_000, create: bool = True) -> LedgerStore:
-        def make() -> ServedBackend:
+        def make() -> EngineBackend:
             return open_backend(uri, session_timeout_ms=session_timeout_ms, create=create)
 
         return LedgerStore(_shared.take((uri, session_timeout_ms), make))

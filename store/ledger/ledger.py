@@ -41,7 +41,7 @@ from spark_jms.store.errors import (
 )
 
 
-class State(Enum):
+class RecordState(Enum):
     ABSENT = "absent"
     FREE = "free"
     HELD = "held"
@@ -56,14 +56,14 @@ class Event(Enum):
     WRITTEN = "written"
 
 
-TRANSITIONS: Mapping[tuple[State, Event], State] = {
-    (State.ABSENT, Event.OPENED): State.HELD,
-    (State.FREE, Event.OPENED): State.HELD,
-    (State.HELD, Event.WAITED): State.HELD,
-    (State.HELD, Event.CANCELLED): State.HELD,
-    (State.HELD, Event.HANDED_OVER): State.HELD,
-    (State.HELD, Event.FREED): State.FREE,
-    (State.HELD, Event.WRITTEN): State.HELD,
+TRANSITIONS: Mapping[tuple[RecordState, Event], RecordState] = {
+    (RecordState.ABSENT, Event.OPENED): RecordState.HELD,
+    (RecordState.FREE, Event.OPENED): RecordState.HELD,
+    (RecordState.HELD, Event.WAITED): RecordState.HELD,
+    (RecordState.HELD, Event.CANCELLED): RecordState.HELD,
+    (RecordState.HELD, Event.HANDED_OVER): RecordState.HELD,
+    (RecordState.HELD, Event.FREED): RecordState.FREE,
+    (RecordState.HELD, Event.WRITTEN): RecordState.HELD,
 }
 
 
@@ -176,10 +176,10 @@ class Record:
     objects: dict[str, bytes] = field(default_factory=dict)
 
     @property
-    def state(self) -> State:
+    def state(self) -> RecordState:
         if self.epoch == 0:
-            return State.ABSENT
-        return State.FREE if self.holder is None else State.HELD
+            return RecordState.ABSENT
+        return RecordState.FREE if self.holder is None else RecordState.HELD
 
 
 @dataclass(frozen=True)
@@ -325,7 +325,7 @@ class Ledger:
         self.object_count += sign
         self.object_bytes += sign * (len(key) + len(value))
 
-    def _step(self, record: Record, event: Event, entry: Entry) -> State:
+    def _step(self, record: Record, event: Event, entry: Entry) -> RecordState:
         after = TRANSITIONS.get((record.state, event))
         if after is None:
             raise LedgerError(

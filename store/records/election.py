@@ -8,8 +8,8 @@ import os
 import threading
 from pathlib import Path
 
-from spark_jms.store.engine import Address, Reach, Server
-from spark_jms.store.engine.port import Clock
+from spark_jms.store.engine import Address, EngineFinder, Server
+from spark_jms.store.engine.persistence import Clock
 from spark_jms.store.engine.server import monotonic_ms
 from spark_jms.store.errors import (
     DaemonUnavailableError,
@@ -37,7 +37,7 @@ DAEMON = "daemon"  # as engine_host
 NOT_NOW = (DaemonUnavailableError, NoLocalDaemonError, RegionOpenError, RegionUnavailableError, FencedError)
 
 
-class EngineElection(Reach):
+class EngineElection(EngineFinder):
     """Who owns the store now: this process if it gets the regions, else whoever published itself."""
 
     def __init__(
@@ -80,7 +80,7 @@ class EngineElection(Reach):
         entries = DirectoryFiles(self.directory).entries()
         return any(name.startswith(f"{self.settings.store}.") for name in entries)
 
-    def target(self, failed: Address | None = None) -> Server | Address | None:
+    def find(self, failed: Address | None = None) -> Server | Address | None:
         with self._lock:
             if self._closed:
                 return None

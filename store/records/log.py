@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from spark_jms.store.engine import Batch, Loaded
+from spark_jms.store.engine import LedgerBatch, Loaded
 from spark_jms.store.errors import (
     DaemonUnavailableError,
     FencedError,
@@ -143,7 +143,7 @@ class RecordLog:
                 group.handles.append(handle)
         return groups
 
-    async def append(self, batch: Batch) -> None:
+    async def append(self, batch: LedgerBatch) -> None:
         data = encode(batch.entries)
         tokens = [(token, batch.position) for token in batch.tokens]
         self._handles += await self._write("L", batch.base, len(batch.entries), tokens, data)
@@ -161,7 +161,7 @@ class RecordLog:
                 )
                 self._bytes, self._batches = 0, 0
 
-    async def _snapshot(self, batch: Batch) -> None:
+    async def _snapshot(self, batch: LedgerBatch) -> None:
         data = encode(batch.after.snapshot())
         fresh = await self._write("S", batch.position, self._known_since, list(self._outcomes), data)
         old, self._handles = self._handles, fresh

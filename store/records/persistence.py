@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
 from spark_jms.store.contract import Put
-from spark_jms.store.engine import Batch, Loaded, OwnershipLostError, Persistence
+from spark_jms.store.engine import LedgerBatch, Loaded, OwnershipLostError, Persistence
 from spark_jms.store.errors import StoreError
 from spark_jms.store.ledger.ledger import Entry, Prepared, Written
 from spark_jms.store.records.log import LOST, RecordLog
@@ -36,7 +36,7 @@ class ReplicatedPersistence(Persistence):
     def load(self) -> Loaded:
         return self._call(self._log.load())
 
-    def append(self, batch: Batch) -> None:
+    def append(self, batch: LedgerBatch) -> None:
         """R13: what writes new values is refused while daemon and store are overloaded; all else, as deletions, passes."""
         if any(_writes(entry) for entry in batch.entries):
             self.instance.check_overload()

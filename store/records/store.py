@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from spark_jms.store.engine import ServedBackend
+from spark_jms.store.engine import EngineBackend
 from spark_jms.store.ledger.session import LedgerStore
 from spark_jms.store.records.election import EngineElection
 from spark_jms.store.records.settings import parse_replicated
 from spark_jms.store.sharing import SharedBackends
 
 LIMIT_MS = 60_000.0
-_shared: SharedBackends[ServedBackend] = SharedBackends()
+_shared: SharedBackends[EngineBackend] = SharedBackends()
 
 
-def open_backend(uri: str, *, session_timeout_ms: int, create: bool) -> ServedBackend:
+def open_backend(uri: str, *, session_timeout_ms: int, create: bool) -> EngineBackend:
     election = EngineElection(parse_replicated(uri), session_timeout_ms=session_timeout_ms, create=create)
-    return ServedBackend(election, session_timeout_ms=session_timeout_ms, limit_ms=LIMIT_MS)
+    return EngineBackend(election, session_timeout_ms=session_timeout_ms, limit_ms=LIMIT_MS)
 
 
 class ReplicatedStore(LedgerStore):
@@ -25,7 +25,7 @@ class ReplicatedStore(LedgerStore):
 
     @classmethod
     def shared(cls, uri: str, *, session_timeout_ms: int = 10_000, create: bool = True) -> LedgerStore:
-        def make() -> ServedBackend:
+        def make() -> EngineBackend:
             return open_backend(uri, session_timeout_ms=session_timeout_ms, create=create)
 
         return LedgerStore(_shared.take((uri, session_timeout_ms), make))

@@ -16,11 +16,11 @@ from spark_jms.store import (
     Store,
     StoreError,
 )
-from spark_jms.store.engine import MemoryReach, Reach, ServedBackend, Server
-from spark_jms.store.engine.in_memory import Place
+from spark_jms.store.engine import EngineBackend, EngineFinder, MemoryFinder, Server
+from spark_jms.store.engine.testing import SharedMemory
 from spark_jms.store.file import FileStore
 from spark_jms.store.file.disk import Disk
-from spark_jms.store.jdbc.engine import Clocks, JdbcReach
+from spark_jms.store.jdbc.engine import Clocks, JdbcFinder
 from spark_jms.store.jdbc.settings import parse_jdbc
 from spark_jms.store.ledger.session import LedgerStore
 from spark_jms.store.records.election import EngineElection
@@ -132,12 +132,12 @@ class FileKit(Kit):
 
 
 class ServedKit(Kit):
-    """Two clients of one engine, which lives with the first; `reach` makes what leads to it."""
+    """Two clients of one engine, which lives with the first; `find` makes the finder of each."""
 
-    def __init__(self, reach: Callable[[Clock], Reach]) -> None:
+    def __init__(self, find: Callable[[Clock], EngineFinder]) -> None:
         super().__init__()
         self.backends = [
-            ServedBackend(reach(self.clock), session_timeout_ms=TIMEOUT_MS, limit_ms=60_000, clock_ms=self.clock.now_ms)
+            EngineBackend(find(self.clock), session_timeout_ms=TIMEOUT_MS, limit_ms=60_000, clock_ms=self.clock.now_ms)
             for _ in range(2)
         ]
         self.store, self.other = (LedgerStore(backend) for backend in self.backends)
@@ -177,18 +177,18 @@ class ServedKit(Kit):
         self.store.close()
 
 
-def memory_reaches(remote: bool) -> Callable[[Clock], Reach]:
-    place = Place()
-    return lambda clock: MemoryReach(
+def memory_finders(remote: bool) -> Callable[[Clock], EngineFinder]:
+    place = SharedMemory()
+    return lambda clock: MemoryFinder(
         place, session_timeout_ms=TIMEOUT_MS, clock_ms=clock.now_ms, remote=remote and place.published is not None
     )
 
 
-def jdbc_reaches(uri: str) -> Callable[[Clock], Reach]:
-    return lambda clock: JdbcReach(parse_jdbc(uri), session_timeout_ms=TIMEOUT_MS, clocks=Clocks(now_ms=clock.now_ms))
+def jdbc_finders(uri: str) -> Callable[[Clock], EngineFinder]:
+    return lambda clock: JdbcFinder(parse_jdbc(uri), session_timeout_ms=TIMEOUT_MS, clocks=Clocks(now_ms=clock.now_ms))
 
 
-def replicated_reaches(uri: str) -> Callable[[Clock], Reach]:
+def replicated_finders(uri: str) -> Callable[[Clock], EngineFinder]:
     return lambda clock: EngineElection(parse_replicated(uri), session_timeout_ms=TIMEOUT_MS, clock_ms=clock.now_ms)
 
 
@@ -197,11 +197,11 @@ KITS: dict[str, Callable[[Path, pytest.FixtureRequest], Kit]] = {
     "memory": lambda path, request: MemoryKit(),
     "file": lambda path, request: FileKit(str(path), shared=True),
     "file-twice": lambda path, request: FileKit(str(path), shared=False),
-    "served": lambda path, request: ServedKit(memory_reaches(remote=False)),
-    "served-remote": lambda path, request: ServedKit(memory_reaches(remote=True)),
-    "sqlite": lambda path, request: ServedKit(jdbc_reaches(f"jdbc:sqlite:///{path}.db")),
-    "postgresql": lambda path, request: ServedKit(jdbc_reaches(request.getfixturevalue("postgresql").uri())),
-    "replicated": lambda path, request: ServedKit(replicated_reaches(request.getfixturevalue("replicated").uri())),
+    "served": lambda path, request: ServedKit(memory_finders(remote=False)),
+    "served-remote": lambda path, request: ServedKit(memory_finders(remote=True)),
+    "sqlite": lambda path, request: ServedKit(jdbc_finders(f"jdbc:sqlite:///{path}.db")),
+    "postgresql": lambda path, request: ServedKit(jdbc_finders(request.getfixturevalue("postgresql").uri())),
+    "replicated": lambda path, request: ServedKit(replicated_finders(request.getfixturevalue("replicated").uri())),
 }
 
 

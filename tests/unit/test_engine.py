@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_jms.store import OutcomeUnknownError, Put, SessionLostError, StoreBusyError, StoreError, StoreFullError
-from spark_jms.store.engine import Batch, Loaded, MemoryReach, OwnershipLostError, ServedBackend, wire
-from spark_jms.store.engine.book import Book, Page, Proposal, Verdict
-from spark_jms.store.engine.in_memory import Place
+from spark_jms.store.engine import EngineBackend, LedgerBatch, Loaded, MemoryFinder, OwnershipLostError, wire
+from spark_jms.store.engine.entry_log import EntryLog, Page, Proposal, Verdict
 from spark_jms.store.engine.link import LinkLostError, TcpLink
 from spark_jms.store.engine.liveness import Liveness
-from spark_jms.store.engine.process import new_session_id, process_gone, this_host
-from spark_jms.store.engine.scratch import Scratch
+from spark_jms.store.engine.scratch_ledger import ScratchLedger
+from spark_jms.store.engine.session_process import new_session_id, process_gone, this_host
+from spark_jms.store.engine.testing import SharedMemory
 from spark_jms.store.errors import ResourceAllocationException
 from spark_jms.store.ledger.ledger import (
     Change,
@@ -44,11 +44,11 @@ def written(name: str, epoch: int, key: str, value: bytes) -> Written:
 START: tuple[Entry, ...] = (Connected("a", ""), Connected("b", ""), Opened("r", 1, "a"), Opened("q", 1, "b"))
 
 
-def book(**limits: int) -> Book:
-    return Book("i1", Loaded(len(START), START), **limits)
+def book(**limits: int) -> EntryLog:
+    return EntryLog("i1", Loaded(len(START), START), **limits)
 
 
-def take(target: Book, *proposals: Proposal) -> tuple[Verdict, ...]:
+def take(target: EntryLog, *proposals: Proposal) -> tuple[Verdict, ...]:
     planned = target.plan_round(proposals)
     if planned.batch is not None:
         target.keep(planned.batch)
@@ -105,7 +105,7 @@ def test_what_a_plan_made_on_the_ledger_itself_is_not_checked_twice(rounds: list
     fast, slow = book(), book()
     for number, (others, key, late) in enumerate(rounds):
         entries = (written("r", 1, f"k{key}", b"%d" % number), Waited("r", "b"))
-        after = Scratch(fast.ledger)
+        after = ScratchLedger(fast.ledger)
         made = [entry for entry in entries if _fits(after, entry)]
         mine = Proposal(f"m{number}", fast.position, tuple(made))
         if late:
@@ -175,7 +175,7 @@ def test_a_scratch_leaves_its_base_alone() -> None:
     for entry in START:
         base.apply(entry)
     before = list(base.snapshot())
-    scratch = Scratch(base)
+    scratch = ScratchLedger(base)
     for entry in (Waited("r", "b"), Ended(("a",)), written("r", 2, "k", b"v"), Opened("new", 1, "b")):
         scratch.apply(entry)
     assert sorted(scratch.records) == ["new", "q", "r"]
@@ -285,10 +285,10 @@ def test_errors_keep_their_names_over_the_wire() -> None:
 # ---- engines that come and go
 
 
-class Nobody(MemoryReach):
+class Nobody(MemoryFinder):
     """There is no engine, and nobody can become it."""
 
-    def target(self, failed: object = None) -> None:
+    def find(self, failed: object = None) -> None:
         return None
 
 
@@ -296,10 +296,10 @@ class Pair:
     """Two clients; the engine is wherever `place` says."""
 
     def __init__(self) -> None:
-        self.place = Place()
+        self.place = SharedMemory()
         self.backends = [
-            ServedBackend(
-                MemoryReach(self.place, session_timeout_ms=5_000, remote=remote),
+            EngineBackend(
+                MemoryFinder(self.place, session_timeout_ms=5_000, remote=remote),
                 session_timeout_ms=5_000,
                 limit_ms=10_000,
             )
@@ -307,7 +307,7 @@ class Pair:
         ]
         self.stores = [LedgerStore(backend) for backend in self.backends]
 
-    def clock(self, backend: ServedBackend) -> list[float]:
+    def clock(self, backend: EngineBackend) -> list[float]:
         """Its clock from now on, in milliseconds: it moves while the backend sleeps."""
         now_ms = [0.0]
 
@@ -317,8 +317,8 @@ class Pair:
         backend._clock_ms, backend._sleep_ms = (lambda: now_ms[0]), sleep
         return now_ms
 
-    def reach(self, backend: ServedBackend, kind: type[MemoryReach] = MemoryReach) -> None:
-        backend._reach = kind(self.place, session_timeout_ms=5_000)
+    def reach(self, backend: EngineBackend, kind: type[MemoryFinder] = MemoryFinder) -> None:
+        backend._finder = kind(self.place, session_timeout_ms=5_000)
 
     def close(self) -> None:
         for store in self.stores:
@@ -346,9 +346,9 @@ def test_a_write_whose_answer_got_lost_is_kept_once() -> None:
     """S2: kept, then ownership lost before the answer; the new engine knows the token."""
     pair = Pair()
     handle = pair.stores[1].connect().open("r")
-    lost: list[Batch] = []
+    lost: list[LedgerBatch] = []
 
-    def crash(batch: Batch) -> StoreError | None:
+    def crash(batch: LedgerBatch) -> StoreError | None:
         if any(isinstance(entry, Written) for entry in batch.entries) and not lost:
             lost.append(batch)
             return OwnershipLostError("the test says so")
@@ -376,9 +376,9 @@ def test_an_outcome_nobody_remembers_is_told_as_unknown() -> None:
     """S2: never a wrong answer."""
     pair = Pair()
     handle = pair.stores[1].connect().open("r")
-    lost: list[Batch] = []
+    lost: list[LedgerBatch] = []
 
-    def crash(batch: Batch) -> StoreError | None:
+    def crash(batch: LedgerBatch) -> StoreError | None:
         if lost:
             return None
         lost.append(batch)
@@ -387,7 +387,7 @@ def test_an_outcome_nobody_remembers_is_told_as_unknown() -> None:
 
     pair.place.crash = crash
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("spark_jms.store.engine.in_memory.Loaded", lambda p, e, o: Loaded(p, e, o, known_since=p))
+        patch.setattr("spark_jms.store.engine.testing.Loaded", lambda p, e, o: Loaded(p, e, o, known_since=p))
         with pytest.raises(OutcomeUnknownError):
             handle.commit([Put("n", b"1")])
     pair.close()
@@ -415,7 +415,7 @@ def test_appends_that_come_during_a_write_share_the_next() -> None:
     handles = [sessions[number % 2].open(f"r{number}") for number in range(6)]
     slow, entered = threading.Event(), threading.Event()
 
-    def wait(batch: Batch) -> StoreError | None:
+    def wait(batch: LedgerBatch) -> StoreError | None:
         entered.set()
         slow.wait(20)
         return None
@@ -447,7 +447,7 @@ def test_only_the_write_that_is_refused_is_told_so() -> None:
     handles = [store.connect().open(f"r{n}") for n in range(4) for store in [pair.stores[n % 2]]]
     entered, go_on = threading.Event(), threading.Event()
 
-    def fail(batch: Batch) -> StoreError | None:
+    def fail(batch: LedgerBatch) -> StoreError | None:
         entered.set()
         go_on.wait(20)
         large = any(b"large" in repr(entry).encode() for entry in batch.entries)
@@ -487,7 +487,7 @@ def test_an_interrupted_writer_leaves_nobody_waiting() -> None:
     handles = [store.connect().open(f"r{number}") for number, store in enumerate(pair.stores)]
     entered, go_on, interrupt = threading.Event(), threading.Event(), [KeyboardInterrupt()]
 
-    def crash(batch: Batch) -> StoreError | None:
+    def crash(batch: LedgerBatch) -> StoreError | None:
         entered.set()
         go_on.wait(20)
         if interrupt:
@@ -581,12 +581,12 @@ def test_no_engine_is_a_bounded_wait() -> None:
 
 def test_an_append_that_ends_every_engine_is_given_up() -> None:
     """S6: a write at which one engine after the other fails is refused by name within the limit, not tried for ever."""
-    place = Place()
-    backend = ServedBackend(MemoryReach(place, session_timeout_ms=10_000), session_timeout_ms=10_000, limit_ms=300)
+    place = SharedMemory()
+    backend = EngineBackend(MemoryFinder(place, session_timeout_ms=10_000), session_timeout_ms=10_000, limit_ms=300)
     store = LedgerStore(backend)
     handle = store.connect().open("r")
 
-    def fail(batch: Batch) -> StoreError | None:
+    def fail(batch: LedgerBatch) -> StoreError | None:
         raise TypeError("a fault of ours")
 
     place.fail = fail

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from spark_jms.store import Put
-from spark_jms.store.engine import Address, Reach, ServedBackend, Server, wire
+from spark_jms.store.engine import Address, EngineBackend, EngineFinder, Server, wire
 from spark_jms.store.engine import server as servers
-from spark_jms.store.engine.in_memory import MemoryPersistence, Place
 from spark_jms.store.engine.link import LinkLostError, TcpLink, receive, send
+from spark_jms.store.engine.testing import MemoryPersistence, SharedMemory
 from spark_jms.store.errors import SecurityConfigError, StoreUriError
 from spark_jms.store.ledger.session import LedgerStore
 from spark_jms.store.net.tls import client_context, first_certificate, server_context
@@ -31,17 +31,17 @@ HOSTS = ("127.0.0.2", "::1")
 @contextlib.contextmanager
 def engine(host: str = "127.0.0.2", chain: tuple[Path, Path] | None = None) -> Iterator[tuple[Server, Address]]:
     tls = server_context(*chain) if chain else None
-    server = Server(MemoryPersistence(Place()), session_timeout_ms=5_000, host=host, tls=tls)
+    server = Server(MemoryPersistence(SharedMemory()), session_timeout_ms=5_000, host=host, tls=tls)
     shown = first_certificate(chain[0]) if chain else ""
     yield server, Address(host, server.address[1], server.secret, server.incarnation, shown)
     server.close()
 
 
-class There(Reach):
+class There(EngineFinder):
     def __init__(self, address: Address) -> None:
         self._address = address
 
-    def target(self, failed: Address | None = None) -> Address:
+    def find(self, failed: Address | None = None) -> Address:
         return self._address
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ def test_clients_elsewhere(tmp_path: Path, host: str, encrypted: bool) -> None:
     """R15, R17: at another address, with and without TLS; values larger than what one record of TLS takes."""
     with engine(host, certificate(tmp_path) if encrypted else None) as (server, address):
         stores = [
-            LedgerStore(ServedBackend(There(address), session_timeout_ms=5_000, limit_ms=10_000)) for _ in range(3)
+            LedgerStore(EngineBackend(There(address), session_timeout_ms=5_000, limit_ms=10_000)) for _ in range(3)
         ]
         handles = [store.connect().open(f"r{number}") for number, store in enumerate(stores)]
         threads = [threading.Thread(target=h.commit, args=([Put("k", b"v" * 3_000_000)],)) for h in handles]
@@ -207,23 +207,23 @@ def test_where_an_engine_may_serve(tmp_path: Path) -> None:
     """R17: loopback by default; another address is said, one that others can reach, and has a certificate. `daemon` is the
     address of this machine's daemon."""
 
-    def reach(options: str) -> EngineElection:
+    def finder(options: str) -> EngineElection:
         return EngineElection(parse_replicated(f"replicated://{tmp_path}?{options}"), session_timeout_ms=5_000)
 
     cert, key = certificate(tmp_path)
     encrypted = f"engine_certificate={cert}&engine_key={key}"
     (tmp_path / "rs_daemons.cfg").write_text("127.0.0.1 4545 1 64M\nlocalhost 4546 2 64M")
-    assert reach("")._host == reach("engine_host=daemon")._host == "127.0.0.1"
-    assert reach("engine_host=daemon&localindex=1")._host == "localhost"
+    assert finder("")._host == finder("engine_host=daemon")._host == "127.0.0.1"
+    assert finder("engine_host=daemon&localindex=1")._host == "localhost"
     for outside in ("192.0.2.1", "2001:db8::1", "mq.example"):
         with pytest.raises(SecurityConfigError, match="engine_certificate"):
-            reach(f"engine_host={outside}")
-        assert reach(f"engine_host={outside}&{encrypted}")._host == outside
+            finder(f"engine_host={outside}")
+        assert finder(f"engine_host={outside}&{encrypted}")._host == outside
     for everywhere in ("0.0.0.0", "::", ""):
         with pytest.raises(StoreUriError, match="engine_host"):
-            reach(f"engine_host={everywhere}&{encrypted}")
+            finder(f"engine_host={everywhere}&{encrypted}")
     with pytest.raises(StoreUriError, match="engine_port is a number"):
-        reach("engine_port=65536")
+        finder("engine_port=65536")
     key.chmod(0o644)
     with pytest.raises(SecurityConfigError, match="mode 0644"):
-        reach(encrypted)
+        finder(encrypted)

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import pytest
 
 from spark_jms.store import OutcomeUnknownError, Put, StoreFullError
-from spark_jms.store.engine import Batch, OwnershipLostError
-from spark_jms.store.engine.book import Proposal, Verdict
+from spark_jms.store.engine import LedgerBatch, OwnershipLostError
+from spark_jms.store.engine.entry_log import Proposal, Verdict
 from spark_jms.store.errors import FencedError, StoreClosedError, StoreError
 from spark_jms.store.ledger.ledger import Change, Prepared, Written
 from spark_jms.store.regions.admin.client import Loop
@@ -43,7 +43,7 @@ def test_a_client_that_reconnects_while_its_append_waits() -> None:
     handle = session.open("r")
     entered, go_on, real = threading.Event(), threading.Event(), engine._persistence.append
 
-    def slow(batch: Batch) -> None:
+    def slow(batch: LedgerBatch) -> None:
         entered.set()
         go_on.wait(20)
         real(batch)
@@ -95,7 +95,7 @@ def test_the_answer_to_an_interrupted_write_is_not_taken_for_the_next_ones() -> 
     first, second = session.open("r1"), session.open("r2")
     entered, go_on = threading.Event(), threading.Event()
 
-    def fail(batch: Batch) -> StoreError | None:
+    def fail(batch: LedgerBatch) -> StoreError | None:
         entered.set()
         go_on.wait(10)
         return StoreFullError("full") if "second" in repr(batch.entries) else None
@@ -140,7 +140,7 @@ def test_a_write_that_may_be_kept_is_not_told_as_busy() -> None:
     backend = pair.backends[1]
     pair.clock(backend)
 
-    def crash(batch: Batch) -> StoreError | None:
+    def crash(batch: LedgerBatch) -> StoreError | None:
         pair.reach(backend, Nobody)
         return OwnershipLostError("the test says so")
 

@@ -15,7 +15,7 @@ import pytest
 
 from spark_jms.store.errors import OutcomeUnknownError, StoreError
 from spark_jms.store.ledger import group
-from spark_jms.store.ledger.group import Drain, GroupCommit, settle
+from spark_jms.store.ledger.group import Drain, GroupCommit, finish
 from spark_jms.store.ledger.session import Transaction
 from spark_jms.testing.waiting import wait_until
 
@@ -39,10 +39,10 @@ class Place:
             self.pause()
             assert self.leader == threading.get_ident(), "two lead at once"
         except BaseException as error:
-            settle(requests, error)
+            finish(requests, error)
             raise
         self.rounds.append(len(requests))
-        settle(requests, None)
+        finish(requests, None)
 
 
 def test_what_queues_up_meanwhile_shares_a_write() -> None:
@@ -81,7 +81,7 @@ def test_a_refused_round_is_told_to_all_of_it() -> None:
     failing = [StoreError("no")]
 
     def lead(drain: Drain) -> None:
-        settle(drain(), failing.pop() if failing else None)
+        finish(drain(), failing.pop() if failing else None)
 
     commit = GroupCommit(lead)
     with pytest.raises(StoreError, match="no"):
@@ -105,7 +105,7 @@ def test_what_an_interrupted_leader_leaves_behind_is_settled_by_the_next(monkeyp
             raise KeyboardInterrupt
         requests = drain()
         rounds.append(len(requests))
-        settle(requests, None)
+        finish(requests, None)
 
     commit = GroupCommit(lead)
     outcomes: list[type[BaseException]] = []
@@ -204,7 +204,7 @@ class Turn:
 
 
 def test_in_a_long_round_only_the_first_waits_for_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C6: at the lock, which is not fair, the others would learn late that they are settled."""
+    """C6: at the lock, which is not fair, the others would learn late that they are finished."""
     looks: list[int] = []
     monkeypatch.setattr(group, "LOOK_S", 0.005)
     monkeypatch.setattr(GroupCommit, "_is_first", lambda self, request: looks.append(1) or is_first(self, request))
@@ -232,8 +232,8 @@ is_first = GroupCommit._is_first
 def test_what_was_interrupted_while_it_queued_up_is_not_done_later() -> None:
     """C6: nobody waits for it any more, and its caller may have asked again."""
 
-    class Interrupting(deque[group.Request]):
-        def append(self, request: group.Request) -> None:
+    class Interrupting(deque[group.GroupRequest]):
+        def append(self, request: group.GroupRequest) -> None:
             super().append(request)
             raise KeyboardInterrupt
 

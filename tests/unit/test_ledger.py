@@ -24,8 +24,8 @@ from spark_jms.store.ledger.ledger import (
     Ledger,
     LedgerError,
     Opened,
+    RecordState,
     Restored,
-    State,
     Tally,
     Waited,
     Written,
@@ -158,7 +158,7 @@ TestLedger = LedgerMachine.TestCase
 def test_the_table_is_whole() -> None:
     """Every event has a row; nothing leads back to ABSENT (an epoch is never used again)."""
     assert {event for _, event in TRANSITIONS} == set(Event)
-    assert State.ABSENT not in TRANSITIONS.values()
+    assert RecordState.ABSENT not in TRANSITIONS.values()
 
 
 def test_a_refused_entry_changes_nothing() -> None:

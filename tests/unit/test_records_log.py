@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from spark_jms.store import Put
-from spark_jms.store.engine import Batch, Loaded
+from spark_jms.store.engine import LedgerBatch, Loaded
 from spark_jms.store.errors import MemoryLimitError, StoreClosedError
 from spark_jms.store.ledger.ledger import Change, Connected, Entry, Ledger, Opened, Written
 from spark_jms.store.records import log as records
@@ -32,7 +32,7 @@ async def write(log: RecordLog, made: list[Entry], ledger: Ledger, position: int
     for entry in made:
         before = ledger
         ledger.apply(entry)
-        await log.append(Batch(position, (entry,), (f"{position:016x}",), before, ledger))
+        await log.append(LedgerBatch(position, (entry,), (f"{position:016x}",), before, ledger))
         position += 1
     return position
 
@@ -94,7 +94,7 @@ def test_a_crash_between_two_objects(step: int) -> None:
             nonlocal acknowledged
             for entry in made[60:]:
                 ledger.apply(entry)
-                await log.append(Batch(acknowledged, (entry,), ("t",), ledger, ledger))
+                await log.append(LedgerBatch(acknowledged, (entry,), ("t",), ledger, ledger))
                 acknowledged += 1
 
         with pytest.raises(StoreClosedError):
@@ -149,7 +149,7 @@ def test_what_does_not_fit_leaves_nothing_behind() -> None:
         objects.create = full  # type: ignore[method-assign]
         large = Written((Change("r", 1, (Put("large", bytes(8 * SMALL)),)),))
         with pytest.raises(MemoryLimitError):
-            await log.append(Batch(position, (large,), ("t",), ledger, ledger))
+            await log.append(LedgerBatch(position, (large,), ("t",), ledger, ledger))
         assert objects.handles() == kept
         objects.create = create  # type: ignore[method-assign]
         assert folded(await RecordLog(objects).load()).records["r"].objects == ledger.records["r"].objects

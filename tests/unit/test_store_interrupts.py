@@ -43,7 +43,7 @@ def test_ctrl_c_twice_while_a_round_is_given_up(tmp_path: Path, monkeypatch: pyt
     one, other = FileBackend(str(tmp_path)), FileBackend(str(tmp_path))
     with monkeypatch.context() as patch:
         patch.setattr(one._journal, "append", interrupt)
-        patch.setattr(file_backend, "settle", interrupted_once(file_backend.settle))
+        patch.setattr(file_backend, "finish", interrupted_once(file_backend.finish))
         with pytest.raises(KeyboardInterrupt):
             one.write(lambda transaction: transaction.do(Connected("phantom", "")))
     assert "phantom" not in one.read(lambda ledger: set(ledger.sessions))
@@ -120,5 +120,5 @@ def test_a_plan_that_loses_the_engine_is_told_by_name(monkeypatch: pytest.Monkey
 
     with pytest.raises(StoreBusyError, match="no engine of the store answered"):
         backend.write(plan)
-    pair.backends[1]._reach = pair.backends[0]._reach
+    pair.backends[1]._finder = pair.backends[0]._finder
     pair.close()

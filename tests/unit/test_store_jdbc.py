@@ -38,7 +38,7 @@ from spark_jms.store.jdbc.database import (
     keepalives,
     server_settings,
 )
-from spark_jms.store.jdbc.engine import Clocks, JdbcReach, State
+from spark_jms.store.jdbc.engine import Clocks, JdbcFinder, State
 from spark_jms.store.jdbc.protocol import LockTakenError, Ownership, acquire
 from spark_jms.store.jdbc.rows import CLASSES
 from spark_jms.store.jdbc.settings import JdbcSettings, parse_jdbc, with_engine
@@ -167,7 +167,7 @@ def test_the_persistent_tables_alone_are_the_whole_content(uri: str) -> None:
     backend = open_backend(uri)
     store = LedgerStore(backend)
     store.connect().open("a").commit([Put("k", b"v")])
-    backend._reach.close()  # as at a kill: the session is not ended
+    backend._finder.close()  # as at a kill: the session is not ended
     Raw(uri).run("DELETE FROM @sib001")
     with open_store(uri, create=False) as again:
         info = again.info("a")
@@ -290,7 +290,7 @@ def test_no_database_is_told_soon(tmp_path: Path, postgresql: Any) -> None:
     now_ms: list[float] = [0.0]
     clocks = Clocks(lambda: now_ms[0], lambda ms: now_ms.__setitem__(0, now_ms[0] + ms))
     with pytest.raises(DatabaseUnreachableError, match="tried for 10.0 s"):
-        JdbcReach(through_proxy(postgresql, proxy), session_timeout_ms=3_000, clocks=clocks)
+        JdbcFinder(through_proxy(postgresql, proxy), session_timeout_ms=3_000, clocks=clocks)
     proxy.close()
     junk = tmp_path / "junk.db"
     junk.write_bytes(b"this is no database " * 100)
@@ -302,15 +302,15 @@ def test_a_database_that_restarts_is_waited_for_at_the_first_opening(postgresql:
     """S3: an application that starts while its database restarts does not fail."""
     proxy = Proxy("127.0.0.1", postgresql.port)
     proxy.refuse()
-    reach = JdbcReach(
+    finder = JdbcFinder(
         through_proxy(postgresql, proxy),
         session_timeout_ms=3_000,
         clocks=Clocks(sleep_ms=lambda _: proxy.refuse(False)),
     )
     try:
-        assert isinstance(reach.target(), Server)
+        assert isinstance(finder.find(), Server)
     finally:
-        reach.close()
+        finder.close()
         proxy.close()
 
 
@@ -321,10 +321,10 @@ def test_a_lock_that_is_not_regained_at_first_is_tried_for_again(
     postgresql: Any, monkeypatch: pytest.MonkeyPatch, error: StoreError
 ) -> None:
     """S6: whatever keeps an engine from its lock for a moment, it does not stay between two states."""
-    reach = JdbcReach(parse_jdbc(postgresql.uri(on_connection_loss="retry")), session_timeout_ms=3_000)
+    finder = JdbcFinder(parse_jdbc(postgresql.uri(on_connection_loss="retry")), session_timeout_ms=3_000)
     try:
-        assert isinstance(reach.target(), Server)
-        engine = reach._engine
+        assert isinstance(finder.find(), Server)
+        engine = finder._engine
         assert engine is not None
         lost, real, tries = engine.persistence.ownership, acquire, [error]
 
@@ -339,7 +339,7 @@ def test_a_lock_that_is_not_regained_at_first_is_tried_for_again(
         assert engine.persistence.ownership is not lost
         assert not tries
     finally:
-        reach.close()
+        finder.close()
 
 
 # ---- faults at every step
@@ -401,7 +401,7 @@ def test_a_write_in_doubt_is_not_written_again_before_its_outcome_is_known(
     uri = f"jdbc:sqlite:///{tmp_path}/s.db?on_connection_loss=retry&verify_interval_ms=60000&retry_interval_ms=10"
     with open_store(uri) as store, store.connect() as session:
         handle = session.open("r")
-        persistence = store._backend._reach._engine.persistence  # type: ignore[attr-defined]
+        persistence = store._backend._finder._engine.persistence  # type: ignore[attr-defined]
         commit, connect, armed, refuse = DatabaseConnection.commit, persistence._connect, [True], []
 
         def lossy(connection: DatabaseConnection) -> None:
@@ -433,7 +433,7 @@ def test_a_full_disk_acknowledges_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     with open_store(f"jdbc:sqlite:///{tmp_path}/s.db") as store, store.connect() as session:
         handle = session.open("r")
         handle.commit([Put("k", b"1")])
-        engine = store._backend._reach._engine  # type: ignore[attr-defined]
+        engine = store._backend._finder._engine  # type: ignore[attr-defined]
         engine.persistence._data.run("PRAGMA max_page_count=30")
         with pytest.raises(StoreFullError):
             handle.commit([Put("big", b"x" * 500_000)])

@@ -27,8 +27,8 @@ from spark_jms.store import (
 )
 from spark_jms.store.admin import check, salvage
 from spark_jms.store.engine import wire
-from spark_jms.store.engine.book import Book, Proposal, Verdict
-from spark_jms.store.engine.port import Loaded
+from spark_jms.store.engine.entry_log import EntryLog, Proposal, Verdict
+from spark_jms.store.engine.persistence import Loaded
 from spark_jms.store.jdbc.database import Database
 from spark_jms.store.jdbc.outcomes import OutcomeRow, StoredOutcome, committed, prepared, read_outcomes
 from spark_jms.store.jdbc.rows import OBJECT, RECORD, SESSION, WAITER, Row, StoredRow, restore
@@ -169,7 +169,7 @@ def test_an_outcome_that_is_damaged_is_unknown(seed: int) -> None:
     assert read.refusals == []
     assert len(read.passed_over) == len(read.kept) == len(lost - gone)
     entries: tuple[Entry, ...] = (Connected("s", ""), Opened("r", 1, "s"))
-    book = Book("i", Loaded(read.position, entries, tuple(read.outcomes), read.known_since))
+    book = EntryLog("i", Loaded(read.position, entries, tuple(read.outcomes), read.known_since))
     written = (Written((Change("r", 1, (Put("k", b"v"),)),)),)
     for one in sent:
         planned = book.plan_round([Proposal(one.token, one.base, written, again=True)])
@@ -373,12 +373,12 @@ def test_a_damaged_outcome_refuses_nothing(uri: str, caplog: pytest.LogCaptureFi
     assert "what it was an outcome of is unknown" in caplog.text
     backend = open_backend(uri)
     try:
-        server = backend._reach._engine.server  # type: ignore[attr-defined]
+        server = backend._finder._engine.server  # type: ignore[attr-defined]
         entries = encode([Connected("new", "")])
         answer = server.answer("client", wire.Append("before", damaged[2], token, damaged[2], True, entries))
         assert isinstance(answer, wire.Paged)
         assert answer.verdict == Verdict.UNKNOWN.value
-        engine = backend._reach._engine  # type: ignore[attr-defined]
+        engine = backend._finder._engine  # type: ignore[attr-defined]
         engine.persistence._append_count = 255
         with LedgerStore(backend).connect():
             pass
@@ -409,7 +409,7 @@ def test_a_damaged_row_of_a_session_frees_what_it_held(uri: str, column: str) ->
     content = fill(uri)
     backend = open_backend(uri)
     LedgerStore(backend).connect("mine").open("r3")
-    backend._reach.close()  # as at a kill
+    backend._finder.close()  # as at a kill
     value = {"name": "'x'", "data": "''"}.get(column, f"{column} + 1000")
     sql(uri, f"UPDATE @sib001 SET {column} = {value} WHERE class_id = 3")
     rows = sql(uri, "SELECT * FROM @sib001 WHERE class_id IN (3, 1003)")
@@ -456,14 +456,14 @@ def test_tables_of_the_version_before_are_refused(tmp_path: Path) -> None:
 def test_damage_that_is_found_while_a_lock_is_regained_ends_the_engine(tmp_path: Path) -> None:
     """S2, S6, S9: it may be of the very commit that is in doubt; the next engine finds out what is to be refused."""
     from spark_jms.store.engine import OwnershipLostError
-    from spark_jms.store.engine.port import Batch
+    from spark_jms.store.engine.persistence import LedgerBatch
 
     uri = f"jdbc:sqlite:///{tmp_path}/s.db"
     content = fill(uri)
     backend = open_backend(uri)
-    persistence = backend._reach._engine.persistence  # type: ignore[attr-defined]
-    ledger = backend._reach._engine.server._book.ledger  # type: ignore[attr-defined]
-    batch = Batch(0, (), ("never",), ledger, ledger)
+    persistence = backend._finder._engine.persistence  # type: ignore[attr-defined]
+    ledger = backend._finder._engine.server._log.ledger  # type: ignore[attr-defined]
+    batch = LedgerBatch(0, (), ("never",), ledger, ledger)
     assert not persistence._was_kept(batch)
     sql(uri, "UPDATE sib000 SET checksum = 1 WHERE name = 'only in r2'")
     with pytest.raises(OwnershipLostError, match="damaged"):

@@ -15,8 +15,8 @@ import pytest
 
 from spark_jms.store import LockHeldError, Put, StoreBusyError, open_store
 from spark_jms.store.engine import OwnershipLostError
-from spark_jms.store.engine.book import Proposal
-from spark_jms.store.jdbc.engine import Clocks, JdbcReach, State
+from spark_jms.store.engine.entry_log import Proposal
+from spark_jms.store.jdbc.engine import Clocks, JdbcFinder, State
 from spark_jms.store.jdbc.persistence import JdbcPersistence
 from spark_jms.store.jdbc.protocol import STEPS, LockTakenError, Step, acquire, draw
 from spark_jms.store.jdbc.store import open_backend
@@ -113,16 +113,16 @@ def test_a_zombie_writes_nothing(uri: str) -> None:
     backend = open_backend(uri + "&verify_interval_ms=60000")
     handle = LedgerStore(backend).connect().open("r")
     handle.commit([Put("k", b"mine")])
-    reach = backend._reach
-    assert isinstance(reach, JdbcReach)
-    engine = reach._engine
+    finder = backend._finder
+    assert isinstance(finder, JdbcFinder)
+    engine = finder._engine
     assert engine is not None
     engine.persistence.ownership.release()  # as when only this connection was lost
     raw = Raw(uri)
     other = acquire(raw.database, raw.tables, "")
     before = raw.content()
     late = Proposal("late", 0, (Written((Change("r", 1, (Put("k", b"late"),)),)),))
-    batch = engine.server._book.plan_round([late]).batch
+    batch = engine.server._log.plan_round([late]).batch
     assert batch is not None
     with pytest.raises(OwnershipLostError):
         engine.persistence.append(batch)
@@ -171,7 +171,7 @@ def test_who_waits_for_the_lock_does_not_stop_the_engine(
         queue_up()
         handle.commit([Put("k", b"meanwhile")])
         assert handle.read("k") == b"meanwhile"
-        engine = store._backend._reach._engine  # type: ignore[attr-defined]
+        engine = store._backend._finder._engine  # type: ignore[attr-defined]
         assert engine.state is State.ENGINE
     threads[0].join(10)
     stranger.close()

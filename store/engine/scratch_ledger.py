@@ -58,7 +58,7 @@ class _Records(dict[str, Record]):
             yield name, super().get(name) or self._base[name]
 
 
-class Scratch(Ledger):
+class ScratchLedger(Ledger):
     """Costs a copy of what is touched, and of the session table."""
 
     def __init__(self, base: Ledger) -> None:

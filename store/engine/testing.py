@@ -6,16 +6,16 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from spark_jms.store.engine.backend import Reach
+from spark_jms.store.engine.backend import EngineFinder
 from spark_jms.store.engine.link import Address
-from spark_jms.store.engine.port import Batch, Clock, Loaded, OwnershipLostError, Persistence
+from spark_jms.store.engine.persistence import Clock, LedgerBatch, Loaded, OwnershipLostError, Persistence
 from spark_jms.store.engine.server import Server, monotonic_ms
 from spark_jms.store.errors import StoreError
 from spark_jms.store.ledger.ledger import Entry
 
 
 @dataclass
-class Place:
+class SharedMemory:
     """What would be on disk, and who owns it. `fail` is asked before each append, `crash` after it was kept."""
 
     entries: list[Entry] = field(default_factory=list)
@@ -24,12 +24,12 @@ class Place:
     incarnation_count: int = 0
     published: Server | None = None
     lock: threading.RLock = field(default_factory=threading.RLock)
-    fail: Callable[[Batch], StoreError | None] = lambda batch: None
-    crash: Callable[[Batch], StoreError | None] = lambda batch: None
+    fail: Callable[[LedgerBatch], StoreError | None] = lambda batch: None
+    crash: Callable[[LedgerBatch], StoreError | None] = lambda batch: None
 
 
 class MemoryPersistence(Persistence):
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: SharedMemory) -> None:
         self._place = place
         with place.lock:
             place.incarnation_count += 1
@@ -39,7 +39,7 @@ class MemoryPersistence(Persistence):
         with self._place.lock:
             return Loaded(len(self._place.entries), tuple(self._place.entries), tuple(self._place.outcomes))
 
-    def append(self, batch: Batch) -> None:
+    def append(self, batch: LedgerBatch) -> None:
         place = self._place
         with place.lock:
             if place.owner != self.incarnation:
@@ -57,11 +57,11 @@ class MemoryPersistence(Persistence):
                 self._place.owner = ""
 
 
-class MemoryReach(Reach):
+class MemoryFinder(EngineFinder):
     """`remote` makes a client go over the socket even to an engine of its own process."""
 
     def __init__(
-        self, place: Place, *, session_timeout_ms: float, clock_ms: Clock = monotonic_ms, remote: bool = False
+        self, place: SharedMemory, *, session_timeout_ms: float, clock_ms: Clock = monotonic_ms, remote: bool = False
     ) -> None:
         self._place = place
         self._session_timeout_ms = session_timeout_ms
@@ -69,7 +69,7 @@ class MemoryReach(Reach):
         self._remote = remote
         self._mine: Server | None = None
 
-    def target(self, failed: Address | None = None) -> Server | Address | None:
+    def find(self, failed: Address | None = None) -> Server | Address | None:
         place = self._place
         with place.lock:
             server = place.published

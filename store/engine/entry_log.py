@@ -24,8 +24,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from spark_jms.store.engine.port import Batch, Loaded
-from spark_jms.store.engine.scratch import Scratch
+from spark_jms.store.engine.persistence import LedgerBatch, Loaded
+from spark_jms.store.engine.scratch_ledger import ScratchLedger
 from spark_jms.store.ledger.ledger import Entry, Ledger, LedgerError, Restored, Written
 
 HISTORY_ENTRIES = 8_192
@@ -62,11 +62,11 @@ class Page:
 @dataclass(frozen=True)
 class Round:
     verdicts: tuple[Verdict, ...]
-    batch: Batch | None
+    batch: LedgerBatch | None
     """None when nothing has to be written."""
 
 
-class Book:
+class EntryLog:
     def __init__(
         self,
         incarnation: str,
@@ -101,12 +101,12 @@ class Book:
 
     # ---- writing
 
-    def plan_round(self, proposals: Sequence[Proposal], after: Scratch | None = None) -> Round:
+    def plan_round(self, proposals: Sequence[Proposal], after: ScratchLedger | None = None) -> Round:
         """`after`: a scratch of this book's ledger as it was at the base of the first proposal, with its entries on it."""
         taken: list[Entry] = []
         tokens: list[str] = []
         verdicts = []
-        scratch, rest = Scratch(self.ledger), proposals
+        scratch, rest = ScratchLedger(self.ledger), proposals
         if after is not None and proposals[0].base == self.position:
             scratch, rest = after, proposals[1:]
             verdicts.append(Verdict.TAKEN)
@@ -124,7 +124,7 @@ class Book:
                     scratch.apply(entry)
             except LedgerError:
                 verdicts.append(Verdict.REFUSED)
-                scratch = Scratch(self.ledger)  # it may hold the first half of the refused one
+                scratch = ScratchLedger(self.ledger)  # it may hold the first half of the refused one
                 for entry in taken:
                     scratch.apply(entry)
                 continue
@@ -133,11 +133,11 @@ class Book:
             tokens.append(proposal.token)
         if not taken:
             return Round(tuple(verdicts), None)
-        return Round(tuple(verdicts), Batch(self.position, tuple(taken), tuple(tokens), self.ledger, scratch))
+        return Round(tuple(verdicts), LedgerBatch(self.position, tuple(taken), tuple(tokens), self.ledger, scratch))
 
-    def keep(self, batch: Batch) -> None:
+    def keep(self, batch: LedgerBatch) -> None:
         """The batch, as planned here last, is durable: from now on everybody may see it."""
-        assert isinstance(batch.after, Scratch)
+        assert isinstance(batch.after, ScratchLedger)
         batch.after.keep()
         self._history.extend(batch.entries)
         self._history_bytes += size_of(batch.entries)

@@ -34,7 +34,7 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class Batch:
+class LedgerBatch:
     """One physical write: the entries of all appends that shared it, in order, from `base` on.
 
     `before` and `after` are the ledger without and with them; to be read, within `append` only. A place that keeps
@@ -62,7 +62,7 @@ class Persistence(ABC):
     def load(self) -> Loaded: ...
 
     @abstractmethod
-    def append(self, batch: Batch) -> None:
+    def append(self, batch: LedgerBatch) -> None:
         """Durable when it returns. OwnershipLostError when another may own the place: nothing of the batch is kept, or
         all of it, and nothing is ever kept again. Any other StoreError: nothing of the batch was kept, go on."""
 
