@@ -105,9 +105,17 @@ def _window(bench: Workbench, peer: LatencyPeer, run_number: int) -> None:
         sample = Sample(table, peer.latency_cell, run_number, value, "ms", meter.seconds, meter.noise, detail)
         bench.recorder.sample(sample)
     bench.recorder.sample(
-        Sample(CHECKPOINT, peer.latency_cell, run_number, percentile(spent, 50), "ms", meter.seconds, meter.noise,
-               {"batches": len(spent)})
-    )  # fmt: skip
+        Sample(
+            CHECKPOINT,
+            peer.latency_cell,
+            run_number,
+            percentile(spent, 50),
+            "ms",
+            meter.seconds,
+            meter.noise,
+            {"batches": len(spent)},
+        )
+    )
 
 
 def _checkpoint_ms(query: Any, latest_s: float) -> list[float]:

@@ -31,9 +31,12 @@ def main() -> None:
     with memory_domain(orders={"kind": "distributed-queue", "members": 2}) as root, connect(root) as context:
         for name in handled:
             context.consumer(
-                "orders", acknowledge="auto", prefetch=2, exception_listener=complain,
+                "orders",
+                acknowledge="auto",
+                prefetch=2,
+                exception_listener=complain,
                 listener=lambda message, name=name: service(name, message),  # type: ignore[misc]
-            )  # fmt: skip
+            )
         with context.producer("orders") as producer:
             for n in range(ORDERS):
                 producer.send(text=f"order {n}")

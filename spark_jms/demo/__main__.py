@@ -17,7 +17,7 @@ from spark_jms.demo.errors import DemoError
 from spark_jms.demo.processes import end_descendants
 from spark_jms.demo.report import show
 from spark_jms.demo.screen import Screen
-from spark_jms.demo.story import Outcome, Story
+from spark_jms.demo.story import DemoResult, Story
 
 INTERRUPTED = 130
 
@@ -90,13 +90,17 @@ def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def _write(outcome: Outcome, path: Path) -> None:
+def _write(outcome: DemoResult, path: Path) -> None:
     values = {
-        "queue": asdict(outcome.queue), "subscriptions": [asdict(s) for s in outcome.subscriptions],
-        "speeds": [asdict(s) for s in outcome.speeds], "marks": outcome.marks,
+        "queue": asdict(outcome.queue),
+        "subscriptions": [asdict(s) for s in outcome.subscriptions],
+        "speeds": [asdict(s) for s in outcome.speeds],
+        "marks": outcome.marks,
         "depth": [[round(s.second, 2), s.sent, s.backlog] for s in outcome.samples],
-        "in_doubt": outcome.in_doubt, "taken_over": outcome.taken_over, "problems": outcome.problems,
-    }  # fmt: skip
+        "in_doubt": outcome.in_doubt,
+        "taken_over": outcome.taken_over,
+        "problems": outcome.problems,
+    }
     path.write_text(json.dumps(values, indent=1))
 
 

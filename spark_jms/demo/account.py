@@ -57,9 +57,13 @@ class QueueAccount:
 
     @property
     def problems(self) -> list[str]:
-        checks = {"lost": self.lost, "duplicated": self.duplicated, "altered": self.altered,
-                  "aircraft out of order": self.aircraft - self.in_order,
-                  "aircraft in two receivers' hands at once": self.in_two_hands}  # fmt: skip
+        checks = {
+            "lost": self.lost,
+            "duplicated": self.duplicated,
+            "altered": self.altered,
+            "aircraft out of order": self.aircraft - self.in_order,
+            "aircraft in two receivers' hands at once": self.in_two_hands,
+        }
         return [f"{count:,} {what}" for what, count in checks.items() if count]
 
 
@@ -115,8 +119,9 @@ def arrivals(table: Path, columns: Sequence[str] = RECEIVED_COLUMNS) -> tuple[pa
     return pa.concat_tables(parts) if parts else nothing, commits
 
 
-def queue_account(flights: pa.Table, tables: Mapping[str, Path], last: Mapping[int, int],
-                  samples: Sequence[Sample] = ()) -> QueueAccount:  # fmt: skip
+def queue_account(
+    flights: pa.Table, tables: Mapping[str, Path], last: Mapping[int, int], samples: Sequence[Sample] = ()
+) -> QueueAccount:
     """`last`: member -> its last sequence number."""
     read = {name: arrivals(path) for name, path in tables.items()}
     names = list(read)
@@ -137,14 +142,23 @@ def queue_account(flights: pa.Table, tables: Mapping[str, Path], last: Mapping[i
         m: {n: int(((member == m) & (receiver == i)).sum()) for i, n in enumerate(names)} for m in sorted(last)
     }
     return QueueAccount(
-        sent=sum(last.values()), received={name: len(t) for name, (t, _) in read.items()},
-        commits={name: commits for name, (_, commits) in read.items()}, by_member=by_member,
-        lost=max(lost_sequences, lost_flights), duplicated=max(twice_sequences, twice_flights),
-        altered=_altered(flights, received), redelivered=pc.sum(received["JMSRedelivered"]).as_py() or 0,
-        most_deliveries=pc.max(received["JMSXDeliveryCount"]).as_py() or 0, aircraft=len(grouped),
-        in_order=in_order, by_several=several, without_unit=flights["tailnum"].null_count,
-        samples=len(samples), samples_shared=shared, in_two_hands=hands,
-    )  # fmt: skip
+        sent=sum(last.values()),
+        received={name: len(t) for name, (t, _) in read.items()},
+        commits={name: commits for name, (_, commits) in read.items()},
+        by_member=by_member,
+        lost=max(lost_sequences, lost_flights),
+        duplicated=max(twice_sequences, twice_flights),
+        altered=_altered(flights, received),
+        redelivered=pc.sum(received["JMSRedelivered"]).as_py() or 0,
+        most_deliveries=pc.max(received["JMSXDeliveryCount"]).as_py() or 0,
+        aircraft=len(grouped),
+        in_order=in_order,
+        by_several=several,
+        without_unit=flights["tailnum"].null_count,
+        samples=len(samples),
+        samples_shared=shared,
+        in_two_hands=hands,
+    )
 
 
 def subscription_account(name: str, selector: str | None, expected: pa.Table, table: Path) -> SubscriptionAccount:

@@ -14,27 +14,33 @@ _BY_CARRIER = """
     GROUP BY 1 ORDER BY waiting DESC, carrier LIMIT 5"""
 SPARK_QUESTIONS = (
     ("Which carriers wait most?", _BY_CARRIER.format(carrier="properties['carrier']", table="backlog")),
-    ("How deep is each member, and since when does its oldest message wait?", """
+    (
+        "How deep is each member, and since when does its oldest message wait?",
+        """
     SELECT member, count(*) AS waiting, min(sequence) AS next, max(sequence) AS last,
            date_format(timestamp_millis(min(JMSTimestamp)), 'HH:mm:ss') AS oldest_sent_utc
-    FROM backlog GROUP BY member ORDER BY member"""),
-    ("Where in the line is the latest departure so far?", """
+    FROM backlog GROUP BY member ORDER BY member""",
+    ),
+    (
+        "Where in the line is the latest departure so far?",
+        """
     WITH one AS (SELECT member, sequence, text, cast(properties['dep_delay'] AS int) AS delay FROM backlog
                  ORDER BY delay DESC NULLS LAST, member, sequence LIMIT 1)
     SELECT one.member, one.sequence, one.delay AS minutes_late, get_json_object(one.text, '$.tailnum') AS aircraft,
            (SELECT count(*) FROM backlog b, one WHERE b.member = one.member AND b.sequence < one.sequence) AS before_it
-    FROM one"""),
-)  # fmt: skip
+    FROM one""",
+    ),
+)
 
 
 @dataclass(frozen=True)
-class Answer:
+class QueryAnswer:
     question: str
     columns: list[str]
     rows: list[tuple[Any, ...]]
 
 
-def by_spark(spark: SparkSession, root: Path) -> list[Answer]:
+def by_spark(spark: SparkSession, root: Path) -> list[QueryAnswer]:
     """Browsing by SQL consumes nothing."""
     browsed = spark.read.format("jmsq").option("root", str(root)).option("destination", "flights").load()
     aircraft = browsed.groupBy("JMSXGroupID").count().orderBy("count", "JMSXGroupID", ascending=False)
@@ -47,11 +53,11 @@ def by_spark(spark: SparkSession, root: Path) -> list[Answer]:
     return out + [_answer(question, spark.sql(sql)) for question, sql in SPARK_QUESTIONS]
 
 
-def _answer(question: str, frame: Any) -> Answer:
-    return Answer(question, frame.columns, [tuple(row) for row in frame.collect()])
+def _answer(question: str, frame: Any) -> QueryAnswer:
+    return QueryAnswer(question, frame.columns, [tuple(row) for row in frame.collect()])
 
 
-def by_delta_readers(root: Path) -> list[Answer]:
+def by_delta_readers(root: Path) -> list[QueryAnswer]:
     """The destination is a plain Delta table: delta-rs reads it, DuckDB asks. No Spark, no spark-jms."""
     import duckdb
     from deltalake import DeltaTable
@@ -62,13 +68,18 @@ def by_delta_readers(root: Path) -> list[Answer]:
     connection.register("messages", messages)
     out = []
     for question, sql in (
-        ("The same by DuckDB over delta-rs: which carriers wait most?",
-         _BY_CARRIER.format(carrier="properties['carrier']", table="messages")),
-        (f"Version {table.version()} of the table: sequence = first_sequence + ordinal", """
+        (
+            "The same by DuckDB over delta-rs: which carriers wait most?",
+            _BY_CARRIER.format(carrier="properties['carrier']", table="messages"),
+        ),
+        (
+            f"Version {table.version()} of the table: sequence = first_sequence + ordinal",
+            """
          SELECT member, count(*) AS messages, min(first_sequence + ordinal) AS first, max(first_sequence + ordinal) AS last
-         FROM messages GROUP BY member ORDER BY member"""),
-    ):  # fmt: skip
+         FROM messages GROUP BY member ORDER BY member""",
+        ),
+    ):
         found = connection.execute(sql)
-        out.append(Answer(question, [column[0] for column in found.description or []], found.fetchall()))
+        out.append(QueryAnswer(question, [column[0] for column in found.description or []], found.fetchall()))
     connection.close()
     return out

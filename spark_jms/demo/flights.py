@@ -26,9 +26,11 @@ FLIGHT_SCHEMA = (
 )
 FLIGHT_COLUMNS = [part.split()[0] for part in FLIGHT_SCHEMA.split(", ")]
 FEED_SCHEMA = pa.schema(
-    [(name, pa.string() if kind == "string" else pa.int32())
-     for name, kind in (part.split() for part in f"{FLIGHT_SCHEMA}, leg int".split(", "))]
-)  # fmt: skip
+    [
+        (name, pa.string() if kind == "string" else pa.int32())
+        for name, kind in (part.split() for part in f"{FLIGHT_SCHEMA}, leg int".split(", "))
+    ]
+)
 
 
 def data_file() -> Path:

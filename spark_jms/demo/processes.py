@@ -43,11 +43,21 @@ class Receiver:
 
     def start(self) -> None:
         """In a session of its own: Ctrl-C is for the demo, and whatever the driver starts can be found by the session."""
-        command = [sys.executable, "-m", "spark_jms.demo.receiver", "--name", self.name, "--work", str(self._work),
-                   "--batch", str(self._batch)]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "spark_jms.demo.receiver",
+            "--name",
+            self.name,
+            "--work",
+            str(self._work),
+            "--batch",
+            str(self._batch),
+        ]
         with self.log.open("a") as log:
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
-                                             start_new_session=True)  # fmt: skip
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
+            )
         self._expected_end = False
         self._events = queue.Queue()
         self.pids.append(self._process.pid)

@@ -12,8 +12,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-MESSAGE_COLUMNS = ("member", "sequence", "JMSMessageID", "JMSRedelivered", "JMSXDeliveryCount", "JMSXGroupID",
-                   "JMSXGroupSeq")  # fmt: skip
+MESSAGE_COLUMNS = (
+    "member",
+    "sequence",
+    "JMSMessageID",
+    "JMSRedelivered",
+    "JMSXDeliveryCount",
+    "JMSXGroupID",
+    "JMSXGroupSeq",
+)
 READ_COLUMNS = ",".join([*MESSAGE_COLUMNS, "text"])
 PROPERTIES = ("carrier", "origin", "dest", "distance", "dep_delay")
 
@@ -21,11 +28,14 @@ PROPERTIES = ("carrier", "origin", "dest", "distance", "dep_delay")
 def session(app_name: str, warehouse: Path) -> SparkSession:
     """Small: three of them share the machine, and live for two minutes, so compiling much does not pay."""
     java_options = f"-Dderby.system.home={warehouse} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-    found = spark_session(app_name, conf={
-        "spark.driver.memory": "1g",
-        "spark.sql.warehouse.dir": str(warehouse),
-        "spark.driver.extraJavaOptions": java_options,
-    })  # fmt: skip
+    found = spark_session(
+        app_name,
+        conf={
+            "spark.driver.memory": "1g",
+            "spark.sql.warehouse.dir": str(warehouse),
+            "spark.driver.extraJavaOptions": java_options,
+        },
+    )
     found.sparkContext.setLogLevel("ERROR")
     return found
 
@@ -50,8 +60,15 @@ def as_flights(messages: DataFrame) -> DataFrame:
     return parsed.select(*MESSAGE_COLUMNS, "flight.*")
 
 
-def send_feed(spark: SparkSession, feed: Path, root: Path, destination: str, checkpoint: Path,
-              where: str = "true", files_per_trigger: int = 1) -> StreamingQuery:  # fmt: skip
+def send_feed(
+    spark: SparkSession,
+    feed: Path,
+    root: Path,
+    destination: str,
+    checkpoint: Path,
+    where: str = "true",
+    files_per_trigger: int = 1,
+) -> StreamingQuery:
     """Files -> messages: what is in the directory now, in micro-batches that keep the files' order."""
     schema = f"{FLIGHT_SCHEMA}, leg int"
     files = spark.readStream.schema(schema).option("maxFilesPerTrigger", files_per_trigger).parquet(str(feed))
@@ -60,8 +77,16 @@ def send_feed(spark: SparkSession, feed: Path, root: Path, destination: str, che
     return writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
 
 
-def receive(spark: SparkSession, root: Path, destination: str, output: Path, checkpoint: Path, name: str,
-            available_now: bool = False, **options: Any) -> StreamingQuery:  # fmt: skip
+def receive(
+    spark: SparkSession,
+    root: Path,
+    destination: str,
+    output: Path,
+    checkpoint: Path,
+    name: str,
+    available_now: bool = False,
+    **options: Any,
+) -> StreamingQuery:
     """Messages -> a Delta table: Delta's sink takes each micro-batch once, however often it is repeated."""
     reader = spark.readStream.format("jmsq").option("root", str(root)).option("destination", destination)
     messages = reader.option("columns", READ_COLUMNS).options(**options).load()

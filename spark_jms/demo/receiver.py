@@ -42,8 +42,15 @@ def main(arguments: list[str] | None = None) -> int:
     create_output(spark, output)
     _tell(out, "ready")
     if orders.get() == "go":
-        query = receive(spark, work / "domain", "flights", output, work / "checkpoints" / given.name, given.name,
-                        maxMessagesPerTrigger=given.batch)  # fmt: skip
+        query = receive(
+            spark,
+            work / "domain",
+            "flights",
+            output,
+            work / "checkpoints" / given.name,
+            given.name,
+            maxMessagesPerTrigger=given.batch,
+        )
         _follow(query, orders, out)
         query.stop()
     _tell(out, "stopped")
@@ -66,8 +73,14 @@ def _follow(query: StreamingQuery, orders: queue.Queue[str], out: TextIO) -> Non
                 seen = progress["batchId"]
                 end = progress["sources"][0]["endOffset"]
                 consumer = (json.loads(end) if isinstance(end, str) else end)["consumer"]
-                _tell(out, "batch", batch=seen, rows=progress["numInputRows"], consumer=consumer,
-                      ms=progress["durationMs"]["triggerExecution"])  # fmt: skip
+                _tell(
+                    out,
+                    "batch",
+                    batch=seen,
+                    rows=progress["numInputRows"],
+                    consumer=consumer,
+                    ms=progress["durationMs"]["triggerExecution"],
+                )
         try:
             if orders.get(timeout=_LOOK_S) == "stop":
                 return

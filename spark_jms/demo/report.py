@@ -4,22 +4,30 @@ from __future__ import annotations
 
 from spark_jms.demo.account import QueueAccount
 from spark_jms.demo.screen import Screen, sparkline
-from spark_jms.demo.story import Outcome
+from spark_jms.demo.story import DemoResult
 from spark_jms.demo.watch import Sample
 
 _WIDTH = 72
 
 
-def show(screen: Screen, outcome: Outcome, seconds: float) -> None:
+def show(screen: Screen, outcome: DemoResult, seconds: float) -> None:
     screen.table("The queue `flights`", ("", "", "computed"), _queue_rows(outcome))
     names = list(outcome.queue.received)
-    screen.table("Messages by member and receiver", ("member", *names, "together"),
-                 [(member, *by.values(), sum(by.values())) for member, by in outcome.queue.by_member.items()])  # fmt: skip
-    screen.table("The topic `delays`", ("subscription", "selector", "expected", "received", "lost", "duplicated"),
-                 [(s.name, s.selector or "none", s.expected, s.received, s.lost, s.duplicated)
-                  for s in outcome.subscriptions])  # fmt: skip
-    screen.table("Speed (three Spark drivers on this machine)", ("stage", "messages", "seconds", "a second"),
-                 [(s.stage, s.rows, round(s.seconds, 1), s.per_second) for s in outcome.speeds])  # fmt: skip
+    screen.table(
+        "Messages by member and receiver",
+        ("member", *names, "together"),
+        [(member, *by.values(), sum(by.values())) for member, by in outcome.queue.by_member.items()],
+    )
+    screen.table(
+        "The topic `delays`",
+        ("subscription", "selector", "expected", "received", "lost", "duplicated"),
+        [(s.name, s.selector or "none", s.expected, s.received, s.lost, s.duplicated) for s in outcome.subscriptions],
+    )
+    screen.table(
+        "Speed (three Spark drivers on this machine)",
+        ("stage", "messages", "seconds", "a second"),
+        [(s.stage, s.rows, round(s.seconds, 1), s.per_second) for s in outcome.speeds],
+    )
     for line in lag(outcome.samples, outcome.marks):
         screen.console.print(line, markup=False)
     screen.console.print()
@@ -29,11 +37,13 @@ def show(screen: Screen, outcome: Outcome, seconds: float) -> None:
         screen.console.print(f"Nothing lost, nothing twice, order kept. {seconds:.0f} s in all.", style="bold green")
 
 
-def _queue_rows(outcome: Outcome) -> list[tuple[str, object, str]]:
+def _queue_rows(outcome: DemoResult) -> list[tuple[str, object, str]]:
     q: QueueAccount = outcome.queue
     rows: list[tuple[str, object, str]] = [("sent", q.sent, "last sequence numbers of the members, from the Delta log")]
-    rows += [(f"received by {name}", count, f"rows of its Delta table, in {q.commits[name]} commits")
-             for name, count in q.received.items()]  # fmt: skip
+    rows += [
+        (f"received by {name}", count, f"rows of its Delta table, in {q.commits[name]} commits")
+        for name, count in q.received.items()
+    ]
     return [
         *rows,
         ("lost", q.lost, "sequences 1 to last of each member, and flights of the feed, in neither table"),
@@ -42,13 +52,20 @@ def _queue_rows(outcome: Outcome) -> list[tuple[str, object, str]]:
         ("in hand at the kill", outcome.in_doubt, "open claims of `a`, kept for it until it was back"),
         ("taken over", outcome.taken_over, "what `b` received while `a` was away"),
         ("redelivered", q.redelivered, f"flagged JMSRedelivered (most deliveries of one message: {q.most_deliveries})"),
-        ("order kept", f"{q.in_order:,} of {q.aircraft:,}",
-         "aircraft whose legs arrived as 1, 2, 3 … by commit time of the outputs, then place in file"),
+        (
+            "order kept",
+            f"{q.in_order:,} of {q.aircraft:,}",
+            "aircraft whose legs arrived as 1, 2, 3 … by commit time of the outputs, then place in file",
+        ),
         ("  of them by both", q.by_several, "aircraft whose flights went partly to `a`, partly to `b`"),
-        ("in two hands", q.in_two_hands, f"aircraft in open claims of both at once; {q.samples} samples, "
-                                         f"{q.samples_shared} with a member in both hands"),
+        (
+            "in two hands",
+            q.in_two_hands,
+            f"aircraft in open claims of both at once; {q.samples} samples, "
+            f"{q.samples_shared} with a member in both hands",
+        ),
         ("without aircraft", q.without_unit, "flights with no tail number: no unit of order, dealt out round robin"),
-    ]  # fmt: skip
+    ]
 
 
 def lag(samples: list[Sample], marks: list[tuple[float, str]]) -> list[str]:

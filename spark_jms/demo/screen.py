@@ -34,8 +34,12 @@ class Screen:
         if not self.console.is_terminal:
             self.console.width = 120
         self.plain = plain or not self.console.is_terminal
-        self._progress = Progress(TextColumn("  {task.description:<22}"), BarColumn(30), MofNCompleteColumn(),
-                                  TextColumn("{task.fields[note]}"))  # fmt: skip
+        self._progress = Progress(
+            TextColumn("  {task.description:<22}"),
+            BarColumn(30),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+        )
         self._tasks: dict[str, TaskID] = {}
         self._totals: dict[str, int] = {}
         self._footer = Text("")

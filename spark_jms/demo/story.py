@@ -43,7 +43,7 @@ _TICK_S = 0.2
 
 
 @dataclass
-class Outcome:
+class DemoResult:
     """What the run showed. `problems` is empty when everything is as promised."""
 
     queue: QueueAccount
@@ -72,7 +72,7 @@ class Story:
         self._watch: Watch | None = None
         self._spark: SparkSession | None = None
 
-    def run(self) -> Outcome:
+    def run(self) -> DemoResult:
         self.prepare()
         self.send_first_half()
         self.ask_the_backlog()
@@ -103,9 +103,9 @@ class Story:
     def send_first_half(self) -> None:
         self.screen.stage(
             "Send the first half of the year; nobody receives yet",
-            "A streaming query reads files as they arrive and writes messages: format(\"jmsq\"). Each micro-batch is one\n"
+            'A streaming query reads files as they arrive and writes messages: format("jmsq"). Each micro-batch is one\n'
             "   commit. JMSXGroupID = tail number: the flights of an aircraft keep their order.",
-        )  # fmt: skip
+        )
         rows = flights.write_feed(self.flights, self.work / "feed", 0, self.files // 2, self.files)
         self._timed("send, nobody receives", rows, self._send("flights"))
 
@@ -137,8 +137,10 @@ class Story:
             receiver.go()
         rows = flights.write_feed(self.flights, self.work / "feed", self.files // 2, self.files, self.files)
         started, query = time.monotonic(), self._send("flights")
-        self._until(lambda: a.rows + b.rows >= KILL_AT * self.total and len(a.batches) > 1 and len(b.batches) > 1,
-                    "both receive")  # fmt: skip
+        self._until(
+            lambda: a.rows + b.rows >= KILL_AT * self.total and len(a.batches) > 1 and len(b.batches) > 1,
+            "both receive",
+        )
         time.sleep(min(a.batch_ms[-3:]) / 2000)  # into the next micro-batch
         a.kill_9()
         self.watch.mark("kill")
@@ -150,11 +152,15 @@ class Story:
             f"kill -9: `a` is gone with {in_doubt:,} messages in hand (members {_list(in_hand)}). They are kept for it,\n"
             "   and so are later flights of the same aircraft, for their order's sake; all the rest is free at once."
         )
-        self._until(lambda: self._seen_with(b.consumer, killed_s) == set(range(MEMBERS)) or self._only_in_doubt(a.consumer),
-                    "b takes over")  # fmt: skip
+        self._until(
+            lambda: self._seen_with(b.consumer, killed_s) == set(range(MEMBERS)) or self._only_in_doubt(a.consumer),
+            "b takes over",
+        )
         self.watch.mark("take-over")
-        self.screen.say(f"`b` has messages of all {MEMBERS} members in hand {self.watch.second - killed_s:.1f} s later. "
-                        "`a` is started again, with its checkpoint.")  # fmt: skip
+        self.screen.say(
+            f"`b` has messages of all {MEMBERS} members in hand {self.watch.second - killed_s:.1f} s later. "
+            "`a` is started again, with its checkpoint."
+        )
         a.start()
         a.wait_until("ready", READY_TIMEOUT_S, self.tick)
         a.go()
@@ -163,8 +169,10 @@ class Story:
         batches = len(a.batches)
         self._until(lambda: len(a.batches) > batches or self._empty(), "a has finished what it had in hand")
         away_s = self.watch.second - killed_s
-        self.screen.say(f"`a` has finished that micro-batch, {away_s:.0f} s after the kill; `b` received {taken_over:,} "
-                        "until it was back.")  # fmt: skip
+        self.screen.say(
+            f"`a` has finished that micro-batch, {away_s:.0f} s after the kill; `b` received {taken_over:,} "
+            "until it was back."
+        )
         self._await(query)
         self.speeds.append(Speed("send, two receive", rows, time.monotonic() - started))
         return in_doubt, taken_over
@@ -186,8 +194,16 @@ class Story:
         for name, selector in subscribers:
             options = {"subscription": name} | ({"selector": selector} if selector else {})
             output = self.work / "received" / name
-            query = queries.receive(self.spark, self.root, "delays", output, self.work / "checkpoints" / name, name,
-                                    available_now=True, **options)  # fmt: skip
+            query = queries.receive(
+                self.spark,
+                self.root,
+                "delays",
+                output,
+                self.work / "checkpoints" / name,
+                name,
+                available_now=True,
+                **options,
+            )
             self._timed(f"receive as {name}", len(expected[selector]), query)
             out.append(subscription_account(name, selector, expected[selector], output))
             self.screen.say(f"{name}: {out[-1].received:,} messages")
@@ -207,7 +223,7 @@ class Story:
                 Speed(f"receiver {receiver.name}, in batches it reported", receiver.rows, sum(receiver.batch_ms) / 1000)
             )
 
-    def account(self, subscriptions: list[SubscriptionAccount], in_doubt: int, taken_over: int) -> Outcome:
+    def account(self, subscriptions: list[SubscriptionAccount], in_doubt: int, taken_over: int) -> DemoResult:
         self.screen.stage(
             "The account", "Computed from the two tables that were written and from the flights that were sent."
         )
@@ -218,7 +234,7 @@ class Story:
         problems = self.problems + queue.problems + [p for s in subscriptions for p in s.problems]
         if queue.sent != self.total:
             problems.append(f"{queue.sent:,} messages were committed, but there are {self.total:,} flights")
-        return Outcome(
+        return DemoResult(
             queue, subscriptions, self.speeds, self.watch.samples, self.watch.marks, in_doubt, taken_over, problems
         )
 
@@ -250,8 +266,12 @@ class Story:
         self.screen.bar("sent", last.sent, self.total)
         for receiver in self.receivers:
             ms = receiver.batch_ms[-1] if receiver.batch_ms else 0
-            self.screen.bar(f"received by {receiver.name}", receiver.rows, self.total,
-                            f"{len(receiver.batches)} batches, the last in {ms / 1000:.1f} s" if ms else "")  # fmt: skip
+            self.screen.bar(
+                f"received by {receiver.name}",
+                receiver.rows,
+                self.total,
+                f"{len(receiver.batches)} batches, the last in {ms / 1000:.1f} s" if ms else "",
+            )
         self.screen.depth([sample.backlog for sample in self.watch.samples], last.backlog)
 
     def _until(self, condition: Callable[[], bool], what: str) -> None:
@@ -263,8 +283,10 @@ class Story:
             if now != state:
                 moved_s, state = time.monotonic(), now
             elif time.monotonic() - moved_s > STUCK_AFTER_S:
-                raise DemoError(f"nothing moved for {STUCK_AFTER_S:.0f} s while waiting until {what}: {self.watch.last.backlog:,} "
-                                "messages wait")  # fmt: skip
+                raise DemoError(
+                    f"nothing moved for {STUCK_AFTER_S:.0f} s while waiting until {what}: {self.watch.last.backlog:,} "
+                    "messages wait"
+                )
             time.sleep(_TICK_S)
 
     def _await(self, query: StreamingQuery) -> None:

@@ -77,8 +77,11 @@ class Watch:
                     states = views.states(self._domain, store, self._destination, None)
                     snapshot = log.snapshot
                     last = {member: snapshot.last_sequence(member) for member in states}
-                    claims = tuple(OpenClaim(member, claim.consumer, claim.picks)
-                                   for member, state in states.items() for claim in state.claims.values())  # fmt: skip
+                    claims = tuple(
+                        OpenClaim(member, claim.consumer, claim.picks)
+                        for member, state in states.items()
+                        for claim in state.claims.values()
+                    )
                     backlog = sum(state.unfinished(1, last[member]).count for member, state in states.items())
                     self.samples.append(Sample(self.second, sum(last.values()), backlog, claims))
                 except (JmsqError, OSError) as error:  # told by check(), in the demo's own thread

@@ -82,9 +82,14 @@ class PrivatePostgresql:
     def _run(self, command: list[str]) -> None:
         program = str(self._programs / command[0])
         done = subprocess.run(
-            [program, *command[1:]], capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False,
-            cwd=self.directory, **self._identity,
-        )  # fmt: skip
+            [program, *command[1:]],
+            capture_output=True,
+            text=True,
+            timeout=START_TIMEOUT_S,
+            check=False,
+            cwd=self.directory,
+            **self._identity,
+        )
         if done.returncode != 0:
             raise RuntimeError(f"{command[0]} failed: {done.stderr[-2000:]}")
 
@@ -99,8 +104,12 @@ class PrivatePostgresql:
             with open(self._log, "ab") as log:
                 self._process = subprocess.Popen(
                     [str(self._programs / "postgres"), "-D", self._data, "-p", str(self.port), *options],
-                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.directory, **self._identity,
-                )  # fmt: skip
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    cwd=self.directory,
+                    **self._identity,
+                )
             wait_until(self._answers, START_TIMEOUT_S, f"PostgreSQL starts (see {self._log})")
 
     def _answers(self) -> bool:

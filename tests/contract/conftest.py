@@ -21,8 +21,9 @@ def client_root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]
         store = f"jdbc:sqlite:///{tmp_path}/store.db"
     elif store == "postgresql":
         store = request.getfixturevalue("postgresql").uri()
-    with memory_domain(store, orders="queue", prices="topic", spread=FOUR,
-                       small={"kind": "queue", "max_message_bytes": 10}) as where:  # fmt: skip
+    with memory_domain(
+        store, orders="queue", prices="topic", spread=FOUR, small={"kind": "queue", "max_message_bytes": 10}
+    ) as where:
         yield where
 
 

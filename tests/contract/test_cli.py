@@ -115,10 +115,19 @@ def test_a_wrong_module_file_changes_nothing(root: str, tmp_path: Path, jmsq: Jm
 def test_list(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
     found = {d["name"]: d for d in js("list")}
     assert found["orders"] == {
-        "name": "orders", "kind": "distributed-queue", "members": 2, "routing": "round-robin", "maxMessageSize": 10 * 2**20,
-        "retention": 0, "inDoubtTimeout": 60_000, "fileGrace": 3_600_000,
-        "acknowledgementRetention": 604_800_000, "durability": "process", "subscriptions": [], "epoch": 1,
-    }  # fmt: skip
+        "name": "orders",
+        "kind": "distributed-queue",
+        "members": 2,
+        "routing": "round-robin",
+        "maxMessageSize": 10 * 2**20,
+        "retention": 0,
+        "inDoubtTimeout": 60_000,
+        "fileGrace": 3_600_000,
+        "acknowledgementRetention": 604_800_000,
+        "durability": "process",
+        "subscriptions": [],
+        "epoch": 1,
+    }
     assert sorted(found) == ["invoices", "orders", "prices"]
     text = jmsq("list").stdout
     assert "distributed-queue" in text
@@ -127,15 +136,38 @@ def test_list(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
 
 # -- messages -------------------------------------------------------------------------------------------------------------
 def test_send_receive_and_browse(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
-    sent = js("send", "orders", "--text", "hello", "-p", "color=red", "-p", "n:int=5", "-p", "ok:boolean=true", "--group", "g",
-              "-p", "x:double=0.5", "--priority", "7", "--correlation-id", "c", "--type", "t", "--reply-to", "prices")  # fmt: skip
+    sent = js(
+        "send",
+        "orders",
+        "--text",
+        "hello",
+        "-p",
+        "color=red",
+        "-p",
+        "n:int=5",
+        "-p",
+        "ok:boolean=true",
+        "--group",
+        "g",
+        "-p",
+        "x:double=0.5",
+        "--priority",
+        "7",
+        "--correlation-id",
+        "c",
+        "--type",
+        "t",
+        "--reply-to",
+        "prices",
+    )
     assert sent["sent"] == 1
     browsed = lines(jmsq("browse", "orders", "--selector", "color = 'red' AND n = 5", "--json"))
     assert [m["message_id"] for m in browsed] == [sent["message_id"]]
     received = lines(jmsq("receive", "orders", "--json"))
     assert received[0]["properties"] == {"color": "red", "n": 5, "ok": True, "x": 0.5}
-    assert [received[0][k] for k in ("text", "group_id", "priority", "correlation_id", "type", "reply_to", "redelivered")] == [
-        "hello", "g", 7, "c", "t", "prices", False]  # fmt: skip
+    assert [
+        received[0][k] for k in ("text", "group_id", "priority", "correlation_id", "type", "reply_to", "redelivered")
+    ] == ["hello", "g", 7, "c", "t", "prices", False]
     assert jmsq("browse", "orders").stdout == "orders is empty\n"
     assert len(lines(jmsq("browse", "orders", "--all", "--json"))) == 1
     nothing = jmsq("receive", "orders", "--timeout", "0", code=3)
@@ -209,26 +241,29 @@ def test_a_subscription_in_use_is_not_dropped(domain: str, jmsq: Jmsq) -> None:
     assert "dropped subscription billing" in jmsq("subscriptions", "--drop", "prices/billing").stdout
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    (["send", "orders"], "one of --text, --file and --stdin"),
-    (["send", "orders", "--text", "a", "--stdin"], "one of --text, --file and --stdin"),
-    (["send", "orders", "--stdin", "--count", "2"], "--count does not go with --stdin"),
-    (["send", "orders", "--text", "a", "--binary"], "--binary goes with --file"),
-    (["send", "orders", "--text", "a", "-p", "color"], "NAME:TYPE=VALUE"),
-    (["send", "orders", "--text", "a", "-p", "n:integer=5"], "TYPE one of string, boolean"),
-    (["send", "orders", "--text", "a", "-p", "n:int=five"], "'five' is no int (property n)"),
-    (["send", "orders", "--text", "a", "-p", "n:byte=128"], "'128' is no byte"),
-    (["send", "orders", "--text", "a", "-p", "n:boolean=1"], "'1' is no boolean"),
-    (["send", "orders", "--text", "a", "--priority", "10"], "0<=x<=9"),
-    (["send", "orders", "--text", "a", "--delay", "soon"], "not a duration"),
-    (["browse", "prices", "--all", "--subscription", "x"], "leave one of the two out"),
-    (["stat", "--times", "2"], "--times goes with --watch"),
-    (["stat", "--watch", "orders"], "a destination goes before --watch"),
-    (["stat", "--watch=0"], "0.05 to 86400"),
-    (["purge", "orders", "--member", "2"], "orders has the members 0 to 1"),
-    (["nothing"], "No such command 'nothing'"),
-    (["list", "--jsn"], "No such option"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["send", "orders"], "one of --text, --file and --stdin"),
+        (["send", "orders", "--text", "a", "--stdin"], "one of --text, --file and --stdin"),
+        (["send", "orders", "--stdin", "--count", "2"], "--count does not go with --stdin"),
+        (["send", "orders", "--text", "a", "--binary"], "--binary goes with --file"),
+        (["send", "orders", "--text", "a", "-p", "color"], "NAME:TYPE=VALUE"),
+        (["send", "orders", "--text", "a", "-p", "n:integer=5"], "TYPE one of string, boolean"),
+        (["send", "orders", "--text", "a", "-p", "n:int=five"], "'five' is no int (property n)"),
+        (["send", "orders", "--text", "a", "-p", "n:byte=128"], "'128' is no byte"),
+        (["send", "orders", "--text", "a", "-p", "n:boolean=1"], "'1' is no boolean"),
+        (["send", "orders", "--text", "a", "--priority", "10"], "0<=x<=9"),
+        (["send", "orders", "--text", "a", "--delay", "soon"], "not a duration"),
+        (["browse", "prices", "--all", "--subscription", "x"], "leave one of the two out"),
+        (["stat", "--times", "2"], "--times goes with --watch"),
+        (["stat", "--watch", "orders"], "a destination goes before --watch"),
+        (["stat", "--watch=0"], "0.05 to 86400"),
+        (["purge", "orders", "--member", "2"], "orders has the members 0 to 1"),
+        (["nothing"], "No such command 'nothing'"),
+        (["list", "--jsn"], "No such option"),
+    ],
+)
 def test_wrong_usage_is_2_and_one_line(domain: str, jmsq: Jmsq, arguments: list[str], said: str) -> None:
     result = jmsq(*arguments, code=2, input="")
     assert result.stdout == ""
@@ -239,21 +274,24 @@ def test_wrong_usage_is_2_and_one_line(domain: str, jmsq: Jmsq, arguments: list[
     assert said in error["message"]
 
 
-@pytest.mark.parametrize(("arguments", "kind"), [
-    (["send", "nothing", "--text", "a"], "InvalidDestinationError"),
-    (["receive", "nothing"], "InvalidDestinationError"),
-    (["browse", "nothing", "--all"], "InvalidDestinationError"),
-    (["stat", "nothing"], "InvalidDestinationError"),
-    (["purge", "nothing", "--yes"], "InvalidDestinationError"),
-    (["acks", "nothing"], "InvalidDestinationError"),
-    (["claims", "nothing"], "InvalidDestinationError"),
-    (["housekeep", "nothing", "--once"], "InvalidDestinationError"),
-    (["claims", "--release", "abc"], "JmsqError"),
-    (["receive", "prices"], "OptionError"),
-    (["receive", "orders", "--selector", "color ="], "InvalidSelectorError"),
-    (["send", "orders", "--text", "a", "-p", "JMSx=1"], "MessageFormatError"),
-    (["apply", "gone.yaml"], "ModuleFileError"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [
+        (["send", "nothing", "--text", "a"], "InvalidDestinationError"),
+        (["receive", "nothing"], "InvalidDestinationError"),
+        (["browse", "nothing", "--all"], "InvalidDestinationError"),
+        (["stat", "nothing"], "InvalidDestinationError"),
+        (["purge", "nothing", "--yes"], "InvalidDestinationError"),
+        (["acks", "nothing"], "InvalidDestinationError"),
+        (["claims", "nothing"], "InvalidDestinationError"),
+        (["housekeep", "nothing", "--once"], "InvalidDestinationError"),
+        (["claims", "--release", "abc"], "JmsqError"),
+        (["receive", "prices"], "OptionError"),
+        (["receive", "orders", "--selector", "color ="], "InvalidSelectorError"),
+        (["send", "orders", "--text", "a", "-p", "JMSx=1"], "MessageFormatError"),
+        (["apply", "gone.yaml"], "ModuleFileError"),
+    ],
+)
 def test_errors_are_named_and_1(domain: str, jmsq: Jmsq, arguments: list[str], kind: str) -> None:
     plain = jmsq(*arguments, code=1)
     assert plain.stdout == ""
@@ -300,11 +338,32 @@ def test_watching_shows_rates(domain: str, jmsq: Jmsq, monkeypatch: pytest.Monke
 # -- claims ---------------------------------------------------------------------------------------------------------------
 def test_a_claim_in_doubt_is_listed_and_released(in_doubt: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
     (row,) = js("claims")
-    assert {k: row[k] for k in ("claim", "state", "destination", "subscription", "member", "consumer", "live", "messages",
-                                "first", "last")} == {
-        "claim": in_doubt, "state": "in doubt", "destination": "invoices", "subscription": "-", "member": 0, "consumer": "query-1",
-        "live": False, "messages": 3, "first": 1, "last": 3,
-    }  # fmt: skip
+    assert {
+        k: row[k]
+        for k in (
+            "claim",
+            "state",
+            "destination",
+            "subscription",
+            "member",
+            "consumer",
+            "live",
+            "messages",
+            "first",
+            "last",
+        )
+    } == {
+        "claim": in_doubt,
+        "state": "in doubt",
+        "destination": "invoices",
+        "subscription": "-",
+        "member": 0,
+        "consumer": "query-1",
+        "live": False,
+        "messages": 3,
+        "first": 1,
+        "last": 3,
+    }
     assert js("claims", "orders") == []
     jmsq("receive", "invoices", "--timeout", "0", code=3)
     assert f"no open claim '{in_doubt}'" in jmsq("claims", "orders", "--release", in_doubt, code=1).stderr
@@ -346,8 +405,12 @@ def test_a_record_that_is_not_handed_over_is_named(domain: str, jmsq: Jmsq) -> N
 def test_purge_drops_the_backlog_but_not_what_is_claimed(in_doubt: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
     jmsq("send", "invoices", "--text", "x", "--count", "4")
     assert js("purge", "invoices", "--yes") == {
-        "destination": "invoices", "dropped": 4, "claimed": 3, "deleted_messages": 4, "deleted_files": 1,
-    }  # fmt: skip
+        "destination": "invoices",
+        "dropped": 4,
+        "claimed": 3,
+        "deleted_messages": 4,
+        "deleted_files": 1,
+    }
     (stat,) = js("stat", "invoices")["destinations"]
     assert (stat["sent"], stat["backlog"], stat["claimed"], stat["stored_messages"]) == (7, 3, 3, 3)
     acks = js("acks", "invoices")
@@ -377,8 +440,12 @@ def test_purge_of_what_is_acknowledged_drops_nothing(domain: str, jmsq: Jmsq, js
     jmsq("send", "invoices", "--text", "b")
     jmsq("receive", "invoices")
     assert js("purge", "invoices", "--acknowledged-only") == {
-        "destination": "invoices", "dropped": 0, "claimed": 0, "deleted_messages": 1, "deleted_files": 1,
-    }  # fmt: skip
+        "destination": "invoices",
+        "dropped": 0,
+        "claimed": 0,
+        "deleted_messages": 1,
+        "deleted_files": 1,
+    }
     assert [m["text"] for m in lines(jmsq("browse", "invoices", "--all", "--json"))] == ["b"]
 
 
@@ -389,8 +456,12 @@ def test_purge_of_one_subscription(domain: str, jmsq: Jmsq, js: Callable[..., An
     assert js("purge", "prices", "--subscription", "a", "--yes")["dropped"] == 5
     assert {r["subscription"]: r["backlog"] for r in js("subscriptions", "prices")} == {"a": 0, "b": 5}
     assert js("purge", "prices", "--yes") | {"deleted_files": 1} == {
-        "destination": "prices", "dropped": 5, "claimed": 0, "deleted_messages": 5, "deleted_files": 1,
-    }  # fmt: skip
+        "destination": "prices",
+        "dropped": 5,
+        "claimed": 0,
+        "deleted_messages": 5,
+        "deleted_files": 1,
+    }
 
 
 # -- housekeeping and the rest --------------------------------------------------------------------------------------------

@@ -52,8 +52,13 @@ def consume(context: Any, queue: str, directory: Path) -> int:
             message = consumer.receive(timeout_s=0.2)
             if message is None:
                 continue
-            row = {"key": message.text, "unit": message.group_id, "member": message.member, "sequence": message.sequence,
-                   "redelivered": message.redelivered}  # fmt: skip
+            row = {
+                "key": message.text,
+                "unit": message.group_id,
+                "member": message.member,
+                "sequence": message.sequence,
+                "redelivered": message.redelivered,
+            }
             out.write(json.dumps(row) + "\n")
             message.acknowledge()
             received += 1

@@ -110,21 +110,27 @@ class ClientApp:
 def _producing(root: Path, feed: Feed, path: Path, name: str, *, units: bool) -> dict[str, Any]:
     unit = f"concat('{name}-', cast(value AS bigint) % {STREAM_UNITS})" if units else "cast(NULL AS string)"
     return {
-        "from": "text", "options": {"path": str(feed.folder), "maxFilesPerTrigger": "1"},
+        "from": "text",
+        "options": {"path": str(feed.folder), "maxFilesPerTrigger": "1"},
         "select": [f"concat('{name}:', value) AS text", f"{unit} AS JMSXGroupID"],
         "to": "jmsq",
-        "sinkOptions": {"root": str(root), "destination": QUEUE, "checkpointLocation": str(path / f"checkpoint-{name}")},
+        "sinkOptions": {
+            "root": str(root),
+            "destination": QUEUE,
+            "checkpointLocation": str(path / f"checkpoint-{name}"),
+        },
         "trigger": "200 milliseconds",
-    }  # fmt: skip
+    }
 
 
 def _consuming(root: Path, path: Path, name: str) -> dict[str, Any]:
     return {
-        "from": "jmsq", "options": {"root": str(root), "destination": QUEUE, "maxMessagesPerTrigger": "300"},
+        "from": "jmsq",
+        "options": {"root": str(root), "destination": QUEUE, "maxMessagesPerTrigger": "300"},
         "select": ["text AS key", "JMSXGroupID AS unit", "member", "sequence", "JMSRedelivered AS redelivered"],
         "to": "delta",
         "sinkOptions": {"path": str(path / f"output-{name}"), "checkpointLocation": str(path / f"checkpoint-{name}")},
-    }  # fmt: skip
+    }
 
 
 @dataclass
@@ -150,11 +156,16 @@ class Run:
         self._short_log_retention()
         self.feeds = {name: Feed(self.path / f"input-{name}") for name in ("s1", "s2")}
         self.apps = [
-            App(self.path / f"app-{i}", {
-                f"s{i}": _producing(self.root, self.feeds[f"s{i}"], self.path, f"s{i}", units=i == 2),
-                f"c{i}": _consuming(self.root, self.path, f"c{i}"),
-            }, tune=TUNE) for i in (1, 2)
-        ]  # fmt: skip
+            App(
+                self.path / f"app-{i}",
+                {
+                    f"s{i}": _producing(self.root, self.feeds[f"s{i}"], self.path, f"s{i}", units=i == 2),
+                    f"c{i}": _consuming(self.root, self.path, f"c{i}"),
+                },
+                tune=TUNE,
+            )
+            for i in (1, 2)
+        ]
         self.clients = [
             ClientApp(self.path, self.root, "produce", "k1"),
             ClientApp(self.path, self.root, "produce-units", "k2"),

@@ -74,9 +74,13 @@ def consumer(root: Path, table: Path, checkpoint: Path, per_batch: int, **option
         "from": "jmsq",
         "options": {"root": str(root), "destination": QUEUE, "maxMessagesPerTrigger": str(per_batch), **options},
         "select": [
-            "cast(text AS bigint) AS n", "JMSXGroupID AS unit", "member", "sequence", "JMSRedelivered AS redelivered",
+            "cast(text AS bigint) AS n",
+            "JMSXGroupID AS unit",
+            "member",
+            "sequence",
+            "JMSRedelivered AS redelivered",
             "JMSXDeliveryCount AS deliveries",
         ],
         "to": "delta",
         "sinkOptions": {"path": str(table), "checkpointLocation": str(checkpoint)},
-    }  # fmt: skip
+    }

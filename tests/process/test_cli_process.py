@@ -43,8 +43,15 @@ def test_help_loads_nothing_heavy(domain: str) -> None:
 
 def test_no_command_loads_pyspark(domain: str) -> None:
     module = Path(__file__).parents[2] / "conf" / "jms-module.yaml"
-    for arguments in (["apply", str(module)], ["send", "orders", "--text", "a"], ["receive", "orders"], ["stat"],
-                      ["browse", "orders"], ["housekeep", "--once"], ["purge", "orders", "--yes"]):  # fmt: skip
+    for arguments in (
+        ["apply", str(module)],
+        ["send", "orders", "--text", "a"],
+        ["receive", "orders"],
+        ["stat"],
+        ["browse", "orders"],
+        ["housekeep", "--once"],
+        ["purge", "orders", "--yes"],
+    ):
         assert not modules_after(*arguments, "--root", domain) & {"pyspark", "py4j", "delta"}
 
 

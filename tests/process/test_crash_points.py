@@ -77,10 +77,18 @@ class Chain:
             self.app.start()
         self._drain(plan, failed_before)
         self._check(plan, failed_before)
-        self.outcomes.append({
-            "point": plan.point, "target": plan.target, "nth": plan.nth, "orphan": plan.orphan, "sent": self.feed.sent,
-            "strike_s": round(struck - began, 1), "recovery_s": round(time.monotonic() - struck, 1), "outcome": "exactly once",
-        })  # fmt: skip
+        self.outcomes.append(
+            {
+                "point": plan.point,
+                "target": plan.target,
+                "nth": plan.nth,
+                "orphan": plan.orphan,
+                "sent": self.feed.sent,
+                "strike_s": round(struck - began, 1),
+                "recovery_s": round(time.monotonic() - struck, 1),
+                "outcome": "exactly once",
+            }
+        )
 
     def _await_strike(self, plan: Plan, failed_before: int) -> None:
         def more() -> bool:
@@ -176,8 +184,13 @@ ORPHANS = ("die", "continue", "linger")
 @pytest.mark.parametrize("target", ["worker", "driver"])
 def test_every_point_and_target(tmp_path: Path, target: str, repetition: int) -> None:
     """The whole matrix, and some points beyond the twelve; repetitions differ in the hit and in what orphans do."""
-    late = {"file-write": 1 + 5 * repetition, "send-commit": 1 + 3 * repetition, "claim-write": 1 + 2 * repetition,
-            "task-read": 1 + 4 * repetition, "record-open": 1 + repetition}  # fmt: skip
+    late = {
+        "file-write": 1 + 5 * repetition,
+        "send-commit": 1 + 3 * repetition,
+        "claim-write": 1 + 2 * repetition,
+        "task-read": 1 + 4 * repetition,
+        "record-open": 1 + repetition,
+    }
     plans = [Plan("before-task-read", target, orphan=ORPHANS[repetition])] + [
         Plan(point, target, late.get(point.split("-", 1)[1], 1), ORPHANS[repetition])
         for point in (*POINTS, *MORE_POINTS)

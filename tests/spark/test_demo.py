@@ -31,9 +31,13 @@ def demo(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
     """In a session of its own, as a terminal would have it, so that what it leaves behind can be found."""
     return subprocess.Popen(
         [sys.executable, "-m", "spark_jms.demo", "--plain", *arguments],
-        cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
         env={**os.environ, "TMPDIR": str(cwd), "PYTHONPATH": str(Path(__file__).parents[2])},
-    )  # fmt: skip
+    )
 
 
 def processes_in(directory: Path) -> list[str]:
@@ -120,14 +124,26 @@ class Tables:
         member = sum(map(ord, row["tailnum"] or "")) % 2
         self.last[member] += 1
         row["JMSXGroupSeq"] = row.pop("leg")
-        return {"member": member, "sequence": self.last[member], "JMSMessageID": f"ID:{row['number']}", "JMSRedelivered": False,
-                "JMSXDeliveryCount": 1, "JMSXGroupID": row["tailnum"], **row}  # fmt: skip
+        return {
+            "member": member,
+            "sequence": self.last[member],
+            "JMSMessageID": f"ID:{row['number']}",
+            "JMSRedelivered": False,
+            "JMSXDeliveryCount": 1,
+            "JMSXGroupID": row["tailnum"],
+            **row,
+        }
 
     def write(self) -> None:
         types = {field.name: field.type for field in flights.FEED_SCHEMA} | {
-            "member": pa.int32(), "sequence": pa.int64(), "JMSMessageID": pa.string(), "JMSRedelivered": pa.bool_(),
-            "JMSXDeliveryCount": pa.int32(), "JMSXGroupID": pa.string(), "JMSXGroupSeq": pa.int32(),
-        }  # fmt: skip
+            "member": pa.int32(),
+            "sequence": pa.int64(),
+            "JMSMessageID": pa.string(),
+            "JMSRedelivered": pa.bool_(),
+            "JMSXDeliveryCount": pa.int32(),
+            "JMSXGroupID": pa.string(),
+            "JMSXGroupSeq": pa.int32(),
+        }
         for path in self.tables.values():
             (path / "_delta_log").mkdir(parents=True)
         for i in range(0, len(self.rows), BATCH):

@@ -26,7 +26,10 @@ class Row:
 def test_values_as_json() -> None:
     when = datetime(2026, 1, 31, 9, 0, 0, 5000, tzinfo=timezone(timedelta(hours=1)))
     assert plain([Row("a", when), {1: float("nan")}, (float("-inf"), 0.5, None)]) == [
-        {"name": "a", "when": "2026-01-31T08:00:00.005Z"}, {"1": "nan"}, ["-inf", 0.5, None]]  # fmt: skip
+        {"name": "a", "when": "2026-01-31T08:00:00.005Z"},
+        {"1": "nan"},
+        ["-inf", 0.5, None],
+    ]
 
 
 @given(st.text())
@@ -43,12 +46,18 @@ def test_control_characters_are_shown() -> None:
     assert visible("a\x1b[31mb\x00\u202e") == "a\\x1b[31mb\\x00\\u202e"
 
 
-@pytest.mark.parametrize(("size", "shown"), [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (10 * 2**20, "10.0 MiB"), (2**50, "1024.0 TiB")])  # fmt: skip  # noqa: E501
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (10 * 2**20, "10.0 MiB"), (2**50, "1024.0 TiB")],
+)
 def test_sizes(size: int, shown: str) -> None:
     assert human_bytes(size) == shown
 
 
-@pytest.mark.parametrize(("ms", "shown"), [(0, "0"), (250, "250 ms"), (1500, "1500 ms"), (30_000, "30 s"), (86_400_000, "1 d"), (90_000, "90 s")])  # fmt: skip  # noqa: E501
+@pytest.mark.parametrize(
+    ("ms", "shown"),
+    [(0, "0"), (250, "250 ms"), (1500, "1500 ms"), (30_000, "30 s"), (86_400_000, "1 d"), (90_000, "90 s")],
+)
 def test_durations(ms: int, shown: str) -> None:
     assert human_ms(ms) == shown
 
@@ -103,7 +112,14 @@ def test_typed_properties() -> None:
         "g:string=1",
     ]
     assert dict(map(_property, given)) == {
-        "a": "", "b": "x=y", "c": -(2**63), "d": 1000.0, "e": False, "f": -128, "g": "1"}  # fmt: skip
+        "a": "",
+        "b": "x=y",
+        "c": -(2**63),
+        "d": 1000.0,
+        "e": False,
+        "f": -128,
+        "g": "1",
+    }
     for wrong in ("a", "=1", ":int=1", "a:=1", "a:int=1.5", "a:short=32768", "a:double=x"):
         with pytest.raises(click.BadParameter):
             _property(wrong)

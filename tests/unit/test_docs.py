@@ -12,8 +12,11 @@ import pytest
 
 PROJECT = Path(__file__).parents[2]
 DOCS = sorted([PROJECT / "README.md", *(PROJECT / "docs").glob("*.md")])
-IDS = {f"{group}{n}" for group, last in {"C": 17, "R": 20, "S": 9, "D": 10, "T": 17, "M": 6}.items()
-       for n in range(1, last + 1)}  # fmt: skip
+IDS = {
+    f"{group}{n}"
+    for group, last in {"C": 17, "R": 20, "S": 9, "D": 10, "T": 17, "M": 6}.items()
+    for n in range(1, last + 1)
+}
 STATES = {"done", "part", "not yet"}
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|^\[[^\]]+\]: (\S+)", re.MULTILINE)
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
