@@ -58,7 +58,7 @@ setup(
         "numpy>=1.26",
         "obstore",
         "lark>=1.2",
-        "pydantic>=2",
+        "attrs>=23.1",
         "PyYAML>=6",
         "click>=8.1",
         "rich>=13",

@@ -5,43 +5,37 @@
       prices: {kind: topic, retention: 1 day}
     store: file                     # optional: file (beside the tables), an absolute path or a URI
 
-Every violation is a ModuleFileError that names file, line, key, value and what is allowed. Nothing of the root is
-touched before the whole file is found right.
+The keys and their values are declared in `spark_jms/settings/destination.py`. Every violation is a ModuleFileError that
+names file, line, key, value and what is allowed; it is raised before anything changes at the root.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from spark_jms.core.destination import DURABILITIES, KINDS, MAX_MEMBERS, Destination, check_name
-from spark_jms.core.duration import parse_duration_ms
-from spark_jms.core.routing import POLICIES
+from spark_jms.core.destination import Destination, check_name
 from spark_jms.errors import ModuleFileError
 from spark_jms.module_tree import Node, describe, from_dict, from_text
+from spark_jms.settings.destination import KEYS, DestinationSettings, DomainSettings, contradiction
+from spark_jms.settings.table import REQUIRED, hint, settings_of
+from spark_jms.settings.types import ListOf, NotAllowed, ValueType
 
 if TYPE_CHECKING:
     from spark_jms.log.domain import Change
     from spark_jms.store import Store
 
 MAX_FILE_BYTES = 2**20
-MAX_MESSAGE_BYTES = 2**30
-MAX_WEIGHT = 1_000_000
-_DAY_MS = 86_400_000
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*\Z")
-_SIZE_UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-_WHOLE = re.compile(r"-?(0|[1-9]\d*)\Z")
 _STORE_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 
 
 @dataclass(frozen=True)
 class Module:
-    """A module file that is right. `store` None: as the domain has it, or `file` for a new one."""
+    """A checked module file. `store` None: the domain keeps its store; a new domain gets `file`."""
 
     destinations: list[Destination]
     store: str | None = None
@@ -49,10 +43,11 @@ class Module:
 
 # -- applying ----------------------------------------------------------------------------------------------------------
 def apply(root: str | os.PathLike[str], module: str | os.PathLike[str] | Mapping[str, Any]) -> list[Change]:
-    """Make the domain at `root` as the module file (or the same as a dict) says; returns what happened to each.
+    """Create and change the destinations of the domain at `root` as the module file (or a dict of the same shape)
+    declares them. Returns one Change for each destination.
 
-    Applying again changes nothing. Members may be added while jobs run. Members go only when they are empty
-    (MemberRemovalError). Destinations that are not declared stay as they are.
+    Applying the same file again changes nothing. Members may be added while jobs run; only empty members may be removed
+    (MemberRemovalError). Destinations that the file does not declare stay as they are.
     """
     declared = load_module(module)
     from spark_jms.log.domain import apply_destinations, create_domain
@@ -73,7 +68,7 @@ def apply(root: str | os.PathLike[str], module: str | os.PathLike[str] | Mapping
 
 # -- reading -----------------------------------------------------------------------------------------------------------
 def load_module(module: str | os.PathLike[str] | Mapping[str, Any]) -> Module:
-    """Raises ModuleFileError; see the top of the file."""
+    """Raises ModuleFileError, as described at the top of this file."""
     if isinstance(module, Mapping):
         return _Reader("module").module(from_dict("module", module))
     path = os.fspath(module)
@@ -90,24 +85,18 @@ def load_module(module: str | os.PathLike[str] | Mapping[str, Any]) -> Module:
 
 
 def declare(destination: Destination) -> dict[str, object]:
-    """The declaration of a destination as the module file has it: `load_module` of it gives the same again."""
-    out: dict[str, object] = {"kind": destination.kind}
-    if destination.kind.startswith("distributed-"):
-        out["members"] = destination.members
-    out["routing"] = destination.routing
-    if destination.routing == "weighted":
-        out["weights"] = list(destination.weights)
-    out["maxMessageSize"] = destination.max_message_bytes
-    out["retention"] = destination.retention_ms
-    out["inDoubtTimeout"] = destination.in_doubt_timeout_ms
-    out["fileGrace"] = destination.file_grace_ms
-    out["acknowledgementRetention"] = destination.acknowledgement_retention_ms
-    out["durability"] = destination.durability
-    return out
+    """The settings of a destination as the module file has them: `load_module` reads them back."""
+    left_out = set()
+    if not destination.kind.startswith("distributed-"):
+        left_out.add("members")
+    if destination.routing != "weighted":
+        left_out.add("weights")
+    values = {name: getattr(destination, row.field) for name, row in KEYS.items() if name not in left_out}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 class _Reader:
-    """Walks the tree of one file. `path` is where a value stands, such as `destinations.orders.members`."""
+    """Reads the tree of one file. `path` is the place of a value, such as `destinations.orders.members`."""
 
     def __init__(self, file: str) -> None:
         self._file = file
@@ -118,7 +107,7 @@ class _Reader:
                 f"{self._file}: the module file is empty: it needs `destinations:` with at least one in it"
             )
         top = self._mapping(tree, "", "`destinations:` and optionally `store:`")
-        self._known_keys(top, "", ("destinations", "store"))
+        self._known_keys(top, "", {"destinations": None, **settings_of(DomainSettings)})
         if "destinations" not in top:
             raise self._fail(
                 tree, "`destinations:` is missing: it needs at least one destination, such as `orders: {kind: queue}`"
@@ -139,104 +128,28 @@ class _Reader:
         except ModuleFileError as error:
             raise self._fail(node.key or node, str(error)) from error
         keys = self._mapping(node, path, "a mapping with at least `kind`, such as {kind: queue}")
-        self._known_keys(keys, path, tuple(_KEYS))
-        if "kind" not in keys:
-            raise self._fail(node.key or node, f"{path}.kind is missing: it must be one of {', '.join(KINDS)}")
-        values = {_KEYS[key][0]: _KEYS[key][1](self, keys[key], f"{path}.{key}") for key in keys}
-        self._check_together(path, keys, values)
-        try:
-            return Destination(name=name, **values)
-        except ModuleFileError as error:  # a rule of Destination that has no words of its own here
-            raise self._fail(node.key or node, str(error)) from error
+        self._known_keys(keys, path, KEYS)
+        values = {}
+        for key, row in KEYS.items():
+            if key in keys:
+                values[row.field] = self._value(keys[key], f"{path}.{key}", row.type)
+            elif row.default is REQUIRED:
+                raise self._fail(node.key or node, f"{path}.{key} is missing: it must be {row.type.allowed}")
+        if found := contradiction(DestinationSettings(name=name, **values)):
+            key, said = found
+            raise self._fail(keys[key], f"{path}.{said}")
+        return Destination(name=name, **values)
 
-    def _check_together(self, path: str, keys: Mapping[str, Node], values: Mapping[str, Any]) -> None:
-        kind, members = values["kind"], values.get("members", 1)
-        if members > 1 and not kind.startswith("distributed-"):
-            allowed = f"1, because a {kind} has one member (a distributed-{kind} may have up to {MAX_MEMBERS})"
-            raise self._bad(keys["members"], f"{path}.members", allowed)
-        routing = values.get("routing", "round-robin")
-        if routing == "weighted" and "weights" not in keys:
-            raise self._fail(
-                keys["routing"],
-                f"{path}.weights is missing: routing weighted needs {members} weight(s), one for each member",
-            )
-        if "weights" not in keys:
-            return
-        weights = values["weights"]
-        if routing != "weighted":
-            raise self._fail(
-                keys["weights"],
-                f"{path}.weights is {list(weights)}, but routing is {routing}: weights go with routing: weighted",
-            )
-        if len(weights) != members or not sum(weights):
-            raise self._bad(
-                keys["weights"], f"{path}.weights", f"a list of {members} weight(s), one for each member, not all 0"
-            )
-
-    # -- kinds of values ------------------------------------------------------------------------------------------
-    def _kind(self, node: Node, path: str) -> str:
-        return self._choice(node, path, KINDS)
-
-    def _routing(self, node: Node, path: str) -> str:
-        return self._choice(node, path, POLICIES)
-
-    def _choice(self, node: Node, path: str, allowed: Iterable[str]) -> str:
-        choices = tuple(allowed)
-        if node.kind == "str" and node.value in choices:
-            return str(node.value)
-        near = difflib.get_close_matches(str(node.value), choices, 1)
-        raise self._bad(node, path, f"one of {', '.join(choices)}" + (f" (did you mean {near[0]}?)" if near else ""))
-
-    def _members(self, node: Node, path: str) -> int:
-        return self._whole(node, path, 1, MAX_MEMBERS)
-
-    def _weights(self, node: Node, path: str) -> tuple[int, ...]:
-        if node.kind != "list":
-            raise self._bad(node, path, f"a list of whole numbers of 0 to {MAX_WEIGHT:,}, one for each member")
-        return tuple(self._whole(item, f"{path}[{i}]", 0, MAX_WEIGHT) for i, item in enumerate(node.value))
-
-    def _whole(self, node: Node, path: str, low: int, high: int) -> int:
-        """Written in plain decimal digits: YAML's 010 (eight) and 1:30 (ninety) are traps."""
-        text = str(node.text)
-        if node.kind == "int" and _WHOLE.match(text) and len(text) < 20 and low <= int(text) <= high:
-            return int(text)
-        raise self._bad(node, path, f"a whole number of {low:,} to {high:,}")
-
-    def _size(self, node: Node, path: str) -> int:
-        match = _SIZE.match(str(node.text).lower()) if node.kind in ("int", "float", "str") else None
-        if match and match[2] in _SIZE_UNITS and len(match[1]) < 20:
-            size = float(match[1]) * _SIZE_UNITS[match[2]]
-            if size == int(size) and 1 <= size <= MAX_MESSAGE_BYTES:
-                return int(size)
-        raise self._bad(
-            node,
-            path,
-            "1 byte to 1 GiB, written as a number of bytes or with KB, MB, GB, KiB, MiB or GiB, such as '10 MiB'",
-        )
-
-    def _duration(self, node: Node, path: str, most_days: int) -> int:
-        try:
-            if node.kind in ("int", "float", "str"):
-                duration_ms = parse_duration_ms(node.text)
-                if 0 <= duration_ms <= most_days * _DAY_MS:
-                    return duration_ms
-        except ValueError:
-            pass
-        raise self._bad(
-            node, path, f"0 to {most_days:,} days, written with ms, s, m, h or days, such as '30 s' (a bare number: ms)"
-        )
-
-    def _retention(self, node: Node, path: str) -> int:
-        return self._duration(node, path, 36_500)
-
-    def _in_doubt(self, node: Node, path: str) -> int:
-        return self._duration(node, path, 30)
-
-    def _durability(self, node: Node, path: str) -> str:
-        return self._choice(node, path, DURABILITIES)
-
-    def _grace(self, node: Node, path: str) -> int:
-        return self._duration(node, path, 365)
+    def _value(self, node: Node, path: str, type: ValueType) -> Any:
+        if isinstance(type, ListOf) and node.kind == "list":
+            return tuple(self._value(item, f"{path}[{i}]", type.item) for i, item in enumerate(node.value))
+        allowed = type.allowed
+        if node.kind in type.yaml:
+            try:
+                return type.read(node.value if node.kind == "duration" else node.text)
+            except NotAllowed as error:
+                allowed = error.allowed
+        raise self._bad(node, path, allowed)
 
     def _store(self, node: Node) -> str:
         from spark_jms.store.uri import SCHEMES
@@ -257,33 +170,15 @@ class _Reader:
         value: dict[str, Node] = node.value
         return value
 
-    def _known_keys(self, keys: Mapping[str, Node], path: str, allowed: tuple[str, ...]) -> None:
+    def _known_keys(self, keys: Mapping[str, Node], path: str, known: Mapping[str, object]) -> None:
         for key, node in keys.items():
-            if key not in allowed:
-                near = difflib.get_close_matches(key.lower(), [a.lower() for a in allowed], 1)
-                meant = next((a for a in allowed if near and a.lower() == near[0]), None)
-                raise self._fail(
-                    node.key or node,
-                    f"unknown key {key!r}{f' in {path}' if path else ''}: "
-                    f"{f'did you mean {meant!r}? ' if meant else ''}allowed are {', '.join(allowed)}",
-                )
+            if key not in known:
+                where = f" in {path}" if path else ""
+                said = f"unknown key {key!r}{where}: {hint(key, known)}allowed are {', '.join(known)}"
+                raise self._fail(node.key or node, said)
 
     def _bad(self, node: Node, path: str, allowed: str) -> ModuleFileError:
         return self._fail(node, f"{path} is {describe(node)}, but must be {allowed}")
 
     def _fail(self, node: Node, message: str) -> ModuleFileError:
         return ModuleFileError(f"{self._file}{f':{node.line}' if node.line else ''}: {message}")
-
-
-_KEYS: dict[str, tuple[str, Callable[[_Reader, Node, str], Any]]] = {
-    "kind": ("kind", _Reader._kind),
-    "members": ("members", _Reader._members),
-    "routing": ("routing", _Reader._routing),
-    "weights": ("weights", _Reader._weights),
-    "maxMessageSize": ("max_message_bytes", _Reader._size),
-    "retention": ("retention_ms", _Reader._retention),
-    "inDoubtTimeout": ("in_doubt_timeout_ms", _Reader._in_doubt),
-    "fileGrace": ("file_grace_ms", _Reader._grace),
-    "acknowledgementRetention": ("acknowledgement_retention_ms", _Reader._retention),
-    "durability": ("durability", _Reader._durability),
-}

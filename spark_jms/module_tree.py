@@ -1,10 +1,11 @@
-"""A module file as a tree of nodes that know their lines (C3): the step between YAML and `spark_jms.module`."""
+"""A module file as a tree of nodes with their lines (C3): the step between YAML and `spark_jms.module`."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from spark_jms.errors import ModuleFileError
@@ -12,13 +13,14 @@ from spark_jms.errors import ModuleFileError
 _MAX_SHOWN_CHARS = 80
 _MAX_DEPTH = 8
 _MAX_NODES = 200_000  # aliases can make a small file a huge tree
+_KINDS = {"bool": bool, "int": int, "float": float, "str": str, "duration": timedelta}
 _YAML_TAG = "tag:yaml.org,2002:"
 
 
 @dataclass(frozen=True)
 class Node:
-    """`kind` is dict, list, str, int, float, bool, null or other; `text` is a scalar as written; `line` 0 = no file.
-    `value` is a dict[str, Node], a list[Node], or the scalar. `key` is the place of its key, if it has one."""
+    """`kind` is dict, list, str, int, float, bool, duration (a timedelta), null or other. `text` is a scalar as written,
+    `line` is 0 without a file, `value` is a dict[str, Node], a list[Node] or the scalar, `key` the node of its key."""
 
     kind: str
     value: Any
@@ -41,7 +43,7 @@ def describe(node: Node) -> str:
 
 
 def from_text(file: str, data: bytes) -> Node | None:
-    """None when there is nothing in the file. Raises ModuleFileError with the line for what is not YAML."""
+    """None for an empty file. Raises ModuleFileError with the line when the file is not YAML."""
     import yaml
 
     try:
@@ -104,7 +106,7 @@ def _key(file: str, node: Any) -> Node:
     line = node.start_mark.line + 1
     kind = _kind_of(node) if isinstance(node.value, str) else "other"
     if kind != "str":
-        shown = f"{node.value!r} is read by YAML as {kind}" if kind != "other" else "this is no name"
+        shown = f"{node.value!r} is read by YAML as {kind}" if kind != "other" else "this is not a name"
         raise ModuleFileError(
             f"{file}:{line}: a key must be text, but {shown}: write it in quotes, or choose another name"
         )
@@ -112,7 +114,7 @@ def _key(file: str, node: Any) -> Node:
 
 
 def from_dict(file: str, value: object, depth: int = 0) -> Node:
-    """The same tree of Python values: no lines."""
+    """The same tree made from Python values, without lines."""
     if depth > _MAX_DEPTH:
         raise ModuleFileError(f"{file}: values are nested more than {_MAX_DEPTH} deep; a module needs no more than 4")
     if isinstance(value, Mapping):
@@ -124,7 +126,5 @@ def from_dict(file: str, value: object, depth: int = 0) -> Node:
         return Node("list", [from_dict(file, item, depth + 1) for item in value])
     if value is None:
         return Node("null", None)
-    kind = next(
-        (k for k, t in (("bool", bool), ("int", int), ("float", float), ("str", str)) if isinstance(value, t)), "other"
-    )
+    kind = next((kind for kind, type in _KINDS.items() if isinstance(value, type)), "other")
     return Node(kind, value, text=str(value))

@@ -62,7 +62,7 @@ def _typed(kind: str, text: str) -> object:
 
 
 def _duration_ms(value: str) -> int:
-    from spark_jms.core.duration import parse_duration_ms
+    from spark_jms.settings.duration import parse_duration_ms
 
     try:
         return parse_duration_ms(value)

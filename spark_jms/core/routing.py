@@ -16,8 +16,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_jms.settings.destination import POLICIES
+
 SLOTS = 1024
-POLICIES = ("round-robin", "random", "weighted")
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ import json
 import threading
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+import attrs
 import pyarrow as pa
 
 from spark_jms.core.destination import FORMAT_VERSION, Destination, Subscription, check_name
@@ -165,7 +166,7 @@ def apply_destinations(
 
 def _create(domain: Domain, destination: Destination) -> None:
     _create_table(domain, destination.name, STORED_SCHEMA, destination)
-    acknowledgements = replace(
+    acknowledgements = attrs.evolve(
         destination, kind="distributed-queue", routing="round-robin", weights=(), subscriptions={}, durability="process"
     )
     _create_table(domain, f"{ACKNOWLEDGEMENTS}/{destination.name}", ACKNOWLEDGEMENT_SCHEMA, acknowledgements)
@@ -270,7 +271,7 @@ def create_subscription(
         if name in now.subscriptions:
             return None
         new = Subscription(name, floors(snapshot), now_ms(), selector)
-        after = replace(now, subscriptions={**now.subscriptions, name: new})
+        after = attrs.evolve(now, subscriptions={**now.subscriptions, name: new})
         return Decision("SET TBLPROPERTIES", [metadata_action(snapshot, after)])
 
     commit(log, decide)
@@ -284,7 +285,7 @@ def drop_subscription(log: DeltaLog, name: str) -> bool:
         now = snapshot.destination
         if name not in now.subscriptions:
             return None
-        after = replace(now, subscriptions={n: s for n, s in now.subscriptions.items() if n != name})
+        after = attrs.evolve(now, subscriptions={n: s for n, s in now.subscriptions.items() if n != name})
         return Decision("SET TBLPROPERTIES", [metadata_action(snapshot, after)])
 
     return commit(log, decide) is not None

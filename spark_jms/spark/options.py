@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from spark_jms.core.duration import parse_duration_ms
 from spark_jms.errors import OptionError, TriggerError
+from spark_jms.settings.duration import parse_duration_ms
 
 VIEWS = ("messages", "all", "acknowledgements", "claims", "subscriptions")
 _COMMON = {"root", "destination", "path"}

@@ -8,11 +8,11 @@ import sys
 import threading
 import uuid
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from attrs import evolve
 
 from spark_jms.core.destination import Destination
 from spark_jms.core.message import PARTITION_SCHEMA, STORED_SCHEMA
@@ -238,7 +238,7 @@ def change(log: DeltaLog, **fields: int) -> None:
         log,
         lambda snapshot: Decision(
             "SET TBLPROPERTIES",
-            [metadata_action(snapshot, snapshot.destination.changed_to(replace(snapshot.destination, **fields)))],
+            [metadata_action(snapshot, snapshot.destination.changed_to(evolve(snapshot.destination, **fields)))],
         ),
     )
 
@@ -354,7 +354,7 @@ def test_everybody_can_read_it_after_housekeeping(tmp_path: Path) -> None:
     """C3, C13: delta-rs, DuckDB and polars see the same messages after compaction, purge, checkpoints and clean-up."""
     from deltalake import DeltaTable
 
-    log = DeltaLog(local_table(tmp_path / "domain", replace(ORDERS, file_grace_ms=0)), "orders")
+    log = DeltaLog(local_table(tmp_path / "domain", evolve(ORDERS, file_grace_ms=0)), "orders")
     create_subscription(log, "s", lambda snapshot: {0: 0, 1: 0})
     for i in range(30):
         put(log, f"{i}-a", f"{i}-b", f"{i}-c")

@@ -11,7 +11,6 @@ import random
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,6 +18,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from attrs import evolve
 
 from spark_jms.claims import planner
 from spark_jms.claims import subscriber as subscriber_module
@@ -226,7 +226,7 @@ class World:
     def add_member(self) -> None:
         now = self.table.refresh().destination
         if now.members < 4:
-            apply_destinations(self.domain, [replace(now, members=now.members + 1)], lambda d, m: False)
+            apply_destinations(self.domain, [evolve(now, members=now.members + 1)], lambda d, m: False)
 
     @property
     def members(self) -> int:

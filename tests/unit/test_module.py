@@ -11,10 +11,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core.destination import KINDS, MAX_MEMBERS, Destination
-from spark_jms.core.routing import POLICIES
+from spark_jms.core.destination import Destination
 from spark_jms.errors import ModuleFileError
-from spark_jms.module import MAX_FILE_BYTES, MAX_WEIGHT, declare, load_module
+from spark_jms.module import MAX_FILE_BYTES, declare, load_module
+from spark_jms.settings.destination import KINDS, MAX_MEMBERS, MAX_WEIGHT, POLICIES
 
 HEAD = "destinations:\n"
 # name -> (the file, the line of the error, what its message must say)
@@ -205,9 +205,9 @@ def test_the_shipped_module_file_is_right() -> None:
 
 @st.composite
 def destinations(draw: st.DrawFn) -> Destination:
-    kind = draw(st.sampled_from(KINDS))
+    kind = draw(st.sampled_from([*KINDS]))
     members = draw(st.integers(1, MAX_MEMBERS if draw(st.booleans()) else 5)) if kind.startswith("distributed-") else 1
-    routing = draw(st.sampled_from(POLICIES))
+    routing = draw(st.sampled_from([*POLICIES]))
     weights: tuple[int, ...] = ()
     if routing == "weighted":
         weights = tuple(draw(st.lists(st.integers(0, MAX_WEIGHT), min_size=members, max_size=members).filter(any)))

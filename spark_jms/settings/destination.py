@@ -1,0 +1,141 @@
+"""The settings of a destination (C3, C16): keys of the module file, stored in the metadata of the destination's table.
+
+To add a key, add a line to DestinationSettings. Stored tables that lack it have its default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from spark_jms.errors import ModuleFileError
+from spark_jms.settings.table import REQUIRED, Setting, Table, setting, settings_of
+from spark_jms.settings.types import Choice, Duration, ListOf, Size, Text, Whole
+
+MAX_MEMBERS = 1024
+MAX_WEIGHT = 1_000_000
+WEIGHT, ONE_EACH = Whole(0, MAX_WEIGHT), "whole numbers, one for each member,"
+KINDS = {
+    "queue": "each message goes to one consumer",
+    "distributed-queue": "a queue of `members` parts: more consumers at once, in order within a member",
+    "topic": "each message goes to every subscription",
+    "distributed-topic": "a topic of `members` parts",
+}
+POLICIES = {
+    "round-robin": "the members take turns",
+    "random": "any member",
+    "weighted": "by `weights`",
+}
+DURABILITIES = {
+    "process": "a sent message survives the death of any process",
+    "power": "it also survives the loss of power: files and log are forced to the disk, and a single send takes 2 to 3 "
+    "times as long",
+}
+
+
+@attrs.frozen
+class DomainSettings(Table):
+    """The keys of the module file beside `destinations`."""
+
+    store: str | None = setting(
+        "store",
+        Text("file, an absolute path or a URI"),
+        None,
+        "Where positions and claims are kept: `file` is beside the tables, for one host. It is chosen when the domain is "
+        "created; applying another file does not change it.",
+        without="file",
+    )
+
+
+@attrs.frozen
+class DestinationSettings(Table):
+    """The keys of one destination. `name` is the key above them."""
+
+    name: str
+    kind: str = setting("kind", Choice(KINDS), REQUIRED, "What the destination is.")
+    members: int = setting(
+        "members",
+        Whole(1, MAX_MEMBERS),
+        1,
+        "How many parts a distributed destination has. It may rise while jobs run, and fall again once the members are "
+        "empty (`jmsq purge DEST --member M`), though not below the number it was created with.",
+    )
+    routing: str = setting(
+        "routing",
+        Choice(POLICIES),
+        "round-robin",
+        "Which member a message goes to. Messages with a JMSXGroupID (unit of order) go to the member of their group.",
+    )
+    weights: tuple[int, ...] = setting("weights", ListOf(WEIGHT, ONE_EACH), (), "Shares of the members, not all 0.")
+    max_message_bytes: int = setting("maxMessageSize", Size("1"), 10 * 2**20, "The largest body that is accepted.")
+    retention_ms: int = setting(
+        "retention",
+        Duration(high="36500 days"),
+        0,
+        "How long finished messages stay readable in SQL, counted from when they were sent.",
+    )
+    in_doubt_timeout_ms: int = setting(
+        "inDoubtTimeout",
+        Duration(high="30 days"),
+        60_000,
+        "How long the unfinished batch of a dead consumer waits for that consumer before others get it; 0: no wait.",
+    )
+    file_grace_ms: int = setting(
+        "fileGrace",
+        Duration(high="365 days"),
+        3_600_000,
+        "How long removed data files stay on disk for jobs that still read them, and for time travel.",
+    )
+    acknowledgement_retention_ms: int = setting(
+        "acknowledgementRetention",
+        Duration(high="36500 days"),
+        7 * 86_400_000,
+        "How long rows of the acknowledgement table stay, at least.",
+    )
+    durability: str = setting("durability", Choice(DURABILITIES), "process", "What a sent message survives.")
+
+    def refusal(self, row: Setting, value: object, allowed: str) -> ModuleFileError:
+        return ModuleFileError(f"destination {self.name}: {row.name} is {value!r}, but must be {allowed}")
+
+
+KEYS = settings_of(DestinationSettings)
+
+
+def contradiction(settings: DestinationSettings) -> tuple[str, str] | None:
+    """The first setting that does not agree with the others, and why."""
+    kind, members, weights = settings.kind, settings.members, list(settings.weights)
+    if members > 1 and not kind.startswith("distributed-"):
+        return "members", (
+            f"members is {members}, but must be 1, because a {kind} has one member "
+            f"(a distributed-{kind} may have up to {MAX_MEMBERS})"
+        )
+    if settings.routing != "weighted":
+        if not weights:
+            return None
+        return "weights", (
+            f"weights is {weights}, but routing is {settings.routing}: weights go with routing: weighted"
+        )
+    if not weights:
+        return "routing", f"weights is missing: routing weighted needs {members} weight(s), one for each member"
+    if len(weights) != members or not any(weights):
+        return "weights", (
+            f"weights is {weights}, but must be a list of {members} weight(s), one for each member, not all 0"
+        )
+    return None
+
+
+# -- in the table's metadata -------------------------------------------------------------------------------------------
+def to_metadata(settings: DestinationSettings) -> dict[str, str]:
+    """The stored settings, each under its `stored_name`."""
+    return {row.stored_name: row.type.store(getattr(settings, row.field)) for row in KEYS.values()}
+
+
+def from_metadata(stored: Mapping[str, str]) -> dict[str, Any]:
+    """The values by field. A setting that is not stored has its default; KeyError when it has none."""
+    values = {}
+    for row in KEYS.values():
+        if row.stored_name in stored or row.default is REQUIRED:
+            values[row.field] = row.type.load(stored[row.stored_name])
+    return values

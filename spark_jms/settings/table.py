@@ -1,0 +1,116 @@
+"""How a class of settings is declared, and how its values are read from text.
+
+    @attrs.frozen
+    class Limits(Table):
+        retention_ms: int = setting("retention", Duration(high="36500 days"), 0, "How long finished messages stay.")
+
+The class is an attrs class: it checks each value when it is made. `settings_of(Limits)` gives the declarations back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import attrs
+
+from spark_jms.settings.types import NotAllowed, ValueType, near_to
+
+REQUIRED = attrs.NOTHING
+_METADATA = "setting"
+
+
+@attrs.frozen
+class Setting:
+    """One declaration. `name` is what people write, `field` the Python attribute, `default` REQUIRED if there is none.
+    `without` tells what happens when the default is None. `used_in` is for the options of Spark: S, B, W."""
+
+    name: str
+    type: ValueType
+    doc: str
+    since: str
+    default: Any = None
+    field: str = ""
+    without: str = ""
+    used_in: str = ""
+    variable: str = ""
+
+    @property
+    def stored_name(self) -> str:
+        """In a table's metadata: the field in camel case."""
+        first, *rest = self.field.split("_")
+        return first + "".join(word.capitalize() for word in rest)
+
+    @property
+    def shown_default(self) -> str:
+        if self.without:
+            return self.without
+        if self.default is REQUIRED:
+            return "none: it must be given"
+        return self.show(self.default) or "none"
+
+    def show(self, value: object) -> str:
+        return "" if value is None else self.type.show(value)
+
+
+def setting(
+    name: str,
+    type: ValueType,
+    default: Any,
+    doc: str,
+    *,
+    since: str = "0.1",
+    without: str = "",
+    used_in: str = "",
+    variable: str = "",
+) -> Any:
+    """A field of a Table. See Setting."""
+    row = Setting(name, type, doc, since, without=without, used_in=used_in, variable=variable)
+    return attrs.field(default=default, validator=_check, metadata={_METADATA: row})
+
+
+class Table:
+    """The base of the classes whose fields are settings."""
+
+    __slots__ = ()
+
+    def refusal(self, row: Setting, value: object, allowed: str) -> Exception:
+        """The error for a value that does not fit, when one is made in Python."""
+        return NotAllowed(f"{allowed}, but {row.name} is {value!r}")
+
+
+def settings_of(table: type[Table]) -> Mapping[str, Setting]:
+    """The settings of a Table by the name that people write, in the order of their declaration."""
+    rows = ((field, field.metadata.get(_METADATA)) for field in attrs.fields(cast(Any, table)))
+    return {row.name: attrs.evolve(row, field=field.name, default=field.default) for field, row in rows if row}
+
+
+def read_texts(
+    table: type[Table], given: Mapping[str, str], refuse: Callable[[Setting, str, str], Exception]
+) -> dict[str, Any]:
+    """The values of the settings that are given, by field: `table(**read_texts(…))`. `refuse` makes the error of a
+    setting, its text and what is allowed; other names in `given` are ignored."""
+    values = {}
+    for name, row in settings_of(table).items():
+        if name in given:
+            try:
+                values[row.field] = row.type.read(given[name])
+            except NotAllowed as error:
+                raise refuse(row, given[name], error.allowed) from None
+    return values
+
+
+def hint(name: str, known: Mapping[str, object]) -> str:
+    """`did you mean 'retention'? ` of a misspelt name, or nothing."""
+    near = near_to(name, known)
+    return f"did you mean {near!r}? " if near else ""
+
+
+def _check(instance: Table, attribute: attrs.Attribute[Any], value: object) -> None:
+    if value is None and attribute.default is None:
+        return
+    row: Setting = attribute.metadata[_METADATA]
+    try:
+        row.type.check(value)
+    except NotAllowed as error:
+        raise instance.refusal(row, value, error.allowed) from None

@@ -1,0 +1,306 @@
+"""What the value of a setting may be.
+
+Each type reads a value from text (a file, an option, a URI, a variable), checks a Python value, shows a value as a
+person would write it, and states what it allows. Reading what it shows gives the same value.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+import attrs
+
+from spark_jms.settings.duration import parse_duration_ms, show_duration
+
+NUMBER, TEXT, FLAG, LIST, SPAN = (
+    frozenset(kinds.split()) for kinds in ("int", "str", "bool", "list", "int float str duration")
+)
+MAX_WHOLE = 2**63 - 1
+_WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,18})\Z")
+_SIZE = re.compile(r"\s*([0-9]{1,19}(?:\.[0-9]{1,19})?)\s*([a-z]*)\s*\Z")
+_SIZE_UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_SHOWN_SIZES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+_FLAGS = {"true": True, "yes": True, "false": False, "no": False}
+
+
+class NotAllowed(ValueError):
+    """A setting does not take this value; `allowed` tells what it takes. Parsers turn it into their own error."""
+
+    def __init__(self, allowed: str) -> None:
+        super().__init__(f"must be {allowed}")
+        self.allowed = allowed
+
+
+class ValueType(ABC):
+    """`unit` is that of the Python value. `yaml` are the kinds of YAML scalars that a value may be written as."""
+
+    yaml: ClassVar[frozenset[str]] = TEXT
+    unit: str = ""
+
+    @property
+    @abstractmethod
+    def range(self) -> str:
+        """The values allowed, in a few words, for tables."""
+
+    @property
+    def allowed(self) -> str:
+        """The same for an error message: `X is Y, but must be ALLOWED`."""
+        return self.range
+
+    @abstractmethod
+    def read(self, written: Any) -> Any:
+        """The value of a text. Raises NotAllowed."""
+
+    @abstractmethod
+    def fits(self, value: Any) -> bool:
+        """Whether a Python value is one of this setting's."""
+
+    def check(self, value: Any) -> None:
+        if not self.fits(value):
+            raise NotAllowed(self.allowed)
+
+    def checked(self, value: Any) -> Any:
+        self.check(value)
+        return value
+
+    def show(self, value: Any) -> str:
+        return str(value)
+
+    # -- in a Delta table's metadata: text as it is, everything else as JSON ------------------------------------------
+    def store(self, value: Any) -> str:
+        return json.dumps(value)
+
+    def load(self, stored: str) -> Any:
+        return json.loads(stored)
+
+
+@attrs.frozen
+class Whole(ValueType):
+    """A whole number in plain decimal digits: YAML's 010 (eight) and 1:30 (ninety) are traps. With a `scale` the value
+    is so many times the number: megabytes are written, bytes are kept."""
+
+    low: int = 0
+    high: int = MAX_WHOLE
+    unit: str = ""
+    scale: int = 1
+    yaml: ClassVar[frozenset[str]] = NUMBER
+
+    @property
+    def range(self) -> str:
+        most = "or more" if self.high == MAX_WHOLE else f"to {self.high:,}"
+        return f"{self.low:,} {most}{f' {self.unit}' if self.scale > 1 else ''}"
+
+    @property
+    def allowed(self) -> str:
+        return f"a whole number of {self.range}"
+
+    def read(self, written: Any) -> int:
+        text = str(written).strip()
+        if not _WHOLE.match(text):
+            raise NotAllowed(self.allowed)
+        return int(self.checked(int(text) * self.scale))
+
+    def fits(self, value: Any) -> bool:
+        return type(value) is int and self.low * self.scale <= value <= self.high * self.scale
+
+    def show(self, value: Any) -> str:
+        return str(value // self.scale)
+
+
+@attrs.frozen
+class Duration(ValueType):
+    """Milliseconds, or seconds where `unit` is `s`; a bare number is in that unit. The limits are written as durations."""
+
+    low: str = "0"
+    high: str = ""
+    unit: str = "ms"
+    yaml: ClassVar[frozenset[str]] = SPAN
+
+    @property
+    def range(self) -> str:
+        low = parse_duration_ms(self.low)
+        if not self.high:
+            return f"{show_duration(low)} or more" if low else "any duration"
+        return f"{show_duration(low, ',')} to {show_duration(parse_duration_ms(self.high), ',')}"
+
+    @property
+    def allowed(self) -> str:
+        return f"{self.range}, written with ms, s, m, h or days, such as '30 s' (a bare number: {self.unit})"
+
+    def read(self, written: Any) -> float:
+        try:
+            duration_ms = parse_duration_ms(written, self.unit)
+        except ValueError:
+            raise NotAllowed(self.allowed) from None
+        value: float = self.checked(duration_ms if self.unit == "ms" else duration_ms / 1000)
+        return value
+
+    def fits(self, value: Any) -> bool:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
+            return False
+        value_ms = value if self.unit == "ms" else value * 1000
+        most = parse_duration_ms(self.high) if self.high else MAX_WHOLE
+        return bool(parse_duration_ms(self.low) <= value_ms <= most)
+
+    def show(self, value: Any) -> str:
+        return show_duration(value if self.unit == "ms" else value * 1000)
+
+
+@attrs.frozen
+class Size(ValueType):
+    """Bytes. The limits are written as sizes."""
+
+    low: str = "0"
+    high: str = "1 GiB"
+    unit: str = "bytes"
+    yaml: ClassVar[frozenset[str]] = SPAN - {"duration"}
+
+    @property
+    def range(self) -> str:
+        return f"{show_size(parse_size(self.low), 'byte')} to {show_size(parse_size(self.high), 'byte')}"
+
+    @property
+    def allowed(self) -> str:
+        return f"{self.range}, written as a number of bytes or with KB, MB, GB, KiB, MiB or GiB, such as '10 MiB'"
+
+    def read(self, written: Any) -> int:
+        try:
+            return int(self.checked(parse_size(str(written))))
+        except ValueError:
+            raise NotAllowed(self.allowed) from None
+
+    def fits(self, value: Any) -> bool:
+        return type(value) is int and parse_size(self.low) <= value <= parse_size(self.high)
+
+    def show(self, value: Any) -> str:
+        return show_size(value)
+
+
+@attrs.frozen
+class Choice(ValueType):
+    """One word of a few, each with a line of documentation. `fold`: in upper or lower case."""
+
+    words: Mapping[str, str]
+    fold: bool = False
+
+    @property
+    def range(self) -> str:
+        return ", ".join(self.words)
+
+    @property
+    def allowed(self) -> str:
+        return f"one of {self.range}"
+
+    def read(self, written: Any) -> str:
+        word = str(written).lower() if self.fold else str(written)
+        if word in self.words:
+            return word
+        near = near_to(word, self.words)
+        raise NotAllowed(f"{self.allowed} (did you mean {near}?)" if near else self.allowed)
+
+    def fits(self, value: Any) -> bool:
+        return isinstance(value, str) and value in self.words
+
+    def store(self, value: Any) -> str:
+        return str(value)
+
+    def load(self, stored: str) -> str:
+        return stored
+
+
+@attrs.frozen
+class Flag(ValueType):
+    """True or false."""
+
+    yaml: ClassVar[frozenset[str]] = FLAG
+    range: ClassVar[str] = "true or false"
+
+    def read(self, written: Any) -> bool:
+        if str(written).lower() not in _FLAGS:
+            raise NotAllowed(self.allowed)
+        return _FLAGS[str(written).lower()]
+
+    def fits(self, value: Any) -> bool:
+        return isinstance(value, bool)
+
+    def show(self, value: Any) -> str:
+        return "true" if value else "false"
+
+
+@attrs.frozen
+class Text(ValueType):
+    """Text of at most `high` characters that matches the whole `pattern`; `range` says so in words."""
+
+    range: str = "any text"
+    pattern: str = r"(?s).*"
+
+    def read(self, written: Any) -> str:
+        return str(self.checked(written))
+
+    def fits(self, value: Any) -> bool:
+        return isinstance(value, str) and re.fullmatch(self.pattern, value) is not None
+
+    def store(self, value: Any) -> str:
+        return str(value)
+
+    def load(self, stored: str) -> str:
+        return stored
+
+
+@attrs.frozen
+class ListOf(ValueType):
+    """A tuple of values of one type. In text they are separated by commas."""
+
+    item: ValueType
+    what: str = "values"
+    yaml: ClassVar[frozenset[str]] = LIST
+
+    @property
+    def range(self) -> str:
+        return f"a list of {self.what} of {self.item.range}"
+
+    def read(self, written: Any) -> tuple[Any, ...]:
+        try:
+            return tuple(self.item.read(part.strip()) for part in str(written).split(",") if part.strip())
+        except NotAllowed:
+            raise NotAllowed(self.allowed) from None
+
+    def fits(self, value: Any) -> bool:
+        return isinstance(value, tuple) and all(map(self.item.fits, value))
+
+    def show(self, value: Any) -> str:
+        return ", ".join(map(self.item.show, value))
+
+    def load(self, stored: str) -> tuple[Any, ...]:
+        return tuple(json.loads(stored))
+
+
+def parse_size(text: str) -> int:
+    match = _SIZE.match(text.lower())
+    if match is None or match[2] not in _SIZE_UNITS:
+        raise ValueError(f"{text!r} is not a size")
+    whole, _, part = match[1].partition(".")
+    count, rest = divmod(int(whole + part) * _SIZE_UNITS[match[2]], 10 ** len(part))
+    if rest:
+        raise ValueError(f"{text!r} is not a whole number of bytes")
+    return count
+
+
+def show_size(size: int, bare: str = "") -> str:
+    """In the largest unit that gives a whole number: `10 MiB`, `1000`."""
+    for name, unit in _SHOWN_SIZES:
+        if size and size % unit == 0:
+            return f"{size // unit} {name}"
+    return f"{size} {bare}{'s' if bare and size != 1 else ''}".rstrip()
+
+
+def near_to(word: str, known: Iterable[str]) -> str | None:
+    """The known word that a misspelt one is likely to mean."""
+    folded = {each.lower(): each for each in known}
+    found = difflib.get_close_matches(word.lower(), list(folded), 1)
+    return folded[found[0]] if found else None
