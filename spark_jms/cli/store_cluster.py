@@ -121,7 +121,7 @@ def regions(settings: Settings, directory: str, form: str, expression: str) -> N
 def daemon(action: str, words: tuple[str, ...]) -> None:
     """jmsq store daemon start|stop -dir PATH [-localindex N] ...; -help lists all options."""
     if action == "start":
-        from spark_jms.store.regions.daemon.daemon import main as start
+        from spark_jms.store.regions.daemon.__main__ import main as start
 
         raise SystemExit(start(words))
     from spark_jms.store.regions.daemon.stop import main as stop

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
@@ -28,7 +27,7 @@ from spark_jms.store.records.persistence import ReplicatedPersistence
 from spark_jms.store.records.settings import ReplicatedSettings
 from spark_jms.store.regions.admin.client import Loop
 from spark_jms.store.regions.client.instance import StoreInstance
-from spark_jms.store.regions.global_directory import CONFIG, DirectoryFiles, GlobalDirectory, write_whole
+from spark_jms.store.regions.global_directory import CONFIG, DirectoryFiles, GlobalDirectory
 
 log = logging.getLogger("store.replicated")
 
@@ -61,7 +60,6 @@ class EngineElection(EngineFinder):
         if self._tls is None and not is_loopback(self._host):
             raise SecurityConfigError(f"engine_host={self._host} is not loopback, and there is no engine_certificate")
         self._session_timeout_ms = session_timeout_ms
-        self._published = self.directory.engine_file(settings.store)
         self._lock = threading.Lock()
         self._loop: Loop | None = None
         self._server: Server | None = None
@@ -126,14 +124,18 @@ class EngineElection(EngineFinder):
 
     def _publish(self, server: Server) -> None:
         host, port = self._host, server.address[1]
-        told = {
-            "host": host, "port": port, "secret": server.secret.hex(), "incarnation": server.incarnation,
+        reached = {
+            "host": host,
+            "port": port,
+            "secret": server.secret.hex(),
+            "incarnation": server.incarnation,
             "certificate": self._certificate,
-        }  # fmt: skip
+        }
         try:
-            write_whole(self._published, json.dumps(told).encode(), 0o600)
+            self.directory.publish_service(self.settings.store, reached)
         except OSError as error:
-            raise StoreWriteError(f"{self._published}: {error.strerror or error}") from error
+            detail = f"store {self.settings.store} cannot publish its address in {self.directory.path}"
+            raise StoreWriteError(f"{detail}: {error.strerror or error}") from error
         log.info("store %s: served by process %d at %s:%d", self.settings.store, os.getpid(), host, port)
 
     async def _own(self, loop: Loop) -> ReplicatedPersistence:
@@ -150,11 +152,11 @@ class EngineElection(EngineFinder):
 
     def _find(self) -> Address | None:
         try:
-            told = json.loads(self._published.read_text())
+            told = self.directory.published_service(self.settings.store)
             secret, certificate = bytes.fromhex(told["secret"]), told.get("certificate", "")
             return Address(told["host"], told["port"], secret, told["incarnation"], certificate)
-        except (OSError, ValueError, KeyError):
-            return None  # it has the regions and has not yet told
+        except (ValueError, KeyError):
+            return None  # the owner has the regions and has not published its address yet
 
     def close(self) -> None:
         with self._lock:

@@ -117,11 +117,7 @@ class GlobalDirectory:
 
     def told(self, index: int) -> dict[str, Any]:
         """What a daemon wrote of itself when it started; {} when it never did."""
-        try:
-            found = json.loads(self._daemon_file(index, "lock").read_text() or "{}")
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
+        return _object_in(self._daemon_file(index, "lock"))
 
     def lock_daemon(self, index: int, incarnation: str, checksum: str) -> int:
         """The descriptor that is the lock, for the daemon's life. DaemonUnavailableError when it runs already."""
@@ -170,9 +166,18 @@ class GlobalDirectory:
         finally:
             os.close(fd)
 
-    def engine_file(self, name: str) -> Path:
-        """Where whoever serves something publishes how it is reached."""
-        return self.path / "daemons" / f"{_quoted(name)}.engine"
+    # ---- services on stores
+
+    def _service_file(self, store: str) -> Path:
+        return self.path / "daemons" / f"{_quoted(store)}.engine"
+
+    def publish_service(self, store: str, reached: Mapping[str, Any]) -> None:
+        """The process that opened the store's regions and serves them publishes how the others reach it. OSError."""
+        write_whole(self._service_file(store), json.dumps(reached).encode(), TIGHT_FILE)
+
+    def published_service(self, store: str) -> dict[str, Any]:
+        """What the last server of the store published; {} when none has, or the file cannot be read."""
+        return _object_in(self._service_file(store))
 
 
 class DirectoryFiles(DirectoryPort):
@@ -276,6 +281,15 @@ def require_unchanged(directory: GlobalDirectory, config: ClusterConfig) -> None
     """R2: the running ones go on with the old file, new ones are refused by those that run."""
     if directory.config().checksum != config.checksum:
         raise ClusterMismatchError(f"{directory.config_file} was changed")
+
+
+def _object_in(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; {} when there is none."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _quoted(name: str) -> str:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from spark_jms.store.errors import (
     MemoryLimitError,
@@ -27,15 +26,12 @@ from spark_jms.store.errors import (
 from spark_jms.store.net.tls import client_context, server_context
 from spark_jms.store.regions.client.instance import StoreInstance
 from spark_jms.store.regions.client.thresholds import Thresholds, parse_thresholds
-from spark_jms.store.regions.core.config import ClusterConfig
 from spark_jms.store.regions.core.shutdown import SERVICE
-from spark_jms.store.regions.global_directory import GlobalDirectory, write_whole
+from spark_jms.store.regions.daemon.settings import integer
+from spark_jms.store.regions.hosting import Host, ServiceFactory
 from spark_jms.store.webhdfs import security
 from spark_jms.store.webhdfs.door import Door, DoorOptions
 from spark_jms.store.webhdfs.files import Files, FilesOptions
-
-if TYPE_CHECKING:
-    from spark_jms.store.regions.daemon.daemon import DoorPlan
 
 CONNECTION = "webhdfs.namespace"
 RETRY_S = 0.2
@@ -43,24 +39,50 @@ LASTING = (RegionLostError, StoreCorruptError, StoreVersionError, MemoryLimitErr
 OBJECT_PERCENT = 4  # of a region: blocks of files are no messages
 
 
+@dataclass(frozen=True)
+class DoorPlan:
+    """The WebHDFS door of a daemon. An address other than loopback needs TLS and tokens."""
+
+    port: int
+    host: str = "127.0.0.1"
+    certificate: str = ""
+    key: str = ""
+    tokens: str = ""
+    store: str = "webhdfs"
+    region_bytes: int = 64 * 1024 * 1024
+
+
+def door_from_environment(environment: Mapping[str, str]) -> ServiceFactory | None:
+    """None without RS_DOOR. SettingInvalidError names the variable, its value and what is allowed.
+
+    RS_DOOR                         port, or host:port
+    RS_DOOR_CERTIFICATE, RS_DOOR_KEY, RS_DOOR_TOKENS    files; needed on any address but loopback
+    RS_DOOR_REGION_MB               size of the regions that hold the namespace
+    """
+    plan = DoorPlan(
+        0,
+        certificate=environment.get("RS_DOOR_CERTIFICATE", ""),
+        key=environment.get("RS_DOOR_KEY", ""),
+        tokens=environment.get("RS_DOOR_TOKENS", ""),
+    )
+    where = environment.get("RS_DOOR", "")
+    if where:
+        host, _, port = where.rpartition(":")
+        plan = replace(plan, host=host or plan.host, port=integer("RS_DOOR", port, 1, 65_535))
+    if "RS_DOOR_REGION_MB" in environment:
+        size = integer("RS_DOOR_REGION_MB", environment["RS_DOOR_REGION_MB"], 1, 4_000)
+        plan = replace(plan, region_bytes=size << 20)
+    return (lambda host: NamespaceDoor(host, plan)) if plan.port else None
+
+
 class NamespaceDoor:
-    def __init__(
-        self,
-        directory: GlobalDirectory,
-        config: ClusterConfig,
-        daemon: int,
-        plan: DoorPlan,
-        log: logging.Logger,
-        leaving: Callable[[], bool],
-    ) -> None:
-        self._leaving = leaving
-        self._directory = directory
-        self._config = config
-        self._daemon = daemon
+    name = "WebHDFS"
+
+    def __init__(self, host: Host, plan: DoorPlan) -> None:
+        self._host = host
         self._plan = plan
-        self._log = log
+        self._log = host.log
         self._thresholds = _thresholds(plan.store)
-        self._published = directory.engine_file(plan.store)
         self._files: Files | None = None
         self._instance: StoreInstance | None = None
         self._elsewhere: str | None = None
@@ -78,12 +100,8 @@ class NamespaceDoor:
         return DoorOptions(tls=tls, tokens=tokens, forward_tls=trust)
 
     @property
-    def host(self) -> str:
-        return self._door.host
-
-    @property
-    def port(self) -> int:
-        return self._door.port
+    def address(self) -> str:
+        return f"{self._door.host}:{self._door.port}"
 
     async def start(self) -> None:
         await self._door.start(self._plan.host, self._plan.port)
@@ -98,7 +116,7 @@ class NamespaceDoor:
 
     async def _serve(self) -> None:
         while True:
-            if self._leaving():
+            if self._host.leaving():
                 self._elsewhere = self._told() if self._instance is None else None
                 await self._give_up()
             elif self._instance is None:
@@ -120,19 +138,24 @@ class NamespaceDoor:
     async def _open(self) -> None:
         plan = self._plan
         self._instance = await StoreInstance.open(
-            self._directory, plan.store, region_bytes=plan.region_bytes, config=self._config, daemon=self._daemon,
-            thresholds=self._thresholds, role=SERVICE,
-        )  # fmt: skip
+            self._host.directory,
+            plan.store,
+            region_bytes=plan.region_bytes,
+            config=self._host.config,
+            daemon=self._host.daemon,
+            thresholds=self._thresholds,
+            role=SERVICE,
+        )
         try:
             objects = await self._instance.connection(CONNECTION)
-            capacity = sum(spec.memory_limit_bytes for spec in self._config.daemons) // 2
+            capacity = sum(spec.memory_limit_bytes for spec in self._host.config.daemons) // 2
             options = FilesOptions(capacity_bytes=capacity)
             self._files = await Files.open(objects, lambda: time.time_ns() // 1000, options)
         except BaseException:
             await self._give_up()
             raise
         self._elsewhere = None
-        write_whole(self._published, json.dumps({"door": f"{self.host}:{self.port}"}).encode(), 0o600)
+        self._host.directory.publish_service(plan.store, {"door": self.address})
         self._log.info("the WebHDFS namespace is served here")
 
     async def _give_up(self) -> None:
@@ -146,11 +169,8 @@ class NamespaceDoor:
                 await asyncio.wait_for(instance.close(), 5.0)
 
     def _told(self) -> str | None:
-        try:
-            door = json.loads(self._published.read_text())["door"]
-        except (OSError, ValueError, KeyError):
-            return None
-        return str(door) if door != f"{self.host}:{self.port}" else None
+        door = self._host.directory.published_service(self._plan.store).get("door")
+        return None if door in (None, self.address) else str(door)
 
 
 def _thresholds(store: str) -> Thresholds:

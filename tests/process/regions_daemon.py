@@ -1,4 +1,4 @@
-"""A daemon as any other, that loses all its connections when it gets SIGUSR2. python -m tests.process.replicated_daemon"""
+"""A daemon as any other, that loses all its connections when it gets SIGUSR2. python -m tests.process.regions_daemon"""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import sys
 
 from spark_jms.store.regions.daemon import daemon
+from spark_jms.store.regions.daemon.__main__ import main
 
 
 class CutDaemon(daemon.Daemon):
@@ -23,4 +24,4 @@ class CutDaemon(daemon.Daemon):
 if __name__ == "__main__":
     os.environ.setdefault("PYTHONFAULTHANDLER", "1")
     daemon.Daemon = CutDaemon  # type: ignore[misc]
-    sys.exit(daemon.main())
+    sys.exit(main())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import urllib.error
 import urllib.request
@@ -44,7 +43,7 @@ class Doors:
             return 0
 
     def serving(self) -> int:
-        told = json.loads(self.daemons.cluster.directory.engine_file("webhdfs").read_text())
+        told = self.daemons.cluster.directory.published_service("webhdfs")
         return self.daemons.doors.index(int(told["door"].rpartition(":")[2]))
 
 

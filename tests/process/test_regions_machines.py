@@ -86,7 +86,7 @@ class Site:
 
     def engine(self) -> int:
         """The machine that serves now."""
-        host = json.loads(self.directory.engine_file("records").read_text())["host"]
+        host = self.directory.published_service("records")["host"]
         return next(machine.number for machine in self.machines.all if machine.address == host)
 
     def close(self) -> None:

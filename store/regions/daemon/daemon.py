@@ -16,9 +16,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 from spark_jms.store.errors import (
     AuthenticationError,
@@ -45,11 +44,10 @@ from spark_jms.store.regions.core.daemon import (
 from spark_jms.store.regions.core.protocol import DaemonHeartbeat, RegionHello, RegionMessage
 from spark_jms.store.regions.daemon.logs import DaemonLog, LogSettings, UtilizationLog, log_directory
 from spark_jms.store.regions.daemon.options import START_TABLE, StartOptions, help_text, parse_start
+from spark_jms.store.regions.daemon.settings import from_environment
 from spark_jms.store.regions.daemon.shared_memory import SharedMemoryPort, check_limit
 from spark_jms.store.regions.global_directory import DirectoryFiles, GlobalDirectory, machine_addresses
-
-if TYPE_CHECKING:
-    from spark_jms.store.webhdfs.hosting import NamespaceDoor
+from spark_jms.store.regions.hosting import Host, HostedService, ServiceFactory
 
 TICK_S = 0.05
 DIAL_S = 0.2
@@ -61,24 +59,11 @@ MAX_GREETING = 256
 LEVELS = {1: logging.ERROR, 2: logging.INFO, 3: logging.DEBUG}
 
 
-@dataclass(frozen=True)
-class DoorPlan:
-    """The WebHDFS door of this daemon; port 0 = none. Another address than loopback needs TLS and tokens."""
-
-    port: int = 0
-    host: str = "127.0.0.1"
-    certificate: str = ""
-    key: str = ""
-    tokens: str = ""
-    store: str = "webhdfs"
-    region_bytes: int = 64 * 1024 * 1024
-
-
 class Daemon:
     """One daemon in this process and event loop. `run` returns when it has stopped."""
 
     def __init__(
-        self, options: StartOptions, settings: DaemonSettings | None = None, door: DoorPlan | None = None
+        self, options: StartOptions, settings: DaemonSettings | None = None, service: ServiceFactory | None = None
     ) -> None:
         self.directory = GlobalDirectory(options.directory)
         self.config = self.directory.config()
@@ -86,7 +71,7 @@ class Daemon:
         self._check_keys()
         check_limit(self.spec.memory_limit_bytes)
         self.settings = settings or DaemonSettings()
-        self.door_plan = door or DoorPlan()
+        self._make_service = service
         self.incarnation = secrets.token_hex(8)
         self.log = DaemonLog(
             log_directory(str(self.directory.path), options.log_dir),
@@ -126,7 +111,7 @@ class Daemon:
             DirectoryFiles(self.directory), self._memory, self.settings, _now_ms(), _now_us(),
         )  # fmt: skip
         server = await self._listen()
-        door = None
+        service = None
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
@@ -135,14 +120,14 @@ class Daemon:
             f"{self.spec.memory_limit_bytes >> 20} MB, directory {self.directory.path}, process {os.getpid()}"
         )
         try:
-            door = await self._open_door()
+            service = await self._start_service()
             self._spawn(self._ticks())
             self._spawn(self._tidy())
             await self._stopping.wait()
         finally:
             server.close()
-            if door is not None:
-                await door.stop()
+            if service is not None:
+                await service.stop()
             for connection in (*self._peers.values(), *self._clients.values()):
                 connection.close()
             for task in list(self._tasks):
@@ -188,18 +173,15 @@ class Daemon:
             detail = error.strerror or str(error)
             raise DaemonUnavailableError(f"cannot listen at {spec.address}:{spec.port}: {detail}") from error
 
-    async def _open_door(self) -> NamespaceDoor | None:
-        if not self.door_plan.port:
+    async def _start_service(self) -> HostedService | None:
+        if self._make_service is None:
             return None
-        from spark_jms.store.webhdfs.hosting import NamespaceDoor
-
-        door = NamespaceDoor(
-            self.directory, self.config, self.spec.index, self.door_plan, self.log.logger, lambda: self._core.draining
-        )
-        await door.start()
-        self.directory.tell(self._lock, self.incarnation, self.config.checksum, f"{door.host}:{door.port}")
-        self.log.bootstrap(f"WebHDFS at {door.host}:{door.port}")
-        return door
+        host = Host(self.directory, self.config, self.spec.index, self.log.logger, lambda: self._core.draining)
+        service = self._make_service(host)
+        await service.start()
+        self.directory.tell(self._lock, self.incarnation, self.config.checksum, service.address)
+        self.log.bootstrap(f"{service.name} at {service.address}")
+        return service
 
     def _signalled(self) -> None:
         """Once: leave safely, for at most LEAVE_TIMEOUT_S; clients that stay are cut off, so that what they have open can
@@ -412,17 +394,22 @@ def _numeric(address: str) -> str:
     return address
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    from spark_jms.store.regions.daemon.settings import from_environment
+def no_service(environment: Mapping[str, str]) -> ServiceFactory | None:
+    return None
 
+
+def main(
+    words: Sequence[str] | None = None,
+    hosted_service: Callable[[Mapping[str, str]], ServiceFactory | None] = no_service,
+) -> int:
+    """`hosted_service` reads from the environment which service this daemon hosts."""
     program = "python -m spark_jms.store.regions.daemon"
     try:
         options = parse_start(sys.argv[1:] if words is None else words, program)
         if options.help:
             print(help_text(program, START_TABLE), end="")
             return 0
-        settings, door = from_environment(os.environ)
-        daemon = Daemon(options, settings, door)
+        daemon = Daemon(options, from_environment(os.environ), hosted_service(os.environ))
         _run(daemon)
     except StoreError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
@@ -447,7 +434,3 @@ def _run(daemon: Daemon) -> None:
     else:
         uvloop.install()
         asyncio.run(daemon.run())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

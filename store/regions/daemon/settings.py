@@ -1,24 +1,18 @@
-"""What a daemon takes from its environment beside the options of the text (R3): timing, and the WebHDFS door.
+"""What a daemon takes from its environment beside the options of the text (R3).
 
 RS_HEARTBEAT_MS, RS_FAILURE_TIMEOUT_MS, RS_CLIENT_TIMEOUT_MS, RS_OPEN_TIMEOUT_MS    milliseconds
 RS_RESILVER_MB_PER_S            how fast copies are made while service goes on
 RS_SINGLE_COPY                  allow | refuse writes while a region has one copy
-RS_DOOR                         port, or host:port, of the WebHDFS door; unset = no door
-RS_DOOR_CERTIFICATE, RS_DOOR_KEY, RS_DOOR_TOKENS    files; needed on any address but loopback
-RS_DOOR_REGION_MB               size of the regions that hold the namespace
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spark_jms.store.errors import SettingInvalidError
 from spark_jms.store.regions.core.daemon import DaemonSettings
-
-if TYPE_CHECKING:
-    from spark_jms.store.regions.daemon.daemon import DoorPlan
 
 MILLISECONDS = {
     "RS_HEARTBEAT_MS": ("heartbeat_ms", 10, 60_000),
@@ -28,46 +22,27 @@ MILLISECONDS = {
 }
 
 
-def from_environment(environment: Mapping[str, str]) -> tuple[DaemonSettings, DoorPlan]:
+def from_environment(environment: Mapping[str, str]) -> DaemonSettings:
     """SettingInvalidError names the variable, its value and what is allowed."""
-    from spark_jms.store.regions.daemon.daemon import DoorPlan
-
     settings = DaemonSettings()
     for name, (field, low, high) in MILLISECONDS.items():
         if name in environment:
-            value: Any = float(_integer(name, environment[name], low, high))
+            value: Any = float(integer(name, environment[name], low, high))
             settings = replace(settings, **{field: value})
     if settings.heartbeat_ms * 2 > settings.failure_timeout_ms:
         raise SettingInvalidError(
             "RS_FAILURE_TIMEOUT_MS", f"{settings.failure_timeout_ms:g}", "at least twice RS_HEARTBEAT_MS"
         )
     if "RS_RESILVER_MB_PER_S" in environment:
-        rate = _integer("RS_RESILVER_MB_PER_S", environment["RS_RESILVER_MB_PER_S"], 1, 100_000)
+        rate = integer("RS_RESILVER_MB_PER_S", environment["RS_RESILVER_MB_PER_S"], 1, 100_000)
         settings = replace(settings, resilver_bytes_per_s=rate << 20)
     policy = environment.get("RS_SINGLE_COPY", settings.single_copy)
     if policy not in ("allow", "refuse"):
         raise SettingInvalidError("RS_SINGLE_COPY", policy, "allow or refuse")
-    settings = replace(settings, single_copy=policy)
-    return settings, _door(environment, DoorPlan())
+    return replace(settings, single_copy=policy)
 
 
-def _door(environment: Mapping[str, str], plan: DoorPlan) -> DoorPlan:
-    where = environment.get("RS_DOOR", "")
-    if where:
-        host, _, port = where.rpartition(":")
-        plan = replace(plan, host=host or plan.host, port=_integer("RS_DOOR", port, 1, 65_535))
-    if "RS_DOOR_REGION_MB" in environment:
-        size = _integer("RS_DOOR_REGION_MB", environment["RS_DOOR_REGION_MB"], 1, 4_000)
-        plan = replace(plan, region_bytes=size << 20)
-    return replace(
-        plan,
-        certificate=environment.get("RS_DOOR_CERTIFICATE", ""),
-        key=environment.get("RS_DOOR_KEY", ""),
-        tokens=environment.get("RS_DOOR_TOKENS", ""),
-    )
-
-
-def _integer(name: str, value: str, low: int, high: int) -> int:
+def integer(name: str, value: str, low: int, high: int) -> int:
     if not value.isdecimal() or not low <= int(value) <= high:
         raise SettingInvalidError(name, value, f"allowed are {low} to {high}")
     return int(value)
