@@ -16,7 +16,7 @@ from spark_jms.store.regions.core.instance import InstanceCore, Planned
 from spark_jms.store.regions.core.primary import Follower, Primary, State
 from spark_jms.store.regions.core.replica import Replicas
 from spark_jms.store.regions.core.space import Block, RegionSpace, Step
-from tests.simulator.parts import SimDirectory
+from tests.simulator.directory import SimDirectory
 
 Patch = pytest.MonkeyPatch
 
@@ -67,7 +67,7 @@ def lost_directory_update(patch: Patch) -> None:
     """The directory takes whatever is written, whoever wrote in between."""
 
     def swap(self: SimDirectory, name: str, old: RegionEntry | None, new: RegionEntry | None) -> bool:
-        self.apply(name, self.truth.entries.get(name), new)
+        self.apply(name, self.contents.entries.get(name), new)
         return True
 
     patch.setattr(SimDirectory, "swap", swap)

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from tests.simulator import Outcome, World, run
+from tests.simulator import SeedOutcome, World, run
 
 PROCESSES = 2
 REPLAY = "python -m tests.simulator --seeds 1 --first {} --trace"
@@ -32,7 +32,7 @@ KEPT = {
 }
 
 
-def attempt(seed: int) -> Outcome | str:
+def attempt(seed: int) -> SeedOutcome | str:
     """In a process of its own; whatever was raised, as text."""
     try:
         return run(seed)
@@ -43,14 +43,14 @@ def attempt(seed: int) -> Outcome | str:
 @pytest.mark.parametrize("seed", KEPT)
 def test_a_seed_that_failed_once(seed: int) -> None:
     """R7-R12, R15: see KEPT for what it was."""
-    assert isinstance(run(seed), Outcome)
+    assert isinstance(run(seed), SeedOutcome)
 
 
 def test_one_seed_is_one_run() -> None:
     """R7-R12: a failure can be replayed."""
     first, second = World(4711), World(4711)
     assert first.run() == second.run()
-    assert first.truth.entries == second.truth.entries
+    assert first.cluster.directory.entries == second.cluster.directory.entries
 
 
 @pytest.mark.timeout(900)
@@ -64,7 +64,7 @@ def test_new_seeds() -> None:
         outcomes = pool.map(attempt, range(first, first + seeds), chunksize=20)
     failures = [outcome for outcome in outcomes if isinstance(outcome, str)]
     assert not failures, "\n".join(failures)
-    done = [outcome for outcome in outcomes if isinstance(outcome, Outcome)]
+    done = [outcome for outcome in outcomes if isinstance(outcome, SeedOutcome)]
     assert sum(outcome.acks for outcome in done) > 200 * seeds
     assert sum(outcome.recoveries for outcome in done) > 4 * seeds
     if seeds >= 500:  # the faults do bite: some regions lose both copies where that is allowed

@@ -2,213 +2,274 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from spark_jms.store.regions.core.daemon import DaemonCore
+from spark_jms.store.regions.core.directory import Holder
 from spark_jms.store.regions.core.protocol import Open, RegionMessage, Remove, Shutdown
-from tests.simulator.parts import SimMemory
+from tests.simulator.cluster import Cluster
+from tests.simulator.daemons import SimDaemon
+from tests.simulator.errors import DiedInCall
 
-if TYPE_CHECKING:
-    from tests.simulator.world import World
+MAX_STALLED = 2
+ADMINISTRATOR_STAYS_MS = 5_000.0
 
 
 class Fault(Enum):
     CRASH = "crash"
     PAUSE = "pause"
     PARTITION = "partition"
-    CLOG = "clog"
-    CUT = "cut"
-    NOISE = "noise"  # frames dropped, doubled, reordered, flipped
-    DIRECTORY = "directory"
-    CLOCK = "clock"
-    DRAIN = "drain"
+    CLOG = "clog"  # frames between two daemons take seconds
+    CUT = "cut"  # connections break
+    NOISE = "noise"  # frames are dropped, doubled, reordered, flipped
+    DIRECTORY = "directory"  # calls to the directory fail
+    CLOCK = "clock"  # wall clocks jump
+    DRAIN = "drain"  # safe shutdowns
     MEMORY = "memory"  # tight limits
     CLIENT = "client"  # clients die
-    RIVAL = "rival"  # somebody else takes memory, and gives it back
+    RIVAL = "rival"  # another store takes memory, and gives it back
     REMOVE = "remove"  # an administrator removes regions by force
     MASSACRE = "massacre"  # all daemons but one die at nearly the same time
     STALL = "stall"  # a daemon stands still in the middle of a call to the directory
     TORN = "torn"  # the file of one region cannot be read
-    LATE = "late"  # what is written to the directory is not answered, and happens later, even after its writer's death
-
-
-@dataclass
-class Node:
-    index: int
-    core: DaemonCore | None = None
-    memory: SimMemory | None = None
-    paused: bool = False
-    late: bool = False  # it stood still in the middle of the event whose answers go out now
-    clock_ms: float = 0.0  # what its own clock is ahead
-    inbox: list[Callable[[], None]] = field(default_factory=list)
-    lives: int = 0
-    skew_us: int = 0
+    LATE = "late"  # a directory change is not answered and happens later, even after its writer's death
 
 
 class Faults:
-    """Of these kinds, until the world is healed."""
+    """Draws faults of these kinds until they end. `may_lose`: the last copy of a region may die. `counts`: the faults so
+    far, by kind. `before_death`: called before a daemon is killed."""
 
-    def __init__(self, world: World, kinds: frozenset[Fault]) -> None:
-        self._world = world
-        self._faults = kinds
+    def __init__(
+        self,
+        cluster: Cluster,
+        chance: random.Random,
+        kinds: frozenset[Fault],
+        *,
+        region_bytes: int,
+        may_lose: bool,
+        counts: Counter[str],
+        before_death: Callable[[], None],
+    ) -> None:
+        self._cluster = cluster
+        self._chance = chance
+        self._kinds = sorted(kinds, key=lambda kind: kind.value)
+        self._region_bytes = region_bytes
+        self._may_lose = may_lose
+        self._counts = counts
+        self._before_death = before_death
+        self._ended = False
+        self._stalled = 0
+        self._rivals: set[str] = set()
+        self._later = cluster.schedule.later
+        cluster.directory_faults.stall = self.stall_in_call
+        self._begin: dict[Fault, Callable[[], None]] = {
+            Fault.CRASH: self._crash,
+            Fault.PAUSE: self._pause,
+            Fault.PARTITION: self._partition,
+            Fault.CLOG: self._clog,
+            Fault.CUT: self._cut,
+            Fault.NOISE: self._noise,
+            Fault.DIRECTORY: self._directory,
+            Fault.CLOCK: self._clock,
+            Fault.DRAIN: self._drain,
+            Fault.MEMORY: lambda: None,  # the limit is tight from the start
+            Fault.CLIENT: self._cut_a_client,
+            Fault.RIVAL: self._rival,
+            Fault.REMOVE: self._remove,
+            Fault.MASSACRE: self._massacre,
+            Fault.STALL: self._stall,
+            Fault.TORN: self._torn,
+            Fault.LATE: self._late,
+        }
 
     def turn(self) -> None:
-        if self._world.healed:
+        if self._ended:
             return
-        fault = self._world.chance.choice(sorted(self._faults, key=lambda f: f.value))
-        self._world.outcome.faults[fault.value] += 1
-        getattr(self, f"_{fault.value}")()
-        self._world.later(self._world.chance.expovariate(1 / 1000.0) + 50, self.turn)
+        fault = self._chance.choice(self._kinds)
+        self._counts[fault.value] += 1
+        self._begin[fault]()
+        self._later(self._chance.expovariate(1 / 1000.0) + 50, self.turn)
 
-    def _some(self, keep: int = 1) -> Node | None:
-        up = [n for n in self._world.nodes if n.core is not None and not n.paused]
-        return self._world.chance.choice(up) if len(up) > keep else None
+    def end(self) -> None:
+        """Heals the network, the directory and the daemons."""
+        self._ended = True
+        network = self._cluster.network
+        network.noise = 0.0
+        self._cluster.directory_faults.end()
+        network.clogged.clear()
+        for pair in list(network.blocked):
+            network.unblock(pair)
+        for daemon in self._cluster.daemons:
+            self._cluster.wake(daemon)
+            if daemon.core is None:
+                self._cluster.start(daemon)
 
-    def _sole(self, node: Node) -> bool:
-        """Whether a region would be lost with this daemon."""
-        assert node.core is not None
+    def remove_rivals(self) -> None:
+        for name in sorted(self._rivals):
+            self._remove_region(name)
+
+    def _later_one_of(self, delays_ms: tuple[float, ...], step: Callable[[], None]) -> None:
+        self._later(self._chance.choice(delays_ms), step)
+
+    # ---- daemons
+
+    def _any_up(self, keep: int = 1) -> SimDaemon | None:
+        """A running daemon, if more than `keep` are running."""
+        up = [daemon for daemon in self._cluster.daemons if daemon.core is not None and not daemon.paused]
+        return self._chance.choice(up) if len(up) > keep else None
+
+    def _holds_a_last_copy(self, daemon: SimDaemon) -> bool:
+        me, alive = daemon.running.me, self._cluster.directory.alive
+        entries = (*self._cluster.directory.entries.values(), *self._cluster.directory_faults.pending)
         return any(
-            node.core.me in entry.holders()
-            and not any(h != node.core.me and h in self._world.truth.alive for h in entry.holders())
-            for entry in (*self._world.truth.entries.values(), *self._world.truth.on_the_way)
+            me in entry.holders() and not any(h != me and h in alive for h in entry.holders()) for entry in entries
         )
 
     def _crash(self) -> None:
-        node = self._some()
-        if node is not None:
-            self._kill(node)
+        daemon = self._any_up()
+        if daemon is not None:
+            self._kill(daemon)
 
-    def _kill(self, node: Node) -> None:
-        if self._world.may_lose or not self._sole(node):
-            self._world.audit.stores()
-            self._world.crash(node)
-            self._world.later(
-                self._world.chance.choice((50, 1000, 4000)), lambda: self._world.start(node) if not node.core else None
-            )
+    def _kill(self, daemon: SimDaemon) -> None:
+        if daemon.core is not None and (self._may_lose or not self._holds_a_last_copy(daemon)):
+            self._before_death()
+            self._cluster.crash(daemon)
+            self._cluster.start_later(daemon, self._chance.choice((50, 1000, 4000)))
 
     def _massacre(self) -> None:
-        spared = self._world.chance.choice(self._world.nodes)
-        for node in self._world.nodes:
-            if node is not spared and node.core is not None:
-                self._world.later(self._world.chance.uniform(0, 20), lambda n=node: self._kill(n) if n.core else None)  # type: ignore[misc]
-
-    def _rival(self) -> None:
-        node = self._some(keep=0)
-        if node is None or node.core is None:
-            return
-        name = f"rival.{len(self._world.rivals):03d}"
-        self._world.rivals.add(name)
-        size = self._world.chance.choice((1, 2, 4)) * self._world.region_bytes
-        self._ask_once(node, Open(1, name, size))
-        self._world.later(self._world.chance.choice((500, 2500)), lambda: self.remove(name))
-
-    def _remove(self) -> None:
-        names = sorted(name for name in self._world.truth.entries if self._world.may_lose or name.startswith("rival."))
-        if names:
-            self.remove(self._world.chance.choice(names))
-
-    def remove(self, name: str) -> None:
-        node = self._some(keep=0)
-        if node is not None:
-            self._ask_once(node, Remove(2, name, True))
-
-    def _ask_once(self, node: Node, message: RegionMessage) -> None:
-        """Somebody who does not wait for the answer, but stays for a while."""
-        core = node.core
-        assert core is not None
-        self._world.connections += 1
-        number = self._world.connections
-        self._world.into(node, core, lambda: core.client_came(self._world.clock(node), number, f"admin{number}"))
-        self._world.into(node, core, lambda: core.from_client(self._world.clock(node), number, message))
-        self._world.later(
-            5_000, lambda: self._world.into(node, core, lambda: core.client_gone(self._world.clock(node), number))
-        )
-
-    def _torn(self) -> None:
-        if self._world.truth.entries:
-            name = self._world.chance.choice(sorted(self._world.truth.entries))
-            self._world.truth.torn.add(name)
-            self._world.later(self._world.chance.choice((300, 1500)), lambda: self._world.truth.torn.discard(name))
-
-    def _stall(self) -> None:
-        self._world.truth.stalling = 0.05
-        self._world.later(1_500, lambda: setattr(self._world.truth, "stalling", 0.0))
+        spared = self._chance.choice(self._cluster.daemons)
+        for daemon in self._cluster.daemons:
+            if daemon is not spared and daemon.core is not None:
+                self._later(self._chance.uniform(0, 20), lambda daemon=daemon: self._kill(daemon))  # type: ignore[misc]
 
     def _pause(self) -> None:
-        node = self._some()
-        if node is not None:
-            core = node.core
-            node.paused = True
-            self._world.note(f"daemon {node.index} stands still")
-            self._world.later(self._world.chance.choice((300, 1500, 2500, 6000)), lambda: self.wake(node, core))
+        daemon = self._any_up()
+        if daemon is not None:
+            core = daemon.running
+            self._cluster.pause(daemon)
+            self._later_one_of((300, 1500, 2500, 6000), lambda: self._wake(daemon, core))
 
-    def wake(self, node: Node, core: DaemonCore | None) -> None:
-        if node.core is not core or core is None or not node.paused:
+    def _wake(self, daemon: SimDaemon, core: DaemonCore) -> None:
+        if daemon.core is core:
+            self._cluster.wake(daemon)
+
+    def _stall(self) -> None:
+        faults = self._cluster.directory_faults
+        faults.stalling = 0.05
+        self._later(1_500, lambda: setattr(faults, "stalling", 0.0))
+
+    def stall_in_call(self, holder: Holder) -> None:
+        """The daemon stands still in the middle of an event while the world continues; it may even die there."""
+        cluster, daemon = self._cluster, self._cluster.daemons[holder.daemon]
+        core = daemon.core
+        if core is None or core.me != holder or daemon.paused or self._stalled >= MAX_STALLED:
             return
-        self._world.note(f"daemon {node.index} wakes")
-        node.paused = False
-        inbox, node.inbox = node.inbox, []
-        for step in inbox:
-            step()
-
-    def _pair(self) -> frozenset[int]:
-        return frozenset(self._world.chance.sample(range(len(self._world.nodes)), 2))
-
-    def _partition(self) -> None:
-        pair = self._pair()
-        self._world.blocked.add(pair)
-        self._world.note(f"partition {sorted(pair)}")
-        self._world.later(self._world.chance.choice((500, 2500, 5000)), lambda: self.unblock(pair))
-
-    def unblock(self, pair: frozenset[int]) -> None:
-        self._world.blocked.discard(pair)
-        a, b = sorted(pair)
-        self._world.cut(a, b)
-
-    def _clog(self) -> None:
-        pair = self._pair()
-        self._world.clogged.add(pair)
-        self._world.later(self._world.chance.choice((500, 3000)), lambda: self._world.clogged.discard(pair))
-
-    def _cut(self) -> None:
-        a, b = sorted(self._pair())
-        self._world.cut(a, b)
-        if self._world.client_wires and self._world.chance.random() < 0.5:
-            connection = self._world.chance.choice(sorted(self._world.client_wires))
-            self._world.client_cut(connection, self._world.client_wires[connection][1])
-
-    def _noise(self) -> None:
-        self._world.noise = 0.02
-        self._world.later(1500, lambda: setattr(self, "noise", 0.0))
-
-    def _directory(self) -> None:
-        self._world.truth.failing = self._world.chance.choice((0.2, 0.5, 1.0))
-        self._world.later(self._world.chance.choice((300, 1500)), lambda: setattr(self._world.truth, "failing", 0.0))
-
-    def _late(self) -> None:
-        self._world.truth.late = self._world.chance.choice((0.2, 0.5, 1.0))
-        self._world.later(self._world.chance.choice((300, 1500)), lambda: setattr(self._world.truth, "late", 0.0))
+        self._stalled += 1
+        daemon.paused = True
+        cluster.note(f"daemon {daemon.index} stands still in the middle of a call")
+        cluster.schedule.run_until(cluster.now_ms + self._chance.choice((300, 1500, 3000, 6000)))
+        self._stalled -= 1
+        if daemon.core is not core:
+            raise DiedInCall
+        cluster.note(f"daemon {daemon.index} continues")
+        daemon.late = True
+        self._later(0.0, lambda: self._wake(daemon, core))
 
     def _clock(self) -> None:
-        node = self._world.chance.choice(self._world.nodes)
-        node.skew_us += self._world.chance.choice((-3_600_000_000, 5_000_000, 86_400_000_000))
+        daemon = self._chance.choice(self._cluster.daemons)
+        daemon.wall_skew_us += self._chance.choice((-3_600_000_000, 5_000_000, 86_400_000_000))
 
     def _drain(self) -> None:
-        node = self._some(keep=2)
-        if node is not None and node.core is not None:
-            if any(node.core.me in e.holders() and e.opener for e in self._world.truth.entries.values()):
-                for index, client, _, _ in list(self._world.client_wires.values()):
-                    if index == node.index:
-                        self._world.client_cut(client.connection, client)
-            self._ask_once(node, Shutdown(1, [node.index], False))
+        daemon = self._any_up(keep=2)
+        if daemon is None:
+            return
+        entries = self._cluster.directory.entries.values()
+        if any(daemon.running.me in entry.holders() and entry.opener for entry in entries):
+            for connection in list(self._cluster.connections.values()):
+                if connection.daemon is daemon:
+                    self._cluster.disconnect(connection)
+        self._ask_once(daemon, Shutdown(1, [daemon.index], False))
 
-    def _memory(self) -> None:
-        """The limit is tight from the start: nothing more to do now."""
+    # ---- regions
 
-    def _client(self) -> None:
-        if self._world.client_wires:
-            connection = self._world.chance.choice(sorted(self._world.client_wires))
-            self._world.client_cut(connection, self._world.client_wires[connection][1])
+    def _rival(self) -> None:
+        daemon = self._any_up(keep=0)
+        if daemon is None:
+            return
+        name = f"rival.{len(self._rivals):03d}"
+        self._rivals.add(name)
+        size = self._chance.choice((1, 2, 4)) * self._region_bytes
+        self._ask_once(daemon, Open(1, name, size))
+        self._later_one_of((500, 2500), lambda: self._remove_region(name))
+
+    def _remove(self) -> None:
+        entries = self._cluster.directory.entries
+        names = sorted(name for name in entries if self._may_lose or name.startswith("rival."))
+        if names:
+            self._remove_region(self._chance.choice(names))
+
+    def _remove_region(self, name: str) -> None:
+        daemon = self._any_up(keep=0)
+        if daemon is not None:
+            self._ask_once(daemon, Remove(2, name, True))
+
+    def _ask_once(self, daemon: SimDaemon, message: RegionMessage) -> None:
+        """From an administrator who does not wait for the answer, but stays connected for a while."""
+        core, number = daemon.running, self._cluster.next_connection()
+        daemon.feed(core, lambda: core.client_came(daemon.clock_ms(), number, f"admin{number}"))
+        daemon.feed(core, lambda: core.from_client(daemon.clock_ms(), number, message))
+        self._later(
+            ADMINISTRATOR_STAYS_MS,
+            lambda: daemon.feed(core, lambda: core.client_gone(daemon.clock_ms(), number)),
+        )
+
+    # ---- network
+
+    def _pair(self) -> frozenset[int]:
+        return frozenset(self._chance.sample(range(len(self._cluster.daemons)), 2))
+
+    def _partition(self) -> None:
+        pair, network = self._pair(), self._cluster.network
+        network.blocked.add(pair)
+        self._cluster.note(f"partition {sorted(pair)}")
+        self._later_one_of((500, 2500, 5000), lambda: network.unblock(pair))
+
+    def _clog(self) -> None:
+        pair, clogged = self._pair(), self._cluster.network.clogged
+        clogged.add(pair)
+        self._later_one_of((500, 3000), lambda: clogged.discard(pair))
+
+    def _cut(self) -> None:
+        self._cluster.network.cut(*sorted(self._pair()))
+        if self._cluster.connections and self._chance.random() < 0.5:
+            self._cut_a_client()
+
+    def _cut_a_client(self) -> None:
+        connections = self._cluster.connections
+        if connections:
+            self._cluster.disconnect(connections[self._chance.choice(sorted(connections))])
+
+    def _noise(self) -> None:
+        self._cluster.network.noise = 0.02  # until all faults end
+
+    # ---- directory
+
+    def _torn(self) -> None:
+        entries, torn = self._cluster.directory.entries, self._cluster.directory_faults.torn
+        if entries:
+            name = self._chance.choice(sorted(entries))
+            torn.add(name)
+            self._later_one_of((300, 1500), lambda: torn.discard(name))
+
+    def _directory(self) -> None:
+        faults = self._cluster.directory_faults
+        faults.failing = self._chance.choice((0.2, 0.5, 1.0))
+        self._later_one_of((300, 1500), lambda: setattr(faults, "failing", 0.0))
+
+    def _late(self) -> None:
+        faults = self._cluster.directory_faults
+        faults.late = self._chance.choice((0.2, 0.5, 1.0))
+        self._later_one_of((300, 1500), lambda: setattr(faults, "late", 0.0))

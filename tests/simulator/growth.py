@@ -1,25 +1,23 @@
-"""How throughput grows with the number of daemons (R20): the very cores, one store on each daemon, nothing fails.
+"""How throughput grows with the number of daemons (R20): one store on each daemon, and nothing fails.
 
-Machines here have few cores, so it is counted instead of timed: the bytes that each daemon receives and sends for one
-acknowledged write. A cluster is as fast as its busiest daemon; `speed_up` is what the cluster acknowledges while its
-busiest daemon handles as many bytes as the busiest of two daemons does, against those two.
+The machines that run the tests have few cores, so bytes are counted instead of time: those that each daemon receives and
+sends for one acknowledged write. A cluster is as fast as its busiest daemon. `speed_up` is what the cluster acknowledges
+while its busiest daemon handles as many bytes as the busiest of two daemons does, relative to those two.
 
 python -m tests.simulator.growth
 """
 
 from __future__ import annotations
 
-import random
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import dataclass
 
-from spark_jms.store.regions.core.daemon import Action, DaemonCore, DaemonSettings, ToClient, ToPeer
-from spark_jms.store.regions.core.directory import Holder
-from spark_jms.store.regions.core.protocol import Open, RegionMessage, Reply, WriteRegion, encode
-from tests.simulator.parts import SimDirectory, SimMemory, Truth
+from spark_jms.store.regions.core.protocol import RegionMessage, WriteRegion, encode
+from tests.simulator.connections import ClientConnection
+from tests.simulator.observer import Observer
+from tests.simulator.stepwise import StepCluster
 
 REGION_BYTES = 1 << 20
-TICK_MS = 50.0
 FRAME_WRITES = 16  # of 1 KiB in one frame
 
 
@@ -35,73 +33,37 @@ class Growth:
         return self.busiest_bytes / self.acknowledged
 
 
-class _Cluster:
-    def __init__(self, daemons: int) -> None:
-        self.now_ms = 0.0
-        self.truth = Truth(random.Random(0))
-        self.load: Counter[int] = Counter()
-        self.replies: dict[int, list[Reply]] = {}
-        self._wire: deque[tuple[int, int, RegionMessage]] = deque()
-        self.cores = [self._core(index, daemons) for index in range(daemons)]
-        for a in self.cores:
-            for b in self.cores:
-                if a is not b:
-                    self.carry(a.index, a.linked(self.now_ms, b.index, b.incarnation))
-        self.run(1_000.0)
+class Traffic(Observer):
+    """Bytes that each daemon received or sent."""
 
-    def _core(self, index: int, daemons: int) -> DaemonCore:
-        me, limit = Holder(index, f"life{index}"), 16 * REGION_BYTES
-        self.truth.alive.add(me)
-        return DaemonCore(
-            index, me.incarnation, daemons, limit, SimDirectory(self.truth, me), SimMemory(limit), DaemonSettings(), 0.0
-        )
+    def __init__(self) -> None:
+        self.bytes: Counter[int] = Counter()
 
-    def carry(self, source: int, actions: list[Action]) -> None:
-        for action in actions:
-            match action:
-                case ToPeer(daemon, message):
-                    self._wire.append((source, daemon, message))
-                case ToClient(client, message):
-                    self.load[source] += len(encode(0, message))
-                    if isinstance(message, Reply):
-                        self.replies.setdefault(client, []).append(message)
-        while self._wire:
-            sender, target, message = self._wire.popleft()
-            size = len(encode(0, message))
-            self.load[sender] += size
-            self.load[target] += size
-            self.carry(target, self.cores[target].from_peer(self.now_ms, sender, message))
+    def sent(self, source: int, target: int, message: RegionMessage) -> None:
+        size = len(encode(0, message))
+        self.bytes[source] += size
+        self.bytes[target] += size
 
-    def ask(self, client: int, message: RegionMessage) -> Reply:
-        """Of the client with the daemon of its own number."""
-        self.load[client] += len(encode(0, message))
-        self.carry(client, self.cores[client].from_client(self.now_ms, client, message))
-        while not self.replies.get(client):
-            self.run(TICK_MS)
-        return self.replies[client].pop()
+    def asked(self, connection: ClientConnection, message: RegionMessage) -> None:
+        self.bytes[connection.daemon.index] += len(encode(0, message))
 
-    def run(self, duration_ms: float) -> None:
-        end_ms = self.now_ms + duration_ms
-        while self.now_ms < end_ms:
-            self.now_ms += TICK_MS
-            for core in self.cores:
-                self.carry(core.index, core.tick(self.now_ms, int(self.now_ms * 1000)))
+    def answered(self, connection: ClientConnection, message: RegionMessage) -> None:
+        self.bytes[connection.daemon.index] += len(encode(0, message))
 
 
 def measure(daemons: int, frames: int = 50) -> Growth:
     """One store on each daemon, each writing so many frames."""
-    cluster = _Cluster(daemons)
-    epochs = []
-    for index in range(daemons):
-        cluster.carry(index, cluster.cores[index].client_came(cluster.now_ms, index, f"store{index}"))
-        epochs.append(cluster.ask(index, Open(1, f"store{index}.000", REGION_BYTES)).value[0])
+    cluster = StepCluster(daemons, limit=16 * REGION_BYTES)
+    stores = [cluster.client(index, f"store{index}") for index in range(daemons)]
+    epochs = [store.open(f"{store.name}.000", size=REGION_BYTES)[0] for store in stores]
     cluster.run(2_000.0)
-    cluster.load.clear()
+    traffic = Traffic()
+    cluster.sim.observe(traffic)
     data = [(n * 1024, bytes(1024)) for n in range(FRAME_WRITES)]
     for _ in range(frames):
-        for index in range(daemons):
-            cluster.ask(index, WriteRegion(2, f"store{index}.000", epochs[index], list(data)))
-    return Growth(daemons, frames * FRAME_WRITES * daemons, max(cluster.load.values()))
+        for store, epoch in zip(stores, epochs, strict=True):
+            store.ask(lambda n, name=f"{store.name}.000", epoch=epoch: WriteRegion(n, name, epoch, list(data)))  # type: ignore[misc]
+    return Growth(daemons, frames * FRAME_WRITES * daemons, max(traffic.bytes.values()))
 
 
 def speed_up(two: Growth, many: Growth) -> float:

@@ -1,0 +1,222 @@
+"""A cluster in one thread: daemon cores with an in-memory directory, memory, network and clock.
+
+`World` drives it from a seed, `StepCluster` step by step. Both pass events to the cores in the same way and carry out
+the same actions; they differ in their `Timing` and in what they do to the cluster.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+from spark_jms.store.regions.core.daemon import (
+    Action,
+    DaemonCore,
+    DaemonSettings,
+    Drop,
+    Log,
+    Stop,
+    ToClient,
+    ToPeer,
+    Unlink,
+)
+from spark_jms.store.regions.core.directory import Holder, RegionEntry
+from spark_jms.store.regions.core.protocol import RegionMessage
+from tests.simulator.connections import ClientConnection, ClientEnd, Wire
+from tests.simulator.daemons import SimDaemon
+from tests.simulator.directory import DirectoryContents, DirectoryFaults, SimDirectory
+from tests.simulator.memory import SimMemory
+from tests.simulator.network import Network
+from tests.simulator.observer import Observer
+from tests.simulator.schedule import Schedule
+from tests.simulator.timing import Timing
+
+
+class Cluster:
+    def __init__(
+        self,
+        daemons: int,
+        limit_bytes: int,
+        settings: DaemonSettings,
+        *,
+        timing: Timing | None = None,
+        chance: random.Random | None = None,
+        core_type: type[DaemonCore] = DaemonCore,
+        start_ms: float = 0.0,
+    ) -> None:
+        self.timing = timing or Timing()
+        chance = chance or random.Random(0)
+        self.schedule = Schedule(start_ms)
+        self.settings = settings
+        self._core_type = core_type
+        self._observers: list[Observer] = []
+        self.directory = DirectoryContents(self._changed, self._refused)
+        self.directory_faults = DirectoryFaults(chance, self.schedule.later)
+        self.daemons = [SimDaemon(index, limit_bytes, self.schedule, self._perform) for index in range(daemons)]
+        self.network = Network(self.daemons, self.schedule, self.timing, chance, self._sent)
+        self.connections: dict[int, ClientConnection] = {}
+        self._numbers = itertools.count(1)
+
+    @property
+    def now_ms(self) -> float:
+        return self.schedule.now_ms
+
+    # ---- what it reports
+
+    def observe(self, observer: Observer) -> None:
+        self._observers.append(observer)
+
+    def note(self, text: str) -> None:
+        for observer in self._observers:
+            observer.note(text)
+
+    def _changed(self, by: Holder, name: str, old: RegionEntry | None, new: RegionEntry | None, opened: bool) -> None:
+        for observer in self._observers:
+            observer.changed(by, name, old, new, opened)
+
+    def _refused(self, by: Holder, name: str, reason: str) -> None:
+        for observer in self._observers:
+            observer.refused(by, name, reason)
+
+    def _sent(self, source: int, target: int, message: RegionMessage) -> None:
+        for observer in self._observers:
+            observer.sent(source, target, message)
+
+    # ---- daemons
+
+    def start(self, daemon: SimDaemon) -> None:
+        daemon.lives += 1
+        daemon.clock_offset_ms = self.timing.clock_offset_ms()
+        me = Holder(daemon.index, f"life{daemon.lives}")
+        daemon.memory = SimMemory(daemon.limit_bytes)
+        daemon.directory = SimDirectory(self.directory, self.directory_faults, me)
+        daemon.core = core = self._core_type(
+            daemon.index,
+            me.incarnation,
+            len(self.daemons),
+            daemon.limit_bytes,
+            daemon.directory,
+            daemon.memory,
+            self.settings,
+            daemon.clock_ms(),
+            daemon.wall_us(),
+        )
+        self.directory.alive.add(me)
+        daemon.paused = False
+        daemon.inbox.clear()
+        self.note(f"daemon {daemon.index} starts, {me.incarnation}")
+        self.schedule.later(self.timing.first_tick_ms(), lambda: self._tick(daemon, core))
+
+    def _tick(self, daemon: SimDaemon, core: DaemonCore) -> None:
+        if daemon.core is not core:
+            return
+        if not daemon.paused:
+            self.network.dial(daemon)
+            daemon.handle(lambda: core.tick(daemon.clock_ms(), daemon.wall_us()))
+        self.schedule.later(self.timing.tick_ms(), lambda: self._tick(daemon, core))
+
+    def crash(self, daemon: SimDaemon) -> None:
+        self.note(f"daemon {daemon.index} dies")
+        self.directory.alive.discard(daemon.running.me)
+        daemon.stop()
+        self.network.cut_all(daemon.index)
+        for connection in [c for c in self.connections.values() if c.daemon is daemon]:
+            self.disconnect(connection)
+
+    def pause(self, daemon: SimDaemon) -> None:
+        daemon.paused = True
+        self.note(f"daemon {daemon.index} stands still")
+
+    def wake(self, daemon: SimDaemon) -> None:
+        if daemon.paused:
+            self.note(f"daemon {daemon.index} wakes")
+            daemon.wake()
+
+    def living(self, holder: Holder) -> DaemonCore | None:
+        daemon = self.daemons[holder.daemon]
+        return daemon.core if daemon.is_life(holder) else None
+
+    def _perform(self, daemon: SimDaemon, actions: list[Action]) -> None:
+        late, daemon.late = daemon.late, False
+        for action in actions:
+            match action:
+                case ToPeer(target, message):
+                    self.network.send(daemon.index, target, message)
+                case ToClient(number, message):
+                    connection = self.connections.get(number)
+                    if connection is not None and connection.daemon is daemon:
+                        self._answer(connection, message, late)
+                case Drop(number):
+                    if number in self.connections:
+                        self.disconnect(self.connections[number])
+                case Unlink(target):
+                    self.network.cut(daemon.index, target)
+                case Log(_, text):
+                    for observer in self._observers:
+                        observer.logged(daemon.index, text)
+                case Stop():
+                    self._stop(daemon)
+                    return
+        for observer in self._observers:
+            observer.handled(daemon)
+
+    def _stop(self, daemon: SimDaemon) -> None:
+        for observer in self._observers:
+            observer.stopping(daemon)
+        self.crash(daemon)
+        restart_ms = self.timing.restart_ms()
+        if restart_ms is not None:
+            self.start_later(daemon, restart_ms)
+
+    def start_later(self, daemon: SimDaemon, delay_ms: float) -> None:
+        self.schedule.later(delay_ms, lambda: self.start(daemon) if not daemon.core else None)
+
+    # ---- clients
+
+    def next_connection(self) -> int:
+        return next(self._numbers)
+
+    def connect(self, daemon: SimDaemon, end: ClientEnd) -> ClientConnection:
+        core, number = daemon.running, self.next_connection()
+        there = Wire(
+            lambda message: daemon.feed(core, lambda: core.from_client(daemon.clock_ms(), number, message)),
+            lambda: self.disconnect(connection),
+        )
+        connection = ClientConnection(
+            number, daemon, end, there, Wire(end.receive, lambda: self.disconnect(connection))
+        )
+        self.connections[number] = connection
+        daemon.feed(core, lambda: core.client_came(daemon.clock_ms(), number, end.name))
+        return connection
+
+    def ask(self, connection: ClientConnection, message: RegionMessage) -> None:
+        """From the client to its daemon; nothing happens once the connection was cut."""
+        if connection.number in self.connections:
+            for observer in self._observers:
+                observer.asked(connection, message)
+            self._transmit(connection.there, message)
+
+    def _answer(self, connection: ClientConnection, message: RegionMessage, late: bool) -> None:
+        for observer in self._observers:
+            observer.answered(connection, message)
+        connection.end.answering(message, late)
+        self._transmit(connection.back, message)
+
+    def _transmit(self, wire: Wire, message: RegionMessage) -> None:
+        frame = wire.pack(message)
+        wire.last_ms = max(wire.last_ms, self.now_ms + self.timing.client_delay_ms())
+        self.schedule.later(wire.last_ms - self.now_ms, lambda: wire.arrive(frame))
+
+    def disconnect(self, connection: ClientConnection) -> None:
+        if self.connections.pop(connection.number, None) is None:
+            return
+        connection.back.open = False
+        connection.there.open = self.timing.delivers_after_cut()
+        daemon, core = connection.daemon, connection.daemon.core
+        if core is not None:
+            delay_ms = max(connection.there.last_ms - self.now_ms, 0.0) + self.timing.peer_delay_ms()
+            self.schedule.later(delay_ms, lambda: self._client_gone(daemon, core, connection.number))
+        connection.end.disconnected()
+
+    def _client_gone(self, daemon: SimDaemon, core: DaemonCore, number: int) -> None:
+        daemon.feed(core, lambda: core.client_gone(daemon.clock_ms(), number))

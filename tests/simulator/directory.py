@@ -1,0 +1,219 @@
+"""The Global Directory in memory: its contents, the laws every change obeys, and the ways in which it fails."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from spark_jms.store.errors import DirectoryUnavailableError
+from spark_jms.store.regions.core.directory import DirectoryPort, Holder, RegionEntry
+from tests.simulator.errors import Violation
+
+Changed = Callable[[Holder, str, RegionEntry | None, RegionEntry | None, bool], None]
+Refused = Callable[[Holder, str, str], None]
+
+
+class DirectoryContents:
+    """The entries, and which daemons are alive. `opens`: per region the epoch of its last OPENED."""
+
+    def __init__(self, changed: Changed, refused: Refused) -> None:
+        self.entries: dict[str, RegionEntry] = {}
+        self.alive: set[Holder] = set()
+        self.opens: dict[str, int] = {}
+        self._changed = changed
+        self.refused = refused
+        self._epochs: dict[tuple[str, str], int] = {}  # the highest one used, per region and id
+
+    def fits(self, name: str, old: RegionEntry | None) -> bool:
+        current = self.entries.get(name)
+        return (current.tag if current else None) == (old.tag if old else None)
+
+    def apply(self, me: Holder, name: str, current: RegionEntry | None, new: RegionEntry | None) -> None:
+        if current is not None:
+            self._check_change(me, current, new)
+        opened = False
+        if new is None:
+            if current is None:
+                return
+            del self.entries[name]
+            opened = self.opens.pop(name, None) is not None
+        else:
+            self._check_epoch(name, new)
+            if new.opener and (current is None or current.opener is None):
+                self.opens[name] = new.epoch
+            self.entries[name] = new
+        self._changed(me, name, current, new, opened)
+
+    def _check_epoch(self, name: str, new: RegionEntry) -> None:
+        key = (name, new.region_id)
+        if new.epoch <= self._epochs.get(key, 0):
+            raise Violation(f"region {name}: epoch {new.epoch} was used before")
+        self._epochs[key] = new.epoch
+        if new.secondary is not None and new.secondary.daemon == new.primary.daemon:
+            raise Violation(f"region {name}: both copies on daemon {new.primary.daemon}")
+
+    def _check_change(self, me: Holder, old: RegionEntry, new: RegionEntry | None) -> None:
+        """What a daemon may change in an entry, stated independently of how the core does it."""
+        name = old.name
+        if new is None:
+            if old.primary != me and old.primary in self.alive and old.epoch > 1:
+                raise Violation(f"region {name}: removed by daemon {me.daemon}, while its primary lives")
+            return
+        if new.region_id != old.region_id:
+            raise Violation(f"region {name}: replaced without being removed")
+        if new.opener and old.opener and new.opener != old.opener:
+            raise Violation(f"region {name}: {new.opener} opened what {old.opener} has open")
+        if new.opener and not old.opener and old.primary != me:
+            raise Violation(f"region {name}: opened by daemon {me.daemon}, which is not its primary")
+        if new.primary != old.primary and me not in old.holders():
+            raise Violation(f"region {name}: daemon {me.daemon} took over a copy that was not listed")
+        if new.primary != old.primary and new.opener:
+            raise Violation(f"region {name}: moved while {old.opener} has it open")
+        if new.secondary not in (None, *old.holders()) and me != old.primary:
+            raise Violation(f"region {name}: a copy listed by daemon {me.daemon}, which is not its primary")
+
+
+@dataclass
+class DirectoryFaults:
+    """How often the directory fails, drawn from the seed. The default never does."""
+
+    chance: random.Random
+    later: Callable[[float, Callable[[], None]], None]
+    stall: Callable[[Holder], None] = lambda holder: None  # the process stands still
+    failing: float = 0.0  # share of calls that fail; half of the failed swaps have happened
+    late: float = 0.0  # share of swaps without an answer that happen later, if they still fit
+    stalling: float = 0.0  # share of calls before or after which the process stands still
+    torn: set[str] = field(default_factory=set)  # regions whose file cannot be read for a while
+    pending: list[RegionEntry] = field(default_factory=list)  # entries that late swaps would write
+
+    def fails(self) -> bool:
+        return self.failing > 0 and self.chance.random() < self.failing
+
+    def delays(self) -> bool:
+        return self.late > 0 and self.chance.random() < self.late
+
+    def maybe_stall(self, me: Holder) -> None:
+        if self.stalling > 0 and self.chance.random() < self.stalling:
+            self.stall(me)
+
+    def end(self) -> None:
+        self.failing, self.late, self.stalling = 0.0, 0.0, 0.0
+        self.torn.clear()
+
+
+@dataclass
+class LateChange:
+    """The first change that `which` accepts gets no answer, and happens when the test calls `land`. With
+    `then_unavailable`, the directory answers nothing from then on until the change lands."""
+
+    which: Callable[[RegionEntry | None], bool]
+    then_unavailable: bool
+    _land: Callable[[], bool] | None = None
+
+    @property
+    def given_up(self) -> bool:
+        return self._land is not None
+
+    def give_up(self, land: Callable[[], bool]) -> None:
+        self._land = land
+
+    def land(self) -> bool:
+        """False: the change does not fit any more."""
+        assert self._land is not None, "no such change was asked for"
+        return self._land()
+
+
+class SimDirectory(DirectoryPort):
+    """The directory as one life of a daemon sees it. Tests set `available`, `answering` and `late_change` by hand."""
+
+    def __init__(self, contents: DirectoryContents, faults: DirectoryFaults, me: Holder) -> None:
+        self.contents = contents
+        self.faults = faults
+        self.me = me
+        self.available = True
+        self.answering = True  # False: swaps happen, and the caller gets an error
+        self.late_change: LateChange | None = None
+
+    def _fails(self) -> bool:
+        if not self.available:
+            raise DirectoryUnavailableError("the directory does not answer")
+        return self.faults.fails()
+
+    def read(self, name: str) -> RegionEntry | None:
+        if self._fails() or name in self.faults.torn:
+            raise DirectoryUnavailableError("read")
+        found = self.contents.entries.get(name)
+        self.faults.maybe_stall(self.me)
+        return found
+
+    def entries(self) -> Mapping[str, RegionEntry]:
+        if self._fails():
+            raise DirectoryUnavailableError("read")
+        return dict(self.contents.entries)
+
+    def swap(self, name: str, old: RegionEntry | None, new: RegionEntry | None) -> bool:
+        self.faults.maybe_stall(self.me)
+        done = self._swap(name, old, new)
+        self.faults.maybe_stall(self.me)
+        if not self.answering:
+            raise self._unanswered(name, "no answer")
+        return done
+
+    def _unanswered(self, name: str, reason: str) -> DirectoryUnavailableError:
+        self.contents.refused(self.me, name, reason)
+        return DirectoryUnavailableError(f"write: {reason}")
+
+    def _swap(self, name: str, old: RegionEntry | None, new: RegionEntry | None) -> bool:
+        if not self.available:
+            raise self._unanswered(name, "the directory does not answer")
+        self._delay(name, old, new)
+        failing = self._fails() or name in self.faults.torn
+        if failing and self.faults.chance.random() < 0.5:
+            raise self._unanswered(name, "refused")
+        if failing and not self.contents.fits(name, old):
+            raise self._unanswered(name, "torn")
+        done = self._land(name, old, new)
+        if failing:
+            raise self._unanswered(name, "no answer")
+        return done
+
+    def _delay(self, name: str, old: RegionEntry | None, new: RegionEntry | None) -> None:
+        change = self.late_change
+        if change is not None and not change.given_up and change.which(new):
+            change.give_up(lambda: self._land(name, old, new))
+            self.available = not change.then_unavailable
+        elif self.faults.delays():
+            self._land_later(name, old, new)
+        else:
+            return
+        raise self._unanswered(name, "on its way")
+
+    def _land(self, name: str, old: RegionEntry | None, new: RegionEntry | None) -> bool:
+        self.available = True
+        if not self.contents.fits(name, old):
+            self.contents.refused(self.me, name, "changed meanwhile")
+            return False
+        self.apply(name, self.contents.entries.get(name), new)
+        return True
+
+    def _land_later(self, name: str, old: RegionEntry | None, new: RegionEntry | None) -> None:
+        """The change happens some time later, whether its writer lives or not."""
+        faults = self.faults
+
+        def land() -> None:
+            if new is not None:
+                faults.pending.remove(new)
+            self._land(name, old, new)
+
+        if new is not None:
+            faults.pending.append(new)
+        faults.later(faults.chance.choice((20, 200, 1_000, 4_000)) * faults.chance.uniform(0.5, 1.5), land)
+
+    def apply(self, name: str, current: RegionEntry | None, new: RegionEntry | None) -> None:
+        self.contents.apply(self.me, name, current, new)
+
+    def running(self, holder: Holder) -> bool:
+        if self._fails():
+            raise DirectoryUnavailableError("read")
+        return holder in self.contents.alive

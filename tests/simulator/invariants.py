@@ -1,0 +1,103 @@
+"""What must hold of a cluster at any time, whoever its clients are. Violations name the region and the daemons."""
+
+from __future__ import annotations
+
+from spark_jms.store.regions.core.directory import RegionEntry
+from tests.simulator.cluster import Cluster
+from tests.simulator.daemons import SimDaemon
+from tests.simulator.errors import Violation
+from tests.simulator.observer import Observer
+
+
+class Invariants(Observer):
+    """`may_lose`: in this seed both copies of a region may die. `lost` counts the regions that clients found lost."""
+
+    def __init__(self, cluster: Cluster, may_lose: bool) -> None:
+        self._cluster = cluster
+        self.may_lose = may_lose
+        self.lost = 0
+
+    # ---- after every event
+
+    def handled(self, daemon: SimDaemon) -> None:
+        """R12: a daemon keeps its limit, and counts what it holds."""
+        if daemon.core is None or daemon.memory is None:
+            return
+        used = daemon.core.used_bytes()
+        if used > daemon.limit_bytes:
+            raise Violation(f"daemon {daemon.index} holds {used} bytes, its limit is {daemon.limit_bytes}")
+        if used != daemon.memory.total:
+            raise Violation(f"daemon {daemon.index} counts {used} bytes and holds {daemon.memory.total}")
+
+    def stopping(self, daemon: SimDaemon) -> None:
+        """R4: a safe shutdown leaves no copy behind."""
+        for name, entry in self._cluster.directory.entries.items():
+            # A late write may just have created a region that was never opened: its next opener creates it again.
+            if daemon.running.me in entry.holders() and name in self._cluster.directory.opens:
+                raise Violation(f"daemon {daemon.index} left safely with a listed copy of {name}")
+
+    # ---- when a client gets an answer
+
+    def check_answer(self, daemon: SimDaemon, client: str, region: str, epoch: int | None) -> None:
+        """R8, R10: only the daemon that the directory names answers, and only the client that opened the region last."""
+        directory = self._cluster.directory
+        entry = directory.entries.get(region)
+        where = f"daemon {daemon.index} answered {client} for {region}"
+        if entry is None:
+            raise Violation(f"{where}, which was removed")
+        if not daemon.is_life(entry.primary):
+            raise Violation(f"{where}, which daemon {entry.primary.daemon} serves")
+        if directory.opens.get(region) != epoch or entry.opener != client:
+            raise Violation(f"{where}, which {entry.opener} opened at epoch {directory.opens.get(region)}")
+
+    def check_lost(self, name: str) -> None:
+        """R18: a daemon told a client that this region is lost."""
+        if not self.may_lose:
+            raise Violation(f"region {name} is lost, though one copy always lived")
+        entry = self._cluster.directory.entries.get(name)
+        if entry is not None and any(holder in self._cluster.directory.alive for holder in entry.holders()):
+            raise Violation(f"region {name} is said to be lost, and a copy lives: {entry}")
+        self.lost += 1
+
+    # ---- now and then, and at the end
+
+    def check_copies(self, final: bool = False) -> None:
+        """Two listed copies hold the same bytes whenever nothing is on its way between them; at the end, always."""
+        for name, entry in self._cluster.directory.entries.items():
+            if entry.secondary is None:
+                continue
+            a, b = self._cluster.living(entry.primary), self._cluster.living(entry.secondary)
+            if a is None or b is None or name not in a.copies or name not in b.copies:
+                continue
+            primary = a.primaries.get(name)
+            if primary is None or any(f.unacked for f in primary.followers if f.holder == entry.secondary):
+                if final:
+                    raise Violation(f"region {name}: the copies on {a.index} and {b.index} do not come to rest")
+                continue
+            if a.copies[name].memory.obj != b.copies[name].memory.obj:
+                raise Violation(f"region {name}: the copies on {a.index} and {b.index} differ")
+
+    def check_end(self) -> None:
+        """Once all faults are over: two copies of each region, and no other ones."""
+        for entry in self._cluster.directory.entries.values():
+            self._check_region(entry)
+        for daemon in self._cluster.daemons:
+            for name in daemon.running.copies:
+                listed = self._cluster.directory.entries.get(name)
+                if listed is None or daemon.running.me not in listed.holders():
+                    raise Violation(f"daemon {daemon.index} keeps a copy of {name} that the directory does not list")
+
+    def _check_region(self, entry: RegionEntry) -> None:
+        name = entry.name
+        cores = [core for core in map(self._cluster.living, entry.holders()) if core is not None]
+        if not cores:
+            if not self.may_lose:
+                raise Violation(f"region {name} has no living copy: {entry}")
+            return
+        for core in cores:
+            if name not in core.copies:
+                raise Violation(f"region {name}: daemon {core.index} is listed and has no copy")
+        others = (daemon.core for daemon in self._cluster.daemons)
+        room = any(core and core not in cores and core.free_bytes() >= entry.size for core in others)
+        if len(cores) < 2 and room:
+            raise Violation(f"region {name} has one copy, with all daemons well again: {entry}")

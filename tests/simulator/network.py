@@ -1,0 +1,148 @@
+"""The network between daemons: connections, and frames that are delayed, blocked or damaged on their way."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from spark_jms.store.regions.core.daemon import DaemonCore
+from spark_jms.store.regions.core.protocol import RegionHello, RegionMessage, encode
+from tests.simulator.connections import Frame, Wire
+from tests.simulator.daemons import SimDaemon
+from tests.simulator.schedule import Schedule
+from tests.simulator.timing import Timing
+
+HELLO_TIMEOUT_MS = 2_000.0
+
+
+class Network:
+    """Two wires for each pair of daemons. `blocked` pairs lose every frame without noticing, `clogged` pairs are slow,
+    `noise` is the share of frames that are dropped, doubled, reordered or flipped."""
+
+    def __init__(
+        self,
+        daemons: Sequence[SimDaemon],
+        schedule: Schedule,
+        timing: Timing,
+        chance: random.Random,
+        sent: Callable[[int, int, RegionMessage], None],
+    ) -> None:
+        self._daemons = daemons
+        self._schedule = schedule
+        self._timing = timing
+        self._chance = chance
+        self._sent = sent
+        self._wires: dict[tuple[int, int], Wire] = {}
+        self._hello_ms: dict[frozenset[int], float] = {}
+        self.blocked: set[frozenset[int]] = set()
+        self.clogged: set[frozenset[int]] = set()
+        self.noise = 0.0
+        self._held: Callable[[int, RegionMessage], bool] | None = None
+        self._kept: list[tuple[Wire, RegionMessage]] = []
+
+    # ---- connections
+
+    def dial(self, daemon: SimDaemon) -> None:
+        """Connects a daemon to those after it. A connection without a hello is given up after a while."""
+        for other in self._daemons[daemon.index + 1 :]:
+            pair = (daemon.index, other.index)
+            both = frozenset(pair)
+            waited_ms = self._schedule.now_ms - self._hello_ms.get(both, self._schedule.now_ms)
+            if pair in self._wires and waited_ms > HELLO_TIMEOUT_MS:
+                self.cut(*pair)
+            if pair in self._wires or other.core is None or both in self.blocked:
+                continue
+            self._hello_ms[both] = self._schedule.now_ms
+            self._connect(daemon, other)
+
+    def _connect(self, a: SimDaemon, b: SimDaemon) -> None:
+        core_a, core_b = a.running, b.running
+        self._wire(a, b, core_b)
+        self._wire(b, a, core_a)
+        self.send(a.index, b.index, RegionHello("daemon", a.index, core_a.incarnation))
+        self.send(b.index, a.index, RegionHello("daemon", b.index, core_b.incarnation))
+
+    def _wire(self, source: SimDaemon, target: SimDaemon, core: DaemonCore) -> None:
+        self._wires[(source.index, target.index)] = Wire(
+            lambda message: self._arrived(target, core, source.index, message),
+            lambda: self.cut(source.index, target.index),
+        )
+
+    def _arrived(self, daemon: SimDaemon, core: DaemonCore, sender: int, message: RegionMessage) -> None:
+        if isinstance(message, RegionHello):
+            self._hello_ms.pop(frozenset((daemon.index, sender)), None)
+            daemon.feed(core, lambda: core.linked(daemon.clock_ms(), sender, message.incarnation))
+        else:
+            daemon.feed(core, lambda: core.from_peer(daemon.clock_ms(), sender, message))
+
+    def cut(self, a: int, b: int) -> None:
+        for source, target in ((a, b), (b, a)):
+            wire = self._wires.pop((source, target), None)
+            if wire is None:
+                continue
+            wire.open = False
+            self._unlink(self._daemons[target], source)
+
+    def _unlink(self, daemon: SimDaemon, sender: int) -> None:
+        core = daemon.core
+        if core is not None:
+            daemon.feed(core, lambda: core.unlinked(daemon.clock_ms(), sender))
+
+    def cut_all(self, index: int) -> None:
+        for a, b in [pair for pair in self._wires if index in pair]:
+            self.cut(a, b)
+
+    def unblock(self, pair: frozenset[int]) -> None:
+        self.blocked.discard(pair)
+        self.cut(*sorted(pair))
+
+    # ---- frames
+
+    def send(self, source: int, target: int, message: RegionMessage) -> None:
+        wire = self._wires.get((source, target))
+        if wire is None:
+            return
+        self._sent(source, target, message)
+        if self._held is not None and self._held(source, message):
+            self._kept.append((wire, message))
+            return
+        frame: Frame = wire.pack(message)
+        pair = frozenset((source, target))
+        if pair in self.blocked:
+            return
+        copies, delay_ms = 1, self._timing.peer_delay_ms()
+        if self.noise and self._chance.random() < self.noise:
+            kind = self._chance.choice(("drop", "double", "late", "flip", "whole"))
+            if kind == "drop":
+                return
+            if kind == "late":
+                self._schedule.later(delay_ms + 20, lambda: wire.arrive(frame))
+                return
+            damaged = bytearray(encode(*frame))
+            if kind == "double":
+                copies = 2
+            elif kind == "flip":
+                damaged[self._chance.randrange(len(damaged))] ^= 1 << self._chance.randrange(8)
+            frame = bytes(damaged)
+        if pair in self.clogged:
+            delay_ms += self._chance.uniform(100, 3000)
+        for _ in range(copies):
+            self._deliver(wire, frame, delay_ms)
+            delay_ms = 0.0
+
+    def _deliver(self, wire: Wire, frame: Frame, delay_ms: float) -> None:
+        now_ms = self._schedule.now_ms
+        wire.last_ms = max(wire.last_ms, now_ms + delay_ms)
+        self._schedule.later(wire.last_ms - now_ms, lambda: wire.arrive(frame))
+
+    def hold(self, held: Callable[[int, RegionMessage], bool]) -> None:
+        """Keeps the frames that `held` accepts (by sender and message) on their way; others overtake them."""
+        self._held = held
+
+    def release(self) -> None:
+        """Delivers the frames that were held, as far as their connections still exist."""
+        self._held = None
+        kept, self._kept = self._kept, []
+        for wire, message in kept:
+            if wire.open:
+                self._deliver(wire, wire.pack(message), 0.0)

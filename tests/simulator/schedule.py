@@ -1,0 +1,35 @@
+"""Simulated time: steps that are due at a moment, run in order."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+
+class Schedule:
+    """Time stands still while a step runs. Steps due at the same moment run in the order in which they were added."""
+
+    def __init__(self, now_ms: float = 0.0) -> None:
+        self.now_ms = now_ms
+        self.steps = 0
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+
+    def later(self, delay_ms: float, step: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._due, (self.now_ms + delay_ms, self._count, step))
+
+    def run_until(self, end_ms: float, stop: Callable[[], bool] = lambda: False) -> None:
+        """Runs every step due up to `end_ms`. Asks `stop` once all steps of a moment have run.
+
+        A step may call this method: it then waits while the rest of the world continues.
+        """
+        while self._due and self._due[0][0] <= end_ms:
+            at_ms = self._due[0][0]
+            if at_ms > self.now_ms and stop():
+                return
+            self.now_ms = max(self.now_ms, at_ms)
+            self.steps += 1
+            heapq.heappop(self._due)[2]()
+        if not stop():
+            self.now_ms = max(self.now_ms, end_ms)

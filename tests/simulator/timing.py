@@ -1,0 +1,63 @@
+"""How long things take: steadily for tests that go step by step, at random for a seed."""
+
+from __future__ import annotations
+
+import random
+
+TICK_MS = 50.0
+
+
+class Timing:
+    """Steady: a tick every 50 ms, messages arrive at once and in order, a stopped daemon stays down."""
+
+    def clock_offset_ms(self) -> float:
+        """How far a daemon's own clock is ahead of the simulated one."""
+        return 0.0
+
+    def first_tick_ms(self) -> float:
+        return TICK_MS
+
+    def tick_ms(self) -> float:
+        return TICK_MS
+
+    def peer_delay_ms(self) -> float:
+        return 0.0
+
+    def client_delay_ms(self) -> float:
+        return 0.0
+
+    def delivers_after_cut(self) -> bool:
+        """Whether the daemon still receives what a client sent before its connection was cut."""
+        return True
+
+    def restart_ms(self) -> float | None:
+        """After how long a daemon that stopped starts again; None: it stays down."""
+        return None
+
+
+class RandomTiming(Timing):
+    """Everything drawn from the seed."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+
+    def clock_offset_ms(self) -> float:
+        return self._chance.choice((0.0, 5.0, 1e6, 3e9))
+
+    def first_tick_ms(self) -> float:
+        return self._chance.uniform(0, TICK_MS)
+
+    def tick_ms(self) -> float:
+        return self._chance.uniform(TICK_MS * 0.5, TICK_MS * 1.5)
+
+    def peer_delay_ms(self) -> float:
+        return self._chance.expovariate(1 / 0.8) + 0.05
+
+    def client_delay_ms(self) -> float:
+        return self._chance.expovariate(1 / 0.3)
+
+    def delivers_after_cut(self) -> bool:
+        return self._chance.random() < 0.5
+
+    def restart_ms(self) -> float:
+        return self._chance.uniform(500, 3000)
