@@ -10,12 +10,11 @@ from dataclasses import replace
 import sqlalchemy as sa
 
 from spark_jms.store.administration import Administration
-from spark_jms.store.engine.session_process import process_gone
 from spark_jms.store.errors import StoreBusyError, StoreError, StoreInUseError, StoreVersionError
 from spark_jms.store.jdbc.database import ConnectionLostError, Database, DatabaseConnection
-from spark_jms.store.jdbc.engine import listens, read_published
 from spark_jms.store.jdbc.persistence import read_rows, read_transactions, unkept_promises
 from spark_jms.store.jdbc.protocol import OwnerRow, check_owner, read_owner
+from spark_jms.store.jdbc.published import read_published
 from spark_jms.store.jdbc.rows import restore
 from spark_jms.store.jdbc.salvage import salvage_rows
 from spark_jms.store.jdbc.schema import ensure_tables
@@ -44,7 +43,7 @@ class JdbcAdministration(Administration):
             hostname=published.hostname,
             pid=published.pid,
             since_ms=published.since_ms,
-            answers=held and not process_gone(published.process) and listens(published),
+            answers=held and published.answers(),
         )
 
     def check(self) -> Checked:

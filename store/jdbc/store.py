@@ -1,9 +1,10 @@
-"""`JdbcStore`: what users open. Openings of one store by one process share one client, or one engine."""
+"""`JdbcStore`, which users open. All openings of one store by one process share one client, or one engine."""
 
 from __future__ import annotations
 
 from spark_jms.store.engine.backend import EngineBackend
-from spark_jms.store.jdbc.engine import Clocks, JdbcFinder
+from spark_jms.store.jdbc.finder import JdbcFinder
+from spark_jms.store.jdbc.retry import Clocks
 from spark_jms.store.jdbc.settings import parse_jdbc
 from spark_jms.store.ledger.session import LedgerStore
 from spark_jms.store.sharing import SharedBackends
@@ -18,13 +19,16 @@ def open_backend(
     clocks = clocks or Clocks()
     finder = JdbcFinder(settings, session_timeout_ms=session_timeout_ms, create=create, clocks=clocks)
     return EngineBackend(
-        finder, session_timeout_ms=session_timeout_ms, limit_ms=settings.retry_limit_s * 1000.0, clock_ms=clocks.now_ms,
+        finder,
+        session_timeout_ms=session_timeout_ms,
+        limit_ms=settings.retry_limit_s * 1000.0,
+        clock_ms=clocks.now_ms,
         sleep_ms=clocks.sleep_ms,
-    )  # fmt: skip
+    )
 
 
 class JdbcStore(LedgerStore):
-    """A store in a database. Its own backend; `shared` takes the one the process has."""
+    """A store in a database. Each has its own backend; `shared` uses the one of this process."""
 
     def __init__(self, uri: str, *, session_timeout_ms: int = 10_000, create: bool = True) -> None:
         super().__init__(open_backend(uri, session_timeout_ms=session_timeout_ms, create=create))

@@ -20,7 +20,8 @@ from spark_jms.store.engine import EngineBackend, EngineFinder, MemoryFinder, Se
 from spark_jms.store.engine.testing import SharedMemory
 from spark_jms.store.file import FileStore
 from spark_jms.store.file.disk import Disk
-from spark_jms.store.jdbc.engine import Clocks, JdbcFinder
+from spark_jms.store.jdbc.finder import JdbcFinder
+from spark_jms.store.jdbc.retry import Clocks
 from spark_jms.store.jdbc.settings import parse_jdbc
 from spark_jms.store.ledger.session import LedgerStore
 from spark_jms.store.records.election import EngineElection

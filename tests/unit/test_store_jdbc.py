@@ -38,10 +38,12 @@ from spark_jms.store.jdbc.database import (
     keepalives,
     server_settings,
 )
-from spark_jms.store.jdbc.engine import Clocks, JdbcFinder, State
+from spark_jms.store.jdbc.finder import JdbcFinder
 from spark_jms.store.jdbc.protocol import LockTakenError, Ownership, acquire
+from spark_jms.store.jdbc.retry import Clocks
 from spark_jms.store.jdbc.rows import CLASSES
 from spark_jms.store.jdbc.settings import JdbcSettings, parse_jdbc, with_engine
+from spark_jms.store.jdbc.states import EngineState
 from spark_jms.store.jdbc.store import open_backend
 from spark_jms.store.jdbc.tables import ddl, make_tables
 from spark_jms.store.ledger.session import LedgerStore
@@ -335,7 +337,7 @@ def test_a_lock_that_is_not_regained_at_first_is_tried_for_again(
 
         monkeypatch.setattr("spark_jms.store.jdbc.engine.acquire", first_fails)
         engine._lock_connection_lost(lost, "the test says so")
-        assert engine.state is State.ENGINE
+        assert engine.state is EngineState.SERVING
         assert engine.persistence.ownership is not lost
         assert not tries
     finally:

@@ -16,9 +16,11 @@ import pytest
 from spark_jms.store import LockHeldError, Put, StoreBusyError, open_store
 from spark_jms.store.engine import OwnershipLostError
 from spark_jms.store.engine.entry_log import Proposal
-from spark_jms.store.jdbc.engine import Clocks, JdbcFinder, State
+from spark_jms.store.jdbc.finder import JdbcFinder
 from spark_jms.store.jdbc.persistence import JdbcPersistence
 from spark_jms.store.jdbc.protocol import STEPS, LockTakenError, Step, acquire, draw
+from spark_jms.store.jdbc.retry import Clocks
+from spark_jms.store.jdbc.states import EngineState
 from spark_jms.store.jdbc.store import open_backend
 from spark_jms.store.jdbc.tables import VERSION
 from spark_jms.store.ledger.ledger import Change, Written
@@ -130,7 +132,7 @@ def test_a_zombie_writes_nothing(uri: str) -> None:
     assert engine.persistence.ownership.incarnation != other.incarnation
     other.release()
     handle.commit([Put("k", b"again")])  # by a new engine: the session and its handle are the same
-    assert engine.state is State.DISABLED
+    assert engine.state is EngineState.DISABLED
     assert handle.read("k") == b"again"
     backend.release()
 
@@ -172,7 +174,7 @@ def test_who_waits_for_the_lock_does_not_stop_the_engine(
         handle.commit([Put("k", b"meanwhile")])
         assert handle.read("k") == b"meanwhile"
         engine = store._backend._finder._engine  # type: ignore[attr-defined]
-        assert engine.state is State.ENGINE
+        assert engine.state is EngineState.SERVING
     threads[0].join(10)
     stranger.close()
 
