@@ -1,23 +1,18 @@
-"""The ledger of record sets in the objects of one connection (C9, R15).
+"""The ledger of record sets as a journal on the objects of one connection (C9, R15).
 
-    L  a batch of ledger entries, in parts      position before it, number of entries, tokens
-    S  the whole ledger at a position, in parts, then what is older is deleted
-
-A part is an object; a batch or a ledger counts when all its parts are there. So a crash between two objects leaves what
-was before.
+The engine appends batches of ledger entries; the snapshot is the whole ledger. Each carries the tokens of the appends
+that were kept, so that a new engine can tell a client what became of an append whose answer was lost.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import secrets
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 
+from spark_jms.store.contract import Put
 from spark_jms.store.engine import LedgerBatch, Loaded
 from spark_jms.store.errors import (
     DaemonUnavailableError,
@@ -25,164 +20,118 @@ from spark_jms.store.errors import (
     RegionUnavailableError,
     SingleCopyError,
     StoreClosedError,
-    StoreCorruptError,
     StoreError,
-    StoreFullError,
 )
-from spark_jms.store.ledger.codec import decode, encode
-from spark_jms.store.ledger.ledger import Entry
+from spark_jms.store.ledger.codec import DecodeError, decode, encode
+from spark_jms.store.ledger.ledger import Entry, Prepared, Written
+from spark_jms.store.regions.client.object_journal import JournaledState, ObjectJournal, SnapshotPolicy
 from spark_jms.store.regions.client.objects import Objects
 
 log = logging.getLogger("store.replicated")
 
+FORMAT_VERSION = 2
 OUTCOMES = 1_024
-SNAPSHOT_BYTES = 8 * 1024 * 1024
-SNAPSHOT_BATCHES = 4_096
+SNAPSHOTS = SnapshotPolicy(batches=4_096, batch_bytes=8 * 1024 * 1024)
 LOST = (FencedError, DaemonUnavailableError, StoreClosedError, RegionUnavailableError, SingleCopyError)  # ownership
 
 
-class Part(msgspec.Struct, array_like=True):
-    kind: str  # L or S
-    base: int  # of a batch: the position before it; of a ledger: its position
-    count: int  # of a batch: its entries; of a ledger: the position since which all tokens are known
-    group: str  # all parts of one
-    number: int
-    parts: int
-    tokens: list[tuple[str, int]]  # (token, position), a share of them
-    data: bytes
+class _Payload(msgspec.Struct, array_like=True):
+    """Of a batch or a snapshot. `known_since`, of a snapshot: every append kept after this position has its token here."""
+
+    entries: bytes
+    tokens: list[tuple[str, int]]  # (token, position after the append)
+    known_since: int = 0
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Part)
-PART_TOKENS = 100
-PART_OVERHEAD = 3 * 1024  # what is not data, at the most: 256 bytes, and 27 a token
-AT_ONCE = 64  # reads and deletions under way
+_decoder = msgspec.msgpack.Decoder(_Payload)
 
 
-@dataclass
-class _Group:
-    first: Part
-    parts: dict[int, Part]
-    handles: list[int]
+class _Outcomes:
+    """The tokens of the newest appends. Every append kept after `known_since` is among them."""
 
-    @property
-    def complete(self) -> bool:
-        return len(self.parts) == self.first.parts
+    def __init__(self) -> None:
+        self.tokens: deque[tuple[str, int]] = deque()
+        self.known_since = 0
 
-    def data(self) -> bytes:
-        return b"".join(self.parts[number].data for number in range(self.first.parts))
+    def add(self, tokens: Sequence[tuple[str, int]]) -> None:
+        self.tokens.extend(tokens)
+        while len(self.tokens) > OUTCOMES:
+            self.known_since = self.tokens.popleft()[1]
 
-    def tokens(self) -> list[tuple[str, int]]:
-        return [token for number in range(self.first.parts) for token in self.parts[number].tokens]
+
+class _Replay(JournaledState):
+    def __init__(self, outcomes: _Outcomes) -> None:
+        self.entries: list[Entry] = []
+        self._outcomes = outcomes
+
+    def restore(self, snapshot: bytes) -> None:
+        self.replay(snapshot, 0, 0)
+
+    def replay(self, payload: bytes, first: int, count: int) -> None:
+        kept = _decoder.decode(payload)
+        try:
+            self.entries += decode(kept.entries)
+        except DecodeError as error:
+            raise ValueError(str(error)) from error
+        self._outcomes.known_since = max(self._outcomes.known_since, kept.known_since)
+        self._outcomes.add(kept.tokens)
+
+    def handles(self) -> set[int]:
+        return set()
 
 
 class RecordLog:
-    """The entries in objects, without ownership: it belongs to whoever has the objects."""
+    """The engine's entries, made durable. `load` it once, then append; one at a time."""
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
-        self._handles: list[int] = []
-        self._bytes = 0
-        self._batches = 0
-        self._kept_bytes = 0
-        self._outcomes: deque[tuple[str, int]] = deque()
-        self._known_since = 0
-        self.snapshot_count = 0
+        self._outcomes = _Outcomes()
+        self._journal: ObjectJournal | None = None
+
+    @property
+    def snapshot_count(self) -> int:
+        return 0 if self._journal is None else self._journal.snapshot_count
 
     async def load(self) -> Loaded:
-        groups = await self._groups()
-        ledgers = [group for group in groups.values() if group.first.kind == "S" and group.complete]
-        newest = max(ledgers, key=lambda group: group.first.base, default=None)
-        entries: list[Entry] = decode(newest.data()) if newest else []
-        position = newest.first.base if newest else 0
-        self._kept_bytes = len(newest.data()) if newest else 0
-        if newest:
-            self._known_since = newest.first.count
-            self._remember(newest.tokens())
-        batches = [group for group in groups.values() if group.first.kind == "L" and group.complete]
-        keep = newest.handles.copy() if newest else []
-        for group in sorted(batches, key=lambda group: group.first.base):
-            first = group.first
-            if first.base < position:
-                continue
-            if first.base > position:
-                raise StoreCorruptError(self._objects.name, first.base, f"entries after {position} are missing")
-            data = group.data()
-            entries += decode(data)
-            position += first.count
-            self._remember(group.tokens())
-            self._bytes += len(data)
-            self._batches += 1
-            keep += group.handles
-        kept = set(keep)
-        await self._delete([handle for handle in self._objects.handles() if handle not in kept])
-        self._handles = keep
-        return Loaded(position, tuple(entries), tuple(self._outcomes), self._known_since)
-
-    def _remember(self, tokens: Sequence[tuple[str, int]]) -> None:
-        self._outcomes.extend(tokens)
-        while len(self._outcomes) > OUTCOMES:
-            self._known_since = self._outcomes.popleft()[1]
-
-    async def _delete(self, handles: Sequence[int]) -> None:
-        for at in range(0, len(handles), AT_ONCE):
-            await asyncio.gather(*(self._objects.delete(handle) for handle in handles[at : at + AT_ONCE]))
-
-    async def _groups(self) -> dict[str, _Group]:
-        groups: dict[str, _Group] = {}
-        handles = list(self._objects.handles())
-        for at in range(0, len(handles), AT_ONCE):
-            some = handles[at : at + AT_ONCE]
-            for handle, data in zip(some, await asyncio.gather(*map(self._objects.read, some)), strict=True):
-                try:
-                    part = _decoder.decode(data)
-                except msgspec.DecodeError as error:
-                    raise StoreCorruptError(self._objects.name, handle, str(error)) from error
-                group = groups.setdefault(part.group, _Group(part, {}, []))
-                group.parts[part.number] = part
-                group.handles.append(handle)
-        return groups
+        replay = _Replay(self._outcomes)
+        initial = _encoder.encode(_Payload(b"", []))
+        self._journal = await ObjectJournal.recover(self._objects, replay, initial, FORMAT_VERSION, SNAPSHOTS)
+        outcomes = self._outcomes
+        return Loaded(self._journal.position, tuple(replay.entries), tuple(outcomes.tokens), outcomes.known_since)
 
     async def append(self, batch: LedgerBatch) -> None:
-        data = encode(batch.entries)
+        """Durable when it returns. When the store is full, it refuses a batch that writes values and keeps every other
+        one, so that values can still be deleted (R13)."""
+        journal = self._journal
+        assert journal is not None, "load() comes first"
         tokens = [(token, batch.position) for token in batch.tokens]
-        self._handles += await self._write("L", batch.base, len(batch.entries), tokens, data)
-        self._remember(tokens)
-        self._bytes += len(data)
-        self._batches += 1
-        if self._bytes > max(SNAPSHOT_BYTES, 2 * self._kept_bytes) or self._batches > SNAPSHOT_BATCHES:
+        was_reserved = journal.reserved
+        payload = _encoder.encode(_Payload(encode(batch.entries), tokens))
+        await journal.append(payload, len(batch.entries), grows=writes_values(batch.entries))
+        self._outcomes.add(tokens)
+        if journal.snapshot_due or (was_reserved and not journal.reserved):
             try:
-                await self._snapshot(batch)
+                await self._snapshot(journal, batch)
             except LOST:
                 raise
-            except StoreError as error:  # the batch is kept all the same; what is there of the ledger is not whole
+            except StoreError as error:  # the batch is durable all the same
                 log.error(
-                    "%s: the ledger cannot be written anew, the log goes on growing: %s", self._objects.name, error
+                    "%s: cannot write a snapshot of the ledger, the log keeps growing: %s", journal.objects.name, error
                 )
-                self._bytes, self._batches = 0, 0
 
-    async def _snapshot(self, batch: LedgerBatch) -> None:
-        data = encode(batch.after.snapshot())
-        fresh = await self._write("S", batch.position, self._known_since, list(self._outcomes), data)
-        old, self._handles = self._handles, fresh
-        self._bytes, self._batches, self._kept_bytes = 0, 0, len(data)
-        self.snapshot_count += 1
-        await self._delete(old)
+    async def _snapshot(self, journal: ObjectJournal, batch: LedgerBatch) -> None:
+        outcomes = self._outcomes
+        payload = _Payload(encode(batch.after.snapshot()), list(outcomes.tokens), outcomes.known_since)
+        await journal.delete(await journal.snapshot(_encoder.encode(payload), batch.position))
 
-    async def _write(self, kind: str, base: int, count: int, tokens: list[tuple[str, int]], data: bytes) -> list[int]:
-        size = self._objects.max_object_bytes - PART_OVERHEAD
-        parts = max(1, -(-len(data) // size), -(-len(tokens) // PART_TOKENS))
-        group = secrets.token_hex(8)
-        made = [
-            Part(kind, base, count, group, number, parts, tokens[number * PART_TOKENS : (number + 1) * PART_TOKENS],
-                 data[number * size : (number + 1) * size])
-            for number in range(parts)
-        ]  # fmt: skip
-        handles: list[int] = []
-        try:
-            for part in made:
-                handles.append(await self._objects.create(_encoder.encode(part)))
-        except StoreFullError:  # a group that is not whole means nothing, and takes room where there is none
-            await self._delete(handles)
-            raise
-        return handles
+
+def writes_values(entries: Sequence[Entry]) -> bool:
+    """These entries make the ledger larger."""
+    return any(
+        isinstance(operation, Put)
+        for entry in entries
+        if isinstance(entry, (Written, Prepared))
+        for change in entry.changes
+        for operation in change.operations
+    )

@@ -8,21 +8,13 @@ from collections.abc import Coroutine
 from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
-from spark_jms.store.contract import Put
 from spark_jms.store.engine import LedgerBatch, Loaded, OwnershipLostError, Persistence
 from spark_jms.store.errors import StoreError
-from spark_jms.store.ledger.ledger import Entry, Prepared, Written
-from spark_jms.store.records.log import LOST, RecordLog
+from spark_jms.store.records.log import LOST, RecordLog, writes_values
 from spark_jms.store.regions.admin.client import Loop
 from spark_jms.store.regions.client.instance import StoreInstance
 
 T = TypeVar("T")
-
-
-def _writes(entry: Entry) -> bool:
-    return isinstance(entry, (Written, Prepared)) and any(
-        isinstance(operation, Put) for change in entry.changes for operation in change.operations
-    )
 
 
 class ReplicatedPersistence(Persistence):
@@ -38,7 +30,7 @@ class ReplicatedPersistence(Persistence):
 
     def append(self, batch: LedgerBatch) -> None:
         """R13: what writes new values is refused while daemon and store are overloaded; all else, as deletions, passes."""
-        if any(_writes(entry) for entry in batch.entries):
+        if writes_values(batch.entries):
             self.instance.check_overload()
         self._call(self._log.append(batch))
 

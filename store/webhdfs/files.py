@@ -12,6 +12,7 @@ file that has a writer is refused. A writer that breaks off leaves nothing.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
@@ -25,6 +26,13 @@ from spark_jms.store.errors import (
     StoreFullError,
     StoreWriteError,
 )
+from spark_jms.store.regions.client.object_journal import (
+    MAGIC_BYTES,
+    WINDOW,
+    JournaledState,
+    ObjectJournal,
+    SnapshotPolicy,
+)
 from spark_jms.store.regions.client.objects import ConnectionStatistics, Objects
 from spark_jms.store.webhdfs.errors import (
     BadOffsetError,
@@ -36,12 +44,23 @@ from spark_jms.store.webhdfs.errors import (
     RetriableError,
 )
 from spark_jms.store.webhdfs.inode import Status, Summary
-from spark_jms.store.webhdfs.journal import MAGIC_BYTES, WINDOW, Journal
 from spark_jms.store.webhdfs.namespace import Namespace
 from spark_jms.store.webhdfs.path import shown
-from spark_jms.store.webhdfs.record import AnyRecord, Block, Content, Extent, Inline, Put, Spliced, encode_record
+from spark_jms.store.webhdfs.record import (
+    FORMAT_VERSION,
+    AnyRecord,
+    Block,
+    Content,
+    Extent,
+    Inline,
+    Put,
+    Spliced,
+    decode_batch,
+    encode_batch,
+)
 from spark_jms.store.webhdfs.stream import Reader, Writer
 
+log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 DEFAULT_FILE_BLOCK_BYTES = 128 * 1024 * 1024  # what is told to clients; says nothing of the objects here
 
@@ -83,6 +102,20 @@ class FilesStatistics:
     connection: ConnectionStatistics
 
 
+class _Recovery(JournaledState):
+    tree: Namespace
+
+    def restore(self, snapshot: bytes) -> None:
+        self.tree = Namespace.restored(snapshot)
+
+    def replay(self, payload: bytes, first: int, count: int) -> None:
+        for record in decode_batch(payload):
+            self.tree.apply(record)
+
+    def handles(self) -> set[int]:
+        return self.tree.handles()
+
+
 class Files:
     """The open namespace of one connection, for one event loop. Made by `await Files.open(...)`.
 
@@ -90,7 +123,7 @@ class Files:
     under way may have happened or not, so close this one and open anew on a new connection."""
 
     def __init__(
-        self, journal: Journal, namespace: Namespace, clock_us: Callable[[], int], options: FilesOptions
+        self, journal: ObjectJournal, namespace: Namespace, clock_us: Callable[[], int], options: FilesOptions
     ) -> None:
         self.options = options
         self.failure: BaseException | None = None
@@ -102,7 +135,7 @@ class Files:
         self._pins: Counter[int] = Counter()
         self._doomed: set[int] = set()  # deleted, but a reader still needs them
         self._garbage: deque[int] = deque()
-        self._pending: list[bytes] = []
+        self._pending: list[AnyRecord] = []
         self._freed: list[int] = []
         self._collecting: asyncio.Future[None] | None = None
         self._writing: asyncio.Future[None] | None = None
@@ -113,8 +146,10 @@ class Files:
     async def open(cls, objects: Objects, clock_us: Callable[[], int], options: FilesOptions | None = None) -> Files:
         """Recover what is there. StoreError when the store cannot be read."""
         options = options or FilesOptions()
-        journal, namespace = await Journal.recover(objects, options.owner, options.group, clock_us())
-        return cls(journal, namespace, clock_us, options)
+        policy = SnapshotPolicy(options.snapshot_batches, options.snapshot_journal_bytes, options.snapshot_block_bytes)
+        recovery, empty = _Recovery(), Namespace(options.owner, options.group, clock_us())
+        journal = await ObjectJournal.recover(objects, recovery, empty.snapshot(), FORMAT_VERSION, policy)
+        return cls(journal, recovery.tree, clock_us, options)
 
     async def close(self) -> None:
         """Finish what is under way. The connection stays the caller's."""
@@ -125,7 +160,7 @@ class Files:
     def statistics(self) -> FilesStatistics:
         journal = self._journal
         return FilesStatistics(
-            self._mutations, self._journal_writes, journal.batch_count, journal.journal_bytes, journal.snapshot_count,
+            self._mutations, self._journal_writes, journal.batch_count, journal.batch_bytes, journal.snapshot_count,
             self._tree.inline_bytes, self._read_bytes, self._written_bytes, len(self._leases), self._readers,
             journal.garbage_count, journal.objects.statistics(),
         )  # fmt: skip
@@ -248,14 +283,14 @@ class Files:
     async def load(self, extent: Extent) -> bytes:
         if isinstance(extent, Inline):
             return extent.data
-        data = bytes((await self._guard(self._journal.read_block(extent.handle)))[: extent.length])
+        data = bytes((await self._guard(self._journal.read_data(extent.handle)))[: extent.length])
         if len(data) != extent.length:
             raise RemoteIOError(f"block {extent.handle} is shorter than the file says")
         return data
 
     async def store(self, data: bytes) -> Block:
         self._check_overload()
-        block = Block(await self._guard(self._journal.create_block(data)), len(data))
+        block = Block(await self._guard(self._journal.create_data(data)), len(data))
         self._written_bytes += len(data)
         return block
 
@@ -314,7 +349,7 @@ class Files:
 
     def inline_fits(self, size: int) -> bool:
         within = self._tree.inline_bytes + size <= self.options.inline_budget_bytes
-        return size <= min(self.options.inline_bytes, self._journal.max_record_bytes // 2) and within
+        return size <= self.options.inline_bytes and within
 
     @property
     def block_bytes(self) -> int:
@@ -377,11 +412,8 @@ class Files:
 
     def _submit(self, record: AnyRecord) -> None:
         self._check()
-        encoded = encode_record(record)
-        if len(encoded) > self._journal.max_record_bytes:
-            raise RemoteIOError(f"{shown(record.path)} would have too many blocks for one journal record")
         self._freed += self._tree.apply(record)
-        self._pending.append(encoded)
+        self._pending.append(record)
         self._mutations += 1
         if self._collecting is None:
             self._collecting = asyncio.get_running_loop().create_future()
@@ -412,12 +444,21 @@ class Files:
             batch, freed = self._take()
             await self._append(batch)
             self._settle(freed)
-            if self._snapshot_due():
-                batch, freed = self._take()  # applied already, so the snapshot makes them durable
-                next_record = self._journal.next_record + len(batch)
-                self._settle(freed + await self._journal.snapshot(self._tree.snapshot(), next_record))
+            if self._journal.snapshot_due and self._journal.reserved:
+                await self._snapshot()
 
-    def _take(self) -> tuple[list[bytes], list[int]]:
+    async def _snapshot(self) -> None:
+        """The changes that came meanwhile are in the tree already, so the snapshot makes them durable, too."""
+        batch, freed = self._take()
+        try:
+            freed += await self._journal.snapshot(self._tree.snapshot(), self._journal.position + len(batch))
+        except StoreWriteError as error:
+            log.error("%s: cannot write a snapshot, the journal keeps growing: %s", self._journal.objects.name, error)
+            if batch:
+                await self._append(batch)
+        self._settle(freed)
+
+    def _take(self) -> tuple[list[AnyRecord], list[int]]:
         batch, freed = self._pending, self._freed
         self._pending, self._freed = [], []
         self._writing, self._collecting = self._collecting, None
@@ -429,27 +470,18 @@ class Files:
             future.set_result(None)
         self.discard(freed)
 
-    async def _append(self, batch: list[bytes]) -> None:
+    async def _append(self, batch: list[AnyRecord]) -> None:
         """The tree has the records already, so a store that refuses for now is asked again, within a bound."""
+        payload = encode_batch(batch)
         for attempt in range(self.options.refused_retries + 1):
-            first = self._journal.next_record
             try:
                 self._journal_writes += 1
-                await self._journal.append(batch)
+                await self._journal.append(payload, len(batch))
                 return
             except StoreWriteError:
-                batch = batch[self._journal.next_record - first :]
                 if attempt == self.options.refused_retries:
                     raise
                 await asyncio.sleep(self.options.refused_retry_ms / 1000)
-
-    def _snapshot_due(self) -> bool:
-        options, journal = self.options, self._journal
-        return (
-            journal.batch_count >= max(options.snapshot_batches, journal.snapshot_bytes // 4096)
-            or journal.journal_bytes >= max(options.snapshot_journal_bytes, journal.snapshot_bytes)
-            or journal.block_bytes >= options.snapshot_block_bytes
-        ) and journal.reserved
 
     async def _reap(self) -> None:
         while self._garbage:

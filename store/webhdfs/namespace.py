@@ -25,7 +25,6 @@ from spark_jms.store.webhdfs.errors import (
 from spark_jms.store.webhdfs.inode import Inode, Status, Summary
 from spark_jms.store.webhdfs.path import MAX_PATH_LEVELS, join, parts_of, shown
 from spark_jms.store.webhdfs.record import (
-    FORMAT_VERSION,
     AnyRecord,
     AttributesSet,
     Block,
@@ -64,7 +63,6 @@ class _Row(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
-    version: int
     next_inode: int
     rows: tuple[_Row, ...]
 
@@ -417,11 +415,11 @@ class Namespace:
     def snapshot(self) -> bytes:
         """The whole tree but the files that are open for their first content."""
         rows = [_row(inode) for inode in self.root.walk() if not inode.open]
-        return msgspec.msgpack.encode((FORMAT_VERSION, self.next_inode, rows))
+        return msgspec.msgpack.encode((self.next_inode, rows))
 
     @classmethod
     def restored(cls, data: bytes) -> Namespace:
-        """ValueError (msgspec's) when it is not a snapshot."""
+        """ValueError when it is not a snapshot."""
         snapshot = msgspec.msgpack.decode(data, type=_Snapshot)
         namespace = cls()
         by_number: dict[int, Inode] = {}
@@ -431,10 +429,12 @@ class Namespace:
             inode.accessed_us, inode.xattrs = row.accessed_us, row.xattrs
             namespace._set_content(inode, row.content)
             by_number[row.number] = inode
-            if row.parent:
+            if not row.parent:
+                namespace.root = inode
+            elif row.parent in by_number:
                 by_number[row.parent].attach(inode, row.name)
             else:
-                namespace.root = inode
+                raise ValueError(f"inode {row.number} comes before its parent {row.parent}")
         namespace.next_inode = snapshot.next_inode
         return namespace
 

@@ -2,14 +2,16 @@
 
 A record holds the time, the inode numbers and the block handles of what it makes; applying the same records to the
 same tree gives the same tree. Content is a tuple of extents: a block object (or its beginning) or a few bytes inline.
-Layout: a batch is one MessagePack array (format version, number of the first record, records).
+A batch is one MessagePack array of records.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -99,27 +101,14 @@ class XAttrSet(Record, frozen=True, array_like=True, tag="t"):
 AnyRecord = MadeDirectories | Put | Spliced | Concatenated | Renamed | Deleted | AttributesSet | XAttrSet
 
 
-class Batch(msgspec.Struct, frozen=True, array_like=True):
-    """Records that became durable at once."""
-
-    version: int
-    first: int
-    records: tuple[AnyRecord, ...]
-
-
 _ENCODER = msgspec.msgpack.Encoder()
-_BATCH = msgspec.msgpack.Decoder(Batch)
+_EDITS = msgspec.msgpack.Decoder(tuple[AnyRecord, ...])
 
 
-def encode_record(record: AnyRecord) -> bytes:
-    return _ENCODER.encode(record)
+def encode_batch(records: Sequence[AnyRecord]) -> bytes:
+    return _ENCODER.encode(records)
 
 
-def encode_batch(first: int, records: list[bytes]) -> bytes:
-    raw = tuple(msgspec.Raw(record) for record in records)
-    return _ENCODER.encode((FORMAT_VERSION, first, raw))
-
-
-def decode_batch(data: bytes) -> Batch:
+def decode_batch(data: bytes) -> tuple[AnyRecord, ...]:
     """ValueError (msgspec's) when it is not one."""
-    return _BATCH.decode(data)
+    return _EDITS.decode(data)

@@ -3,86 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from itertools import count
 
 import pytest
 
 from spark_jms.store.errors import (
-    DaemonUnavailableError,
     FencedError,
     ResourceAllocationException,
     SingleCopyError,
     StoreCorruptError,
     StoreError,
-    StoreFullError,
     StoreVersionError,
 )
-from spark_jms.store.regions.client.objects import ConnectionStatistics, MemoryObjects, Objects
+from spark_jms.store.regions.client.object_journal import BATCH, DATA, MAGIC_BYTES, ROOT
+from spark_jms.store.regions.client.objects import MemoryObjects, Objects
 from spark_jms.store.webhdfs import errors
 from spark_jms.store.webhdfs.files import Files, FilesOptions
-from spark_jms.store.webhdfs.journal import BLOCK, JOURNAL, MAGIC_BYTES, ROOT
 from spark_jms.store.webhdfs.stream import Writer
+from tests.faulty_objects import Crashing, Refusing
 
 SMALL = FilesOptions(block_bytes=64, inline_bytes=16, merge_bytes=32, refused_retry_ms=0, refused_retries=3)
 OBJECT_BYTES = 4096
-
-
-class Crashing(Objects):
-    """Objects that fail at the k-th change: before it is made, or after, when it is done but nobody was told."""
-
-    def __init__(self, inner: MemoryObjects, fail_at: int, done: bool) -> None:
-        self.inner, self.fail_at, self.done = inner, fail_at, done
-        self.name, self.max_object_bytes = inner.name, inner.max_object_bytes
-        self.changes = 0
-        self.kinds: list[str] = []
-
-    async def _change(self, kind: str, make: Callable[[], Awaitable[int | None]]) -> int | None:
-        self.changes += 1
-        self.kinds.append(kind)
-        await asyncio.sleep(0)  # others may come between, as they would
-        if self.changes == self.fail_at and self.done:
-            await make()
-        if self.changes >= self.fail_at:
-            raise DaemonUnavailableError("planned")
-        return await make()
-
-    async def create(self, data: bytes) -> int:
-        handle = await self._change("create", lambda: self.inner.create(data))
-        assert handle is not None
-        return handle
-
-    async def update(self, handle: int, data: bytes) -> None:
-        await self._change("update", lambda: self.inner.update(handle, data))
-
-    async def delete(self, handle: int) -> None:
-        await self._change("delete", lambda: self.inner.delete(handle))
-
-    def check_overload(self) -> None:
-        self.inner.check_overload()
-
-    async def read(self, handle: int) -> bytes:
-        await asyncio.sleep(0)
-        return await self.inner.read(handle)
-
-    def handles(self) -> Sequence[int]:
-        return self.inner.handles()
-
-    def statistics(self) -> ConnectionStatistics:
-        return self.inner.statistics()
-
-
-class Refusing(MemoryObjects):
-    """Refuses what grows by `error` while `refusals` is above 0."""
-
-    error: StoreError = StoreFullError("planned")
-    refusals = 0
-
-    async def create(self, data: bytes) -> int:
-        if self.refusals > 0:
-            self.refusals -= 1
-            raise self.error
-        return await super().create(data)
 
 
 def clock() -> Callable[[], int]:
@@ -193,7 +135,7 @@ async def crash_everywhere(options: FilesOptions, done: bool) -> int:
             await files.close()
             unreferenced = [
                 data for handle, data in again.contents.items()
-                if data[:MAGIC_BYTES] == BLOCK and handle not in files._tree.handles()
+                if data[:MAGIC_BYTES] == DATA and handle not in files._tree.handles()
             ]  # fmt: skip
             assert not unreferenced, "garbage stayed"
         if complete and crashing.changes < fail_at:
@@ -220,7 +162,7 @@ def test_recovery_that_crashes_itself() -> None:
             files = await opened(inner)
             await put(files, "/kept", LONG)
             for _ in range(5):
-                await inner.create(BLOCK + b"left by a crash")
+                await inner.create(DATA + b"left by a crash")
             crashing = Crashing(MemoryObjects(max_object_bytes=OBJECT_BYTES, contents=inner.contents), fail_at, True)
             try:
                 files = await opened(crashing)
@@ -350,7 +292,7 @@ def test_leases() -> None:
             await files.status("/abandoned")
         assert files.statistics().open_writers == 0
         await files.close()
-        assert not [data for data in objects.contents.values() if data[:MAGIC_BYTES] == BLOCK]
+        assert not [data for data in objects.contents.values() if data[:MAGIC_BYTES] == DATA]
 
     asyncio.run(run())
 
@@ -366,7 +308,7 @@ def test_reader_keeps_what_it_opened() -> None:
         await files.delete("/f")
         assert await reader.all() == LONG[100:400]
         await files.close()
-        assert not [data for data in objects.contents.values() if data[:MAGIC_BYTES] == BLOCK]
+        assert not [data for data in objects.contents.values() if data[:MAGIC_BYTES] == DATA]
 
     asyncio.run(run())
 
@@ -458,12 +400,12 @@ def test_damage_is_named() -> None:
         contents: dict[int, bytes] = {}
         files = await opened(MemoryObjects(max_object_bytes=OBJECT_BYTES, contents=contents))
         await put(files, "/f", LONG)
-        block = next(handle for handle, data in contents.items() if data[:MAGIC_BYTES] == BLOCK)
-        batch = next(handle for handle, data in contents.items() if data[:MAGIC_BYTES] == JOURNAL)
+        block = next(handle for handle, data in contents.items() if data[:MAGIC_BYTES] == DATA)
+        batch = next(handle for handle, data in contents.items() if data[:MAGIC_BYTES] == BATCH)
         for changed, error in [
             ({1: b"????"}, StoreCorruptError),
             ({1: ROOT + b"\x96\x63\xa0\xa0\x00\x90\x00"}, StoreVersionError),
-            ({batch: JOURNAL + b"???"}, StoreCorruptError),
+            ({batch: BATCH + b"???"}, StoreCorruptError),
             ({block: None}, StoreCorruptError),
         ]:
             damaged = {h: d for h, d in {**contents, **changed}.items() if d is not None}

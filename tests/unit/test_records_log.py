@@ -12,6 +12,7 @@ from spark_jms.store.errors import MemoryLimitError, StoreClosedError
 from spark_jms.store.ledger.ledger import Change, Connected, Entry, Ledger, Opened, Written
 from spark_jms.store.records import log as records
 from spark_jms.store.records.log import RecordLog
+from spark_jms.store.regions.client.object_journal import CHUNK, SnapshotPolicy
 from spark_jms.store.regions.client.objects import MemoryObjects
 
 SMALL = 10_485  # an object of a region of 1 MB
@@ -19,7 +20,7 @@ SMALL = 10_485  # an object of a region of 1 MB
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "SNAPSHOT_BYTES", 20_000)
+    monkeypatch.setattr(records, "SNAPSHOTS", SnapshotPolicy(4_096, 20_000))
     monkeypatch.setattr(records, "OUTCOMES", 300)
 
 
@@ -69,7 +70,7 @@ def test_a_crash_between_two_objects(step: int) -> None:
         objects = MemoryObjects(max_object_bytes=SMALL)
         log, ledger = RecordLog(objects), Ledger()
         made = entries(120, 900)
-        position = await write(log, made[:60], ledger, 0)
+        position = await write(log, made[:60], ledger, (await log.load()).position)
         left = step
         create, delete = objects.create, objects.delete
 
@@ -87,7 +88,17 @@ def test_a_crash_between_two_objects(step: int) -> None:
                 objects.failure = StoreClosedError("dead")
             await delete(handle)
 
+        update = objects.update
+
+        async def dying_update(handle: int, data: bytes) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                objects.failure = StoreClosedError("dead")
+            await update(handle, data)
+
         objects.create, objects.delete = dying_create, dying_delete  # type: ignore[method-assign]
+        objects.update = dying_update  # type: ignore[method-assign]
         acknowledged = position
 
         async def write_on() -> None:
@@ -118,12 +129,12 @@ def test_no_room_for_the_ledger_is_no_failure_of_the_batch() -> None:
         create = objects.create
 
         async def full_for_ledgers(data: bytes) -> int:
-            if records._decoder.decode(data).kind == "S":
+            if data.startswith(CHUNK):
                 raise MemoryLimitError("no room")
             return await create(data)
 
         objects.create = full_for_ledgers  # type: ignore[method-assign]
-        position = await write(log, entries(80), ledger, 0)
+        position = await write(log, entries(80), ledger, (await log.load()).position)
         assert log.snapshot_count == 0
         assert (await RecordLog(objects).load()).position == position
 
@@ -136,7 +147,7 @@ def test_what_does_not_fit_leaves_nothing_behind() -> None:
     async def run() -> None:
         objects = MemoryObjects(max_object_bytes=SMALL)
         log, ledger = RecordLog(objects), Ledger()
-        position = await write(log, entries(3), ledger, 0)
+        position = await write(log, entries(3), ledger, (await log.load()).position)
         kept, create, left = objects.handles(), objects.create, 3
 
         async def full(data: bytes) -> int:
