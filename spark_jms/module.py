@@ -26,7 +26,7 @@ from spark_jms.settings.table import REQUIRED, hint, settings_of
 from spark_jms.settings.types import ListOf, NotAllowed, ValueType
 
 if TYPE_CHECKING:
-    from spark_jms.log.domain import Change
+    from spark_jms.log.declarations import Change
     from spark_jms.store import Store
 
 MAX_FILE_BYTES = 2**20
@@ -50,7 +50,8 @@ def apply(root: str | os.PathLike[str], module: str | os.PathLike[str] | Mapping
     (MemberRemovalError). Destinations that the file does not declare stay as they are.
     """
     declared = load_module(module)
-    from spark_jms.log.domain import apply_destinations, create_domain
+    from spark_jms.log.declarations import apply_destinations
+    from spark_jms.log.domain import create_domain
 
     domain = create_domain(os.fspath(root), declared.store)
     with ExitStack() as stack:

@@ -10,16 +10,17 @@ from typing import Any
 
 from spark_jms.admin.records import OpenRecords, opened_records
 from spark_jms.claims import views
+from spark_jms.claims.acknowledgement_table import AcknowledgementTable, position_id
 from spark_jms.claims.housekeeper import Housekeeper
-from spark_jms.claims.outbox import Outbox
 from spark_jms.claims.subscriber import read_state
 from spark_jms.core.destination import QUEUE_SUBSCRIPTION, record_name
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import Claim, RecordSet
 from spark_jms.errors import InvalidDestinationError, JmsqError
-from spark_jms.log import domain as domains
+from spark_jms.log import subscriptions
 from spark_jms.log.domain import Domain
-from spark_jms.log.housekeeping import Report, purge
+from spark_jms.log.purge import purge
+from spark_jms.log.report import HousekeepingReport
 from spark_jms.log.storage import now_ms
 from spark_jms.store import Store
 
@@ -76,15 +77,15 @@ def _write_outbox(
 ) -> None:
     waiting = {member: records.states[name].outbox for name, member in names.items() if records.states[name].outbox}
     if waiting:
-        written = Outbox(domain.acknowledgements(destination), destination, subscription).write(waiting)
+        written = AcknowledgementTable(domain.acknowledgements(destination), subscription).write(waiting)
         records.change({name: records.states[name].delivered_to_table(written[member]) for name, member in names.items()
                         if member in written})  # fmt: skip
 
 
-def purge_files(domain: Domain, store: Store, destination: str) -> Report:
+def purge_files(domain: Domain, store: Store, destination: str) -> HousekeepingReport:
     """Take the files out of the table that everybody has finished; safe beside other housekeeping."""
     housekeeper = Housekeeper(domain, store, destination)
-    report = Report()
+    report = HousekeepingReport()
     try:
         for _ in range(_MAX_PURGE_COMMITS):
             before = report.purged_files
@@ -133,7 +134,7 @@ def drop_subscription(domain: Domain, store: Store, topic: str, name: str, wait_
     with opened_records(
         store, [record_name(topic, name, row.member) for row in rows], wait_s, "subscriptions --drop"
     ) as records:
-        domains.drop_subscription(domain.log(topic), name)
+        subscriptions.drop_subscription(domain.log(topic), name)
         records.clear()  # made again under the same name, it starts where it is told to
     return sum(row.backlog for row in rows)
 
@@ -163,7 +164,7 @@ def acknowledgement_states(
     for name, member in sorted(keys):
         own = [row for row in rows if (row[1], row[2]) == (name, member)]
         state = read_state(store, record_name(destination, name or QUEUE_SUBSCRIPTION, member))
-        position = domain.acknowledgements(destination).snapshot.transactions.get(f"ack/{name}/{member}", 0)
+        position = domain.acknowledgements(destination).snapshot.transactions.get(position_id(name, member), 0)
         last = own[-1] if own else None
         out.append(AcknowledgementState(
             name, member, len(own), sum(row[7] for row in own), sum(a.position > position for a in state.outbox),

@@ -1,59 +1,24 @@
-"""Reading picked messages, whatever compaction does meanwhile: the one road of Spark's tasks and the client (C5, C13)."""
+"""Reading claimed messages, also while compaction replaces their files: for Spark's tasks and the client (C5, C13)."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from spark_jms.claims.scan import hint
-from spark_jms.core.message import COLUMNS
+from spark_jms.core.message import COLUMNS, deliver, stored_columns
 from spark_jms.core.ranges import Ranges, union
 from spark_jms.errors import DataLossError
+from spark_jms.log.data_file import FileHint
 from spark_jms.log.delta_log import DeltaLog
-from spark_jms.log.files import Delivery, FileHint, StoredRows, read_stored
+from spark_jms.log.file_reader import StoredRows, read_stored
 
 _ATTEMPTS = 3
+_SMALL_BATCH_BYTES = 2**20  # smaller batches are delivered together
 log = logging.getLogger("spark_jms")
-
-
-def hints(table: DeltaLog, member: int, picks: Ranges) -> list[FileHint]:
-    """The files that hold the picks, as of the newest snapshot."""
-    with table.lock:
-        files = table.refresh().member_files(member).overlapping(picks.first, picks.last)
-        return [hint(file) for file in files if picks.between(file.first, file.last)]
-
-
-class Found:
-    """The stored rows of the picks; `left` are those that were nowhere."""
-
-    def __init__(self, table: DeltaLog, member: int, picks: Ranges, files: Sequence[FileHint] | None) -> None:
-        self._table = table
-        self._member = member
-        self._files = files
-        self.left = picks
-
-    def rows(self, columns: list[str]) -> Iterator[StoredRows]:
-        for attempt in range(1, _ATTEMPTS + 1):
-            if not self.left:
-                return
-            given: list[Ranges] = []
-            known = self._files if attempt == 1 else None
-            for file in known if known is not None else hints(self._table, self._member, self.left):
-                part = self.left.between(file.first, file.last)
-                rows = read_stored(self._table.storage, file, part, columns)
-                try:
-                    first = next(rows, None)  # opens the file
-                except FileNotFoundError:
-                    if attempt < _ATTEMPTS:
-                        break  # what is before it has been given; look up the rest
-                    continue  # it is in the log and not there: give what is behind it
-                if first is not None:
-                    yield first
-                    yield from rows
-                given.append(part)
-            self.left = self.left - union(given)
 
 
 def fetch(
@@ -67,17 +32,92 @@ def fetch(
     files: Sequence[FileHint] | None = None,
     fail_on_data_loss: bool = True,
 ) -> Iterator[pa.RecordBatch]:
-    """The picked messages of one member in order. `files` are tried first; one that compaction has replaced meanwhile is
-    looked up anew. Messages that are nowhere are a DataLossError, or left out when `fail_on_data_loss` is false."""
-    delivery = Delivery(columns, destination, member, redelivered)
-    found = Found(table, member, picks, files)
-    yield from delivery.messages(found.rows(delivery.stored))
+    """The picked messages of one member, in order. `redelivered` maps a delivery count above 1 to its messages.
+
+    `files` are tried first; a file that compaction has replaced is looked up in the log. Raises DataLossError for
+    messages that are in no file, or leaves them out when `fail_on_data_loss` is false.
+    """
+    found = _PickedRows(table, member, picks, files)
+    for batch, sequences in _together(found.rows(stored_columns(columns))):
+        yield deliver(batch, columns, destination, member, sequences, _delivery_counts(sequences, redelivered))
     if not found.left:
         return
     left = found.left
     what = f"{destination}, member {member}: {left.count} message(s) are gone ({left}): purged or deleted"
     if fail_on_data_loss:
         raise DataLossError(
-            f"{what}. Set failOnDataLoss (fail_on_data_loss in the client) to false to go on without them."
+            f"{what}. Set failOnDataLoss (fail_on_data_loss in the client) to false to continue without them."
         )
     log.warning("%s. They are left out.", what)
+
+
+class _PickedRows:
+    """The stored rows of the picks. After `rows`, `left` are the picks that no file holds."""
+
+    def __init__(self, table: DeltaLog, member: int, picks: Ranges, files: Sequence[FileHint] | None) -> None:
+        self._table = table
+        self._member = member
+        self._files = files
+        self.left = picks
+
+    def rows(self, columns: list[str]) -> Iterator[StoredRows]:
+        for attempt in range(1, _ATTEMPTS + 1):
+            if not self.left:
+                return
+            given: list[Ranges] = []
+            known = self._files if attempt == 1 else None
+            for file in known if known is not None else self._newest_files():
+                part = self.left.between(file.first, file.last)
+                rows = read_stored(self._table.storage, file, part, columns)
+                try:
+                    first = next(rows, None)  # opens the file
+                except FileNotFoundError:
+                    if attempt < _ATTEMPTS:
+                        break  # the rows before it are delivered; look up the remaining ones in the log
+                    continue  # in the log but not on disk: deliver the rows behind it
+                if first is not None:
+                    yield first
+                    yield from rows
+                given.append(part)
+            self.left = self.left - union(given)
+
+    def _newest_files(self) -> list[FileHint]:
+        """The files that hold `left`, in the newest snapshot."""
+        files = self._table.refresh().member_files(self._member).overlapping(self.left.first, self.left.last)
+        return [file.hint for file in files if self.left.between(file.first, file.last)]
+
+
+def _together(rows: Iterable[StoredRows]) -> Iterator[StoredRows]:
+    """Joins the rows of small files into one batch, since a batch costs more than its first hundred rows."""
+    pending: list[StoredRows] = []
+    size = 0
+    for stored in rows:
+        pending.append(stored)
+        size += stored[0].nbytes
+        if size >= _SMALL_BATCH_BYTES:
+            yield _joined(pending)
+            pending, size = [], 0
+    if pending:
+        yield _joined(pending)
+
+
+def _joined(rows: list[StoredRows]) -> StoredRows:
+    if len(rows) == 1:
+        return rows[0]
+    return pa.concat_batches([batch for batch, _ in rows]), np.concatenate([sequences for _, sequences in rows])
+
+
+def _delivery_counts(sequences: Any, redelivered: Mapping[int, Ranges]) -> Any:
+    """One count for each sequence; just 1 when all are delivered for the first time."""
+    hits = {
+        count: part
+        for count, ranges in redelivered.items()
+        if (part := ranges.between(int(sequences[0]), int(sequences[-1])))
+    }
+    if not hits:
+        return 1
+    counts = np.ones(len(sequences), dtype=np.int32)
+    for count, part in hits.items():
+        at = np.searchsorted(part.lo, sequences, side="right") - 1
+        counts[(at >= 0) & (sequences <= part.hi[at])] = count
+    return counts

@@ -7,7 +7,7 @@ from spark_jms.core.destination import record_name
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
 from spark_jms.log.domain import Domain
-from spark_jms.log.housekeeping import Maintenance
+from spark_jms.log.housekeeping import HousekeepingRounds
 from spark_jms.store import FencedError, Handle, RecordHeldError, Store
 
 
@@ -20,7 +20,7 @@ class Housekeeper:
         self._lease: Handle | None = None
         self._states: dict[str, RecordSet] = {}  # of this round
         logs = {"messages": domain.log(destination), "acknowledgements": domain.acknowledgements(destination)}
-        self.maintenance = Maintenance(logs, self.is_done)
+        self.maintenance = HousekeepingRounds(logs, self.is_done)
 
     def is_done(self, subscription: str, member: int, sequences: Ranges) -> bool:
         """Read from the store itself, once a round, because the log is locked meanwhile; what it says of a message that

@@ -10,8 +10,8 @@ from spark_jms.core.destination import QUEUE_SUBSCRIPTION, Destination, Subscrip
 from spark_jms.core.selector import Selector
 from spark_jms.errors import OptionError
 from spark_jms.log.delta_log import DeltaLog
-from spark_jms.log.domain import create_subscription
 from spark_jms.log.snapshot import Snapshot
+from spark_jms.log.subscriptions import create_subscription
 
 _ACCEPTED = 'earliest, latest, {"sequence": {"0": 17, …}} or {"sequence": 17}, {"time": "2026-01-31T08:00:00Z"}'
 

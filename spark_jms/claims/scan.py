@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 
 from spark_jms.core.ranges import EMPTY, Ranges, union
 from spark_jms.core.selector import Selector
+from spark_jms.log.data_file import DataFile
 from spark_jms.log.delta_log import DeltaLog
-from spark_jms.log.files import FileHint, read_stored
-from spark_jms.log.snapshot import DataFile
-from spark_jms.log.storage import LocalStorage, ObjectStorage
+from spark_jms.log.file_reader import read_stored
+from spark_jms.log.storage import Storage
 
 _ATTEMPTS = 3
 
@@ -74,7 +74,7 @@ def scan(table: DeltaLog, member: int, candidates: Ranges, question: Question,
 
 
 def _scan_files(
-    storage: LocalStorage | ObjectStorage,
+    storage: Storage,
     files: Iterable[DataFile],
     candidates: Ranges,
     question: Question,
@@ -163,7 +163,7 @@ def never_matches(file: DataFile, selector: Selector) -> bool:
 
 
 def _scan_rows(
-    storage: LocalStorage | ObjectStorage,
+    storage: Storage,
     file: DataFile,
     part: Ranges,
     columns: list[str],
@@ -174,7 +174,7 @@ def _scan_rows(
     picks, refused, expired = [], [], []
     picked = read = 0
     left = EMPTY
-    for batch, sequences in read_stored(storage, hint(file), part, columns):
+    for batch, sequences in read_stored(storage, file.hint, part, columns):
         if (enough is not None and picked >= enough) or (most_rows is not None and read >= most_rows):
             left = part.between(int(sequences[0]), part.last)
             break
@@ -209,13 +209,9 @@ def groups_of(table: DeltaLog, member: int, picks: Ranges) -> frozenset[str]:
         for file in near:
             if file.has_groups:
                 try:
-                    for batch, _ in read_stored(table.storage, hint(file), left, ["JMSXGroupID"]):
+                    for batch, _ in read_stored(table.storage, file.hint, left, ["JMSXGroupID"]):
                         groups.update(g for g in pc.unique(batch.column("JMSXGroupID")).to_pylist() if g is not None)
                 except FileNotFoundError:
                     gone.append(left.between(file.first, file.last))
         left = union(gone)
     return frozenset(groups)
-
-
-def hint(file: DataFile) -> FileHint:
-    return FileHint(file.path, file.first, file.rows, file.bytes)

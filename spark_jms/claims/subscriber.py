@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 
+from spark_jms.claims.acknowledgement_table import AcknowledgementTable
 from spark_jms.claims.members import Members
-from spark_jms.claims.outbox import Outbox
 from spark_jms.claims.planner import Planner
 from spark_jms.claims.positions import check_selector
 from spark_jms.core.batch import (
@@ -76,7 +76,7 @@ class Subscriber:
         self.destination, self.subscription, self.consumer = destination, subscription, consumer
         self.settings = settings
         self.members = Members(store, destination, subscription, consumer, f"{destination}/{subscription} {consumer}")
-        self.outbox = Outbox(domain.acknowledgements(destination), destination, subscription)
+        self.acknowledgements = AcknowledgementTable(domain.acknowledgements(destination), subscription)
         self.lock = threading.RLock()
         self._store, self._clock_ms = store, clock_ms
         self._planned_version = -1
@@ -239,7 +239,7 @@ class Subscriber:
             self.boundary()
             rows = {m: held.state.outbox for m, held in self.members.held.items() if held.state.outbox}
         if rows:
-            written = self.outbox.write(rows)
+            written = self.acknowledgements.write(rows)
             with self.lock:
                 if not self.closed:
                     held = self.members.held

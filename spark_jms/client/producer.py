@@ -15,9 +15,9 @@ from spark_jms.client.encoding import compose, to_batch
 from spark_jms.client.message import Message
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.errors import ClosedError, DuplicateTransactionError, JmsqError, MessageFormatError
-from spark_jms.log.committer import Sent, Transaction, send
 from spark_jms.log.delta_log import DeltaLog
-from spark_jms.log.files import MessageWriter
+from spark_jms.log.message_writer import MessageWriter
+from spark_jms.log.send import Sent, Transaction, send
 from spark_jms.log.storage import now_ms
 
 CHUNK_MESSAGES = 1000

@@ -19,14 +19,12 @@ import json
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 
+from spark_jms.core.acknowledgement import Acknowledgement, Outbox, appended, is_full
 from spark_jms.core.ranges import EMPTY, Ranges, union
 from spark_jms.errors import ConsumerClosedException, FormatVersionError, RecordSetError
 
 FORMAT_VERSION = 1
 MAX_REMEMBERED = 64  # consumers whose newest acknowledged claim is known
-MAX_OUTBOX = 1000  # acknowledgements waiting for the table; beyond, the two oldest are folded into one
-MAX_OUTBOX_BYTES = 4 * 2**20  # the same; if one is still larger, nothing new is claimed until the table has it
-_ROW_BYTES, _RANGE_BYTES = 200, 24  # no more than these are written down for a row and for each of its ranges
 
 
 @dataclass(frozen=True)
@@ -43,30 +41,13 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Acknowledgement:
-    """One row of the acknowledgement table, waiting in the outbox."""
-
-    position: int
-    consumer: str
-    claim: str
-    picks: Ranges
-    epoch: int
-    acknowledged_ms: int
-    since: int = 0  # folded: the position of the first of those that it stands for; 0 = it stands for itself
-
-    @property
-    def bytes(self) -> int:
-        return _ROW_BYTES + _RANGE_BYTES * len(self.picks)
-
-
-@dataclass(frozen=True)
 class RecordSet:
     floor: int = 0
     done: Ranges = EMPTY  # above the floor
     claims: Mapping[str, Claim] = field(default_factory=dict)
     deliveries: Mapping[int, Ranges] = field(default_factory=dict)  # times delivered in vain -> unfinished messages
     consumers: Mapping[str, str] = field(default_factory=dict)  # consumer -> the session that speaks for it
-    outbox: tuple[Acknowledgement, ...] = ()
+    outbox: Outbox = ()
     position: int = 0  # of the newest acknowledgement ever
     acknowledged: Mapping[str, str] = field(default_factory=dict)  # replaying consumer -> its newest acknowledged claim
 
@@ -93,8 +74,7 @@ class RecordSet:
 
     @property
     def outbox_is_full(self) -> bool:
-        """The table is so far behind that this state could grow beyond what a store takes."""
-        return sum(row.bytes for row in self.outbox) > MAX_OUTBOX_BYTES
+        return is_full(self.outbox)
 
     def speaks_for(self, consumer: str, session: str) -> bool:
         return self.consumers.get(consumer) == session
@@ -195,14 +175,7 @@ class RecordSet:
         after = self._done(picks)
         position = self.position + 1
         row = Acknowledgement(position, consumer, claim_id, picks, epoch, now_ms)
-        outbox = [*self.outbox, row]
-        size = sum(row.bytes for row in outbox)
-        while len(outbox) > MAX_OUTBOX or (size > MAX_OUTBOX_BYTES and len(outbox) > 1):
-            first, second = outbox[:2]  # the table cannot be written: keep the truth, lose only detail
-            folded = replace(second, picks=first.picks | second.picks, since=first.since or first.position)
-            size += folded.bytes - first.bytes - second.bytes
-            outbox[:2] = [folded]
-        return replace(after, outbox=tuple(outbox), position=position)
+        return replace(after, outbox=appended(self.outbox, row), position=position)
 
     def _remember(self, consumer: str, claim_id: str) -> RecordSet:
         """The latest to acknowledge is last; the one that has been silent longest is forgotten."""

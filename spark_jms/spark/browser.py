@@ -66,7 +66,7 @@ class JmsqReader(DataSourceReader):
 
     def _message_partitions(self, domain: Any) -> list[InputPartition]:
         from spark_jms.claims import views
-        from spark_jms.claims.scan import Question, hint, scan
+        from spark_jms.claims.scan import Question, scan
         from spark_jms.core.ranges import Ranges
         from spark_jms.core.selector import Selector
 
@@ -99,7 +99,7 @@ class JmsqReader(DataSourceReader):
                         o.columns,
                         part,
                         redelivered,
-                        [hint(f) for f in group],
+                        [f.hint for f in group],
                         fail_on_data_loss=False,
                     )
                 )

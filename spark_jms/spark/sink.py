@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from spark_jms.errors import DuplicateTransactionError, OptionError
-from spark_jms.log.committer import Transaction, send
 from spark_jms.log.domain import Domain
-from spark_jms.log.files import MessageWriter, StagedFile, discard
 from spark_jms.log.housekeeping import after_send
+from spark_jms.log.message_writer import MessageWriter
+from spark_jms.log.send import Transaction, send
+from spark_jms.log.staged_file import StagedFile, discard
 from spark_jms.spark.options import Options
 from spark_jms.spark.worker import freeze_loaded
 

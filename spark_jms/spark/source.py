@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from spark_jms.core.batch import Batch, Limits
     from spark_jms.core.ranges import Ranges
     from spark_jms.core.selector import Selector
+    from spark_jms.log.data_file import FileHint
     from spark_jms.log.domain import Domain
-    from spark_jms.log.files import FileHint
 
 log = logging.getLogger("spark_jms")
 IDLE_WAIT_S = 0.2  # latestOffset waits this long for messages: Spark would call it again at once
@@ -199,7 +199,6 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"backlog": sum(backlog.values()), "members": {str(m): n for m, n in backlog.items()}}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        from spark_jms.claims.scan import hint
         from spark_jms.core.batch import Batch
 
         batch = Batch.from_json(end)
@@ -213,7 +212,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for member, pick in sorted(batch.members.items()):
                 picks = pick.picks - withheld[member] if member in withheld else pick.picks
                 if picks:
-                    files = [hint(f) for f in snapshot.member_files(member).overlapping(picks.first, picks.last)]
+                    files = [f.hint for f in snapshot.member_files(member).overlapping(picks.first, picks.last)]
                     out.append(
                         MemberPartition(
                             self.options.root,

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from spark_jms.core.destination import Destination
-from spark_jms.log.domain import apply_destinations, create_domain
+from spark_jms.log.declarations import apply_destinations
+from spark_jms.log.domain import create_domain
 from spark_jms.store import MemoryStore
 
 

@@ -7,7 +7,8 @@ import json
 from spark_jms import connect
 from spark_jms.claims.housekeeper import Housekeeper
 from spark_jms.core.destination import Destination
-from spark_jms.log.housekeeping import compact, purge_acknowledgements
+from spark_jms.log.compaction import compact
+from spark_jms.log.purge import purge_acknowledgements
 from spark_jms.log.storage import now_ms
 from spark_jms.testing import memory_domain, wait_until
 

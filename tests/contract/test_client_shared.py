@@ -270,7 +270,7 @@ def test_many_threads_send_through_one_producer(context: Context) -> None:
 
 def test_compaction_disturbs_neither_browser_nor_consumer(context: Context) -> None:
     """C11, C13: even if the replaced files are deleted at once."""
-    from spark_jms.log.housekeeping import compact
+    from spark_jms.log.compaction import compact
 
     producer = context.producer("orders")
     for n in range(20):

@@ -11,8 +11,10 @@ import pytest
 
 from spark_jms import connect
 from spark_jms.core.destination import Destination
-from spark_jms.log.domain import Domain, apply_destinations
-from spark_jms.log.housekeeping import checkpoint, compact
+from spark_jms.log.clean_up import checkpoint
+from spark_jms.log.compaction import compact
+from spark_jms.log.declarations import apply_destinations
+from spark_jms.log.domain import Domain
 from spark_jms.testing import memory_domain
 
 

@@ -18,12 +18,22 @@ from spark_jms.core.destination import Destination
 from spark_jms.core.message import PARTITION_SCHEMA, STORED_SCHEMA
 from spark_jms.core.ranges import Ranges
 from spark_jms.errors import ForeignWriteError, InvalidDestinationError, UnreadableTableError
-from spark_jms.log.committer import Decision, Transaction, commit, send
+from spark_jms.log.clean_up import checkpoint, clean_up
+from spark_jms.log.commit import Decision, commit
+from spark_jms.log.compaction import compact
+from spark_jms.log.data_file import FileHint
+from spark_jms.log.declarations import create_table, metadata_action
 from spark_jms.log.delta_log import LOG, DeltaLog, commit_path
-from spark_jms.log.domain import _create_table, create_domain, create_subscription, metadata_action
-from spark_jms.log.files import FileHint, MessageWriter, StagedFile, read_stored
-from spark_jms.log.housekeeping import checkpoint, clean_up, compact, purge
-from spark_jms.log.storage import LocalStorage, ObjectStorage, open_storage
+from spark_jms.log.domain import create_domain
+from spark_jms.log.file_reader import read_stored
+from spark_jms.log.local_storage import LocalStorage
+from spark_jms.log.message_writer import MessageWriter
+from spark_jms.log.object_storage import ObjectStorage
+from spark_jms.log.purge import purge
+from spark_jms.log.root import open_storage
+from spark_jms.log.send import Transaction, send
+from spark_jms.log.staged_file import StagedFile
+from spark_jms.log.subscriptions import create_subscription
 
 ORDERS = Destination("orders", "distributed-topic", 2)
 
@@ -31,7 +41,7 @@ ORDERS = Destination("orders", "distributed-topic", 2)
 def local_table(path: Path, destination: Destination = ORDERS) -> LocalStorage:
     """As `apply` makes it, by delta-rs."""
     domain = create_domain(str(path))
-    _create_table(domain, destination.name, STORED_SCHEMA, destination)
+    create_table(domain, destination.name, STORED_SCHEMA, destination)
     storage = domain.storage.child(destination.name)
     assert isinstance(storage, LocalStorage)
     return storage
@@ -82,9 +92,7 @@ def texts(log: DeltaLog) -> dict[tuple[int, int], str]:
     out: dict[tuple[int, int], str] = {}
     for member, files in sorted(log.refresh().members.items()):
         for f in files.files:
-            for batch, sequences in read_stored(
-                log.storage, FileHint(f.path, f.first, f.rows, f.bytes), Ranges.of((f.first, f.last)), ["text"]
-            ):
+            for batch, sequences in read_stored(log.storage, f.hint, Ranges.of((f.first, f.last)), ["text"]):
                 for sequence, text in zip(sequences.tolist(), batch.column("text").to_pylist(), strict=True):
                     assert (member, sequence) not in out
                     out[member, sequence] = text
@@ -151,9 +159,9 @@ def test_concurrent_committers_stay_dense(storage: LocalStorage | ObjectStorage)
 _SENDER = """
 import sys
 import pyarrow as pa
-from spark_jms.log.committer import send
+from spark_jms.log.send import send
 from spark_jms.log.domain import Domain
-from spark_jms.log.files import MessageWriter
+from spark_jms.log.message_writer import MessageWriter
 
 log = Domain(sys.argv[1]).log("orders")
 for i in range(15):
@@ -228,8 +236,7 @@ def test_a_send_is_routed_anew_when_its_member_is_gone(storage: LocalStorage | O
     assert [storage.exists(f.path) for f in files] == [f.member < 2 for f in files]
     moved = next(f for f in sent.files if f.path not in {old.path for old in files})
     ours = log.snapshot.files[moved.path]
-    hint = FileHint(ours.path, ours.first, ours.rows, ours.bytes)
-    rows = [b for b, _ in read_stored(storage, hint, Ranges.of((ours.first, ours.last)), ["properties"])]
+    rows = [b for b, _ in read_stored(storage, ours.hint, Ranges.of((ours.first, ours.last)), ["properties"])]
     assert rows[0].column("properties").to_pylist()[0] == [("color", "red")]
 
 
@@ -389,7 +396,7 @@ def test_a_table_restored_after_a_foreign_write_goes_on(tmp_path: Path) -> None:
     from deltalake import DeltaTable, write_deltalake
 
     domain = create_domain(str(tmp_path / "root"))
-    _create_table(domain, "orders", STORED_SCHEMA, Destination("orders", "queue"))
+    create_table(domain, "orders", STORED_SCHEMA, Destination("orders", "queue"))
     log = DeltaLog(domain.storage.child("orders"), "orders")
     put(log, "a")
     write_deltalake(log.storage.uri, DeltaTable(log.storage.uri).to_pyarrow_table(), mode="append")

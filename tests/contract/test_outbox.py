@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow.parquet as pq
 import pytest
 
-from spark_jms.claims.outbox import Outbox
-from spark_jms.core import record_set
+from spark_jms.claims.acknowledgement_table import AcknowledgementTable
+from spark_jms.core import acknowledgement
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import Claim, RecordSet
 from spark_jms.log.domain import Domain
@@ -29,10 +29,10 @@ def messages(domain: Domain) -> int:
 def test_what_was_folded_after_it_was_written_counts_once(monkeypatch: pytest.MonkeyPatch, noted: bool) -> None:
     """C5, C14: a consumer dies between the write of the table and noting it; then the table is out of reach for so long
     that rows it has are folded together with rows it has not."""
-    monkeypatch.setattr(record_set, "MAX_OUTBOX", 3)
+    monkeypatch.setattr(acknowledgement, "MAX_OUTBOX", 3)
     with memory_domain(orders="queue") as root:
         domain = Domain(root)
-        outbox = Outbox(domain.acknowledgements("orders"), "orders", "-")
+        outbox = AcknowledgementTable(domain.acknowledgements("orders"), "-")
         state = RecordSet().attach("c", "s")
         for number in (1, 2):
             state = acknowledged(state, number)
@@ -52,10 +52,10 @@ def test_what_was_folded_after_it_was_written_counts_once(monkeypatch: pytest.Mo
 
 def test_what_was_folded_twice_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """C5: a row knows the first of those that it stands for."""
-    monkeypatch.setattr(record_set, "MAX_OUTBOX", 1)
+    monkeypatch.setattr(acknowledgement, "MAX_OUTBOX", 1)
     with memory_domain(orders="queue") as root:
         domain = Domain(root)
-        outbox = Outbox(domain.acknowledgements("orders"), "orders", "-")
+        outbox = AcknowledgementTable(domain.acknowledgements("orders"), "-")
         state = acknowledged(acknowledged(RecordSet().attach("c", "s"), 1), 2)
         assert outbox.write({0: state.outbox}) == {0: 2}
         (row,) = acknowledged(state, 3).outbox

@@ -18,8 +18,8 @@ from spark_jms.core.batch import Batch, Limits
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.selector import Selector
 from spark_jms.errors import DataLossError
+from spark_jms.log.compaction import compact
 from spark_jms.log.domain import Domain
-from spark_jms.log.housekeeping import compact
 from spark_jms.testing import memory_domain
 
 HIGH = "JMSPriority > 6"

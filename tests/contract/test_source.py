@@ -14,7 +14,8 @@ from spark_jms import connect
 from spark_jms.claims import planner, views
 from spark_jms.core.batch import Batch
 from spark_jms.errors import DataLossError, StaleCheckpointError, TriggerError
-from spark_jms.log.domain import Domain, drop_subscription
+from spark_jms.log.domain import Domain
+from spark_jms.log.subscriptions import drop_subscription
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader, read_partition
 from spark_jms.testing import memory_domain

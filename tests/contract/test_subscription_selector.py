@@ -9,7 +9,8 @@ import pytest
 from spark_jms import connect
 from spark_jms.client import Consumer, Context
 from spark_jms.errors import OptionError
-from spark_jms.log.domain import Domain, drop_subscription
+from spark_jms.log.domain import Domain
+from spark_jms.log.subscriptions import drop_subscription
 from spark_jms.testing import memory_domain
 
 RED, BLUE = "color = 'red'", "color = 'blue'"

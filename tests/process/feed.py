@@ -10,9 +10,10 @@ from typing import Any
 import pyarrow as pa
 
 from spark_jms.core.destination import Destination
-from spark_jms.log.committer import send
-from spark_jms.log.domain import Domain, apply_destinations, create_domain
-from spark_jms.log.files import MessageWriter
+from spark_jms.log.declarations import apply_destinations
+from spark_jms.log.domain import Domain, create_domain
+from spark_jms.log.message_writer import MessageWriter
+from spark_jms.log.send import send
 
 GROUPS = 7
 QUEUE = "orders"

@@ -13,7 +13,7 @@ from spark_jms.claims import views
 from spark_jms.core.destination import Destination
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.record_set import RecordSet
-from spark_jms.log.domain import apply_destinations
+from spark_jms.log.declarations import apply_destinations
 from tests.process import account
 from tests.process.apps import App, until
 from tests.process.crash import CrashDirectory

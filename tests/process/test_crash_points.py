@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from spark_jms.claims import views
-from spark_jms.log.housekeeping import clean_up
-from spark_jms.log.snapshot import FILE_NAME
+from spark_jms.log.clean_up import clean_up
+from spark_jms.log.data_file import FILE_NAME
 from spark_jms.log.storage import now_ms
 from tests.process import account
 from tests.process.apps import App, until

@@ -10,13 +10,15 @@ import pytest
 from deltalake import DeltaTable
 
 from spark_jms.errors import CommitConflictError
-from spark_jms.log import housekeeping
-from spark_jms.log.committer import Decision, number, send
+from spark_jms.log import compaction
+from spark_jms.log.clean_up import clean_up
+from spark_jms.log.compaction import compact
+from spark_jms.log.data_file import DataFile
 from spark_jms.log.delta_log import DeltaLog, commit_path
 from spark_jms.log.domain import Domain
-from spark_jms.log.files import MessageWriter, StagedFile, staged_grace_ms
-from spark_jms.log.housekeeping import clean_up, compact
-from spark_jms.log.snapshot import DataFile
+from spark_jms.log.message_writer import MessageWriter
+from spark_jms.log.send import number, send
+from spark_jms.log.staged_file import StagedFile, staged_grace_ms
 from spark_jms.log.storage import now_ms
 from tests.process.feed import QUEUE, make_queue
 
@@ -62,14 +64,14 @@ def test_a_compacted_file_that_clean_up_took_is_not_committed(tmp_path: Path, mo
     for _ in range(40):
         send(log, staged(log), log.refresh().destination.epoch)
     before = set(log.refresh().files)
-    merge = housekeeping._merge
+    merge = compaction._merge
 
     def slow_merge(log: DeltaLog, run: list[DataFile]) -> StagedFile:
         merged = merge(log, run)
         clean_up(log, now=now_ms() + 2 * log.refresh().destination.file_grace_ms)
         return merged
 
-    monkeypatch.setattr(housekeeping, "_merge", slow_merge)
+    monkeypatch.setattr(compaction, "_merge", slow_merge)
     compact(log)
     assert set(log.refresh().files) == before
     assert all((tmp_path / QUEUE / path).exists() for path in before)
@@ -88,7 +90,7 @@ def test_a_version_that_was_cleaned_up_is_not_taken_again(tmp_path: Path, delete
     DeltaTable(tmp_path / QUEUE).create_checkpoint()
     for version in deleted:
         (tmp_path / QUEUE / commit_path(version)).unlink()
-    decision = Decision("WRITE", number(sleeper.snapshot, staged(sleeper), {}))
-    assert not sleeper.append(sleeper.snapshot, decision.operation, decision.actions, {})
+    actions = number(sleeper.snapshot, staged(sleeper), now_ms()).actions
+    assert not sleeper.append(sleeper.snapshot, "WRITE", actions, {})
     assert not (tmp_path / QUEUE / commit_path(21)).exists()
     assert sleeper.refresh().version == 60

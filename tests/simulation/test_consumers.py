@@ -28,10 +28,13 @@ from spark_jms.core.batch import Batch
 from spark_jms.core.destination import Destination, record_name
 from spark_jms.core.ranges import EMPTY, Ranges, union
 from spark_jms.core.record_set import RecordSet
-from spark_jms.log import housekeeping
-from spark_jms.log.committer import Transaction, send
-from spark_jms.log.domain import Domain, apply_destinations, create_domain
-from spark_jms.log.files import MessageWriter
+from spark_jms.log.clean_up import checkpoint, clean_up
+from spark_jms.log.compaction import compact
+from spark_jms.log.declarations import apply_destinations
+from spark_jms.log.domain import Domain, create_domain
+from spark_jms.log.message_writer import MessageWriter
+from spark_jms.log.purge import purge
+from spark_jms.log.send import Transaction, send
 from spark_jms.log.storage import now_ms
 from spark_jms.store import MemoryStore, Put
 from tests.simulation.consumers import DESTINATION, Checkpoint, Client, Clock, Consumer, Delivery, Query
@@ -212,16 +215,16 @@ class World:
 
     def purge(self) -> None:
         self.housekeeper._states.clear()
-        housekeeping.purge(self.table, self.housekeeper.is_done)
+        purge(self.table, self.housekeeper.is_done)
 
     def compact(self) -> None:
-        housekeeping.compact(self.table)
+        compact(self.table)
 
     def checkpoint(self) -> None:
-        housekeeping.checkpoint(self.table, every=1)
+        checkpoint(self.table, every=1)
 
     def clean_up(self) -> None:
-        housekeeping.clean_up(self.table)
+        clean_up(self.table)
 
     def add_member(self) -> None:
         now = self.table.refresh().destination

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from spark_jms.core.destination import Destination
-from spark_jms.log.domain import Domain, apply_destinations, create_domain
+from spark_jms.log.declarations import apply_destinations
+from spark_jms.log.domain import Domain, create_domain
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

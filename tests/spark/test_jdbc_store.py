@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spark_jms.core.destination import Destination
-from spark_jms.log.domain import apply_destinations, create_domain
+from spark_jms.log.declarations import apply_destinations
+from spark_jms.log.domain import create_domain
 from spark_jms.store import ForeignOwnerError, open_store
 from tests.spark.conftest import Bench
 

@@ -81,7 +81,7 @@ def test_streams_pipe_on(bench: Bench) -> None:
 def test_a_member_added_while_a_stream_runs(bench: Bench) -> None:
     """C3, C4: new members take part without a restart, and nothing is lost."""
     from spark_jms.core.destination import Destination
-    from spark_jms.log.domain import apply_destinations
+    from spark_jms.log.declarations import apply_destinations
 
     frame = (
         bench.spark.readStream.format("rate")

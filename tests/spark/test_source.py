@@ -194,7 +194,7 @@ def test_available_now_leaves_what_others_hold(bench: Bench) -> None:
 
 def test_lost_messages_and_fail_on_data_loss(bench: Bench) -> None:
     """C5, C13: messages that vanish unread are a DataLossError, or skipped when failOnDataLoss is false."""
-    from spark_jms.log.housekeeping import purge
+    from spark_jms.log.purge import purge
 
     for first in (1, 11, 21):
         bench.send(bench.numbers(first, first + 9, partitions=1), "jobs")
@@ -251,7 +251,7 @@ def test_bad_options_are_named(bench: Bench, destination: str, options: dict[str
 
 def test_a_task_finds_messages_that_compaction_moved(bench: Bench) -> None:
     """C13: a batch whose files were replaced and deleted meanwhile is read from the new ones."""
-    from spark_jms.log.housekeeping import compact
+    from spark_jms.log.compaction import compact
     from spark_jms.spark.source import MemberPartition, read_partition
 
     for i in range(10):

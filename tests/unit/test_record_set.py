@@ -8,8 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from spark_jms.core.acknowledgement import MAX_OUTBOX, MAX_OUTBOX_BYTES, Acknowledgement
 from spark_jms.core.ranges import EMPTY, Ranges, union
-from spark_jms.core.record_set import MAX_OUTBOX, MAX_OUTBOX_BYTES, Acknowledgement, Claim, RecordSet
+from spark_jms.core.record_set import Claim, RecordSet
 from spark_jms.errors import ConsumerClosedException, FormatVersionError, RecordSetError
 
 LAST = 40

@@ -32,8 +32,8 @@ from spark_jms.core.selector.tree import (
     Sign,
     unparse,
 )
-from spark_jms.log.files import _Statistics
-from spark_jms.log.snapshot import DataFile
+from spark_jms.log.data_file import DataFile
+from spark_jms.log.file_writer import FileStatistics
 from tests.unit.selector_messages import (
     python_values,
     selector,
@@ -272,7 +272,7 @@ def test_prunable_comparisons_hold_for_every_selected_message(tree: Expression, 
 def test_a_file_that_is_pruned_has_no_match(tree: Expression, rows: list[Any]) -> None:
     """C7: when statistics, as a sender writes them, say that nothing matches, nothing does."""
     found, table = selector(unparse(tree)), table_of(rows)
-    statistics = _Statistics()
+    statistics = FileStatistics()
     for batch in table.to_batches():
         statistics.add(batch)
     file = DataFile("m0-aaaaaaaaaaaa.parquet", 0, 1, len(rows), 1, 0, 0, statistics.to_json())

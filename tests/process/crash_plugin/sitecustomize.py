@@ -60,7 +60,7 @@ def _always(*_args, **_named) -> bool:
     return True
 
 
-FILES, LOG = "spark_jms.log.files", "spark_jms.log.delta_log"
+FILES, LOG = "spark_jms.log.file_writer", "spark_jms.log.delta_log"
 MEMBERS = "spark_jms.claims.members"
 # what happens -> module, class, function, which calls count
 WHERE = {

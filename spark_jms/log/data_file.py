@@ -1,0 +1,75 @@
+"""A data file of a destination as the log names it (C3)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+FILE_NAME = re.compile(r"m(\d+)-[A-Za-z0-9_-]{8,64}\.parquet\Z")
+
+
+@dataclass(frozen=True)
+class FileHint:
+    """Where a task finds rows: enough of a DataFile to read it, small enough to travel in a Spark partition."""
+
+    path: str
+    first: int
+    rows: int
+    bytes: int
+
+    @property
+    def last(self) -> int:
+        return self.first + self.rows - 1
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One active file: rows `first..last` of one member, in order, without gaps."""
+
+    path: str
+    member: int
+    first: int  # sequence of its first row
+    rows: int
+    bytes: int
+    first_ordinal: int
+    modified_ms: int
+    stats: str  # JSON as in the log
+
+    @property
+    def last(self) -> int:
+        return self.first + self.rows - 1
+
+    @property
+    def hint(self) -> FileHint:
+        return FileHint(self.path, self.first, self.rows, self.bytes)
+
+    @cached_property
+    def statistics(self) -> Mapping[str, Mapping[str, Any]]:
+        """{"minValues": {...}, "maxValues": {...}, "nullCount": {...}} of the columns that have them."""
+        statistics: Mapping[str, Mapping[str, Any]] = json.loads(self.stats)
+        return statistics
+
+    @property
+    def has_groups(self) -> bool:
+        nulls = self.statistics.get("nullCount", {}).get("JMSXGroupID")
+        return nulls != self.rows
+
+    def remove_action(self, now_ms: int) -> dict[str, dict[str, object]]:
+        """The Delta action that takes this file out of the log, as housekeeping (no change of data)."""
+        return {
+            "remove": {
+                "path": self.path,
+                "deletionTimestamp": now_ms,
+                "dataChange": False,
+                "extendedFileMetadata": True,
+                "partitionValues": {
+                    "member": str(self.member),
+                    "first_sequence": str(self.first - self.first_ordinal),
+                },
+                "size": self.bytes,
+            }
+        }

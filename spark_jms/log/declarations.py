@@ -1,0 +1,158 @@
+"""Applying declarations: destinations created and changed as the module file declares them (C3, C16).
+
+A declaration lives in the metadata of the destination's table, so a change is a commit to the log that also orders the
+messages: a sender that routed by an older declaration notices at its commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import attrs
+import pyarrow as pa
+
+from spark_jms.core.destination import Destination
+from spark_jms.core.message import PARTITION_SCHEMA, STORED_SCHEMA
+from spark_jms.errors import InvalidDestinationError, MemberRemovalError
+from spark_jms.log.acknowledgements import ACKNOWLEDGEMENT_SCHEMA
+from spark_jms.log.commit import Decision, commit_prepared
+from spark_jms.log.delta_log import commit_path
+from spark_jms.log.domain import ACKNOWLEDGEMENTS, REGISTER, Domain
+from spark_jms.log.local_storage import LocalStorage
+from spark_jms.log.snapshot import Snapshot
+
+
+@dataclass(frozen=True)
+class Change:
+    """What `apply` did to one destination: created, changed, unchanged or left (not in the module)."""
+
+    destination: str
+    what: str
+    detail: str = ""
+
+
+def apply_destinations(
+    domain: Domain, declared: Sequence[Destination], empty: Callable[[str, int], bool]
+) -> list[Change]:
+    """Create and change destinations as declared. Running jobs follow at their next commit or plan.
+
+    `empty(destination, member)` tells whether all subscriptions have finished a member's messages; a member that is not
+    empty cannot be removed (MemberRemovalError). Destinations that are not declared stay unchanged.
+    """
+    existing = set(domain.destinations())
+    changes = []
+    for wanted in declared:
+        if wanted.name not in existing:
+            _create(domain, wanted)
+            changes.append(Change(wanted.name, "created", f"{wanted.kind}, {wanted.members} member(s)"))
+        else:
+            changes.append(_change(domain, wanted, empty))
+    names = {d.name for d in declared}
+    return changes + [Change(name, "left", "not in the module") for name in sorted(existing - names)]
+
+
+def _create(domain: Domain, destination: Destination) -> None:
+    create_table(domain, destination.name, STORED_SCHEMA, destination)
+    acknowledgements = attrs.evolve(
+        destination, kind="distributed-queue", routing="round-robin", weights=(), subscriptions={}, durability="process"
+    )
+    create_table(domain, f"{ACKNOWLEDGEMENTS}/{destination.name}", ACKNOWLEDGEMENT_SCHEMA, acknowledgements)
+    domain.storage.create(f"{REGISTER}/{destination.name}", b"")
+    domain.storage.sync([f"{REGISTER}/{destination.name}", f"{destination.name}/{commit_path(0)}"])
+
+
+def create_table(domain: Domain, path: str, schema: pa.Schema, destination: Destination) -> None:
+    from deltalake import DeltaTable
+
+    storage = domain.storage.child(path)
+    if isinstance(storage, LocalStorage):
+        storage.root.mkdir(parents=True, exist_ok=True)
+    configuration = {
+        "delta.logRetentionDuration": "interval 1 days",
+        **_removed_retention(destination),
+        "delta.enableExpiredLogCleanup": "false",  # housekeeping does it
+        **destination.to_configuration(),
+    }
+    DeltaTable.create(
+        storage.uri,
+        pa.schema([*schema, *PARTITION_SCHEMA]),
+        mode="ignore",
+        partition_by=PARTITION_SCHEMA.names,
+        name=destination.name,
+        configuration=configuration,
+        raise_if_key_not_exists=False,
+    )
+
+
+def _change(domain: Domain, wanted: Destination, empty: Callable[[str, int], bool]) -> Change:
+    def full_member(snapshot: Snapshot) -> int | None:
+        """The first member to remove that still holds messages."""
+        removed = range(wanted.members, snapshot.destination.members)
+        return next((m for m in removed if snapshot.last_sequence(m) and not empty(wanted.name, m)), None)
+
+    done = commit_prepared(domain.log(wanted.name), full_member, partial(decide_change, wanted))
+    if done is None:
+        return Change(wanted.name, "unchanged")
+    return Change(wanted.name, "changed", done.decision.difference)
+
+
+@dataclass(frozen=True)
+class ChangeDecision(Decision):
+    difference: str = ""
+
+
+def decide_change(wanted: Destination, snapshot: Snapshot, full_member: int | None) -> ChangeDecision | None:
+    """Pure. Raises InvalidDestinationError or MemberRemovalError when the destination cannot become `wanted`."""
+    now = snapshot.destination
+    if now.same_declaration(wanted):
+        return None
+    if now.kind.removeprefix("distributed-") != wanted.kind.removeprefix("distributed-"):
+        raise InvalidDestinationError(
+            f"destination {wanted.name} is a {now.kind} and cannot become a {wanted.kind}: declare it under another name"
+        )
+    if full_member is not None:
+        raise MemberRemovalError(
+            f"destination {wanted.name} has {now.members} members and the module says {wanted.members}, but member "
+            f"{full_member} still holds messages: consume them, or `jmsq purge --member {full_member}`, then apply again"
+        )
+    slots = now.slot_members or now.members
+    if wanted.members < slots:
+        raise MemberRemovalError(
+            f"destination {wanted.name} was made with {slots} members, to which its units of order are bound: it can "
+            f"grow beyond {slots} and shrink back to {slots}, but not to {wanted.members}"
+        )
+    action = metadata_action(snapshot, now.changed_to(wanted))
+    return ChangeDecision("SET TBLPROPERTIES", [action], difference=_difference(now, wanted))
+
+
+def _difference(old: Destination, new: Destination) -> str:
+    fields = (
+        "kind",
+        "members",
+        "routing",
+        "weights",
+        "max_message_bytes",
+        "retention_ms",
+        "in_doubt_timeout_ms",
+        "file_grace_ms",
+        "acknowledgement_retention_ms",
+        "durability",
+    )
+    return ", ".join(
+        f"{f}: {getattr(old, f)} -> {getattr(new, f)}" for f in fields if getattr(old, f) != getattr(new, f)
+    )
+
+
+def metadata_action(snapshot: Snapshot, destination: Destination) -> dict[str, dict[str, Any]]:
+    """The metaData action that makes `destination` the table's declaration."""
+    kept: dict[str, str] = dict(snapshot.metadata.get("configuration") or {})
+    changed = {**kept, **_removed_retention(destination), **destination.to_configuration()}
+    return {"metaData": {**snapshot.metadata, "configuration": changed}}
+
+
+def _removed_retention(destination: Destination) -> dict[str, str]:
+    """How long a Delta checkpoint remembers removed files: clean-up needs them until the grace is over."""
+    return {"delta.deletedFileRetentionDuration": f"interval {max(destination.file_grace_ms // 1000, 1)} seconds"}

@@ -1,0 +1,77 @@
+"""Reading one data file by ranges of sequences (C3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from spark_jms.core.message import ORDINAL
+from spark_jms.core.ranges import Ranges
+from spark_jms.errors import UnreadableTableError
+from spark_jms.log.data_file import FileHint
+from spark_jms.log.storage import Storage
+
+_READ_BATCH_BYTES = 4 * 2**20
+
+StoredRows = tuple[pa.RecordBatch, np.ndarray[Any, np.dtype[np.int64]]]  # rows and their sequences
+
+
+def read_stored(
+    storage: Storage,
+    file: FileHint,
+    picks: Ranges,
+    columns: list[str],
+) -> Iterator[StoredRows]:
+    """The picked rows of one file with their sequences, in order. Raises FileNotFoundError when the file was deleted."""
+    wanted = picks.between(file.first, file.last)
+    if not wanted:
+        return
+    with storage.open_input(file.path) as source:
+        try:
+            parquet = pq.ParquetFile(source, pre_buffer=False)
+        except pa.ArrowException as error:
+            raise UnreadableTableError(f"data file {file.path} of {storage.uri} cannot be read: {error}") from error
+        if parquet.metadata.num_rows != file.rows:
+            raise UnreadableTableError(
+                f"data file {file.path} of {storage.uri} has {parquet.metadata.num_rows} rows, the log says {file.rows}"
+            )
+        first = file.first
+        names = columns or [ORDINAL]
+        for group in range(parquet.metadata.num_row_groups):
+            rows = parquet.metadata.row_group(group).num_rows
+            if wanted.between(first, first + rows - 1):
+                yield from _read_group(storage, file, parquet, group, first, wanted, names)
+            first += rows
+
+
+def _read_group(
+    storage: Storage,
+    file: FileHint,
+    parquet: pq.ParquetFile,
+    group: int,
+    first: int,
+    wanted: Ranges,
+    names: list[str],
+) -> Iterator[StoredRows]:
+    size = max(min(_READ_BATCH_BYTES * file.rows // max(file.bytes, 1), 16_384), 64)
+    try:
+        for batch in parquet.iter_batches(batch_size=size, row_groups=[group], columns=names, use_threads=False):
+            sequences = np.arange(first, first + batch.num_rows, dtype=np.int64)
+            first += batch.num_rows
+            inside = wanted.between(int(sequences[0]), int(sequences[-1]))
+            if not inside:
+                continue
+            if inside.count == batch.num_rows:
+                yield batch, sequences
+            elif len(inside) == 1:
+                start = inside.first - int(sequences[0])
+                yield batch.slice(start, inside.count), sequences[start : start + inside.count]
+            else:
+                chosen = inside.numbers() - sequences[0]
+                yield batch.take(pa.array(chosen)), sequences[chosen]
+    except pa.ArrowException as error:
+        raise UnreadableTableError(f"data file {file.path} of {storage.uri} cannot be read: {error}") from error

@@ -1,0 +1,115 @@
+"""Writing one data file: rows, ordinals, message ids and statistics (C3)."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from spark_jms.core.message import DICTIONARY_COLUMNS, ORDINAL, STATISTICS_COLUMNS, STORED_SCHEMA
+from spark_jms.log.acknowledgements import ACKNOWLEDGED
+from spark_jms.log.staged_file import StagedFile
+from spark_jms.log.storage import Storage, now_ms
+
+_FLUSH_BYTES = 8 * 2**20  # one row group
+_MAX_STATISTICS_TEXT = 32
+
+
+class FileWriter:
+    """Writes one file of one member. Rows get `ordinal` 0, 1, 2 … and a JMSMessageID of the file's token and the ordinal."""
+
+    def __init__(self, storage: Storage, member: int, schema: pa.Schema = STORED_SCHEMA) -> None:
+        self._storage = storage
+        self.member = member
+        self.token = base64.urlsafe_b64encode(os.urandom(12)).decode()
+        self.path = f"m{member}-{self.token}.parquet"
+        self._sink = storage.open_output(self.path)
+        dictionary = [name for name in schema.names if name in DICTIONARY_COLUMNS]
+        self._writer = pq.ParquetWriter(
+            self._sink,
+            schema,
+            compression="snappy",
+            use_dictionary=dictionary,
+            write_statistics=False,
+            store_schema=False,
+        )
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_bytes = 0
+        self.rows = 0
+        self.bytes = 0
+        self._statistics = FileStatistics()
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Append rows as `normalise` returns them."""
+        ordinals = np.arange(self.rows, self.rows + batch.num_rows, dtype=np.int64)
+        ids = pc.binary_join_element_wise(f"ID:{self.token}", pc.cast(pa.array(ordinals), pa.string()), "-")
+        self.append(pa.RecordBatch.from_arrays([pa.array(ordinals), ids, *batch.columns], schema=STORED_SCHEMA))
+
+    def append(self, stored: pa.RecordBatch) -> None:
+        """Append rows that already have ordinals and ids (compaction, acknowledgements)."""
+        self._statistics.add(stored)
+        self.rows += stored.num_rows
+        self._pending.append(stored)
+        self._pending_bytes += stored.nbytes
+        if self._pending_bytes >= _FLUSH_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._pending:
+            table = pa.Table.from_batches(self._pending)
+            self._writer.write_table(table, row_group_size=max(table.num_rows, 1))
+            self.bytes += self._pending_bytes
+            self._pending, self._pending_bytes = [], 0
+
+    def close(self) -> StagedFile:
+        self._flush()
+        self._writer.close()
+        size = self._sink.tell()
+        self._sink.close()
+        return StagedFile(self.path, self.member, self.rows, size, now_ms(), self._statistics.to_json())
+
+    def abort(self) -> None:
+        self._sink.close()
+        self._storage.delete(self.path)
+
+
+class FileStatistics:
+    """What Delta readers and our planner can know of a file without opening it."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.low: dict[str, Any] = {}
+        self.high: dict[str, Any] = {}
+        self.nulls: dict[str, int] = {}
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self.rows += batch.num_rows
+        for name in (ORDINAL, *STATISTICS_COLUMNS, ACKNOWLEDGED):
+            if name not in batch.schema.names:
+                continue
+            column = batch.column(name)
+            self.nulls[name] = self.nulls.get(name, 0) + column.null_count
+            if column.null_count == len(column):
+                continue
+            bounds = pc.min_max(column)
+            low, high = bounds["min"].as_py(), bounds["max"].as_py()
+            self.low[name] = min(self.low.get(name, low), low)
+            self.high[name] = max(self.high.get(name, high), high)
+
+    def to_json(self) -> str:
+        short = [n for n in self.low if not isinstance(self.high[n], str) or len(self.high[n]) <= _MAX_STATISTICS_TEXT]
+        return json.dumps(
+            {
+                "numRecords": self.rows,
+                "minValues": {n: self.low[n] for n in short},
+                "maxValues": {n: self.high[n] for n in short},
+                "nullCount": self.nulls,
+            },
+            separators=(",", ":"),
+        )

@@ -1,0 +1,110 @@
+"""A domain in a local directory, by plain operating system calls.
+
+obstore also reads local paths, but its runtime does not survive a fork, and Spark forks its workers.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pyarrow as pa
+
+from spark_jms.log.storage import FileInfo
+
+
+class LocalStorage:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.uri = str(root)
+        self._made: set[Path] = set()
+
+    def get(self, path: str) -> bytes | None:
+        try:
+            return (self.root / path).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def create(self, path: str, data: bytes, *, durable: bool = False) -> bool:
+        target = self._parent(path)
+        staged = _beside(target)
+        staged.write_bytes(data)
+        try:
+            if durable:
+                _sync(staged)
+            os.link(staged, target)
+        except FileExistsError:
+            return False
+        finally:
+            os.unlink(staged)
+        if durable:
+            _sync(target.parent)
+        return True
+
+    def sync(self, paths: Sequence[str]) -> None:
+        """Also syncs the names of the files: all folders up to the root of this storage."""
+        folders = {self.root}
+        for path in paths:
+            _sync(self.root / path)
+            folders.update(self.root.joinpath(*PurePosixPath(path).parts[:i]) for i in range(path.count("/") + 1))
+        for folder in sorted(folders, reverse=True) if paths else ():
+            _sync(folder)
+
+    def put(self, path: str, data: bytes) -> None:
+        target = self._parent(path)
+        staged = _beside(target)
+        staged.write_bytes(data)
+        os.replace(staged, target)
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(f"{self.uri}/{path}")
+
+    def list(self, prefix: str) -> Iterator[FileInfo]:
+        base = self.root / prefix
+        if not base.is_dir():
+            return
+        for folder, _, names in os.walk(base):
+            for name in names:
+                full = Path(folder, name)
+                try:
+                    status = full.stat()
+                except FileNotFoundError:  # deleted since the folder was read
+                    continue
+                yield FileInfo(full.relative_to(self.root).as_posix(), status.st_size, status.st_mtime_ns // 1_000_000)
+
+    def delete(self, path: str) -> None:
+        (self.root / path).unlink(missing_ok=True)
+
+    def open_input(self, path: str) -> pa.NativeFile:
+        return pa.memory_map(str(self.root / path))
+
+    def open_output(self, path: str) -> Any:
+        return pa.OSFile(str(self._parent(path)), "wb")
+
+    def child(self, prefix: str) -> LocalStorage:
+        return LocalStorage(self.root / prefix)
+
+    def _parent(self, path: str) -> Path:
+        target = self.root / path
+        if target.parent not in self._made:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self._made.add(target.parent)
+        return target
+
+
+def _sync(path: Path) -> None:
+    """Force a file's content, or a folder's names, to the disk, including what other processes wrote."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _beside(target: Path) -> Path:
+    """A temporary name that is unique across processes, threads, containers and hosts: two writers that share a temporary
+    file would each take the other's content for their own."""
+    return target.with_name(f".{target.name}.{uuid.uuid4().hex}")

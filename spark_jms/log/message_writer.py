@@ -1,0 +1,57 @@
+"""Staging messages: rows are routed to members, and each member's rows go to a file of its own (C4)."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from spark_jms.core.destination import Destination
+from spark_jms.core.message import check_sendable, normalise
+from spark_jms.core.routing import route, split
+from spark_jms.log.file_writer import FileWriter
+from spark_jms.log.staged_file import StagedFile, discard
+from spark_jms.log.storage import Storage, now_ms
+
+MAX_FILE_BYTES = 256 * 2**20
+
+
+class MessageWriter:
+    """Routes the rows of one task or one send to files of their members. Nothing is visible before the commit."""
+
+    def __init__(self, storage: Storage, destination: Destination, turn: int, now: int | None = None) -> None:
+        self._storage = storage
+        self._destination = destination
+        self._turn = turn
+        self._now = now_ms() if now is None else now
+        self._open: dict[int, FileWriter] = {}
+        self._staged: list[StagedFile] = []
+        self._checked: pa.Schema | None = None
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Raises MessageFormatError or MessageSizeError before it writes anything of the batch."""
+        if batch.schema is not self._checked:
+            check_sendable(batch.schema)
+            self._checked = batch.schema
+        self.write_normalised(normalise(batch, self._now, self._destination.max_message_bytes))
+
+    def write_normalised(self, rows: pa.RecordBatch) -> None:
+        members = route(self._destination.route, rows.column("JMSXGroupID"), self._turn)
+        self._turn += 1
+        for member, part in split(rows, members):
+            writer = self._open.get(member)
+            if writer is None:
+                writer = self._open[member] = FileWriter(self._storage, member)
+            writer.write(part)
+            if writer.bytes >= MAX_FILE_BYTES:
+                self._staged.append(self._open.pop(member).close())
+
+    def close(self) -> list[StagedFile]:
+        for member in sorted(self._open):
+            self._staged.append(self._open[member].close())
+        self._open = {}
+        return self._staged
+
+    def abort(self) -> None:
+        for writer in self._open.values():
+            writer.abort()
+        self._open = {}
+        discard(self._storage, self._staged)

@@ -1,0 +1,177 @@
+"""Making the next snapshot: commit files and checkpoint rows applied to the snapshot before them (C3, C5)."""
+
+from __future__ import annotations
+
+import bisect
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from spark_jms.core.message import ORDINAL
+from spark_jms.errors import ForeignWriteError, UnreadableTableError
+from spark_jms.log.data_file import FILE_NAME, DataFile
+from spark_jms.log.snapshot import ForeignCommit, MemberFiles, Snapshot, TableMetadata
+
+ENGINE = "spark-jms"
+_Actions = list[dict[str, dict[str, Any]]]
+
+
+class Replay:
+    """Starts from a snapshot, which it leaves unchanged, and ends in `snapshot()`. Use one for any number of commits, then
+    drop it. After an error the state of a half-applied commit is unknown: drop it as well."""
+
+    def __init__(self, start: Snapshot) -> None:
+        self._where, self._members = start.where, start.members
+        self.version, self._table, self._foreign = start.version, start.table, start.foreign
+        self._transactions, self._files = dict(start.transactions), dict(start.files)
+        self._removed_ms = dict(start.removed_ms)
+        self._changed: dict[int, tuple[list[int], list[DataFile]]] = {}  # member -> firsts and files
+
+    def snapshot(self) -> Snapshot:
+        changed = {member: MemberFiles(firsts, files) for member, (firsts, files) in self._changed.items()}
+        return Snapshot(
+            self._where,
+            self.version,
+            self._table,
+            self._transactions,
+            self._files,
+            {**self._members, **changed},
+            self._removed_ms,
+            self._foreign,
+        )
+
+    def apply(self, version: int, data: bytes) -> None:
+        """One commit file. Raises UnreadableTableError. A data commit by another program is not applied: the snapshot
+        remembers it in `foreign` until a RESTORE to the version before it undoes it."""
+        try:
+            actions = [json.loads(line) for line in data.splitlines() if line.strip()]
+        except ValueError as error:
+            raise UnreadableTableError(f"{self._where}: version {version} of the log is not JSON ({error})") from error
+        if not actions:  # a power cut can leave a commit file without its content
+            raise UnreadableTableError(f"{self._where}: version {version} of the log is empty: restore it from a copy")
+        if self._foreign is not None:
+            if _restored_version(actions) == self._foreign.version - 1:
+                self._foreign = None
+            self.version = version
+            return
+        refusal = self._refusal(version, actions)
+        if refusal is None:
+            self.apply_actions(actions, version)
+        else:
+            self._foreign, self.version = ForeignCommit(version, refusal), version
+
+    def apply_actions(self, actions: Iterable[Mapping[str, Any]], version: int) -> None:
+        try:
+            for action in actions:
+                for kind, value in action.items():
+                    if value is not None:
+                        self._apply_one(kind, value)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UnreadableTableError(f"{self._where}: version {version} of the log is damaged ({error!r})") from error
+        self.version = version
+
+    def _apply_one(self, kind: str, value: dict[str, Any]) -> None:
+        if kind == "add":
+            self._add(self._data_file(value))
+        elif kind == "remove":
+            self._remove(str(value["path"]), int(value.get("deletionTimestamp") or 0))
+        elif kind == "txn":
+            self._transactions[str(value["appId"])] = int(value["version"])
+        elif kind == "metaData":
+            self._table = TableMetadata(value, self._where)
+        elif kind == "protocol" and int(value.get("minReaderVersion") or 1) > 1:
+            raise UnreadableTableError(
+                f"{self._where} uses Delta reader version {value.get('minReaderVersion')} "
+                f"({value.get('readerFeatures')}): destinations use reader version 1; undo the change of table features"
+            )
+
+    # -- files ----------------------------------------------------------------------------------------------------
+    def _lists(self, member: int) -> tuple[list[int], list[DataFile]]:
+        if member not in self._changed:
+            known = self._members.get(member, MemberFiles())
+            self._changed[member] = list(known.firsts), list(known.files)
+        return self._changed[member]
+
+    def _add(self, file: DataFile) -> None:
+        known = self._files.get(file.path)
+        if known is not None:
+            self._take_out(known)
+        self._files[file.path] = file
+        firsts, files = self._lists(file.member)
+        at = bisect.bisect_left(firsts, file.first) if files and file.first < firsts[-1] else len(firsts)
+        firsts.insert(at, file.first)
+        files.insert(at, file)
+
+    def _remove(self, path: str, when_ms: int) -> None:
+        file = self._files.pop(path, None)
+        if file is not None:
+            self._take_out(file)
+        self._removed_ms[path] = when_ms
+
+    def _take_out(self, file: DataFile) -> None:
+        firsts, files = self._lists(file.member)
+        at = bisect.bisect_left(firsts, file.first)
+        while at < len(files) and files[at].path != file.path:
+            at += 1
+        if at < len(files):
+            del firsts[at], files[at]
+
+    def _data_file(self, add: Mapping[str, Any]) -> DataFile:
+        path = str(add["path"])
+        name = FILE_NAME.search(path)
+        values: Mapping[str, str] = dict(add["partitionValues"])
+        stats = add.get("stats")
+        if not name or not values.get("member") or not values.get("first_sequence") or not stats:
+            raise ForeignWriteError(
+                f"{self._where}: file {path!r} was not written by spark-jms: messages must be sent through "
+                'format("jmsq"), the client or the command line. Restore the table to the version before that commit.'
+            )
+        numbers = json.loads(str(stats))
+        rows, low, high = (
+            int(numbers["numRecords"]),
+            int(numbers["minValues"][ORDINAL]),
+            int(numbers["maxValues"][ORDINAL]),
+        )
+        if high - low + 1 != rows:
+            raise UnreadableTableError(f"{self._where}: file {path!r} has {rows} rows but ordinals {low} to {high}")
+        return DataFile(
+            path,
+            int(values["member"]),
+            int(values["first_sequence"]) + low,
+            rows,
+            int(add["size"]),
+            low,
+            int(add.get("modificationTime") or 0),
+            str(stats),
+        )
+
+    # -- commits of other programs --------------------------------------------------------------------------------
+    def _refusal(self, version: int, actions: _Actions) -> str | None:
+        """The error for a commit of another program that changes messages; None for any other commit."""
+        info = _commit_info(actions)
+        if str(info.get("engineInfo", "")).startswith(ENGINE) or version == 0:
+            return None
+        touched = any(action.get(kind) for action in actions for kind in ("add", "remove"))
+        schema = next((a["metaData"] for a in actions if a.get("metaData")), None)
+        known = self._table.action
+        if touched or (schema and known and schema.get("schemaString") != known.get("schemaString")):
+            return (
+                f"{self._where}: version {version} ({info.get('operation', 'unknown operation')} by "
+                f"{info.get('engineInfo', 'an unknown engine')}) was not written by spark-jms: messages must be sent "
+                f'through format("jmsq"), the client or the command line. Restore the table to version {version - 1} '
+                "(Delta's RESTORE), then continue."
+            )
+        return None
+
+
+def _commit_info(actions: _Actions) -> Mapping[str, Any]:
+    return next((a["commitInfo"] for a in actions if a.get("commitInfo")), {})
+
+
+def _restored_version(actions: _Actions) -> int | None:
+    """The version to which this commit restores the table; None when it is not a RESTORE."""
+    info = _commit_info(actions)
+    version = (info.get("operationParameters") or {}).get("version")
+    if info.get("operation") != "RESTORE" or not str(version).isdigit():
+        return None
+    return int(str(version))

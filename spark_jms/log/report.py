@@ -1,0 +1,16 @@
+"""What housekeeping has done (C13)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class HousekeepingReport:
+    """Counts, added up over the rounds of one destination."""
+
+    purged_files: int = 0
+    purged_messages: int = 0
+    compacted_files: int = 0
+    checkpoints: int = 0
+    deleted_files: int = 0

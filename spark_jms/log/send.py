@@ -1,0 +1,155 @@
+"""Sending: staged files become messages in one commit (C4, C5).
+
+What happens on a send:
+
+1. `MessageWriter` routes the rows to members and stages one file for each; nothing is visible yet.
+2. `_Shipment.prepare` refuses files that clean-up may delete, and routes files again whose member was removed.
+3. `decide_send` numbers the rows behind each member's last sequence, and notes the transaction.
+4. `commit_prepared` creates the next log file; another writer may be first, then 2 to 4 run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import pyarrow.parquet as pq
+
+from spark_jms.core.destination import Destination
+from spark_jms.core.message import ORDINAL, STORED_SCHEMA
+from spark_jms.core.ranges import EMPTY, Ranges
+from spark_jms.errors import CommitConflictError
+from spark_jms.log.commit import Decision, commit_prepared
+from spark_jms.log.delta_log import Action, DeltaLog
+from spark_jms.log.message_writer import MessageWriter
+from spark_jms.log.snapshot import SEQUENCE_PREFIX, Snapshot
+from spark_jms.log.staged_file import StagedFile, discard, too_old
+from spark_jms.log.storage import Storage, now_ms
+
+
+@dataclass(frozen=True)
+class Transaction:
+    """An application's own number: the first send with it counts, repeated ones do not (Delta's txnAppId, txnVersion)."""
+
+    app_id: str
+    version: int
+
+    def is_in(self, snapshot: Snapshot) -> bool:
+        return snapshot.transactions.get(self.app_id, -1) >= self.version
+
+    def action(self, now: int) -> Action:
+        return {"txn": {"appId": self.app_id, "version": self.version, "lastUpdated": now}}
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a send did. `version` is -1 when the transaction was in the log already and nothing was written."""
+
+    version: int
+    sequences: Mapping[int, Ranges] = field(default_factory=dict)
+    files: Sequence[StagedFile] = ()  # as committed: after a change of route not those that were staged
+
+
+class Numbering(NamedTuple):
+    """add actions with sequences, txn actions with each member's new last sequence, and the sequences by member."""
+
+    actions: list[Action]
+    sequences: dict[int, Ranges]
+
+
+@dataclass(frozen=True)
+class SendDecision(Decision):
+    sequences: Mapping[int, Ranges] = field(default_factory=dict)
+    files: Sequence[StagedFile] = ()
+
+
+def send(log: DeltaLog, staged: Sequence[StagedFile], route_epoch: int, transaction: Transaction | None = None) -> Sent:
+    """Commit staged files as new messages, in the given order. `route_epoch` is that of the declaration by which they
+    were routed. Of several sends with one transaction exactly one counts, and the others delete their files."""
+    shipment, now = _Shipment(log, list(staged), route_epoch, transaction), now_ms()
+    try:
+        done = commit_prepared(
+            log, shipment.prepare, lambda snapshot, files: decide_send(snapshot, files, transaction, now)
+        )
+    except CommitConflictError:  # nothing was committed; after any other error that is uncertain, and the files stay
+        discard(log.storage, shipment.files)
+        raise
+    if done is None:
+        if shipment.repeated:
+            discard(log.storage, shipment.files)
+        return Sent(-1)
+    return Sent(done.version, done.decision.sequences, done.decision.files)
+
+
+class _Shipment:
+    """The files of one send. They change when the destination's members do."""
+
+    def __init__(
+        self, log: DeltaLog, files: list[StagedFile], route_epoch: int, transaction: Transaction | None
+    ) -> None:
+        self._log, self._route_epoch, self._transaction = log, route_epoch, transaction
+        self.files = files
+        self.repeated = False
+
+    def prepare(self, snapshot: Snapshot) -> Sequence[StagedFile]:
+        """The files as they can be committed on this snapshot. Raises CommitConflictError when they are too old."""
+        self.repeated = self._transaction is not None and self._transaction.is_in(snapshot)
+        if self.repeated:  # the files will be deleted, but never one that is in the log
+            self.files = [file for file in self.files if file.path not in snapshot.files]
+        elif self.files:
+            storage, destination = self._log.storage, snapshot.destination
+            late = too_old(storage, self.files, destination, now_ms())
+            if late:
+                raise CommitConflictError(
+                    f"destination {self._log.name}: {len(late)} of {len(self.files)} file(s) of this send were written "
+                    "too long ago, and clean-up has deleted them or may do so: nothing was committed; send again"
+                )
+            if destination.epoch != self._route_epoch:
+                self.files = reroute(storage, self.files, destination)
+                self._route_epoch = destination.epoch
+        return tuple(self.files)
+
+
+def decide_send(
+    snapshot: Snapshot, files: Sequence[StagedFile], transaction: Transaction | None, now: int
+) -> SendDecision | None:
+    """Pure. None when the transaction is in the log, or there is nothing to send."""
+    if (transaction and transaction.is_in(snapshot)) or not (files or transaction):
+        return None
+    actions, sequences = number(snapshot, files, now)
+    if transaction:
+        actions.append(transaction.action(now))
+    return SendDecision("WRITE", actions, {"mode": "Append"}, sequences, tuple(files))
+
+
+def number(snapshot: Snapshot, files: Sequence[StagedFile], now: int) -> Numbering:
+    """Give the files dense sequences behind each member's last one; txn actions keep the new last ones (C5)."""
+    actions: list[Action] = []
+    last: dict[int, int] = {}
+    sequences: dict[int, Ranges] = {}
+    for file in files:
+        before = last.get(file.member, snapshot.last_sequence(file.member))
+        actions.append(file.add_action(before + 1, data_change=True))
+        last[file.member] = before + file.rows
+        sequences[file.member] = sequences.get(file.member, EMPTY) | Ranges.of((before + 1, before + file.rows))
+    for member, sequence in sorted(last.items()):
+        actions.append({"txn": {"appId": f"{SEQUENCE_PREFIX}{member}", "version": sequence, "lastUpdated": now}})
+    return Numbering(actions, sequences)
+
+
+def reroute(storage: Storage, files: Sequence[StagedFile], destination: Destination) -> list[StagedFile]:
+    """Write the files of removed members again for the remaining members, and delete the old ones. All other files keep
+    their route: a unit of order never changes its member, and routing a producer's rows again, file by file, would
+    mix up their order."""
+    moving = [file for file in files if file.member >= destination.members]
+    writer = MessageWriter(storage, destination, turn=0)
+    for file in moving:
+        with storage.open_input(file.path) as source:
+            for batch in pq.ParquetFile(source).iter_batches():
+                writer.write_normalised(
+                    batch.select([n for n in STORED_SCHEMA.names if n not in (ORDINAL, "JMSMessageID")])
+                )
+    staged = writer.close()
+    discard(storage, moving)
+    return [file for file in files if file.member < destination.members] + staged

@@ -1,0 +1,52 @@
+"""Data files that are written and not in the log yet: a sender owns them until it commits or deletes them (C5, C13)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from spark_jms.core.destination import Destination
+from spark_jms.log.storage import Storage
+
+_STAGED_GRACE_MS = 600_000
+
+
+@dataclass(frozen=True)
+class StagedFile:
+    """It has rows but no sequence numbers."""
+
+    path: str
+    member: int
+    rows: int
+    bytes: int
+    modified_ms: int
+    stats: str
+
+    def add_action(self, first_sequence: int, *, data_change: bool) -> dict[str, dict[str, object]]:
+        return {
+            "add": {
+                "path": self.path,
+                "size": self.bytes,
+                "modificationTime": self.modified_ms,
+                "dataChange": data_change,
+                "partitionValues": {"member": str(self.member), "first_sequence": str(first_sequence)},
+                "stats": self.stats,
+            }
+        }
+
+
+def staged_grace_ms(destination: Destination) -> int:
+    """The age at which clean-up takes a file that is not in the log for a dead sender's. A living sender commits within
+    half of it or not at all (`too_old`), so clean-up never deletes a file that a sender has made messages."""
+    return max(destination.file_grace_ms, _STAGED_GRACE_MS)
+
+
+def too_old(storage: Storage, files: Sequence[StagedFile], destination: Destination, now: int) -> list[StagedFile]:
+    """The files that clean-up has deleted or is about to: their writer slept (a stopped process, a suspended machine)."""
+    oldest_ms = now - staged_grace_ms(destination) // 2
+    return [file for file in files if file.modified_ms < oldest_ms or not storage.exists(file.path)]
+
+
+def discard(storage: Storage, files: Iterable[StagedFile]) -> None:
+    for file in files:
+        storage.delete(file.path)

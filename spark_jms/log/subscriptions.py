@@ -1,0 +1,47 @@
+"""Durable subscriptions of a topic: made and dropped by commits to its table's metadata (C10)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+
+from spark_jms.core.destination import Subscription, check_name
+from spark_jms.log.commit import Decision, commit
+from spark_jms.log.declarations import metadata_action
+from spark_jms.log.delta_log import DeltaLog
+from spark_jms.log.snapshot import Snapshot
+from spark_jms.log.storage import now_ms
+
+
+def create_subscription(
+    log: DeltaLog, name: str, floors: Callable[[Snapshot], dict[int, int]], selector: str | None = None
+) -> Subscription:
+    """The durable subscription `name`, made if it is new. `floors` is pure. Because this is a commit, a purge either sees
+    the subscription or was committed before it."""
+    check_name("subscription", name)
+    now = now_ms()
+
+    def decide(snapshot: Snapshot) -> Decision | None:
+        declared = snapshot.destination
+        if name in declared.subscriptions:
+            return None
+        made = Subscription(name, floors(snapshot), now, selector)
+        after = attrs.evolve(declared, subscriptions={**declared.subscriptions, name: made})
+        return Decision("SET TBLPROPERTIES", [metadata_action(snapshot, after)])
+
+    commit(log, decide)
+    return log.snapshot.destination.subscriptions[name]
+
+
+def drop_subscription(log: DeltaLog, name: str) -> bool:
+    """False when there is no such subscription."""
+
+    def decide(snapshot: Snapshot) -> Decision | None:
+        declared = snapshot.destination
+        if name not in declared.subscriptions:
+            return None
+        after = attrs.evolve(declared, subscriptions={n: s for n, s in declared.subscriptions.items() if n != name})
+        return Decision("SET TBLPROPERTIES", [metadata_action(snapshot, after)])
+
+    return commit(log, decide) is not None
