@@ -137,7 +137,7 @@ class SimDirectory(DirectoryPort):
 
     def _fails(self) -> bool:
         if not self.available:
-            raise DirectoryUnavailableError("the directory does not answer")
+            raise DirectoryUnavailableError("the directory is away")
         return self.faults.fails()
 
     def read(self, name: str) -> RegionEntry | None:
@@ -157,16 +157,16 @@ class SimDirectory(DirectoryPort):
         done = self._swap(name, old, new)
         self.faults.maybe_stall(self.me)
         if not self.answering:
-            raise self._unanswered(name, "no answer")
+            raise self._unanswered(name, "it happened, and the answer was lost")
         return done
 
     def _unanswered(self, name: str, reason: str) -> DirectoryUnavailableError:
         self.contents.refused(self.me, name, reason)
-        return DirectoryUnavailableError(f"write: {reason}")
+        return DirectoryUnavailableError("write: no answer")
 
     def _swap(self, name: str, old: RegionEntry | None, new: RegionEntry | None) -> bool:
         if not self.available:
-            raise self._unanswered(name, "the directory does not answer")
+            raise self._unanswered(name, "the directory is away")
         self._delay(name, old, new)
         failing = self._fails() or name in self.faults.torn
         if failing and self.faults.chance.random() < 0.5:
@@ -175,7 +175,7 @@ class SimDirectory(DirectoryPort):
             raise self._unanswered(name, "torn")
         done = self._land(name, old, new)
         if failing:
-            raise self._unanswered(name, "no answer")
+            raise self._unanswered(name, "it happened, and the answer was lost")
         return done
 
     def _delay(self, name: str, old: RegionEntry | None, new: RegionEntry | None) -> None:
@@ -187,7 +187,7 @@ class SimDirectory(DirectoryPort):
             self._land_later(name, old, new)
         else:
             return
-        raise self._unanswered(name, "on its way")
+        raise self._unanswered(name, "it is on its way")
 
     def _land(self, name: str, old: RegionEntry | None, new: RegionEntry | None) -> bool:
         self.available = True

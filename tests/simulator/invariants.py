@@ -1,4 +1,4 @@
-"""What must hold of a cluster at any time, whoever its clients are. Violations name the region and the daemons."""
+"""What must hold of a cluster at any time, with any clients. Violations name the region and the daemons."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from tests.simulator.observer import Observer
 
 
 class Invariants(Observer):
-    """`may_lose`: in this seed both copies of a region may die. `lost` counts the regions that clients found lost."""
+    """`may_lose`: both copies of a region may die. `may_force`: daemons may be shut down by force. `lost` counts the
+    regions that clients found lost."""
 
-    def __init__(self, cluster: Cluster, may_lose: bool) -> None:
+    def __init__(self, cluster: Cluster, may_lose: bool, may_force: bool = False) -> None:
         self._cluster = cluster
         self.may_lose = may_lose
+        self.may_force = may_force
         self.lost = 0
 
     # ---- after every event
@@ -31,6 +33,8 @@ class Invariants(Observer):
 
     def stopping(self, daemon: SimDaemon) -> None:
         """R4: a safe shutdown leaves no copy behind."""
+        if self.may_force:
+            return
         for name, entry in self._cluster.directory.entries.items():
             # A late write may just have created a region that was never opened: its next opener creates it again.
             if daemon.running.me in entry.holders() and name in self._cluster.directory.opens:

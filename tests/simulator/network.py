@@ -139,10 +139,10 @@ class Network:
         """Keeps the frames that `held` accepts (by sender and message) on their way; others overtake them."""
         self._held = held
 
-    def release(self) -> None:
-        """Delivers the frames that were held, as far as their connections still exist."""
+    def release(self) -> list[RegionMessage]:
+        """Delivers the frames that were held, as far as their connections still exist, and returns them."""
         self._held = None
-        kept, self._kept = self._kept, []
+        kept, self._kept = [(wire, message) for wire, message in self._kept if wire.open], []
         for wire, message in kept:
-            if wire.open:
-                self._deliver(wire, wire.pack(message), 0.0)
+            self._deliver(wire, wire.pack(message), 0.0)
+        return [message for _, message in kept]
