@@ -13,9 +13,10 @@ from spark_jms.claims import views
 from spark_jms.claims.acknowledgement_table import AcknowledgementTable, position_id
 from spark_jms.claims.housekeeper import Housekeeper
 from spark_jms.claims.subscriber import read_state
+from spark_jms.core.claim import Claim
 from spark_jms.core.destination import QUEUE_SUBSCRIPTION, record_name
 from spark_jms.core.ranges import Ranges
-from spark_jms.core.record_set import Claim, RecordSet
+from spark_jms.core.record_set import RecordSet
 from spark_jms.errors import InvalidDestinationError, JmsqError
 from spark_jms.log import subscriptions
 from spark_jms.log.domain import Domain

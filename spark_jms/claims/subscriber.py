@@ -26,8 +26,9 @@ from spark_jms.core.batch import (
     claim_after,
     claim_number,
 )
+from spark_jms.core.claim import Claim
 from spark_jms.core.ranges import EMPTY, Ranges, union
-from spark_jms.core.record_set import Claim, RecordSet
+from spark_jms.core.record_set import RecordSet
 from spark_jms.core.selector import Selector
 from spark_jms.errors import (
     ClosedError,

@@ -1,16 +1,14 @@
-"""The record set: the state of one (destination, subscription, member), and every change it can go through (C5, C8, C9).
+"""The record set: the finished state of one (destination, subscription, member), and all its changes (C5, C8, C9).
 
-    message          is in                       leaves it by
-    -------          -----                       ------------
-    available        nothing                     claim
-    claimed          claims[id].picks            acknowledge -> done | drop, release -> available | revoke -> available,
-                                                 with its delivery count raised
-    done             <= floor or in `done`       never
+Sets represent the states of messages; message_state.py has the table of their transitions:
 
-A message is in exactly one of the three. A claim belongs to a consumer and is guarded by a session; when the session
-dies, a claim that will be replayed (a Spark query's) is *in doubt*: it is withheld until the same consumer comes back
-or the in-doubt time is over. Any other claim is revoked at once. Every function here returns a new record set and reads
-neither clock nor disk; whoever holds the record in the store writes the result in one commit.
+    AVAILABLE   in none of the sets below
+    CLAIMED     in `claims[id].picks`, with `in_doubt_since_ms` 0
+    IN_DOUBT    in `claims[id].picks`, with `in_doubt_since_ms` set
+    DONE        at or below `floor`, or in `done`
+
+A message is in exactly one of them. Every method returns a new record set and reads neither clock nor disk. The holder of
+the record writes the result to the store in one commit.
 """
 
 from __future__ import annotations
@@ -20,7 +18,10 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 
 from spark_jms.core.acknowledgement import Acknowledgement, Outbox, appended, is_full
+from spark_jms.core.claim import Claim
+from spark_jms.core.message_state import TRANSITIONS, MessageEvent, MessageState
 from spark_jms.core.ranges import EMPTY, Ranges, union
+from spark_jms.core.redelivery import Deliveries, counted, delivery_counts, event_of_session, forgotten
 from spark_jms.errors import ConsumerClosedException, FormatVersionError, RecordSetError
 
 FORMAT_VERSION = 1
@@ -28,49 +29,36 @@ MAX_REMEMBERED = 64  # consumers whose newest acknowledged claim is known
 
 
 @dataclass(frozen=True)
-class Claim:
-    """Messages in one consumer's hands. `replayable`: the consumer can come back and ask for the same batch."""
-
-    id: str
-    consumer: str
-    session: str
-    picks: Ranges
-    made_ms: int
-    replayable: bool
-    in_doubt_since_ms: int = 0  # 0 = its session lives, as far as is known
-
-
-@dataclass(frozen=True)
 class RecordSet:
     floor: int = 0
     done: Ranges = EMPTY  # above the floor
     claims: Mapping[str, Claim] = field(default_factory=dict)
-    deliveries: Mapping[int, Ranges] = field(default_factory=dict)  # times delivered in vain -> unfinished messages
+    deliveries: Deliveries = field(default_factory=dict)  # of unfinished messages
     consumers: Mapping[str, str] = field(default_factory=dict)  # consumer -> the session that speaks for it
     outbox: Outbox = ()
     position: int = 0  # of the newest acknowledgement ever
     acknowledged: Mapping[str, str] = field(default_factory=dict)  # replaying consumer -> its newest acknowledged claim
 
-    # -- asking ---------------------------------------------------------------------------------------------------
+    # -- reading --------------------------------------------------------------------------------------------------
     @property
     def claimed(self) -> Ranges:
+        """Claimed or in doubt."""
         return union(claim.picks for claim in self.claims.values())
 
     def available(self, first: int, last: int) -> Ranges:
-        """What can be picked of the messages first..last."""
+        """The available messages of first..last."""
         return Ranges.of((max(self.floor + 1, first), last)) - self.done - self.claimed
 
     def unfinished(self, first: int, last: int) -> Ranges:
-        """All that is not done: what a browser shows and what counts as backlog."""
+        """The messages of first..last that are not done: the backlog."""
         return Ranges.of((max(self.floor + 1, first), last)) - self.done
 
     def is_done(self, picks: Ranges) -> bool:
         return not (picks - Ranges.of((1, self.floor)) - self.done)
 
     def redelivered(self, picks: Ranges) -> dict[int, Ranges]:
-        """delivery count -> those of `picks` that are not delivered for the first time."""
-        hits = {times + 1: picks & ranges for times, ranges in self.deliveries.items()}
-        return {count: ranges for count, ranges in sorted(hits.items()) if ranges}
+        """Delivery count -> those of `picks` that are not delivered for the first time."""
+        return delivery_counts(self.deliveries, picks)
 
     @property
     def outbox_is_full(self) -> bool:
@@ -81,25 +69,25 @@ class RecordSet:
 
     # -- changing -------------------------------------------------------------------------------------------------
     def attach(self, consumer: str, session: str) -> RecordSet:
-        """The consumer starts, or comes back, in this session: the last to start speaks for it, its claims live again."""
-        claims = {
-            key: replace(claim, session=session, in_doubt_since_ms=0) if claim.consumer == consumer else claim
-            for key, claim in self.claims.items()
-        }
-        return replace(self, claims=claims, consumers={**self.consumers, consumer: session})
+        """The consumer starts or returns in this session: its newest session speaks for it, and its claims recover."""
+        after = self
+        for claim in self.claims.values():
+            if claim.consumer == consumer:
+                after = after._move(replace(claim, session=session), claim.picks, MessageEvent.RECOVER)
+        return replace(after, consumers={**self.consumers, consumer: session})
 
     def claim(self, claim: Claim) -> RecordSet:
         if claim.id in self.claims or claim.picks & self.claimed or claim.picks & self.done or not claim.picks:
-            raise AssertionError(f"claim {claim.id} takes what is not available")
+            raise AssertionError(f"claim {claim.id} takes messages that are not available")
         if claim.picks.first <= self.floor:
-            raise AssertionError(f"claim {claim.id} takes what is done")
-        return replace(self, claims={**self.claims, claim.id: claim})
+            raise AssertionError(f"claim {claim.id} takes messages that are done")
+        return self._move(claim, claim.picks, MessageEvent.CLAIM)
 
     def acknowledge(
         self, consumer: str, session: str, claim_id: str, epoch: int, now_ms: int, part: Ranges | None = None
     ) -> RecordSet:
-        """The claim's messages (or `part` of them) are done. Acknowledging again what is done changes nothing; anything
-        else that the consumer does not hold is refused."""
+        """Finish the claim's messages, or `part` of them. Acknowledging finished messages again changes nothing; any other
+        message that the consumer does not hold raises ConsumerClosedException."""
         claim = self.claims.get(claim_id)
         if claim is None or claim.consumer != consumer or not self.speaks_for(consumer, session):
             if part is not None and self.is_done(part):
@@ -114,98 +102,85 @@ class RecordSet:
                 f"claim {claim_id} does not hold {part - claim.picks}: nothing was acknowledged. "
                 "Close this consumer and create a new one."
             )
-        after = self._without(claim, picks)._finish(consumer, claim_id, picks, epoch, now_ms)
+        after = self._move(claim, picks, MessageEvent.ACKNOWLEDGE)
+        if picks:
+            row = Acknowledgement(self.position + 1, consumer, claim_id, picks, epoch, now_ms)
+            after = replace(after, outbox=appended(self.outbox, row), position=row.position)
         return after._remember(consumer, claim_id) if claim.replayable else after
 
     def drop(self, consumer: str, keep: str | None = None) -> RecordSet:
-        """Forget the consumer's claims but `keep`: Spark never logged them, so nobody ever saw their messages."""
-        claims = {k: c for k, c in self.claims.items() if c.consumer != consumer or k == keep}
-        return self if len(claims) == len(self.claims) else replace(self, claims=claims)
+        """Forget the consumer's claims except `keep`: Spark never logged them, so no application saw their messages."""
+        after = self
+        for claim in self.claims.values():
+            if claim.consumer == consumer and claim.id != keep:
+                after = after._move(claim, claim.picks, MessageEvent.RETURN)
+        return after
 
     def release(self, claim_id: str, part: Ranges | None = None, *, delivered: bool) -> RecordSet:
-        """Give messages back. If they were `delivered`, the next delivery is flagged and counted."""
+        """Make messages of a claim available again. If they were `delivered`, the next delivery is flagged and counted."""
         claim = self.claims.get(claim_id)
         if claim is None:
             return self
         picks = claim.picks if part is None else part & claim.picks
-        after = self._without(claim, picks)
-        return after._count_delivery(picks) if delivered else after
+        return self._move(claim, picks, MessageEvent.REDELIVER if delivered else MessageEvent.RETURN)
 
-    def sweep(self, live: Set[str], now_ms: int, in_doubt_timeout_ms: int) -> RecordSet:
-        """What the death of sessions means for their claims and consumers. Returns self when nothing changes."""
+    def sweep(self, live_sessions: Set[str], now_ms: int, in_doubt_timeout_ms: int) -> RecordSet:
+        """Revoke or doubt the claims of dead sessions, and forget consumers without session and claims. Returns self when
+        nothing changes."""
         after = self
         for claim in self.claims.values():
-            if claim.session in live:
-                if claim.in_doubt_since_ms:  # it was only slow: the next doubt starts from nothing
-                    after = replace(after, claims={**after.claims, claim.id: replace(claim, in_doubt_since_ms=0)})
-                continue
-            since = claim.in_doubt_since_ms or now_ms
-            if not claim.replayable or now_ms - since >= in_doubt_timeout_ms:
-                after = after.release(claim.id, delivered=True)
-            elif not claim.in_doubt_since_ms:
-                after = replace(after, claims={**after.claims, claim.id: replace(claim, in_doubt_since_ms=now_ms)})
+            event = event_of_session(claim, live_sessions, now_ms, in_doubt_timeout_ms)
+            if event is not None:
+                after = after._move(claim, claim.picks, event, now_ms)
         busy = {claim.consumer for claim in after.claims.values()}
-        consumers = {c: s for c, s in after.consumers.items() if s in live or c in busy}
+        consumers = {c: s for c, s in after.consumers.items() if s in live_sessions or c in busy}
         return after if len(consumers) == len(after.consumers) else replace(after, consumers=consumers)
 
     def skip(self, ranges: Ranges) -> RecordSet:
-        """These messages are gone (purged, lost): done without anybody's acknowledgement."""
-        return self._done(ranges - self.claimed)
+        """Finish messages without an acknowledgement (see SKIP). Claimed ones are left to their consumers."""
+        return self._finish(ranges - self.claimed)
 
     def start_at(self, floor: int) -> RecordSet:
-        """What lies at or before `floor` is not wanted: the starting position of a subscription."""
+        """Skip messages up to `floor`: the subscription starts behind them."""
         return self.skip(Ranges.of((self.floor + 1, floor))) if floor > self.floor else self
 
     def delivered_to_table(self, position: int) -> RecordSet:
-        """The acknowledgement table holds everything up to `position`."""
-        rest = tuple(a for a in self.outbox if a.position > position)
+        """The acknowledgement table has all rows up to `position`."""
+        rest = tuple(row for row in self.outbox if row.position > position)
         return self if len(rest) == len(self.outbox) else replace(self, outbox=rest)
 
     # -- inside ---------------------------------------------------------------------------------------------------
-    def _without(self, claim: Claim, picks: Ranges) -> RecordSet:
-        rest = claim.picks - picks
-        claims = {k: c for k, c in self.claims.items() if k != claim.id}
-        if rest:
+    def _move(self, claim: Claim, picks: Ranges, event: MessageEvent, now_ms: int = 0) -> RecordSet:
+        """Take `picks` of a claim through one transition of the table. CLAIM, DOUBT and RECOVER move a whole claim."""
+        known = self.claims.get(claim.id)
+        transition = TRANSITIONS[known.state if known else MessageState.AVAILABLE, event]
+        if transition.to in (MessageState.CLAIMED, MessageState.IN_DOUBT):
+            moved = replace(claim, in_doubt_since_ms=now_ms if transition.to is MessageState.IN_DOUBT else 0)
+            return replace(self, claims={**self.claims, claim.id: moved})
+        claims = {key: other for key, other in self.claims.items() if key != claim.id}
+        if rest := claim.picks - picks:
             claims[claim.id] = replace(claim, picks=rest)
-        return replace(self, claims=claims)
+        after = replace(self, claims=claims)
+        if transition.redelivers:
+            return replace(after, deliveries=counted(after.deliveries, picks))
+        return after._finish(picks) if transition.to is MessageState.DONE else after
 
-    def _finish(self, consumer: str, claim_id: str, picks: Ranges, epoch: int, now_ms: int) -> RecordSet:
-        if not picks:
-            return self
-        after = self._done(picks)
-        position = self.position + 1
-        row = Acknowledgement(position, consumer, claim_id, picks, epoch, now_ms)
-        return replace(after, outbox=appended(self.outbox, row), position=position)
-
-    def _remember(self, consumer: str, claim_id: str) -> RecordSet:
-        """The latest to acknowledge is last; the one that has been silent longest is forgotten."""
-        others = [(c, k) for c, k in self.acknowledged.items() if c != consumer]
-        return replace(self, acknowledged=dict([*others, (consumer, claim_id)][-MAX_REMEMBERED:]))
-
-    def _done(self, picks: Ranges) -> RecordSet:
+    def _finish(self, picks: Ranges) -> RecordSet:
+        """Enter DONE: raise the floor as far as all below is done."""
         done, floor = self.done | picks, self.floor
         if done and done.first <= floor + 1:
             done = done - Ranges.of((1, floor))
             if done and done.first == floor + 1:
                 floor = int(done.hi[0])
                 done = done - Ranges.of((1, floor))
-        deliveries = {n: left for n, r in self.deliveries.items() if (left := r - picks)}
-        return replace(self, done=done, floor=floor, deliveries=deliveries)
+        return replace(self, done=done, floor=floor, deliveries=forgotten(self.deliveries, picks))
 
-    def _count_delivery(self, picks: Ranges) -> RecordSet:
-        counts: dict[int, Ranges] = {}
-        first_time = picks
-        for times, ranges in self.deliveries.items():
-            again = ranges & picks
-            first_time = first_time - again
-            for key, part in ((times, ranges - again), (times + 1, again)):
-                if part:
-                    counts[key] = counts.get(key, EMPTY) | part
-        if first_time:
-            counts[1] = counts.get(1, EMPTY) | first_time
-        return replace(self, deliveries=counts)
+    def _remember(self, consumer: str, claim_id: str) -> RecordSet:
+        """The newest to acknowledge comes last; the one that has been silent longest is forgotten."""
+        others = [(c, k) for c, k in self.acknowledged.items() if c != consumer]
+        return replace(self, acknowledged=dict([*others, (consumer, claim_id)][-MAX_REMEMBERED:]))
 
-    # -- writing down ---------------------------------------------------------------------------------------------
+    # -- stored form ----------------------------------------------------------------------------------------------
     def to_bytes(self) -> bytes:
         return json.dumps(
             {
@@ -230,7 +205,7 @@ class RecordSet:
 
     @staticmethod
     def from_bytes(data: bytes | None, name: str) -> RecordSet:
-        """The inverse of `to_bytes`; None is a new record set. Raises RecordSetError / FormatVersionError with `name`."""
+        """The inverse of `to_bytes`; None is a new record set. Raises RecordSetError or FormatVersionError with `name`."""
         if data is None:
             return RecordSet()
         try:
@@ -245,13 +220,15 @@ class RecordSet:
                 done=Ranges.from_json(state["done"]),
                 position=state["position"],
                 claims={
-                    c[0]: Claim(c[0], c[1], c[2], Ranges.from_json(c[3]), c[4], c[5], c[6]) for c in state["claims"]
+                    key: Claim(key, consumer, session, Ranges.from_json(picks), *rest)
+                    for key, consumer, session, picks, *rest in state["claims"]
                 },
                 deliveries={n: Ranges.from_json(r) for n, r in state["deliveries"]},
                 consumers=state["consumers"],
                 acknowledged=state.get("acknowledged", {}),
                 outbox=tuple(
-                    Acknowledgement(a[0], a[1], a[2], Ranges.from_json(a[3]), *a[4:7]) for a in state["outbox"]
+                    Acknowledgement(position, consumer, claim, Ranges.from_json(picks), *rest)
+                    for position, consumer, claim, picks, *rest in state["outbox"]
                 ),
             )
         except (ValueError, KeyError, TypeError, IndexError) as error:

@@ -7,8 +7,9 @@ import pytest
 
 from spark_jms.claims.acknowledgement_table import AcknowledgementTable
 from spark_jms.core import acknowledgement
+from spark_jms.core.claim import Claim
 from spark_jms.core.ranges import Ranges
-from spark_jms.core.record_set import Claim, RecordSet
+from spark_jms.core.record_set import RecordSet
 from spark_jms.log.domain import Domain
 from spark_jms.testing import memory_domain
 

@@ -25,8 +25,10 @@ from spark_jms.claims import subscriber as subscriber_module
 from spark_jms.claims.housekeeper import Housekeeper
 from spark_jms.claims.subscriber import read_state
 from spark_jms.core.batch import Batch
+from spark_jms.core.claim import Claim
 from spark_jms.core.destination import Destination, record_name
-from spark_jms.core.ranges import EMPTY, Ranges, union
+from spark_jms.core.message_state import MessageEvent
+from spark_jms.core.ranges import Ranges, union
 from spark_jms.core.record_set import RecordSet
 from spark_jms.log.clean_up import checkpoint, clean_up
 from spark_jms.log.compaction import compact
@@ -349,17 +351,16 @@ def run(model: Path, root: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> 
     shutil.copytree(model, root)
     world = World(root, seed)
 
-    def revoking(self: RecordSet, claim_id: str, part: Ranges | None = None, *, delivered: bool) -> RecordSet:
-        claim = self.claims.get(claim_id)
-        picks = EMPTY if claim is None else claim.picks if part is None else claim.picks & part
-        world.revoked |= {(claim_id, s) for s in picks.numbers().tolist()}
-        return release(self, claim_id, part, delivered=delivered)
+    def noted(self: RecordSet, claim: Claim, picks: Ranges, event: MessageEvent, now_ms: int = 0) -> RecordSet:
+        if event is MessageEvent.REDELIVER:
+            world.revoked |= {(claim.id, s) for s in picks.numbers().tolist()}
+        return move(self, claim, picks, event, now_ms)
 
-    release = RecordSet.release
+    move = RecordSet._move
     with monkeypatch.context() as patch:
         patch.setattr(subscriber_module, "time", world.clock)
         patch.setattr(planner, "MAX_ROWS_READ", world.random.choice([5, 50, 200_000]))
-        patch.setattr(RecordSet, "release", revoking)
+        patch.setattr(RecordSet, "_move", noted)
         world.clock.while_waiting = world.boundary
         for i in range(STEPS):
             world.step()

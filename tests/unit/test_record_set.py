@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from spark_jms.core.acknowledgement import MAX_OUTBOX, MAX_OUTBOX_BYTES, Acknowledgement
+from spark_jms.core.claim import Claim
+from spark_jms.core.message_state import TRANSITIONS, MessageEvent, MessageState
 from spark_jms.core.ranges import EMPTY, Ranges, union
-from spark_jms.core.record_set import Claim, RecordSet
+from spark_jms.core.record_set import RecordSet
 from spark_jms.errors import ConsumerClosedException, FormatVersionError, RecordSetError
 
 LAST = 40
@@ -243,3 +245,31 @@ def test_damaged_state_is_named(bad: bytes) -> None:
         RecordSet.from_bytes(bad, "orders/-/0")
     with pytest.raises(FormatVersionError, match="version 9"):
         RecordSet.from_bytes(b'{"v":9}', "orders/-/0")
+
+
+# -- the table ----------------------------------------------------------------------------------------------------------
+def test_the_table_drives_every_transition() -> None:
+    """C8, C9: each (state, event) of the table happens as it reads; any other one is refused. Done is final."""
+    available = RecordSet().attach("q", "s")
+    claimed = available.claim(claim("k", "q", "s", Ranges.of((2, 4))))
+    doubted = claimed.sweep(set(), 5, 60)
+    held = {MessageState.CLAIMED: claimed, MessageState.IN_DOUBT: doubted}
+
+    def state_of(after: RecordSet) -> MessageState:
+        if after.claims:
+            return after.claims["k"].state
+        return MessageState.DONE if after.is_done(Ranges.of((2, 4))) else MessageState.AVAILABLE
+
+    assert {state: state_of(before) for state, before in held.items()} == {state: state for state in held}
+    for state, before in held.items():
+        for event in MessageEvent:
+            transition = TRANSITIONS.get((state, event))
+            if transition is None:
+                with pytest.raises(KeyError):
+                    before._move(before.claims["k"], Ranges.of((2, 4)), event, 7)
+                continue
+            after = before._move(before.claims["k"], Ranges.of((2, 4)), event, 7)
+            assert state_of(after) == transition.to
+            assert bool(after.redelivered(Ranges.of((2, 4)))) == transition.redelivers
+    assert not [event for state, event in TRANSITIONS if state is MessageState.DONE]
+    assert state_of(available.skip(Ranges.of((2, 4)))) == TRANSITIONS[MessageState.AVAILABLE, MessageEvent.SKIP].to

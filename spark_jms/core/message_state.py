@@ -1,0 +1,55 @@
+"""The states of a message in a record set, and the table of its transitions (C5, C8, C9). The table executes:
+`RecordSet._move` looks every change up here.
+
+    AVAILABLE   a consumer may claim it
+    CLAIMED     a consumer has it, and that consumer's session lives
+    IN_DOUBT    the session died, but the consumer (a Spark query) can come back and replay the same batch
+    DONE        acknowledged, expired, refused by a topic's selector, purged or lost; final
+
+`redelivers` marks the transitions after which the next delivery is flagged and counted. redelivery.py decides when they
+happen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum, auto
+from typing import NamedTuple
+
+
+class MessageState(Enum):
+    AVAILABLE = auto()
+    CLAIMED = auto()
+    IN_DOUBT = auto()
+    DONE = auto()
+
+
+class MessageEvent(Enum):
+    CLAIM = auto()
+    ACKNOWLEDGE = auto()
+    RETURN = auto()  # no application has seen it: a release of prefetched messages, a claim that Spark never logged
+    REDELIVER = auto()  # an application may have seen it: a release after delivery, a revoked claim
+    DOUBT = auto()  # the session of the claim died
+    RECOVER = auto()  # the consumer is back, or its session was only slow
+    SKIP = auto()  # expired, refused, purged or lost
+
+
+class Transition(NamedTuple):
+    to: MessageState
+    redelivers: bool = False
+
+
+_S, _E = MessageState, MessageEvent
+TRANSITIONS: Mapping[tuple[MessageState, MessageEvent], Transition] = {
+    (_S.AVAILABLE, _E.CLAIM): Transition(_S.CLAIMED),
+    (_S.AVAILABLE, _E.SKIP): Transition(_S.DONE),
+    (_S.CLAIMED, _E.ACKNOWLEDGE): Transition(_S.DONE),
+    (_S.CLAIMED, _E.RETURN): Transition(_S.AVAILABLE),
+    (_S.CLAIMED, _E.REDELIVER): Transition(_S.AVAILABLE, redelivers=True),
+    (_S.CLAIMED, _E.DOUBT): Transition(_S.IN_DOUBT),
+    (_S.CLAIMED, _E.RECOVER): Transition(_S.CLAIMED),
+    (_S.IN_DOUBT, _E.ACKNOWLEDGE): Transition(_S.DONE),
+    (_S.IN_DOUBT, _E.RETURN): Transition(_S.AVAILABLE),
+    (_S.IN_DOUBT, _E.REDELIVER): Transition(_S.AVAILABLE, redelivers=True),
+    (_S.IN_DOUBT, _E.RECOVER): Transition(_S.CLAIMED),
+}
