@@ -11,11 +11,10 @@ import sqlalchemy as sa
 
 from spark_jms.store.administration import Administration
 from spark_jms.store.errors import StoreBusyError, StoreError, StoreInUseError, StoreVersionError
+from spark_jms.store.jdbc.content import read_content, read_rows, read_transactions
 from spark_jms.store.jdbc.database import ConnectionLostError, Database, DatabaseConnection
-from spark_jms.store.jdbc.persistence import read_rows, read_transactions, unkept_promises
 from spark_jms.store.jdbc.protocol import OwnerRow, check_owner, read_owner
 from spark_jms.store.jdbc.published import read_published
-from spark_jms.store.jdbc.rows import restore
 from spark_jms.store.jdbc.salvage import salvage_rows
 from spark_jms.store.jdbc.schema import ensure_tables
 from spark_jms.store.jdbc.settings import SQLITE, JdbcSettings, parse_jdbc
@@ -55,20 +54,20 @@ class JdbcAdministration(Administration):
                 return Checked(self._shown, 0, 0, 0, (), (str(error),))
             except StoreError as error:
                 problems.append(str(error))
-            restored = restore(read_rows(store.data, store.tables), self._shown)
-            transactions = read_transactions(store.data, store.tables, self._shown)
-        refusals = (*restored.refusals, *transactions.refusals, *unkept_promises(restored, transactions))
-        problems += [f"the whole store is refused: {refusal.detail()}" for refusal in refusals]
-        problems += [damaged.error().detail() for damaged in (*restored.damaged, *transactions.damaged)]
-        problems += [f"nothing is refused: {place}" for place in (*restored.passed_over, *transactions.passed_over)]
-        refused = {damaged.name for damaged in transactions.damaged}
-        records = [entry for entry in restored.entries if isinstance(entry, Restored) and entry.name not in refused]
+            content = read_content(store.data, store.tables, self._shown)
+        problems += [f"the whole store is refused: {refusal.detail()}" for refusal in content.refusals]
+        problems += [damaged.error().detail() for damaged in content.damaged]
+        problems += [f"nothing is refused: {place}" for place in content.passed_over]
+        refused = {damaged.name for damaged in content.transactions.damaged}
+        records = [
+            entry for entry in content.restored.entries if isinstance(entry, Restored) and entry.name not in refused
+        ]
         return Checked(
             store=self._shown,
             record_count=len(records),
             object_count=sum(len(record.objects) for record in records),
             object_bytes=sum(len(key) + len(value) for record in records for key, value in record.objects),
-            in_doubt=tuple(entry.xid for entry in transactions.prepared if isinstance(entry, Prepared)),
+            in_doubt=tuple(entry.xid for entry in content.transactions.prepared if isinstance(entry, Prepared)),
             problems=tuple(problems),
         )
 

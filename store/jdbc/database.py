@@ -10,7 +10,6 @@ TCP connection alive for the kernel.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import socket
 import threading
@@ -316,7 +315,3 @@ def _name_sqlite(error: DBAPIError, text: str) -> StoreError | ConnectionLostErr
 def _first_line(error: DBAPIError) -> str:
     lines = str(error.orig).strip().splitlines()
     return lines[0] if lines else type(error.orig).__name__
-
-
-def is_full(error: OSError) -> bool:
-    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

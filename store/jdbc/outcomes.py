@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 
 from spark_jms.store.errors import StoreCorruptError
-from spark_jms.store.jdbc.rows import bytes_of, number_of, text_of
+from spark_jms.store.jdbc.rows import MISMATCH, bytes_of, number_of, text_of
 from spark_jms.store.ledger.codec import DecodeError, decode_sections, encode_sections
 from spark_jms.store.ledger.ledger import Change, Damaged, Entry, Prepared
 from spark_jms.store.ledger.sections import Lost, pack, unpack
@@ -118,9 +118,6 @@ class Transactions:
         return (*self.damaged, *self.prepared)
 
 
-_MISFIT = "the checksum of the row does not fit"
-
-
 def read_outcomes(found: Iterable[StoredOutcome], place: str) -> Transactions:
     """In any order."""
     read = Transactions()
@@ -143,7 +140,7 @@ def read_outcomes(found: Iterable[StoredOutcome], place: str) -> Transactions:
             read.outcomes += [(token, row.position) for token in tokens]
         else:
             read.known_since = row.position
-            read.passed_over.append(f"{where}: {_MISFIT}: what it was an outcome of is unknown")
+            read.passed_over.append(f"{where}: {MISMATCH}: what it was an outcome of is unknown")
     return read
 
 
@@ -163,4 +160,4 @@ def _read_prepared(one: StoredOutcome, where: str, read: Transactions) -> None:
             read.prepared.append(entry)
     if not one.good and not any(isinstance(section, Lost) for section in sections):
         names = {change.name: None for entry in entries if isinstance(entry, Prepared) for change in entry.changes}
-        read.damaged += [Damaged(name, where, one.outcome.position, _MISFIT) for name in names]
+        read.damaged += [Damaged(name, where, one.outcome.position, MISMATCH) for name in names]

@@ -20,7 +20,6 @@ nobody can look into SIBOWNER while it is locked exclusively.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import secrets
@@ -31,7 +30,7 @@ from enum import Enum
 import sqlalchemy as sa
 
 from spark_jms.store.errors import ForeignOwnerError, StoreBusyError, StoreVersionError
-from spark_jms.store.jdbc.database import ConnectionLostError, Database, DatabaseConnection
+from spark_jms.store.jdbc.database import Database, DatabaseConnection
 from spark_jms.store.jdbc.settings import SQLITE
 from spark_jms.store.jdbc.tables import VERSION, Tables, sqlite_file
 
@@ -251,9 +250,3 @@ def draw() -> str:
         if step.mark == "D":
             lines.append("    Note over E,D: the third connection keeps the shared lock for life")
     return "\n".join(lines)
-
-
-def quietly_release(ownership: Ownership | None) -> None:
-    if ownership is not None:
-        with contextlib.suppress(ConnectionLostError):
-            ownership.release()

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from spark_jms.store.jdbc.outcomes import Transactions
-from spark_jms.store.jdbc.rows import OBJECT, RECORD, Row, StoredRow, describe
+from spark_jms.store.jdbc.rows import MISMATCH, OBJECT, RECORD, Row, StoredRow, describe
 from spark_jms.store.ledger.ledger import Entry, Prepared, Restored
 from spark_jms.store.reports import Salvaged
 
@@ -20,7 +20,7 @@ from spark_jms.store.reports import Salvaged
 def salvage_rows(found: list[StoredRow], transactions: Transactions) -> Salvaged:
     rows = [one.row for one in found if one.good]
     damaged = [one for one in found if not one.good]
-    left_out = [f"{one.table}: {describe(one.row)}: the checksum of the row does not fit" for one in damaged]
+    left_out = [f"{one.table}: {describe(one.row)}: {MISMATCH}" for one in damaged]
     left_out += [refusal.detail() for refusal in transactions.refusals]
     left_out += [entry.error().detail() for entry in transactions.damaged]
     records = {row.id: row for row in rows if row.class_id == RECORD}

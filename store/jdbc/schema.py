@@ -1,4 +1,4 @@
-"""Are the tables there, all of them, and may they be made? (S1, S3). Nothing is changed on a refusal."""
+"""Whether all tables of a store exist and list what they should, and creating them (S1, S3). A refusal changes nothing."""
 
 from __future__ import annotations
 
@@ -6,19 +6,26 @@ import os
 
 import sqlalchemy as sa
 
-from spark_jms.store.errors import StoreRightsError, StoreWriteError, TablesIncompleteError, TablesMissingError
+from spark_jms.store.errors import (
+    StoreCorruptError,
+    StoreRightsError,
+    StoreWriteError,
+    TablesIncompleteError,
+    TablesMissingError,
+)
 from spark_jms.store.jdbc.database import Database, DatabaseConnection
+from spark_jms.store.jdbc.rows import CLASSES
 from spark_jms.store.jdbc.settings import SQLITE
 from spark_jms.store.jdbc.tables import Tables, sqlite_file
 
 
 def ensure_tables(database: Database, tables: Tables, *, create: bool) -> bool:
-    """True when they were made now. `create`: the caller wants a store that may be new; the settings must allow it too."""
+    """True when it created them. `create`: the caller accepts a new store; the setting `create_tables` must allow it too."""
     settings = database.settings
     if settings.dialect == SQLITE and not create and not os.path.exists(settings.path):
         raise TablesMissingError(settings.shown)
     if settings.dialect == SQLITE:
-        _check_directory(settings.path)
+        _require_writable(settings.path)
     missing = _missing(database, tables)
     if not missing:
         return False
@@ -32,13 +39,13 @@ def ensure_tables(database: Database, tables: Tables, *, create: bool) -> bool:
     except StoreRightsError:
         raise
     except StoreWriteError:
-        if _missing(database, tables):  # else somebody else was making them at the same time
+        if _missing(database, tables):  # none is missing when another process created them meanwhile
             raise
         return False
     return True
 
 
-def _check_directory(path: str) -> None:
+def _require_writable(path: str) -> None:
     directory = os.path.dirname(path)
     try:
         os.makedirs(directory, exist_ok=True)
@@ -50,7 +57,7 @@ def _check_directory(path: str) -> None:
 
 
 def _places(database: Database, tables: Tables) -> list[tuple[str, tuple[sa.Table, ...]]]:
-    """(SQLite file, its tables); on PostgreSQL one place. SIBOWNER0 and SIBOWNER come first."""
+    """(SQLite file, its tables); one place on PostgreSQL. SIBOWNER0 and SIBOWNER come first."""
     settings = database.settings
     if settings.dialect != SQLITE:
         return [("", tables.all)]
@@ -76,27 +83,28 @@ def _missing(database: Database, tables: Tables) -> list[sa.Table]:
 
 def _table_names(connection: DatabaseConnection, database: Database) -> set[str]:
     if database.settings.dialect == SQLITE:
-        return {row[0] for row in connection.rows(sa.text("SELECT name FROM sqlite_master WHERE type = 'table'"))}
+        found = connection.rows(sa.text("SELECT name FROM sqlite_master WHERE type = 'table'"))
+        return {row.name for row in found}
     found = connection.rows(
         sa.text(
-            "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+            "SELECT c.relname AS name FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
             "WHERE c.relkind IN ('r', 'p') AND n.nspname = coalesce(:schema, current_schema())"
         ).bindparams(schema=database.settings.schema.lower() or None)
     )
-    return {row[0] for row in found}
+    return {row.name for row in found}
 
 
 def _is_incomplete(database: Database, tables: Tables, missing: list[sa.Table]) -> bool:
     if len(missing) == len(tables.all):
         return False
-    # SQLite's lock files are made first, one by one: a start that died there is completed by the next.
+    # SQLite's lock files are created first, one by one; the next start completes what a dead start left there.
     own = (tables.owner0, tables.owner)
     there = [table for table in tables.all if table not in missing]
     return not (database.settings.dialect == SQLITE and all(table in own for table in there))
 
 
 def _create(database: Database, tables: Tables) -> None:
-    """Each place in one transaction: nobody sees half of it."""
+    """Each place in one transaction, so that no other process sees some of its tables."""
     schema = database.settings.schema.lower()
     for path, members in _places(database, tables):
         connection = database.connect(path)
@@ -110,3 +118,31 @@ def _create(database: Database, tables: Tables) -> None:
                     connection.run(sa.schema.CreateTable(table, if_not_exists=database.settings.dialect == SQLITE))
         finally:
             connection.close()
+
+
+def ensure_catalogue(data: DatabaseConnection, tables: Tables) -> None:
+    """Fills SIBCLASSMAP and SIBLISTING of a new store. StoreCorruptError when those of an old one list something else."""
+    _ensure_listed(
+        data,
+        tables.class_map,
+        [
+            {"class_id": class_id, "name": name, "persistent": int(persistent)}
+            for class_id, (name, persistent) in CLASSES.items()
+        ],
+    )
+    _ensure_listed(
+        data,
+        tables.listing,
+        [
+            {"table_id": number, "table_name": table.name, "persistent": int(number < tables.persistent_count)}
+            for number, table in enumerate(tables.objects)
+        ],
+    )
+
+
+def _ensure_listed(data: DatabaseConnection, table: sa.Table, wanted: list[dict[str, object]]) -> None:
+    found = [dict(row._mapping) for row in data.rows(sa.select(*table.c).order_by(*table.primary_key))]
+    if not found:
+        data.run(sa.insert(table), wanted)
+    elif found != wanted:
+        raise StoreCorruptError(table.fullname, 0, f"it lists {found}, and should list {wanted}")

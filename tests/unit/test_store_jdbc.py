@@ -18,6 +18,7 @@ from spark_jms.store import (
     DatabaseUnreachableError,
     ForeignOwnerError,
     Put,
+    RecordHeldError,
     StoreCorruptError,
     StoreError,
     StoreFullError,
@@ -46,7 +47,8 @@ from spark_jms.store.jdbc.settings import JdbcSettings, parse_jdbc, with_engine
 from spark_jms.store.jdbc.states import EngineState
 from spark_jms.store.jdbc.store import open_backend
 from spark_jms.store.jdbc.tables import ddl, make_tables
-from spark_jms.store.ledger.session import LedgerStore
+from spark_jms.store.ledger.ledger import Cancelled, Waited
+from spark_jms.store.ledger.session import LedgerStore, Transaction
 from tests.process.proxy import Proxy
 from tests.unit.jdbc_raw import Raw, fill
 
@@ -463,3 +465,24 @@ def test_prepared_transactions_survive_the_engine(uri: str) -> None:
         assert handle.read("k") == b"new"
     with open_store(uri) as store:
         assert (store.peek("r"), store.in_doubt()) == ({"k": b"new"}, {})
+
+
+def test_a_waiter_that_moved_to_the_end_of_the_line_is_removed_later(uri: str) -> None:
+    """S2, C9: its row is replaced within one batch, and the map of rows knows the new one."""
+    backend = open_backend(uri)
+    store = LedgerStore(backend)
+    holder, first, second = (store.connect(label) for label in ("holder", "first", "second"))
+    holder.open("r")
+    for waiter in (first, second):
+        with pytest.raises(RecordHeldError):
+            waiter.open("r")
+
+    def to_the_end(transaction: Transaction) -> None:
+        transaction.do(Cancelled("r", first.session_id))
+        transaction.do(Waited("r", first.session_id))
+
+    backend.write(to_the_end)
+    first.cancel("r")
+    rows = Raw(uri).run("SELECT name FROM @sib001 WHERE class_id = 5")
+    assert [row[0] for row in rows] == [second.session_id]
+    store.close()

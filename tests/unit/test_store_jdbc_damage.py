@@ -31,7 +31,8 @@ from spark_jms.store.engine.entry_log import EntryLog, Proposal, Verdict
 from spark_jms.store.engine.persistence import Loaded
 from spark_jms.store.jdbc.database import Database
 from spark_jms.store.jdbc.outcomes import OutcomeRow, StoredOutcome, committed, prepared, read_outcomes
-from spark_jms.store.jdbc.rows import OBJECT, RECORD, SESSION, WAITER, Row, StoredRow, restore
+from spark_jms.store.jdbc.restoration import restore
+from spark_jms.store.jdbc.rows import OBJECT, RECORD, SESSION, WAITER, Row, StoredRow
 from spark_jms.store.jdbc.settings import parse_jdbc
 from spark_jms.store.jdbc.store import open_backend
 from spark_jms.store.ledger.codec import encode
@@ -119,7 +120,7 @@ def test_any_damaged_row(seed: int, columns: list[str]) -> None:
     kept = {entry.name: entry for entry in read.entries if isinstance(entry, Restored)}
     was = {entry.name: entry for entry in whole.entries if isinstance(entry, Restored)}
     assert kept == {other: entry for other, entry in was.items() if other != name}
-    assert all(key[1] != name for key, row in read.rows if row.class_id in (RECORD, OBJECT))
+    assert all(key.subject != name for key, row in read.rows if row.class_id in (RECORD, OBJECT))
 
 
 # ---- outcomes: unknown is never "not committed"
@@ -379,7 +380,7 @@ def test_a_damaged_outcome_refuses_nothing(uri: str, caplog: pytest.LogCaptureFi
         assert isinstance(answer, wire.Paged)
         assert answer.verdict == Verdict.UNKNOWN.value
         engine = backend._finder._engine  # type: ignore[attr-defined]
-        engine.persistence._append_count = 255
+        engine.persistence._writer._outcome_count = 255
         with LedgerStore(backend).connect():
             pass
     finally:
@@ -394,7 +395,7 @@ def test_no_trim_removes_a_damaged_outcome(uri: str, monkeypatch: pytest.MonkeyP
     fill(uri)
     sql(uri, "UPDATE @sibxacts SET checksum = checksum + 1 WHERE base = 0")
     (damaged,) = sql(uri, "SELECT * FROM @sibxacts WHERE base = 0")
-    monkeypatch.setattr("spark_jms.store.jdbc.persistence.OUTCOMES_KEPT", 3)
+    monkeypatch.setattr("spark_jms.store.jdbc.writing.OUTCOMES_KEPT", 3)
     monkeypatch.setattr("spark_jms.store.jdbc.persistence.TRIM_EVERY", 1)
     with open_store(uri) as store, store.connect() as session:
         session.open("r2").commit([Put("k", b"1")])

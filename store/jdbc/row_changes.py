@@ -1,0 +1,174 @@
+"""From ledger entries to rows of the SIBnnn tables. Pure.
+
+A batch is written as its result: a key that one batch changes ten times is one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from spark_jms.store.contract import Operation
+from spark_jms.store.engine.persistence import LedgerBatch
+from spark_jms.store.jdbc.rows import HOLDER, OBJECT, RECORD, SESSION, WAITER, Row, RowKey
+from spark_jms.store.ledger.ledger import (
+    Cancelled,
+    Change,
+    Closed,
+    Connected,
+    Ended,
+    Opened,
+    Prepared,
+    Record,
+    Resolved,
+    Restored,
+    Waited,
+    Written,
+)
+
+
+@dataclass
+class Touched:
+    """What a batch may have changed: record sets, (record set, key), sessions, prepared transactions."""
+
+    records: dict[str, None] = field(default_factory=dict)
+    objects: dict[tuple[str, str], None] = field(default_factory=dict)
+    sessions: dict[str, None] = field(default_factory=dict)
+    prepared: dict[str, None] = field(default_factory=dict)
+
+
+def touched(batch: LedgerBatch) -> Touched:
+    found = Touched()
+    promised: dict[str, tuple[Change, ...]] = dict(batch.before.prepared)
+    for entry in batch.entries:
+        match entry:
+            case Connected(session_id):
+                found.sessions[session_id] = None
+            case Ended(session_ids):
+                found.sessions.update(dict.fromkeys(session_ids))
+                gone = set(session_ids)
+                for name, record in batch.before.records.items():
+                    if record.holder in gone or not gone.isdisjoint(record.waiters):
+                        found.records[name] = None
+            case Opened(name) | Closed(name) | Waited(name) | Cancelled(name):
+                found.records[name] = None
+            case Written(changes):
+                found.objects.update(_keys(changes))
+            case Prepared(xid, changes):
+                found.prepared[xid] = None
+                promised[xid] = changes
+            case Resolved(xid):
+                found.prepared[xid] = None
+                found.objects.update(_keys(promised[xid]))
+            case Restored(name=name, objects=objects):
+                found.records[name] = None
+                found.objects.update({(name, key): None for key, _ in objects})
+    return found
+
+
+def _keys(changes: Iterable[Change]) -> dict[tuple[str, str], None]:
+    def operations(change: Change) -> tuple[Operation, ...]:
+        return change.operations
+
+    return {(change.name, operation.key): None for change in changes for operation in operations(change)}
+
+
+@dataclass(frozen=True)
+class RowChanges:
+    inserts: Mapping[RowKey, Row]
+    updates: Mapping[RowKey, Row]
+    deletes: Mapping[RowKey, Row]
+
+
+class RowMap:
+    """The rows that exist, by key, without their data: the ledger has the values, and a second copy would double the
+    memory."""
+
+    def __init__(self) -> None:
+        self._rows: dict[RowKey, Row] = {}
+
+    def load(self, rows: Iterable[tuple[RowKey, Row]]) -> None:
+        self._rows = dict(rows)
+
+    def changes(self, batch: LedgerBatch, new_id: Callable[[], int]) -> RowChanges:
+        """Changes nothing; `apply` does, once the changes are committed."""
+        return _Differences(self._rows, batch, new_id).changes()
+
+    def apply(self, changes: RowChanges) -> None:
+        for key, row in (*changes.inserts.items(), *changes.updates.items()):
+            self._rows[key] = row.without_data()
+        for key in changes.deletes:
+            if key not in changes.inserts:
+                del self._rows[key]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+class _Differences:
+    def __init__(self, rows: Mapping[RowKey, Row], batch: LedgerBatch, new_id: Callable[[], int]) -> None:
+        self._rows = rows
+        self._batch = batch
+        self._new_id = new_id
+        self._inserts: dict[RowKey, Row] = {}
+        self._updates: dict[RowKey, Row] = {}
+        self._deletes: dict[RowKey, Row] = {}
+
+    def changes(self) -> RowChanges:
+        what, after = touched(self._batch), self._batch.after
+        for name in what.records:
+            self._record(name, after.records[name])
+        for name, key in what.objects:
+            value = after.records[name].objects.get(key)
+            if value is None:
+                self._delete(RowKey(OBJECT, name, key))
+            else:
+                self._put(RowKey(OBJECT, name, key), Row(0, self._id_of(name), OBJECT, key, 0, value))
+        for session_id in what.sessions:
+            label = after.sessions.get(session_id)
+            if label is None:
+                self._delete(RowKey(SESSION, session_id))
+            else:
+                self._put(RowKey(SESSION, session_id), Row(0, 0, SESSION, session_id, 0, label.encode()))
+        return RowChanges(self._inserts, self._updates, self._deletes)
+
+    def _id_of(self, record_name: str) -> int:
+        key = RowKey(RECORD, record_name)
+        return (self._inserts.get(key) or self._rows[key]).id
+
+    def _record(self, name: str, record: Record) -> None:
+        self._put(RowKey(RECORD, name), Row(0, 0, RECORD, name, record.epoch, b""))
+        record_id = self._id_of(name)
+        if record.holder is None:
+            self._delete(RowKey(HOLDER, name))
+        else:
+            self._put(RowKey(HOLDER, name), Row(0, record_id, HOLDER, record.holder, 0, b""))
+        before = self._batch.before.records.get(name)
+        was, now = (before.waiters if before else []), record.waiters
+        for session_id in was:
+            if session_id not in now:
+                self._delete(RowKey(WAITER, name, session_id))
+        # A session that left and came back within the batch is at the end of the line now: it gets a new row.
+        stayed = [session_id for session_id in was if session_id in now]
+        if now[: len(stayed)] != stayed:
+            for session_id in stayed:
+                self._delete(RowKey(WAITER, name, session_id))
+            stayed = []
+        for session_id in now[len(stayed) :]:
+            self._insert(RowKey(WAITER, name, session_id), Row(0, record_id, WAITER, session_id, 0, b""))
+
+    def _delete(self, key: RowKey) -> None:
+        if key in self._rows:
+            self._deletes[key] = self._rows[key]
+
+    def _insert(self, key: RowKey, wanted: Row) -> None:
+        self._inserts[key] = replace(wanted, id=self._new_id())
+
+    def _put(self, key: RowKey, wanted: Row) -> None:
+        existing = self._rows.get(key)
+        if existing is None or key in self._deletes:
+            self._insert(key, wanted)
+            return
+        row = replace(wanted, id=existing.id)
+        if row != existing or wanted.class_id in (OBJECT, SESSION):  # the map does not know the data of these
+            self._updates[key] = row
