@@ -396,7 +396,7 @@ def test_no_trim_removes_a_damaged_outcome(uri: str, monkeypatch: pytest.MonkeyP
     sql(uri, "UPDATE @sibxacts SET checksum = checksum + 1 WHERE base = 0")
     (damaged,) = sql(uri, "SELECT * FROM @sibxacts WHERE base = 0")
     monkeypatch.setattr("spark_jms.store.jdbc.writing.OUTCOMES_KEPT", 3)
-    monkeypatch.setattr("spark_jms.store.jdbc.persistence.TRIM_EVERY", 1)
+    monkeypatch.setattr("spark_jms.store.jdbc.writing.TRIM_EVERY", 1)
     with open_store(uri) as store, store.connect() as session:
         session.open("r2").commit([Put("k", b"1")])
     kept = sql(uri, "SELECT * FROM @sibxacts WHERE state = 'COMMITTED'")
