@@ -44,8 +44,9 @@ def backlog(domain: Domain, store: Store, destination: str, subscription: str | 
     return sum(row.backlog - row.claimed for row in rows if row.member in wanted)
 
 
-def drop_backlog(domain: Domain, store: Store, destination: str, subscription: str | None, members: Iterable[int],
-                 wait_s: float) -> Purged:  # fmt: skip
+def drop_backlog(
+    domain: Domain, store: Store, destination: str, subscription: str | None, members: Iterable[int], wait_s: float
+) -> Purged:
     """All sent until now that is not in a consumer's hands counts as done, with rows in the acknowledgement table."""
     chosen = list(members)
     dropped = claimed = 0
@@ -79,8 +80,13 @@ def _write_outbox(
     waiting = {member: records.states[name].outbox for name, member in names.items() if records.states[name].outbox}
     if waiting:
         written = AcknowledgementTable(domain.acknowledgements(destination), subscription).write(waiting)
-        records.change({name: records.states[name].delivered_to_table(written[member]) for name, member in names.items()
-                        if member in written})  # fmt: skip
+        records.change(
+            {
+                name: records.states[name].delivered_to_table(written[member])
+                for name, member in names.items()
+                if member in written
+            }
+        )
 
 
 def purge_files(domain: Domain, store: Store, destination: str) -> HousekeepingReport:
@@ -167,10 +173,17 @@ def acknowledgement_states(
         state = read_state(store, record_name(destination, name or QUEUE_SUBSCRIPTION, member))
         position = domain.acknowledgements(destination).snapshot.transactions.get(position_id(name, member), 0)
         last = own[-1] if own else None
-        out.append(AcknowledgementState(
-            name, member, len(own), sum(row[7] for row in own), sum(a.position > position for a in state.outbox),
-            last[3] if last else None, last[6] if last else None,
-        ))  # fmt: skip
+        out.append(
+            AcknowledgementState(
+                name,
+                member,
+                len(own),
+                sum(row[7] for row in own),
+                sum(a.position > position for a in state.outbox),
+                last[3] if last else None,
+                last[6] if last else None,
+            )
+        )
     return out
 
 
@@ -192,8 +205,15 @@ class Round:
         return bool(self.purged_files or self.compacted_files or self.checkpoints or self.deleted_files)
 
     def as_row(self) -> tuple[object, ...]:
-        return (self.destination, self.purged_messages, self.purged_files, self.compacted_files, self.checkpoints,
-                self.deleted_files, "another process does it" if self.busy else "done")  # fmt: skip
+        return (
+            self.destination,
+            self.purged_messages,
+            self.purged_files,
+            self.compacted_files,
+            self.checkpoints,
+            self.deleted_files,
+            "another process does it" if self.busy else "done",
+        )
 
 
 class Rounds:
@@ -217,10 +237,14 @@ class Rounds:
             return Round(name, busy=True)
         after = housekeeper.maintenance.total
         return Round(
-            name, False, after.purged_messages - before.purged_messages, after.purged_files - before.purged_files,
-            after.compacted_files - before.compacted_files, after.checkpoints - before.checkpoints,
+            name,
+            False,
+            after.purged_messages - before.purged_messages,
+            after.purged_files - before.purged_files,
+            after.compacted_files - before.compacted_files,
+            after.checkpoints - before.checkpoints,
             after.deleted_files - before.deleted_files,
-        )  # fmt: skip
+        )
 
     def close(self) -> None:
         for housekeeper in self._housekeepers.values():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_jms.cli.settings import (
-    Settings,
+    CommandSettings,
     command,
     complete_destination,
     destination_argument,
@@ -20,9 +20,15 @@ from spark_jms.cli.settings import (
 if TYPE_CHECKING:
     from spark_jms.admin.upkeep import Purged
 
-_WAIT = click.option("--wait", "wait_s", metavar="SECONDS", type=click.FloatRange(0, 3600), default=15.0,
-                     show_default=True,
-                     help="How long to wait for a record that a running consumer has to hand over.")  # fmt: skip
+_WAIT = click.option(
+    "--wait",
+    "wait_s",
+    metavar="SECONDS",
+    type=click.FloatRange(0, 3600),
+    default=15.0,
+    show_default=True,
+    help="How long to wait for a record that a running consumer has to hand over.",
+)
 
 
 # -- purge ------------------------------------------------------------------------------------------------------------
@@ -35,8 +41,15 @@ _WAIT = click.option("--wait", "wait_s", metavar="SECONDS", type=click.FloatRang
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @_WAIT
-def purge(settings: Settings, destination: str, member: int | None, subscription: str | None, acknowledged_only: bool,
-          yes: bool, wait_s: float) -> None:  # fmt: skip
+def purge(
+    settings: CommandSettings,
+    destination: str,
+    member: int | None,
+    subscription: str | None,
+    acknowledged_only: bool,
+    yes: bool,
+    wait_s: float,
+) -> None:
     """Drop the backlog of a destination: nobody gets those messages any more.
 
     Messages in a consumer's hands are left to it; `jmsq claims --release` takes them away first. Every dropped message
@@ -56,11 +69,15 @@ def purge(settings: Settings, destination: str, member: int | None, subscription
             purged = drop_backlog(domain, store, destination, subscription, members, wait_s)
         report = purge_files(domain, store, destination)
     if settings.as_json:
-        settings.out.document({
-            "destination": destination, "dropped": purged.dropped if purged else 0,
-            "claimed": purged.claimed if purged else 0,
-            "deleted_messages": report.purged_messages, "deleted_files": report.purged_files,
-        })  # fmt: skip
+        settings.out.document(
+            {
+                "destination": destination,
+                "dropped": purged.dropped if purged else 0,
+                "claimed": purged.claimed if purged else 0,
+                "deleted_messages": report.purged_messages,
+                "deleted_files": report.purged_files,
+            }
+        )
         return
     if purged:
         settings.out.say(f"dropped {purged.dropped:,} message(s) of {destination}")
@@ -82,7 +99,7 @@ def _members(count: int, member: int | None, destination: str) -> range:
 @click.argument("destination", metavar="[DEST]", required=False, shell_complete=complete_destination)
 @click.option("--drop", metavar="DEST/NAME", help="Drop this durable subscription: its backlog is gone.")
 @_WAIT
-def subscriptions(settings: Settings, destination: str | None, drop: str | None, wait_s: float) -> None:
+def subscriptions(settings: CommandSettings, destination: str | None, drop: str | None, wait_s: float) -> None:
     """List subscriptions with position, backlog and holder; a queue's shared position has the name '-'.
 
     --drop forgets a topic's durable subscription. It is refused while a consumer uses it.
@@ -119,7 +136,7 @@ def subscriptions(settings: Settings, destination: str | None, drop: str | None,
     "--release", metavar="CLAIM", help="Revoke this claim now: its messages go to others, flagged as redelivered."
 )
 @_WAIT
-def claims(settings: Settings, destinations: tuple[str, ...], release: str | None, wait_s: float) -> None:
+def claims(settings: CommandSettings, destinations: tuple[str, ...], release: str | None, wait_s: float) -> None:
     """List what is in consumers' hands. The claim of a dead consumer is in doubt until it returns or time is up.
 
     --release takes a claim away, live or in doubt: its consumer can acknowledge it no more, and what that has done with
@@ -144,12 +161,40 @@ def claims(settings: Settings, destinations: tuple[str, ...], release: str | Non
     if settings.as_json:
         settings.out.document([{**asdict(row), "state": _state(row.live)} for row in rows])
         return
-    columns = ("claim", "state", "destination", "subscription", "member", "consumer", "messages", "first", "last",
-               "made", "in doubt since")  # fmt: skip
-    settings.out.table("", columns, [
-        (r.claim, _state(r.live), r.destination, r.subscription, r.member, r.consumer, r.messages, r.first, r.last,
-         r.made, r.in_doubt_since) for r in rows
-    ], "no message is in a consumer's hands")  # fmt: skip
+    columns = (
+        "claim",
+        "state",
+        "destination",
+        "subscription",
+        "member",
+        "consumer",
+        "messages",
+        "first",
+        "last",
+        "made",
+        "in doubt since",
+    )
+    settings.out.table(
+        "",
+        columns,
+        [
+            (
+                r.claim,
+                _state(r.live),
+                r.destination,
+                r.subscription,
+                r.member,
+                r.consumer,
+                r.messages,
+                r.first,
+                r.last,
+                r.made,
+                r.in_doubt_since,
+            )
+            for r in rows
+        ],
+        "no message is in a consumer's hands",
+    )
 
 
 def _state(live: bool) -> str:
@@ -162,7 +207,7 @@ def _state(live: bool) -> str:
 @click.option(
     "--limit", type=click.IntRange(0), default=10, show_default=True, help="How many of the newest rows to show."
 )
-def acks(settings: Settings, destination: str, limit: int) -> None:
+def acks(settings: CommandSettings, destination: str, limit: int) -> None:
     """Show the state of the acknowledgement table: who has finished what, and what still waits to be written there."""
     from spark_jms.admin.upkeep import acknowledgement_states
     from spark_jms.claims import views
@@ -187,8 +232,14 @@ def acks(settings: Settings, destination: str, limit: int) -> None:
         version = domain.acknowledgements(destination).snapshot.version
     newest = rows[-limit:] if limit else []
     if settings.as_json:
-        settings.out.document({"destination": destination, "version": version, "members": states,
-                               "rows": [dict(zip(names, row, strict=True)) for row in newest]})  # fmt: skip
+        settings.out.document(
+            {
+                "destination": destination,
+                "version": version,
+                "members": states,
+                "rows": [dict(zip(names, row, strict=True)) for row in newest],
+            }
+        )
         return
     columns = ("subscription", "member", "rows", "messages", "waiting", "last consumer", "last acknowledged")
     settings.out.table(f"Acknowledgements of {destination}", columns, [views.as_row(s) for s in states], "nothing yet")
@@ -202,9 +253,16 @@ def acks(settings: Settings, destination: str, limit: int) -> None:
 @command("housekeep", short_help="Purge, compact, checkpoint and clean up.")
 @destinations_argument
 @click.option("--once", is_flag=True, help="One round, with clean-up, then stop.")
-@click.option("--every", "every_s", metavar="SECONDS", type=click.FloatRange(0.1, 86_400), default=5.0,
-              show_default=True, help="Pause between rounds.")  # fmt: skip
-def housekeep(settings: Settings, destinations: tuple[str, ...], once: bool, every_s: float) -> None:
+@click.option(
+    "--every",
+    "every_s",
+    metavar="SECONDS",
+    type=click.FloatRange(0.1, 86_400),
+    default=5.0,
+    show_default=True,
+    help="Pause between rounds.",
+)
+def housekeep(settings: CommandSettings, destinations: tuple[str, ...], once: bool, every_s: float) -> None:
     """Purge finished messages, compact small files, write checkpoints, delete what is expired: until interrupted.
 
     Running jobs do this beside their work; the command is for domains without any. One process at a time does it for a

@@ -1,10 +1,10 @@
-"""`jmsq completion`: what a shell needs to complete commands, options and destination names (C14)."""
+"""`jmsq completion`: the script with which a shell completes commands, options and destination names (C14)."""
 
 from __future__ import annotations
 
 import click
 
-from spark_jms.cli.settings import Settings, command
+from spark_jms.cli.settings import CommandSettings, command
 
 _VARIABLE = "_JMSQ_COMPLETE"
 
@@ -12,8 +12,8 @@ _VARIABLE = "_JMSQ_COMPLETE"
 @command("completion", short_help="Print the completion script of a shell.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
-def completion(context: click.Context, settings: Settings, shell: str) -> None:
-    """Print the completion script of a shell. Destination names are completed from --root or JMSQ_ROOT.
+def completion(context: click.Context, settings: CommandSettings, shell: str) -> None:
+    """Print the completion script of a shell. It completes destination names from --root or JMSQ_ROOT.
 
     \b
     bash   eval "$(jmsq completion bash)"        in ~/.bashrc

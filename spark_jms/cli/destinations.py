@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import click
 
-from spark_jms.cli.settings import Settings, command
+from spark_jms.cli.settings import CommandSettings, command
 
 
-@command("apply", short_help="Create and change destinations as a module file says.")
+@command("apply", short_help="Create and change destinations from a module file.")
 @click.argument("module", metavar="MODULE.yaml", type=click.Path(dir_okay=False))
-def apply(settings: Settings, module: str) -> None:
-    """Create and change destinations as a module file says.
+def apply(settings: CommandSettings, module: str) -> None:
+    """Create and change destinations from a module file.
 
-    Applying it again changes nothing. Members may be added while jobs run; they are removed only when they are empty.
-    Destinations that the file does not name stay as they are.
+    Applying it again changes nothing. You may add members while jobs run; removing a member requires that it is empty.
+    Destinations that the file does not name do not change.
     """
     from spark_jms.module import apply as apply_module
 
@@ -25,9 +25,9 @@ def apply(settings: Settings, module: str) -> None:
         settings.out.table("", ("destination", "", "detail"), rows, "")
 
 
-@command("list", short_help="List the destinations with what they are declared as.")
-def list_destinations(settings: Settings) -> None:
-    """List the destinations with what they are declared as."""
+@command("list", short_help="List the destinations and their declarations.")
+def list_destinations(settings: CommandSettings) -> None:
+    """List the destinations and their declarations."""
     from spark_jms.cli.output import human_bytes, human_ms
     from spark_jms.module import declare
 
@@ -40,11 +40,18 @@ def list_destinations(settings: Settings) -> None:
         return
     columns = ("destination", "kind", "members", "routing", "max message", "retention", "in doubt", "subscriptions")
     rows = [
-        (d.name, d.kind, d.members, f"{d.routing} {list(d.weights)}" if d.weights else d.routing,
-         human_bytes(d.max_message_bytes), human_ms(d.retention_ms), human_ms(d.in_doubt_timeout_ms),
-         ", ".join(sorted(d.subscriptions)))
+        (
+            d.name,
+            d.kind,
+            d.members,
+            f"{d.routing} {list(d.weights)}" if d.weights else d.routing,
+            human_bytes(d.max_message_bytes),
+            human_ms(d.retention_ms),
+            human_ms(d.in_doubt_timeout_ms),
+            ", ".join(sorted(d.subscriptions)),
+        )
         for d in found
-    ]  # fmt: skip
+    ]
     settings.out.table(
         "", columns, rows, f"{domain.root} has no destinations: jmsq apply --root {domain.root} MODULE.yaml"
     )

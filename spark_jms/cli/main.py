@@ -1,9 +1,9 @@
 """The `jmsq` command: apply, list, stat, send, receive, browse, purge, subscriptions, claims, acks … (C14, C16).
 
-Exit codes: 0 done · 1 error (one line on stderr) · 2 wrong usage · 3 receive: nothing came in time · 130 interrupted ·
-141 whoever read our output is gone. With --json an error is {"error": {"type", "message"}} on stderr.
+Exit codes: 0 done · 1 error (one line on stderr) · 2 wrong usage · 3 receive: no message arrived in time · 130
+interrupted · 141 the reader of our output has closed it. With --json an error is {"error": {"type", "message"}} on stderr.
 
-Command modules import click alone at their top; pyarrow, deltalake and rich are loaded by the command that runs.
+Command modules import only click at their top; each command loads pyarrow, deltalake and rich when it needs them.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any
 import click
 
 from spark_jms.cli import administration, completion, destinations, messages, statistics, store_group
-from spark_jms.cli.settings import Settings, global_options
+from spark_jms.cli.settings import CommandSettings, global_options
 
 EXIT_ERROR, EXIT_USAGE, EXIT_NOTHING, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, 3, 130, 141
 DEBUG_VARIABLE = "JMSQ_DEBUG"
 
 
 class _OutputGone(Exception):
-    """click ends the process with 1 on a broken pipe; this passes it by."""
+    """The reader closed our output. click would end the process with exit code 1 on a BrokenPipeError."""
 
 
 class Jmsq(click.Group):
-    """The group of all commands; its `main` turns every outcome into an exit code and at most one line."""
+    """The group of all commands. Its `main` turns every outcome into an exit code and at most one line of error."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -38,8 +38,14 @@ class Jmsq(click.Group):
             raise _OutputGone from error
         return result
 
-    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, complete_var: str | None = None,
-             standalone_mode: bool = True, **extra: Any) -> Any:  # fmt: skip
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, False, **extra)
         given = list(sys.argv[1:] if args is None else args)
@@ -49,13 +55,13 @@ class Jmsq(click.Group):
         except _OutputGone:
             _silence_stdout()
             code = EXIT_PIPE
-        except Exception as error:  # noqa: BLE001  what is not ours goes on up
+        except Exception as error:  # noqa: BLE001 - _explain raises errors that are not ours
             code = _explain(error, "--json" in given)
         sys.exit(code)
 
 
 def _explain(error: Exception, as_json: bool) -> int:
-    """Say what went wrong; the exit code."""
+    """Print the error and return the exit code."""
     from spark_jms.errors import JmsqError
     from spark_jms.store.errors import StoreError
 
@@ -81,10 +87,10 @@ def _explain(error: Exception, as_json: bool) -> int:
 
 
 def _silence_stdout() -> None:
-    """The interpreter flushes stdout when it ends; it must find something to flush to."""
+    """The interpreter flushes stdout when it exits, so give it a file that accepts the bytes."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError):  # stdout is no file (tests)
+    except (OSError, ValueError):  # stdout is not a file (tests)
         return
 
 
@@ -97,9 +103,11 @@ def _version(context: click.Context, _: click.Parameter, value: bool) -> None:
 
 
 @click.group(
-    cls=Jmsq, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="Exit codes: 0 done, 1 error, 2 wrong usage, 3 receive: nothing came in time, 130 interrupted.",
-)  # fmt: skip
+    cls=Jmsq,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Exit codes: 0 done, 1 error, 2 wrong usage, 3 receive: no message arrived in time, 130 interrupted.",
+)
 @global_options
 @click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Show the version.")
 @click.pass_context
@@ -108,14 +116,20 @@ def cli(context: click.Context) -> None:
 
     A domain is a ROOT (a directory or an object store's URL) with destinations; `jmsq apply MODULE.yaml` makes them.
     """
-    context.ensure_object(Settings)
+    context.ensure_object(CommandSettings)
     if context.invoked_subcommand is None:
         click.echo(context.get_help(), err=True)
         context.exit(EXIT_USAGE)
 
 
-for _command in (*destinations.COMMANDS, *statistics.COMMANDS, *messages.COMMANDS, *administration.COMMANDS,
-                 *completion.COMMANDS, *store_group.COMMANDS):  # fmt: skip
+for _command in (
+    *destinations.COMMANDS,
+    *statistics.COMMANDS,
+    *messages.COMMANDS,
+    *administration.COMMANDS,
+    *completion.COMMANDS,
+    *store_group.COMMANDS,
+):
     cli.add_command(_command)
 
 

@@ -1,4 +1,4 @@
-"""`jmsq send`, `receive`, `browse`: messages from and to a shell, by the client package (C11, C14)."""
+"""`jmsq send`, `receive`, `browse`: messages from and to a shell, through the client (C11, C14)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
-from spark_jms.cli.settings import Settings, command, destination_argument
+from spark_jms.cli.settings import CommandSettings, command, destination_argument
 
 if TYPE_CHECKING:
     from spark_jms.cli.output import Output
@@ -28,7 +28,7 @@ _WHOLE_BITS = {"byte": 8, "short": 16, "int": 32, "long": 64}
 _TYPES = ("string", "boolean", *_WHOLE_BITS, "float", "double")
 
 
-def _connect(settings: Settings) -> Context:
+def _connect(settings: CommandSettings) -> Context:
     from spark_jms.client import connect
 
     return connect(settings.root, housekeeping=False)
@@ -43,7 +43,7 @@ def _property(value: str) -> tuple[str, object]:
     try:
         return name, _typed(kind or "string", text)
     except ValueError:
-        raise click.BadParameter(f"{text!r} is no {kind} (property {name})") from None
+        raise click.BadParameter(f"{text!r} is not of type {kind} (property {name})") from None
 
 
 def _typed(kind: str, text: str) -> object:
@@ -76,27 +76,45 @@ def _duration_ms(value: str) -> int:
 @click.option(
     "--file", "file", type=click.File("rb"), metavar="FILE", help="A file as one text message ('-': standard input)."
 )
-@click.option("--binary", is_flag=True, help="With --file: send its bytes as they are.")
+@click.option("--binary", is_flag=True, help="With --file: send its bytes as a binary body.")
 @click.option("--stdin", "lines", is_flag=True, help="Every line of standard input as a text message.")
-@click.option("-p", "--property", "properties", multiple=True, type=_property, metavar="NAME[:TYPE]=VALUE",
-              help=f"A property; TYPE is {', '.join(_TYPES)}. May be repeated.")  # fmt: skip
+@click.option(
+    "-p",
+    "--property",
+    "properties",
+    multiple=True,
+    type=_property,
+    metavar="NAME[:TYPE]=VALUE",
+    help=f"A property; TYPE is {', '.join(_TYPES)}. May be repeated.",
+)
 @click.option("--group", "group_id", help="Unit of order (JMSXGroupID).")
 @click.option("--priority", type=click.IntRange(0, 9), help="0 to 9; 4 if not given.")
 @click.option("--correlation-id", help="JMSCorrelationID.")
 @click.option("--type", "type_", help="JMSType.")
 @click.option("--reply-to", help="JMSReplyTo.")
 @click.option(
-    "--time-to-live", type=_duration_ms, metavar="DURATION", help="Expires after so long, such as '10 minutes'."
+    "--time-to-live", type=_duration_ms, metavar="DURATION", help="Expire after this time, such as '10 minutes'."
 )
-@click.option("--delay", type=_duration_ms, metavar="DURATION", help="Is not delivered before so long.")
-@click.option("--count", type=click.IntRange(1), default=1, help="Send it so many times.")
-def send(settings: Settings, destination: str, text: str | None, file: BinaryIO | None, binary: bool, lines: bool,
-         properties: tuple[tuple[str, object], ...], type_: str | None, time_to_live: int | None, delay: int | None,
-         count: int, **headers: Any) -> None:  # fmt: skip
+@click.option("--delay", type=_duration_ms, metavar="DURATION", help="Deliver after this time.")
+@click.option("--count", type=click.IntRange(1), default=1, help="Send the message this many times.")
+def send(
+    settings: CommandSettings,
+    destination: str,
+    text: str | None,
+    file: BinaryIO | None,
+    binary: bool,
+    lines: bool,
+    properties: tuple[tuple[str, object], ...],
+    type_: str | None,
+    time_to_live: int | None,
+    delay: int | None,
+    count: int,
+    **headers: Any,
+) -> None:
     """Send messages: one --text, one --file, or every line of standard input with --stdin.
 
-    When the command ends with 0, all of them are in the table. Many messages are sent in chunks, each of which is one
-    commit: when sending fails in the middle, the error says how many were sent.
+    Exit code 0 means that all of them are in the table. The command sends many messages in chunks, one commit each; if a
+    chunk fails, the error says how many messages were sent before it.
     """
     if [text is not None, file is not None, lines].count(True) != 1:
         raise click.UsageError("give one of --text, --file and --stdin")
@@ -117,7 +135,7 @@ def send(settings: Settings, destination: str, text: str | None, file: BinaryIO 
         producer = context.producer(destination)
         if not lines and count == 1:
             sent = producer.send(**body, **common)
-            _tell_sent(
+            _report_sent(
                 settings,
                 destination,
                 1,
@@ -127,7 +145,7 @@ def send(settings: Settings, destination: str, text: str | None, file: BinaryIO 
         with settings.out.progress(f"sending to {destination}", None if lines else count) as bar:
             for part in _lines(sys.stdin.buffer, common) if lines else _repeated({**body, **common}, count):
                 bar.advance(producer.send_many(part, chunk_messages=_CHUNK_MESSAGES).messages)
-        _tell_sent(settings, destination, bar.done, _commits(producer))
+        _report_sent(settings, destination, bar.done, _commits(producer))
 
 
 def _file_body(file: BinaryIO, binary: bool) -> dict[str, Any]:
@@ -146,7 +164,7 @@ def _repeated(message: dict[str, Any], count: int) -> Iterator[list[dict[str, An
 
 
 def _lines(source: BinaryIO, common: dict[str, Any]) -> Iterator[list[dict[str, Any]]]:
-    """What can be read without waiting is sent at once, so that a slow pipe's lines do not wait for each other."""
+    """Groups of lines: everything that can be read without waiting, so that a slow pipe's lines are sent at once."""
     rest, number = b"", 0
     read = getattr(source, "read1", source.read)
     while data := read(_READ_BYTES):
@@ -167,7 +185,7 @@ def _decoded(line: bytes, number: int) -> str:
         return line.removesuffix(b"\r").decode()
     except UnicodeDecodeError as error:
         raise click.UsageError(
-            f"line {number} of standard input is not UTF-8 text; the lines of the parts before it are sent"
+            f"line {number} of standard input is not UTF-8 text; earlier groups of lines are sent"
         ) from error
 
 
@@ -175,7 +193,7 @@ def _commits(producer: Producer) -> dict[str, Any]:
     return {"commits": producer.statistics().commits}
 
 
-def _tell_sent(settings: Settings, destination: str, count: int, more: dict[str, Any]) -> None:
+def _report_sent(settings: CommandSettings, destination: str, count: int, more: dict[str, Any]) -> None:
     if settings.as_json:
         settings.out.document({"destination": destination, "sent": count, **more})
     elif "message_id" in more:
@@ -189,21 +207,39 @@ def _tell_sent(settings: Settings, destination: str, count: int, more: dict[str,
 # -- receive ----------------------------------------------------------------------------------------------------------
 @command("receive", short_help="Receive messages, which consumes them.")
 @destination_argument
-@click.option("--subscription", help="The durable subscription of a topic; made if it is new.")
-@click.option("--starting-position", metavar="POSITION",
-              help="Where a new subscription starts: latest (default), earliest, or as startingPosition.")  # fmt: skip
+@click.option("--subscription", help="The durable subscription of a topic; created if it is new.")
+@click.option(
+    "--starting-position",
+    metavar="POSITION",
+    help="Where a new subscription starts: latest (default), earliest, or as startingPosition.",
+)
 @click.option("--selector", help="A JMS selector, such as \"color = 'red'\".")
 @click.option(
-    "--max", "limit", type=click.IntRange(0), default=1, show_default=True, help="At most so many; 0: no end."
+    "--max", "limit", type=click.IntRange(0), default=1, show_default=True, help="Stop after this many; 0: never."
 )
-@click.option("--timeout", "timeout_s", type=click.FloatRange(0, 31_536_000), metavar="SECONDS", default=5.0,
-              show_default=True, help="How long to wait for each; 0: do not wait.")  # fmt: skip
-@click.option("--ack/--no-ack", default=True, help="--no-ack gives them back afterwards, flagged as redelivered.")
-def receive(settings: Settings, destination: str, subscription: str | None, starting_position: str | None,
-            selector: str | None, limit: int, timeout_s: float, ack: bool) -> int:  # fmt: skip
-    """Receive messages, which consumes them. A message is acknowledged after it has been written out.
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0, 31_536_000),
+    metavar="SECONDS",
+    default=5.0,
+    show_default=True,
+    help="How long to wait for each message; 0: do not wait.",
+)
+@click.option("--ack/--no-ack", default=True, help="--no-ack releases the messages at the end, flagged as redelivered.")
+def receive(
+    settings: CommandSettings,
+    destination: str,
+    subscription: str | None,
+    starting_position: str | None,
+    selector: str | None,
+    limit: int,
+    timeout_s: float,
+    ack: bool,
+) -> int:
+    """Receive messages, which consumes them. The command prints a message before it acknowledges it.
 
-    Exit code 3: nothing came in time.
+    Exit code 3: no message arrived in time.
     """
     received = 0
     prefetch = min(limit or _ACKNOWLEDGE_EVERY, _ACKNOWLEDGE_EVERY)
@@ -214,12 +250,12 @@ def receive(settings: Settings, destination: str, subscription: str | None, star
             _print_message(out, message)
             received += 1
     if not received and not settings.as_json:
-        click.echo(f"jmsq: nothing came from {destination} within {timeout_s:g} s", err=True)
+        click.echo(f"jmsq: no message arrived from {destination} within {timeout_s:g} s", err=True)
     return 0 if received else EXIT_NOTHING
 
 
 def _received(consumer: Consumer, limit: int, timeout_s: float, ack: bool) -> Iterator[Message]:
-    """Acknowledges what the caller has come back from: some at a time, and always before it waits."""
+    """Messages as they arrive. Acknowledges the ones the caller has finished: in groups, and always before waiting."""
     newest: Message | None = None
     count = waiting = 0
     since_s = time.monotonic()
@@ -248,8 +284,12 @@ def _print_message(out: Output, message: Message) -> None:
         out.record(message.to_dict())
         return
     headers = [f"member {message.member}", f"sequence {message.sequence}", message.message_id]
-    for name, value in (("group", message.group_id), ("type", message.type), ("correlation", message.correlation_id),
-                        ("reply to", message.reply_to)):  # fmt: skip
+    for name, value in (
+        ("group", message.group_id),
+        ("type", message.type),
+        ("correlation", message.correlation_id),
+        ("reply to", message.reply_to),
+    ):
         if value is not None:
             headers.append(f"{name} {value}")
     headers += [f"{name}={value}" for name, value in message.properties.items()]
@@ -271,22 +311,28 @@ def _body(message: Message) -> str:
 # -- browse -----------------------------------------------------------------------------------------------------------
 @command("browse", short_help="Look at messages without consuming them.")
 @destination_argument
-@click.option("--subscription", help="What this durable subscription of a topic still has to get.")
+@click.option("--subscription", help="The messages this durable subscription of a topic has not finished.")
 @click.option("--selector", help="A JMS selector, such as \"color = 'red'\".")
 @click.option(
-    "--limit", type=click.IntRange(0), help=f"At most so many; 0: all. If not given: {_TABLE_LIMIT}, with --json all."
+    "--limit",
+    type=click.IntRange(0),
+    help=f"Stop after this many; 0: never. Default: {_TABLE_LIMIT}, with --json no limit.",
 )
-@click.option("--all", "everything", is_flag=True, help="Also what is finished and still in the table.")
-def browse(settings: Settings, destination: str, subscription: str | None, selector: str | None, limit: int | None,
-           everything: bool) -> None:  # fmt: skip
-    """Look at messages without consuming them: what is not finished, also what is in a consumer's hands or delayed.
+@click.option("--all", "everything", is_flag=True, help="Include finished messages that are still in the table.")
+def browse(
+    settings: CommandSettings,
+    destination: str,
+    subscription: str | None,
+    selector: str | None,
+    limit: int | None,
+    everything: bool,
+) -> None:
+    """Look at unfinished messages without consuming them, including claimed and delayed ones.
 
-    Of a topic without --subscription: everything that is still in the table.
+    For a topic without --subscription: everything still in the table.
     """
     if everything and subscription:
-        raise click.UsageError(
-            "--all shows every message of the table, whatever subscription: leave one of the two out"
-        )
+        raise click.UsageError("--all shows every message of the table regardless of subscriptions: use one of the two")
     out = settings.out
     with _connect(settings) as context:
         browser = (
@@ -306,7 +352,7 @@ def browse(settings: Settings, destination: str, subscription: str | None, selec
             f"{destination} has no such messages" if selector else f"{destination} is empty",
         )
         if shown and len(messages) > shown:
-            out.say("there are more: --limit 0 shows all, --json is for scripts")
+            out.say("more messages follow: --limit 0 shows all, --json is for scripts")
 
 
 def _everything(context: Context, destination: str, selector: str | None) -> Browser:
@@ -328,11 +374,19 @@ def _table(out: Output, messages: Iterable[Message], empty: str) -> None:
     from spark_jms.cli.output import clip
 
     rows = [
-        (m.member, m.sequence, moment(m.timestamp_ms), m.priority, m.group_id, m.type,
-         " ".join(f"{name}={value}" for name, value in m.properties.items()),
-         m.delivery_count if m.redelivered else None, clip(_body(m), _CLIPPED_CHARS))
+        (
+            m.member,
+            m.sequence,
+            moment(m.timestamp_ms),
+            m.priority,
+            m.group_id,
+            m.type,
+            " ".join(f"{name}={value}" for name, value in m.properties.items()),
+            m.delivery_count if m.redelivered else None,
+            clip(_body(m), _CLIPPED_CHARS),
+        )
         for m in messages
-    ]  # fmt: skip
+    ]
     columns = ("member", "sequence", "sent", "priority", "group", "type", "properties", "delivery", "body")
     out.table("", columns, rows, empty)
 

@@ -1,4 +1,4 @@
-"""What `jmsq` prints: tables for people, JSON for scripts (C14). No ANSI code leaves for what is not a terminal."""
+"""What `jmsq` prints: tables for people, JSON for scripts (C14). Only a terminal gets ANSI codes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2
 
 
 class Output:
-    """`document` and `record` are for --json, the rest for people; a command asks `as_json` which."""
+    """`document` and `record` print JSON; the other methods print for people. A command asks `as_json` which to use."""
 
     def __init__(self, as_json: bool, file: TextIO | None = None) -> None:
         self.as_json = as_json
@@ -34,7 +34,7 @@ class Output:
         self._file.flush()
 
     def record(self, value: Any) -> None:
-        """One line of a stream, out before we return: what was not printed must not be acknowledged."""
+        """Print one line of a stream and flush it: `receive` acknowledges a message after this returns."""
         self._file.write(self._dumps(value) + "\n")
         self._file.flush()
 
@@ -48,11 +48,18 @@ class Output:
 
         class OneReader(Console):
             def on_broken_pipe(self) -> None:
-                raise BrokenPipeError(errno.EPIPE, "whoever read our output is gone")
+                raise BrokenPipeError(errno.EPIPE, "the reader of our output has closed it")
 
         terminal = self._file.isatty()
-        return OneReader(file=self._file, force_terminal=terminal, no_color=None if terminal else True, markup=False,
-                         emoji=False, highlight=False, width=None if terminal else _PIPE_COLUMNS)  # fmt: skip
+        return OneReader(
+            file=self._file,
+            force_terminal=terminal,
+            no_color=None if terminal else True,
+            markup=False,
+            emoji=False,
+            highlight=False,
+            width=None if terminal else _PIPE_COLUMNS,
+        )
 
     def say(self, text: str = "") -> None:
         self._file.write(visible(text) + "\n")
@@ -66,7 +73,7 @@ class Output:
             self.say(empty)
 
     def show(self, made: Table) -> None:
-        """On a terminal that is too narrow even when text is folded, its lines wrap: nothing is cut off."""
+        """Print a table. On a terminal too narrow even for folded text, lines wrap: nothing is cut off."""
         console = self.console()
         needed = console.measure(made, options=console.options.update(width=_PIPE_COLUMNS)).minimum
         if needed > console.width:
@@ -76,7 +83,7 @@ class Output:
 
     @contextmanager
     def progress(self, label: str, total: int | None) -> Iterator[Progress]:
-        """A bar on stderr when that is a terminal and a person is looking, else nothing."""
+        """A progress bar if stderr is a terminal and the output is not JSON."""
         if self.as_json or not sys.stderr.isatty():
             yield Progress()
             return
@@ -108,19 +115,23 @@ class Progress:
 
 # -- making -----------------------------------------------------------------------------------------------------------
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """Numbers to the right and never cut; text is folded where the terminal is narrow; absent values are a dash."""
+    """Numbers are right-aligned and never cut, text folds on a narrow terminal, absent values are a dash."""
     from rich import box
     from rich.table import Table
 
-    made = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False,
-                 padding=(0, 1, 0, 0))  # fmt: skip
+    made = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     kept = [list(row) for row in rows]
     for i, name in enumerate(columns):
         numeric = any(isinstance(row[i], (int, float)) for row in kept) and all(
             row[i] is None or isinstance(row[i], (int, float)) for row in kept
         )
-        made.add_column(name, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold",
-                        min_width=min(len(name), _MIN_COLUMN))  # fmt: skip
+        made.add_column(
+            name,
+            justify="right" if numeric else "left",
+            no_wrap=numeric,
+            overflow="fold",
+            min_width=min(len(name), _MIN_COLUMN),
+        )
     for row in kept:
         made.add_row(*(cell(value) for value in row))
     return made
@@ -141,7 +152,7 @@ def cell(value: object) -> str:
 
 
 def visible(text: str) -> str:
-    """Control characters of a message as escapes: a message must not steer the reader's terminal."""
+    """Escape control characters: a message must not control the reader's terminal."""
     return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
@@ -167,7 +178,7 @@ def human_ms(duration_ms: int) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it: dataclasses as objects, times as ISO 8601 in UTC, NaN and infinities as text."""
+    """Convert for JSON: dataclasses to objects, times to ISO 8601 in UTC, NaN and infinities to text."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, dict):

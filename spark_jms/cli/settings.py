@@ -1,7 +1,7 @@
-"""What every command of `jmsq` knows: the root, and whether a script is reading (C14).
+"""What every command of `jmsq` knows: the root, and whether to print JSON (C14).
 
-`--root` and `--json` may stand before the command or after it; the one after it wins, then the one before it, then
-JMSQ_ROOT. Nothing heavy is imported here: `jmsq --help` and the shell's completion load this module.
+`--root` and `--json` may stand before the command or after it. The one after it wins, then the one before it, then the
+environment variable JMSQ_ROOT. This module imports nothing heavy: `jmsq --help` and the shell's completion load it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 @dataclass
-class Settings:
+class CommandSettings:
     given_root: str | None = None
     as_json: bool = False
 
@@ -59,7 +59,7 @@ class Settings:
 
 
 def names_or_all(domain: Domain, given: tuple[str, ...]) -> list[str]:
-    """The destinations named, once each, or all. Raises InvalidDestinationError for one that is not there."""
+    """The named destinations, once each, or all of them. Raises InvalidDestinationError for an unknown name."""
     for name in given:
         domain.log(name)
     return list(dict.fromkeys(given)) or domain.destinations()
@@ -67,30 +67,36 @@ def names_or_all(domain: Domain, given: tuple[str, ...]) -> list[str]:
 
 # -- options and arguments --------------------------------------------------------------------------------------------
 def _remember_root(context: click.Context, _: click.Parameter, value: str | None) -> None:
-    settings = context.ensure_object(Settings)
+    settings = context.ensure_object(CommandSettings)
     settings.given_root = value or settings.given_root
 
 
 def _remember_json(context: click.Context, _: click.Parameter, value: bool) -> None:
-    settings = context.ensure_object(Settings)
+    settings = context.ensure_object(CommandSettings)
     settings.as_json = value or settings.as_json
 
 
 def global_options(function: _Function) -> _Function:
     """--root and --json."""
     as_json = click.option(
-        "--json", is_flag=True, expose_value=False, callback=_remember_json,
+        "--json",
+        is_flag=True,
+        expose_value=False,
+        callback=_remember_json,
         help="For scripts: one JSON document, or one a line for messages.",
-    )  # fmt: skip
+    )
     root = click.option(
-        "--root", metavar="ROOT", expose_value=False, callback=_remember_root,
+        "--root",
+        metavar="ROOT",
+        expose_value=False,
+        callback=_remember_root,
         help=f"The domain: a directory or an object store's URL.  [env: {ROOT_VARIABLE}]",
-    )  # fmt: skip
+    )
     return as_json(root(function))
 
 
 def command(name: str, **attributes: Any) -> Callable[[Callable[..., Any]], click.Command]:
-    """A command with the global options; its function gets the Settings first and may return an exit code."""
+    """A command with the global options. Its function takes the CommandSettings first and may return an exit code."""
 
     def decorate(function: Callable[..., Any]) -> click.Command:
         made: click.Command = click.command(name, **attributes)(global_options(click.pass_obj(function)))  # type: ignore[no-untyped-call]
@@ -109,8 +115,8 @@ def destinations_argument(function: _Function) -> _Function:
 
 # -- completion -------------------------------------------------------------------------------------------------------
 def complete_destination(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Destination names. A local root is only listed, so that the shell does not wait for any library to load."""
-    settings = context.find_object(Settings) or Settings()
+    """Destination names. For a local root this lists a directory, so that the shell waits for no library to load."""
+    settings = context.find_object(CommandSettings) or CommandSettings()
     root = settings.given_root or os.environ.get(ROOT_VARIABLE)
     if not root:
         return []
@@ -120,6 +126,6 @@ def complete_destination(context: click.Context, _: click.Parameter, incomplete:
             names = sorted(name for name in os.listdir(local) if not name.startswith("."))
         else:
             names = settings.domain().destinations()
-    except Exception:  # noqa: BLE001  a shell that completes a word is no place for an error
+    except Exception:  # noqa: BLE001 - a shell that completes a word cannot show an error
         return []
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from spark_jms.cli.settings import Settings, command, destinations_argument, names_or_all
+from spark_jms.cli.settings import CommandSettings, command, destinations_argument, names_or_all
 
 if TYPE_CHECKING:
     from spark_jms.claims.views import SubscriptionRow
@@ -69,16 +69,32 @@ def collect(domain: Domain, store: Store, destination: str) -> DestinationStatis
         members = []
         for member in range(declared.members):
             files, own = snapshot.member_files(member).files, [row for row in rows if row.member == member]
-            members.append(MemberStatistics(
-                member, snapshot.last_sequence(member), sum(f.rows for f in files), len(files),
-                sum(f.bytes for f in files), sum(row.backlog for row in own), sum(row.claimed for row in own),
-            ))  # fmt: skip
+            members.append(
+                MemberStatistics(
+                    member,
+                    snapshot.last_sequence(member),
+                    sum(f.rows for f in files),
+                    len(files),
+                    sum(f.bytes for f in files),
+                    sum(row.backlog for row in own),
+                    sum(row.claimed for row in own),
+                )
+            )
         version, since = snapshot.version, log.versions_since_checkpoint()
     return DestinationStatistics(
-        destination, declared.kind, version, since, sum(m.files for m in members), sum(m.bytes for m in members),
-        sum(m.stored_messages for m in members), sum(m.last_sequence for m in members), sum(m.backlog for m in members),
-        sum(m.claimed for m in members), members, rows,
-    )  # fmt: skip
+        destination,
+        declared.kind,
+        version,
+        since,
+        sum(m.files for m in members),
+        sum(m.bytes for m in members),
+        sum(m.stored_messages for m in members),
+        sum(m.last_sequence for m in members),
+        sum(m.backlog for m in members),
+        sum(m.claimed for m in members),
+        members,
+        rows,
+    )
 
 
 def with_rates(
@@ -103,10 +119,17 @@ def _seconds(value: str) -> float:
 
 @command("stat", short_help="Show backlog, claims, holders, files and rates.")
 @destinations_argument
-@click.option("--watch", "watch_s", metavar="[SECONDS]", type=_seconds, is_flag=False, flag_value=str(_DEFAULT_WATCH_S),
-              help=f"Again and again, every so many seconds (default {_DEFAULT_WATCH_S:.0f}), with rates.")  # fmt: skip
+@click.option(
+    "--watch",
+    "watch_s",
+    metavar="[SECONDS]",
+    type=_seconds,
+    is_flag=False,
+    flag_value=str(_DEFAULT_WATCH_S),
+    help=f"Again and again, every so many seconds (default {_DEFAULT_WATCH_S:.0f}), with rates.",
+)
 @click.option("--times", type=click.IntRange(1), help="With --watch: stop after so many looks.")
-def stat(settings: Settings, destinations: tuple[str, ...], watch_s: float | None, times: int | None) -> None:
+def stat(settings: CommandSettings, destinations: tuple[str, ...], watch_s: float | None, times: int | None) -> None:
     """Show backlog, claims, holders, files and rates of all destinations, or of those named."""
     if times is not None and watch_s is None:
         raise click.UsageError("--times goes with --watch")
@@ -120,8 +143,9 @@ def stat(settings: Settings, destinations: tuple[str, ...], watch_s: float | Non
             _watch(settings, domain, _looks(domain, store, destinations, watch_s, times))
 
 
-def _looks(domain: Domain, store: Store, given: tuple[str, ...], every_s: float,
-           times: int | None) -> Iterator[list[DestinationStatistics]]:  # fmt: skip
+def _looks(
+    domain: Domain, store: Store, given: tuple[str, ...], every_s: float, times: int | None
+) -> Iterator[list[DestinationStatistics]]:
     before: dict[str, DestinationStatistics] = {}
     before_s = time.monotonic()
     looked = 0
@@ -139,7 +163,7 @@ def _looks(domain: Domain, store: Store, given: tuple[str, ...], every_s: float,
         time.sleep(every_s)
 
 
-def _watch(settings: Settings, domain: Domain, looks: Iterator[list[DestinationStatistics]]) -> None:
+def _watch(settings: CommandSettings, domain: Domain, looks: Iterator[list[DestinationStatistics]]) -> None:
     console = settings.out.console()
     if not console.is_terminal:
         for looked in looks:
@@ -160,7 +184,7 @@ def _document(root: str, found: Sequence[DestinationStatistics]) -> dict[str, ob
     return {"root": root, "time": moment(now_ms()), "destinations": list(found)}
 
 
-def _show(settings: Settings, root: str, found: Sequence[DestinationStatistics]) -> None:
+def _show(settings: CommandSettings, root: str, found: Sequence[DestinationStatistics]) -> None:
     out = settings.out
     if out.as_json:
         out.document(_document(root, found))
@@ -183,10 +207,19 @@ def _tables(found: Sequence[DestinationStatistics]) -> list[Any]:
     for s in found:
         sent, done = (s.rates.sent_per_s, s.rates.finished_per_s) if s.rates else (None, None)
         values = {
-            "name": s.destination, "kind": s.kind, "members": len(s.members), "sent": s.sent, "sent/s": sent, "done/s": done,
-            "backlog": s.backlog, "claimed": s.claimed, "stored": s.stored_messages, "files": s.files,
-            "size": human_bytes(s.bytes), "version": s.version,
-        }  # fmt: skip
+            "name": s.destination,
+            "kind": s.kind,
+            "members": len(s.members),
+            "sent": s.sent,
+            "sent/s": sent,
+            "done/s": done,
+            "backlog": s.backlog,
+            "claimed": s.claimed,
+            "stored": s.stored_messages,
+            "files": s.files,
+            "size": human_bytes(s.bytes),
+            "version": s.version,
+        }
         totals.append([values[column] for column in columns])
     rows = []
     for s in found:

@@ -1,4 +1,4 @@
-"""`jmsq store up`, `down`, `daemons`, `regions`, `daemon`, `admin`: a replicated store's daemons (R3, R4, R6)."""
+"""`jmsq store up`, `down`, `daemons`, `regions`, `daemon`, `admin`: the daemons of a replicated store (R3, R4, R6)."""
 
 from __future__ import annotations
 
@@ -6,30 +6,52 @@ from dataclasses import asdict
 
 import click
 
-from spark_jms.cli.settings import Settings, command
+from spark_jms.cli.settings import CommandSettings, command
 
 DIRECTORY_VARIABLE = "RS_DIRECTORY"
 
 _directory = click.option(
-    "--dir", "directory", metavar="PATH", envvar=DIRECTORY_VARIABLE, default="./replicated-store", show_default=True,
-    show_envvar=True, help="The Global Directory, with its rs_daemons.cfg.",
-)  # fmt: skip
+    "--dir",
+    "directory",
+    metavar="PATH",
+    envvar=DIRECTORY_VARIABLE,
+    default="./replicated-store",
+    show_default=True,
+    show_envvar=True,
+    help="The Global Directory, with its rs_daemons.cfg.",
+)
 
 
 @command("up", short_help="Start the daemons of this machine and wait until they are healthy.")
 @_directory
-@click.option("--daemons", type=click.IntRange(1, 32), default=3, show_default=True,
-              help="How many, where there is no rs_daemons.cfg yet.")  # fmt: skip
+@click.option(
+    "--daemons",
+    type=click.IntRange(1, 32),
+    default=3,
+    show_default=True,
+    help="How many, if there is no rs_daemons.cfg yet.",
+)
 @click.option(
     "--memory", default="1G", show_default=True, help="The shared memory limit of each, as in rs_daemons.cfg."
 )
-@click.option("--port", type=click.IntRange(1024, 49151), default=7100, show_default=True,
-              help="The first port to try for a new rs_daemons.cfg.")  # fmt: skip
-@click.option("--webhdfs", "door_port", type=click.IntRange(0, 65000), default=9870, show_default=True,
-              help="The first daemon's WebHDFS door, the others' follow; 0 = none.")  # fmt: skip
-def up(settings: Settings, directory: str, daemons: int, memory: str, port: int, door_port: int) -> None:
-    """One command for one machine: writes rs_daemons.cfg where there is none, starts each daemon that does not run, and
-    waits until all of them answer. Run again, it starts those that are gone."""
+@click.option(
+    "--port",
+    type=click.IntRange(1024, 49151),
+    default=7100,
+    show_default=True,
+    help="The first port to try for a new rs_daemons.cfg.",
+)
+@click.option(
+    "--webhdfs",
+    "door_port",
+    type=click.IntRange(0, 65000),
+    default=9870,
+    show_default=True,
+    help="Port of the first daemon's WebHDFS door; the other daemons take the next ones. 0 = none.",
+)
+def up(settings: CommandSettings, directory: str, daemons: int, memory: str, port: int, door_port: int) -> None:
+    """One command for one machine: write rs_daemons.cfg if it does not exist, start each daemon that does not run, and
+    wait until all of them answer. Running it again starts the daemons that have ended."""
     from spark_jms.store.regions.admin.cluster import Cluster
 
     cluster = Cluster(directory)
@@ -39,15 +61,20 @@ def up(settings: Settings, directory: str, daemons: int, memory: str, port: int,
     lost = cluster.lost_regions()
     uri = f"replicated://{cluster.path}"
     if settings.as_json:
-        settings.out.document({
-            "directory": str(cluster.path), "store": uri, "started": list(started.started), "doors": list(started.doors),
-            "lost_regions": list(lost),
-            "daemons": [asdict(info) for info in started.daemons],
-        })  # fmt: skip
+        settings.out.document(
+            {
+                "directory": str(cluster.path),
+                "store": uri,
+                "started": list(started.started),
+                "doors": list(started.doors),
+                "lost_regions": list(lost),
+                "daemons": [asdict(info) for info in started.daemons],
+            }
+        )
         return
     out = settings.out
     count = len(started.started)
-    out.say(f"{len(started.daemons)} daemons run, {count} of them newly started; directory {cluster.path}")
+    out.say(f"{len(started.daemons)} daemons run, {count} of them started now; directory {cluster.path}")
     for info in started.daemons:
         out.say(f"  daemon {info.index}  {info.address}:{info.port}  {info.memory_limit_bytes >> 20} MB")
     if lost:
@@ -63,24 +90,24 @@ def up(settings: Settings, directory: str, daemons: int, memory: str, port: int,
 
 @command("down", short_help="Stop the daemons of this machine.")
 @_directory
-@click.option("--force", is_flag=True, help="Also while regions are open or hold data: all of it is lost.")
-def down(settings: Settings, directory: str, force: bool) -> None:
-    """Safely: refused while a region is open, or while there is data that no other daemon has room for. When all daemons
-    stop, their memory and what is in it is gone: that needs --force, unless there are no regions."""
+@click.option("--force", is_flag=True, help="Stop even if regions are open or hold data: all of it is lost.")
+def down(settings: CommandSettings, directory: str, force: bool) -> None:
+    """Stop safely: refused while a region is open, or while no other daemon has room for the data. Stopping all daemons
+    loses their memory with everything in it; unless there are no regions, that needs --force."""
     from spark_jms.store.regions.admin.cluster import Cluster
 
     stopped = Cluster(directory).down(force)
     if settings.as_json:
         settings.out.document({"stopped": list(stopped)})
     else:
-        settings.out.say(f"stopped: {', '.join(map(str, stopped)) or 'nothing ran'}")
+        settings.out.say(f"stopped: {', '.join(map(str, stopped)) or 'no daemon ran'}")
 
 
 @command("daemons", short_help="The daemons of a cluster.")
 @_directory
 @click.option("--format", "form", type=click.Choice(["table", "list"]), default="table", show_default=True)
-def daemons(settings: Settings, directory: str, form: str) -> None:
-    """As storeadmin's lsd."""
+def daemons(settings: CommandSettings, directory: str, form: str) -> None:
+    """The same as storeadmin's lsd."""
     from spark_jms.store.regions.admin import Admin
     from spark_jms.store.regions.admin.cli import main as storeadmin
 
@@ -97,8 +124,8 @@ def daemons(settings: Settings, directory: str, form: str) -> None:
 @_directory
 @click.option("--format", "form", type=click.Choice(["table", "list"]), default="table", show_default=True)
 @click.argument("expression", default="*")
-def regions(settings: Settings, directory: str, form: str, expression: str) -> None:
-    """As storeadmin's lsr; * in EXPRESSION stands for any characters."""
+def regions(settings: CommandSettings, directory: str, form: str, expression: str) -> None:
+    """The same as storeadmin's lsr; * in EXPRESSION matches any characters."""
     from spark_jms.store.regions.admin import Admin
     from spark_jms.store.regions.admin.cli import main as storeadmin
 

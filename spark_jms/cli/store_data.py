@@ -1,5 +1,5 @@
-"""`jmsq store create`, `ddl`, `check`, `dump`, `compact`, `migrate`, `lock`, `resolve`: a store of any kind, by its URI or as
-the store of the domain (C14, C16, S1)."""
+"""`jmsq store create`, `ddl`, `check`, `dump`, `compact`, `migrate`, `lock`, `resolve`: one store of any kind, by its URI or as
+the domain's store (C14, C16, S1)."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dataclasses import asdict
 
 import click
 
-from spark_jms.cli.settings import Settings, command
+from spark_jms.cli.settings import CommandSettings, command
 
 EXIT_PROBLEMS = 1
 _uri = click.argument("uri", metavar="[URI]", required=False)
 
 
-def _store_of(settings: Settings, uri: str | None) -> str:
+def _store_of(settings: CommandSettings, uri: str | None) -> str:
     return uri or settings.domain().store_uri
 
 
-@command("create", short_help="Make an empty store, its directory or its tables.")
+@command("create", short_help="Create an empty store: its directory or its tables.")
 @click.argument("uri", metavar="URI")
-def create(settings: Settings, uri: str) -> None:
-    """Make the store that URI names: file:///path, jdbc:sqlite:///path/file.db, jdbc:postgresql://user@host/db …
+def create(settings: CommandSettings, uri: str) -> None:
+    """Create the store that URI names: file:///path, jdbc:sqlite:///path/file.db, jdbc:postgresql://user@host/db …
 
-    One that is there is left as it is. `jmsq store ddl` prints what is made in a database.
+    An existing store does not change. `jmsq store ddl` prints the tables of a store in a database.
     """
     from spark_jms.store import open_store
 
@@ -32,13 +32,13 @@ def create(settings: Settings, uri: str) -> None:
     if settings.as_json:
         settings.out.document({"store": uri, "records": count})
         return
-    settings.out.say(f"{uri} is there, with {count:,} record set(s)")
+    settings.out.say(f"{uri} exists, with {count:,} record set(s)")
 
 
-@command("ddl", short_help="Print the SQL that makes the tables of a store in a database.")
+@command("ddl", short_help="Print the SQL that creates the tables of a store in a database.")
 @click.argument("uri", metavar="URI")
-def ddl(settings: Settings, uri: str) -> None:
-    """For an administrator who makes the tables; then use the store with create_tables=no. Nothing is connected to."""
+def ddl(settings: CommandSettings, uri: str) -> None:
+    """For an administrator who creates the tables; then open the store with create_tables=no. Connects to nothing."""
     from spark_jms.store.jdbc.settings import parse_jdbc
     from spark_jms.store.jdbc.tables import ddl
 
@@ -51,8 +51,8 @@ def ddl(settings: Settings, uri: str) -> None:
 
 @command("check", short_help="Read everything and compare every checksum; change nothing.")
 @_uri
-def check(settings: Settings, uri: str | None) -> int:
-    """What is damaged is named, and left as it is. Exit code 1 when something is."""
+def check(settings: CommandSettings, uri: str | None) -> int:
+    """Names every damaged place and changes nothing. Exit code 1 if anything is damaged."""
     from spark_jms.store.admin import check
 
     found = check(_store_of(settings, uri))
@@ -64,7 +64,7 @@ def check(settings: Settings, uri: str | None) -> int:
         )
         for xid in found.in_doubt:
             settings.out.say(f"in doubt: transaction {xid} (jmsq store resolve)")
-        for problem in found.problems or ("all checksums right",):
+        for problem in found.problems or ("all checksums are correct",):
             settings.out.say(problem)
     return EXIT_PROBLEMS if found.problems else 0
 
@@ -72,8 +72,8 @@ def check(settings: Settings, uri: str | None) -> int:
 @command("dump", short_help="Print every record set.")
 @_uri
 @click.option("--values", is_flag=True, help="With the objects' values, in base64.")
-def dump(settings: Settings, uri: str | None, values: bool) -> None:
-    """As one moment has them. With --json one record set a line."""
+def dump(settings: CommandSettings, uri: str | None, values: bool) -> None:
+    """A consistent view of one moment. With --json one record set per line."""
     from spark_jms.store import open_store
     from spark_jms.store.admin import dump
 
@@ -97,9 +97,9 @@ def dump(settings: Settings, uri: str | None, values: bool) -> None:
                 settings.out.say(f"    {key}  {value}{'' if values else ' bytes'}")
 
 
-@command("compact", short_help="Give back room, in place, while others use the store.")
+@command("compact", short_help="Free space in place, while other processes use the store.")
 @_uri
-def compact(settings: Settings, uri: str | None) -> None:
+def compact(settings: CommandSettings, uri: str | None) -> None:
     """The file store begins a new journal; a database vacuums the tables."""
     from spark_jms.store.admin import compact
 
@@ -114,14 +114,15 @@ def compact(settings: Settings, uri: str | None) -> None:
 @command("migrate", short_help="Copy everything into a store of another kind, without loss.")
 @click.argument("source", metavar="SOURCE")
 @click.argument("target", metavar="TARGET")
-@click.option("--salvage", is_flag=True, help="SOURCE is damaged: take all that is readable, name what is not.")
-def migrate(settings: Settings, source: str, target: str, salvage: bool) -> int:
-    """Every record set with its epoch, every object, every prepared transaction; compared at the end.
+@click.option("--salvage", is_flag=True, help="SOURCE is damaged: copy everything readable, name the rest.")
+def migrate(settings: CommandSettings, source: str, target: str, salvage: bool) -> int:
+    """Copy every record set with its epoch, every object and every prepared transaction, and compare at the end.
 
-    Both must be out of use. Interrupted, do it again: what is there already is left. The source stays as it is.
+    No process may use either store. After an interruption, run it again: it skips what the target has already. The
+    source does not change.
 
-    With --salvage also of a file store or database that does not open any more: what is damaged is left out and named,
-    with the record sets that may have lost changes. Exit code 1 when something was left out.
+    With --salvage the source may be a file store or database that cannot be opened any more: the command omits and names
+    damaged places, and the record sets that may have lost changes. Exit code 1 if it omitted anything.
     """
     from spark_jms.store import admin
 
@@ -141,10 +142,10 @@ def migrate(settings: Settings, source: str, target: str, salvage: bool) -> int:
     return code
 
 
-@command("lock", short_help="Who has the store: which process, since when, which incarnation.")
+@command("lock", short_help="Show the owner of the store: process, start time, incarnation.")
 @_uri
-def lock(settings: Settings, uri: str | None) -> None:
-    """Takes no lock and changes nothing, also while the owner hangs."""
+def lock(settings: CommandSettings, uri: str | None) -> None:
+    """Takes no lock and changes nothing, even if the owner hangs."""
     from spark_jms.store.admin import lock_status
 
     found = lock_status(_store_of(settings, uri))
@@ -156,7 +157,7 @@ def lock(settings: Settings, uri: str | None) -> None:
         settings.out.say(f"engine       {found.engine}, store version {found.version}")
         settings.out.say(f"incarnation  {found.incarnation}")
     if found.owner:
-        state = "answers" if found.answers else "does not answer" if found.held else "is gone"
+        state = "answers" if found.answers else "does not answer" if found.held else "has ended"
         settings.out.say(f"owner        {found.owner}; it {state}")
     for info in found.sessions:
         settings.out.say(f"session      {info.session_id}  {info.label}")
@@ -165,13 +166,13 @@ def lock(settings: Settings, uri: str | None) -> None:
 @command("resolve", short_help="Commit or roll back a prepared transaction; without one, list them.")
 @_uri
 @click.option("--transaction", metavar="ID", help="Which one.")
-@click.option("--commit/--rollback", default=None, help="What its coordinator has decided.")
-def resolve(settings: Settings, uri: str | None, transaction: str | None, commit: bool | None) -> None:
-    """A prepared transaction locks the keys it names until it is resolved, whatever died in between."""
+@click.option("--commit/--rollback", default=None, help="The decision of its coordinator.")
+def resolve(settings: CommandSettings, uri: str | None, transaction: str | None, commit: bool | None) -> None:
+    """A prepared transaction locks its keys until you resolve it, even if every process involved has died."""
     from spark_jms.store import open_store
 
     if transaction is not None and commit is None:
-        raise click.UsageError("say --commit or --rollback")
+        raise click.UsageError("give --commit or --rollback")
     with open_store(_store_of(settings, uri), create=False) as store:
         if transaction is not None and commit is not None:
             store.resolve(transaction, commit)

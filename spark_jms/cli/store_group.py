@@ -1,4 +1,4 @@
-"""`jmsq store`: the group of all commands that look after stores; each family of them is a module of its own."""
+"""`jmsq store`: the group of the commands that look after stores, in one module per family."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from spark_jms.cli import store_cluster, store_data
 
 @click.group("store", short_help="Stores: create, check, move, and the daemons of a replicated one.")
 def store() -> None:
-    """The stores behind the checkpoint layer: file, jdbc, replicated."""
+    """The stores that keep positions and claims: file, jdbc, replicated."""
 
 
 for _command in (*store_data.COMMANDS, *store_cluster.COMMANDS):

@@ -38,7 +38,7 @@ def domain(root: str) -> str:
 
 @pytest.fixture
 def jmsq(root: str) -> Jmsq:
-    """Runs a command on the root; `code` is the exit code it must have."""
+    """Runs a command on the root and checks its exit code."""
 
     def run(*arguments: str, code: int = 0, input: str | bytes | None = None) -> Result:
         result = CliRunner().invoke(cli, [*arguments, "--root", root], input=input)
@@ -59,7 +59,7 @@ def js(jmsq: Jmsq) -> Callable[..., Any]:
 
 @pytest.fixture
 def in_doubt(domain: str) -> Iterator[str]:
-    """A claim of 3 messages whose consumer, which could come back, is dead."""
+    """A claim of 3 messages in doubt: its consumer is dead and may restart."""
     with connect(domain, housekeeping=False) as context:
         context.producer("invoices").send_many({"text": f"m{i}"} for i in range(3))
     opened = Domain(domain)
@@ -105,7 +105,7 @@ def test_apply_makes_changes_and_refuses(root: str, tmp_path: Path, jmsq: Jmsq, 
     assert "was made with 2 members" in jmsq("apply", str(file), code=1).stderr
 
 
-def test_a_wrong_module_file_changes_nothing(root: str, tmp_path: Path, jmsq: Jmsq) -> None:
+def test_invalid_module_file_changes_nothing(root: str, tmp_path: Path, jmsq: Jmsq) -> None:
     file = tmp_path / "module.yaml"
     file.write_text("destinations:\n  a: {kind: queue}\n  b: {kind: quue}\n")
     assert jmsq("apply", str(file), code=1).stderr.startswith(f"jmsq: {file}:3: destinations.b.kind is 'quue'")
@@ -171,7 +171,7 @@ def test_send_receive_and_browse(domain: str, jmsq: Jmsq, js: Callable[..., Any]
     assert jmsq("browse", "orders").stdout == "orders is empty\n"
     assert len(lines(jmsq("browse", "orders", "--all", "--json"))) == 1
     nothing = jmsq("receive", "orders", "--timeout", "0", code=3)
-    assert (nothing.stdout, nothing.stderr) == ("", "jmsq: nothing came from orders within 0 s\n")
+    assert (nothing.stdout, nothing.stderr) == ("", "jmsq: no message arrived from orders within 0 s\n")
     assert jmsq("receive", "orders", "--timeout", "0", "--json", code=3).output == ""
 
 
@@ -200,7 +200,7 @@ def test_sending_many(domain: str, tmp_path: Path, jmsq: Jmsq, js: Callable[...,
     assert js("stat", "orders")["destinations"][0]["backlog"] == 0
 
 
-def test_what_is_not_acknowledged_comes_again_flagged(domain: str, jmsq: Jmsq) -> None:
+def test_unacknowledged_messages_are_redelivered_flagged(domain: str, jmsq: Jmsq) -> None:
     jmsq("send", "invoices", "--text", "a")
     assert "redelivered" not in jmsq("receive", "invoices", "--no-ack").stdout
     again = jmsq("receive", "invoices").stdout
@@ -221,7 +221,7 @@ def test_topics_and_their_subscriptions(domain: str, jmsq: Jmsq, js: Callable[..
     assert {name: row["backlog"] for name, row in rows.items()} == {"early": 0, "late": 1}
     assert js("subscriptions", "--drop", "prices/late") == {"dropped": "prices/late", "backlog": 1}
     assert [r["subscription"] for r in js("subscriptions", "prices")] == ["early"]
-    # made again under the old name, it starts where it is told to
+    # a new subscription of the old name starts where the option says
     again = lines(
         jmsq("receive", "prices", "--subscription", "late", "--starting-position", "earliest", "--max", "2", "--json")
     )
@@ -231,7 +231,7 @@ def test_topics_and_their_subscriptions(domain: str, jmsq: Jmsq, js: Callable[..
     assert "DEST/NAME" in jmsq("subscriptions", "--drop", "prices", code=2).stderr
 
 
-def test_a_subscription_in_use_is_not_dropped(domain: str, jmsq: Jmsq) -> None:
+def test_subscription_in_use_is_not_dropped(domain: str, jmsq: Jmsq) -> None:
     with connect(domain, housekeeping=False) as context:
         context.consumer("prices", subscription="billing").receive(0)
         assert (
@@ -250,8 +250,8 @@ def test_a_subscription_in_use_is_not_dropped(domain: str, jmsq: Jmsq) -> None:
         (["send", "orders", "--text", "a", "--binary"], "--binary goes with --file"),
         (["send", "orders", "--text", "a", "-p", "color"], "NAME:TYPE=VALUE"),
         (["send", "orders", "--text", "a", "-p", "n:integer=5"], "TYPE one of string, boolean"),
-        (["send", "orders", "--text", "a", "-p", "n:int=five"], "'five' is no int (property n)"),
-        (["send", "orders", "--text", "a", "-p", "n:byte=128"], "'128' is no byte"),
+        (["send", "orders", "--text", "a", "-p", "n:int=five"], "'five' is not of type int (property n)"),
+        (["send", "orders", "--text", "a", "-p", "n:byte=128"], "'128' is not of type byte"),
         (["send", "orders", "--text", "a", "-p", "n:boolean=1"], "'1' is no boolean"),
         (["send", "orders", "--text", "a", "--priority", "10"], "0<=x<=9"),
         (["send", "orders", "--text", "a", "--delay", "soon"], "not a duration"),
@@ -264,7 +264,7 @@ def test_a_subscription_in_use_is_not_dropped(domain: str, jmsq: Jmsq) -> None:
         (["list", "--jsn"], "No such option"),
     ],
 )
-def test_wrong_usage_is_2_and_one_line(domain: str, jmsq: Jmsq, arguments: list[str], said: str) -> None:
+def test_wrong_usage_exits_with_2_and_one_line(domain: str, jmsq: Jmsq, arguments: list[str], said: str) -> None:
     result = jmsq(*arguments, code=2, input="")
     assert result.stdout == ""
     assert result.stderr.startswith("jmsq: ")
@@ -292,7 +292,7 @@ def test_wrong_usage_is_2_and_one_line(domain: str, jmsq: Jmsq, arguments: list[
         (["apply", "gone.yaml"], "ModuleFileError"),
     ],
 )
-def test_errors_are_named_and_1(domain: str, jmsq: Jmsq, arguments: list[str], kind: str) -> None:
+def test_errors_are_named_and_exit_with_1(domain: str, jmsq: Jmsq, arguments: list[str], kind: str) -> None:
     plain = jmsq(*arguments, code=1)
     assert plain.stdout == ""
     assert plain.stderr.startswith("jmsq: ")
@@ -336,7 +336,7 @@ def test_watching_shows_rates(domain: str, jmsq: Jmsq, monkeypatch: pytest.Monke
 
 
 # -- claims ---------------------------------------------------------------------------------------------------------------
-def test_a_claim_in_doubt_is_listed_and_released(in_doubt: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
+def test_claim_in_doubt_is_listed_and_released(in_doubt: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
     (row,) = js("claims")
     assert {
         k: row[k]
@@ -376,7 +376,7 @@ def test_a_claim_in_doubt_is_listed_and_released(in_doubt: str, jmsq: Jmsq, js: 
     assert jmsq("claims").stdout == "no message is in a consumer's hands\n"
 
 
-def test_a_live_claim_is_taken_from_its_consumer(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
+def test_release_of_a_live_claim_fences_its_consumer(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
     jmsq("send", "invoices", "--text", "a")
     with connect(domain, housekeeping=False) as context:
         message = context.consumer("invoices").receive(5)
@@ -389,7 +389,7 @@ def test_a_live_claim_is_taken_from_its_consumer(domain: str, jmsq: Jmsq, js: Ca
     assert js("stat", "invoices")["destinations"][0]["backlog"] == 1
 
 
-def test_a_record_that_is_not_handed_over_is_named(domain: str, jmsq: Jmsq) -> None:
+def test_record_that_is_not_handed_over_is_named(domain: str, jmsq: Jmsq) -> None:
     jmsq("send", "invoices", "--text", "a")
     opened = Domain(domain)
     with views.opened_store(opened) as store:
@@ -402,7 +402,7 @@ def test_a_record_that_is_not_handed_over_is_named(domain: str, jmsq: Jmsq) -> N
 
 
 # -- purge ----------------------------------------------------------------------------------------------------------------
-def test_purge_drops_the_backlog_but_not_what_is_claimed(in_doubt: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
+def test_purge_drops_the_backlog_but_not_claimed_messages(in_doubt: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
     jmsq("send", "invoices", "--text", "x", "--count", "4")
     assert js("purge", "invoices", "--yes") == {
         "destination": "invoices",
@@ -424,7 +424,7 @@ def test_purge_drops_the_backlog_but_not_what_is_claimed(in_doubt: str, jmsq: Jm
     assert [r["messages"] for r in js("acks", "invoices", "--limit", "1")["rows"]] == [3]
 
 
-def test_purge_asks(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
+def test_purge_asks_for_confirmation(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
     jmsq("send", "orders", "--text", "x", "--count", "6")
     refused = jmsq("purge", "orders", input="n\n", code=1)
     assert "Drop 6 message(s) of orders?" in refused.stderr
@@ -435,7 +435,7 @@ def test_purge_asks(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
     assert js("stat", "orders")["destinations"][0]["backlog"] == 3
 
 
-def test_purge_of_what_is_acknowledged_drops_nothing(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
+def test_purge_of_acknowledged_messages_drops_nothing(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
     jmsq("send", "invoices", "--text", "a")
     jmsq("send", "invoices", "--text", "b")
     jmsq("receive", "invoices")
@@ -480,7 +480,7 @@ def test_housekeeping_once(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> N
         other.close()
 
 
-def test_an_interrupt_is_130(domain: str, jmsq: Jmsq, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_exits_with_130(domain: str, jmsq: Jmsq, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 

@@ -101,7 +101,7 @@ def test_the_commands(uri_of: Callable[[str], str], kind: str) -> None:
     assert document("create", uri)["records"] == 7
     checked = document("check", uri)
     assert (checked["record_count"], checked["in_doubt"], checked["problems"]) == (7, ["in-doubt"], [])
-    assert "all checksums right" in run("check", uri).output
+    assert "all checksums are correct" in run("check", uri).output
     lines = [json.loads(line) for line in run("dump", uri, "--json").output.splitlines()]
     assert [line["name"] for line in lines] == [f"r{number}" for number in range(7)]
     assert lines[0]["objects"] == {"k": 1, "k0": 256}

@@ -1,4 +1,4 @@
-"""C14: the jmsq command as a process: light to start, quiet when its reader goes, an interrupt gives everything back."""
+"""C14: the jmsq command as a process: it starts light, ends quietly with its reader, and releases messages on an interrupt."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def domain(root: str) -> str:
 
 
 def modules_after(*arguments: str) -> set[str]:
-    """The top-level modules that a command has loaded when it ends."""
+    """The top-level modules a command has loaded when it ends."""
     code = f"{LOADED}; from spark_jms.cli.main import main; sys.argv[1:] = {list(arguments)!r}; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode in (0, 3), done.stderr
@@ -55,7 +55,7 @@ def test_no_command_loads_pyspark(domain: str) -> None:
         assert not modules_after(*arguments, "--root", domain) & {"pyspark", "py4j", "delta"}
 
 
-def test_whoever_reads_may_go(domain: str) -> None:
+def test_reader_may_close_the_output(domain: str) -> None:
     with connect(domain, housekeeping=False) as context:
         context.producer("orders").send_many({"text": "x" * 1000} for _ in range(3000))
     for arguments in (
@@ -77,7 +77,7 @@ def test_whoever_reads_may_go(domain: str) -> None:
     assert 500 < left <= 3000
 
 
-def test_an_interrupted_receive_has_acknowledged_what_it_printed(domain: str) -> None:
+def test_interrupted_receive_has_acknowledged_the_printed_messages(domain: str) -> None:
     with connect(domain, housekeeping=False) as context:
         context.producer("orders").send_many({"text": str(i)} for i in range(3))
         command = [*JMSQ, "receive", "orders", "--max", "0", "--timeout", "60", "--json", "--root", domain]
@@ -98,7 +98,7 @@ def test_an_interrupted_receive_has_acknowledged_what_it_printed(domain: str) ->
         assert views.claims(opened, store, "orders") == []
 
 
-def test_lines_are_sent_as_they_come(domain: str) -> None:
+def test_lines_are_sent_as_they_arrive(domain: str) -> None:
     with (
         connect(domain, housekeeping=False) as context,
         subprocess.Popen([*JMSQ, "send", "orders", "--stdin", "--root", domain], stdin=subprocess.PIPE) as process,

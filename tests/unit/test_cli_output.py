@@ -33,7 +33,7 @@ def test_values_as_json() -> None:
 
 
 @given(st.text())
-def test_a_message_cannot_steer_a_terminal(text: str) -> None:
+def test_message_cannot_control_the_terminal(text: str) -> None:
     shown = visible(text)
     assert not any(ord(c) < 32 and c not in "\n\t" for c in shown)
     assert not any(0x7F <= ord(c) < 0xA0 for c in shown)
@@ -42,7 +42,7 @@ def test_a_message_cannot_steer_a_terminal(text: str) -> None:
     assert len(clip(text, 10)) <= 10
 
 
-def test_control_characters_are_shown() -> None:
+def test_control_characters_are_escaped() -> None:
     assert visible("a\x1b[31mb\x00\u202e") == "a\\x1b[31mb\\x00\\u202e"
 
 
@@ -66,7 +66,7 @@ def test_cells() -> None:
     assert [cell(v) for v in (None, "", True, 1234567, 1234.56, "x")] == ["–", "–", "yes", "1,234,567", "1,234.6", "x"]
 
 
-def test_tables_take_text_as_it_is() -> None:
+def test_tables_print_text_literally() -> None:
     file = io.StringIO()
     Output(False, file).table("", ("a", "b"), [("[red]x[/red] :smile:", 1)], "none")
     assert "[red]x[/red] :smile:" in file.getvalue()
@@ -75,7 +75,7 @@ def test_tables_take_text_as_it_is() -> None:
     assert file.getvalue().endswith("there is nothing\n")
 
 
-def test_json_is_ascii_where_the_output_is_not_unicode() -> None:
+def test_json_is_ascii_if_the_output_is_not_unicode() -> None:
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding="latin-1")
     Output(True, file).record({"text": "é€😀"})
@@ -83,7 +83,7 @@ def test_json_is_ascii_where_the_output_is_not_unicode() -> None:
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\n\r", codec="utf-8"))), st.booleans(), st.integers(1, 7))
-def test_every_line_is_one_message(lines: list[str], ended: bool, step: int) -> None:
+def test_each_line_is_one_message(lines: list[str], ended: bool, step: int) -> None:
     data = "\n".join(lines).encode() + (b"\n" if ended and lines else b"")
 
     class Slow(io.BytesIO):
@@ -95,7 +95,7 @@ def test_every_line_is_one_message(lines: list[str], ended: bool, step: int) -> 
     assert got == wanted
 
 
-def test_a_line_that_is_no_text_is_named() -> None:
+def test_line_that_is_not_text_is_named() -> None:
     parts = _lines(io.BytesIO(b"good\n\xff\xfe\n"), {})
     with pytest.raises(click.UsageError, match="line 2 of standard input is not UTF-8"):
         list(parts)
