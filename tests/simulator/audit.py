@@ -10,7 +10,7 @@ from spark_jms.store.regions.core.directory import Holder, RegionEntry
 from spark_jms.store.regions.core.instance import walk
 from spark_jms.store.regions.core.space import BLOCK_BYTES, FREE, Block
 from tests.simulator.client import SimClient
-from tests.simulator.cluster import Cluster
+from tests.simulator.cluster import SimCluster
 from tests.simulator.errors import Violation
 from tests.simulator.observer import Observer
 
@@ -20,7 +20,7 @@ CALM_MS = 300.0  # by then the daemons of a new world know each other
 class StoreAudit(Observer):
     """`faults`: empty until the first fault. `tight`: daemons may have no memory for a second copy."""
 
-    def __init__(self, cluster: Cluster, clients: list[SimClient], faults: Sized, tight: bool) -> None:
+    def __init__(self, cluster: SimCluster, clients: list[SimClient], faults: Sized, tight: bool) -> None:
         self._cluster = cluster
         self._clients = clients
         self._faults = faults

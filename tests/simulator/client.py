@@ -18,18 +18,17 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
-from spark_jms.store.errors import RegionFullError
 from spark_jms.store.regions.core.protocol import Failure, Ping, RegionMessage, RegionRow, Reply, Revoked
 from spark_jms.store.regions.core.space import RegionSpace
 from tests.simulator.acknowledged import Acknowledged
-from tests.simulator.cluster import Cluster
+from tests.simulator.cluster import SimCluster
 from tests.simulator.connections import ClientConnection, ClientEnd
 from tests.simulator.daemons import SimDaemon
 from tests.simulator.errors import Violation
 from tests.simulator.invariants import Invariants
 from tests.simulator.session import StoreSession
+from tests.simulator.workload import Wish, Workload
 
-MAX_REGIONS = 3
 MAX_WRITES = 16
 CONNECT_TIMEOUT_MS = 40_000.0
 ANSWER_TIMEOUT_MS = 4_000.0
@@ -52,7 +51,7 @@ class SimClient(ClientEnd):
         number: int,
         store: str,
         region_bytes: int,
-        cluster: Cluster,
+        cluster: SimCluster,
         invariants: Invariants,
         chance: random.Random,
         acknowledged: Acknowledged,
@@ -65,6 +64,7 @@ class SimClient(ClientEnd):
         self._cluster = cluster
         self._invariants = invariants
         self._chance = chance
+        self._workload = Workload(chance, self.name.encode(), region_bytes)
         self.acknowledged = acknowledged
         self._rivals = rivals
         rivals.append(self)
@@ -271,33 +271,13 @@ class SimClient(ClientEnd):
                 self._operate()
 
     def _operate(self) -> None:
-        chance, session = self._chance, self._session
-        handles = list(session.core.places)
-        dice = chance.random()
-        if not session.writes:
+        if not self._session.writes:
             self._progress_ms = self._cluster.now_ms
-        try:
-            if handles and dice < 0.25:
-                session.delete(chance.choice(handles))
-            elif handles and dice < 0.45:
-                session.update(chance.choice(handles), self._value())
-            elif handles and dice < 0.55:
-                session.read(chance.choice(handles))
-            elif dice < 0.57 and not session.writes:
+        match self._workload.operate(self._session):
+            case Wish.LEAVE:
                 self._leave()
-            else:
-                session.create(self._value())
-        except RegionFullError:
-            self._make_room()
-
-    def _make_room(self) -> None:
-        if len(self._session.core.regions) < MAX_REGIONS and self._chance.random() < 0.5:
-            if self.phase is Phase.READY:
+            case Wish.NEW_REGION:
                 self.phase = Phase.LOADING
-            self._session.new_region()
-        elif self._session.core.places:
-            self._session.delete(self._chance.choice(list(self._session.core.places)))
-
-    def _value(self) -> bytes:
-        length = self._chance.choice((0, 1, 40, 200, 900, self._region_bytes // 10))
-        return self.name.encode() + self._chance.randbytes(8) + bytes(length)
+                self._session.new_region()
+            case Wish.NOTHING:
+                pass

@@ -31,8 +31,10 @@ from tests.simulator.observer import Observer
 from tests.simulator.schedule import Schedule
 from tests.simulator.timing import Timing
 
+ADMINISTRATOR_STAYS_MS = 5_000.0
 
-class Cluster:
+
+class SimCluster:
     def __init__(
         self,
         daemons: int,
@@ -173,11 +175,15 @@ class Cluster:
 
     # ---- clients
 
-    def next_connection(self) -> int:
-        return next(self._numbers)
+    def ask_once(self, daemon: SimDaemon, message: RegionMessage) -> None:
+        """From an administrator who does not wait for the answer, but stays connected for a while."""
+        core, number = daemon.running, next(self._numbers)
+        daemon.feed(core, lambda: core.client_came(daemon.clock_ms(), number, f"admin{number}"))
+        daemon.feed(core, lambda: core.from_client(daemon.clock_ms(), number, message))
+        self.schedule.later(ADMINISTRATOR_STAYS_MS, lambda: self._client_gone(daemon, core, number))
 
     def connect(self, daemon: SimDaemon, end: ClientEnd) -> ClientConnection:
-        core, number = daemon.running, self.next_connection()
+        core, number = daemon.running, next(self._numbers)
         there = Wire(
             lambda message: daemon.feed(core, lambda: core.from_client(daemon.clock_ms(), number, message)),
             lambda: self.disconnect(connection),

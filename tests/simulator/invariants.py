@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spark_jms.store.regions.core.directory import RegionEntry
-from tests.simulator.cluster import Cluster
+from tests.simulator.cluster import SimCluster
 from tests.simulator.daemons import SimDaemon
 from tests.simulator.errors import Violation
 from tests.simulator.observer import Observer
@@ -13,7 +13,7 @@ class Invariants(Observer):
     """`may_lose`: both copies of a region may die. `may_force`: daemons may be shut down by force. `lost` counts the
     regions that clients found lost."""
 
-    def __init__(self, cluster: Cluster, may_lose: bool, may_force: bool = False) -> None:
+    def __init__(self, cluster: SimCluster, may_lose: bool, may_force: bool = False) -> None:
         self._cluster = cluster
         self.may_lose = may_lose
         self.may_force = may_force

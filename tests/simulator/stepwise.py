@@ -21,7 +21,7 @@ from spark_jms.store.regions.core.protocol import (
     Shutdown,
     WriteRegion,
 )
-from tests.simulator.cluster import Cluster
+from tests.simulator.cluster import SimCluster
 from tests.simulator.connections import ClientConnection, ClientEnd
 from tests.simulator.directory import LateChange, SimDirectory
 from tests.simulator.observer import Observer
@@ -133,7 +133,7 @@ class StepCluster:
     """`sim` is the cluster itself; this class names daemons by their index and waits for conditions."""
 
     def __init__(self, daemons: int, limit: int = 100 * SIZE, **settings: Any) -> None:
-        self.sim = Cluster(daemons, limit, DaemonSettings(**settings))
+        self.sim = SimCluster(daemons, limit, DaemonSettings(**settings))
         self.entries = self.sim.directory.entries
         self._log = LogLines()
         self.log = self._log.lines

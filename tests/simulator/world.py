@@ -16,7 +16,7 @@ from spark_jms.store.regions.core.daemon import DaemonCore, DaemonSettings
 from tests.simulator.acknowledged import Acknowledged
 from tests.simulator.audit import StoreAudit
 from tests.simulator.client import SimClient
-from tests.simulator.cluster import Cluster
+from tests.simulator.cluster import SimCluster
 from tests.simulator.errors import Violation
 from tests.simulator.faults import Fault, Faults
 from tests.simulator.invariants import Invariants
@@ -69,7 +69,7 @@ class World:
         may_lose = chance.random() < 0.2
         stores = chance.randint(1, 3)
         rivals = 1 if chance.random() < 0.3 else 0
-        self.cluster = Cluster(
+        self.cluster = SimCluster(
             daemons,
             region_bytes * (MEMORY_REGIONS // 4 if tight else MEMORY_REGIONS),
             SETTINGS,
@@ -168,7 +168,6 @@ class World:
         self._faults.end()
         for client in self.clients:
             client.finishing, client.checks = True, 0
-        self._faults.remove_rivals()
 
     def _check_end(self) -> None:
         self._invariants.check_copies(final=True)

@@ -1,0 +1,99 @@
+"""Faults of daemons: they die, stand still, leave, and their clocks jump."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from spark_jms.store.regions.core.daemon import DaemonCore
+from spark_jms.store.regions.core.directory import Holder
+from spark_jms.store.regions.core.protocol import Shutdown
+from tests.simulator.cluster import SimCluster
+from tests.simulator.daemons import SimDaemon
+from tests.simulator.draw import Draw
+from tests.simulator.errors import DiedInCall
+
+MAX_STALLED = 2
+
+
+class DaemonFaults:
+    """`may_lose`: the last copy of a region may die. `before_death`: called before a daemon is killed."""
+
+    def __init__(self, cluster: SimCluster, draw: Draw, may_lose: bool, before_death: Callable[[], None]) -> None:
+        self._cluster = cluster
+        self._draw = draw
+        self._may_lose = may_lose
+        self._before_death = before_death
+        self._stalled = 0
+        cluster.directory_faults.stall = self.stall_in_call
+
+    def crash(self) -> None:
+        daemon = self._draw.any_up()
+        if daemon is not None:
+            self._kill(daemon)
+
+    def massacre(self) -> None:
+        spared = self._draw.chance.choice(self._cluster.daemons)
+        for daemon in self._cluster.daemons:
+            if daemon is not spared and daemon.core is not None:
+                self._draw.later(self._draw.chance.uniform(0, 20), lambda daemon=daemon: self._kill(daemon))  # type: ignore[misc]
+
+    def _kill(self, daemon: SimDaemon) -> None:
+        if daemon.core is not None and (self._may_lose or not self._holds_a_last_copy(daemon)):
+            self._before_death()
+            self._cluster.crash(daemon)
+            self._cluster.start_later(daemon, self._draw.chance.choice((50, 1000, 4000)))
+
+    def _holds_a_last_copy(self, daemon: SimDaemon) -> bool:
+        me, alive = daemon.running.me, self._cluster.directory.alive
+        entries = (*self._cluster.directory.entries.values(), *self._cluster.directory_faults.pending)
+        return any(
+            me in entry.holders() and not any(h != me and h in alive for h in entry.holders()) for entry in entries
+        )
+
+    def pause(self) -> None:
+        daemon = self._draw.any_up()
+        if daemon is not None:
+            core = daemon.running
+            self._cluster.pause(daemon)
+            self._draw.later_one_of((300, 1500, 2500, 6000), lambda: self._wake(daemon, core))
+
+    def _wake(self, daemon: SimDaemon, core: DaemonCore) -> None:
+        if daemon.core is core:
+            self._cluster.wake(daemon)
+
+    def stall(self) -> None:
+        faults = self._cluster.directory_faults
+        faults.stalling = 0.05
+        self._draw.later(1_500, lambda: setattr(faults, "stalling", 0.0))
+
+    def stall_in_call(self, holder: Holder) -> None:
+        """The daemon stands still in the middle of an event while the world continues; it may even die there."""
+        cluster, daemon = self._cluster, self._cluster.daemons[holder.daemon]
+        core = daemon.core
+        if core is None or core.me != holder or daemon.paused or self._stalled >= MAX_STALLED:
+            return
+        self._stalled += 1
+        daemon.paused = True
+        cluster.note(f"daemon {daemon.index} stands still in the middle of a call")
+        cluster.schedule.run_until(cluster.now_ms + self._draw.chance.choice((300, 1500, 3000, 6000)))
+        self._stalled -= 1
+        if daemon.core is not core:
+            raise DiedInCall
+        cluster.note(f"daemon {daemon.index} continues")
+        daemon.late = True
+        self._draw.later(0.0, lambda: self._wake(daemon, core))
+
+    def clock(self) -> None:
+        daemon = self._draw.chance.choice(self._cluster.daemons)
+        daemon.wall_skew_us += self._draw.chance.choice((-3_600_000_000, 5_000_000, 86_400_000_000))
+
+    def drain(self) -> None:
+        daemon = self._draw.any_up(keep=2)
+        if daemon is None:
+            return
+        entries = self._cluster.directory.entries.values()
+        if any(daemon.running.me in entry.holders() and entry.opener for entry in entries):
+            for connection in list(self._cluster.connections.values()):
+                if connection.daemon is daemon:
+                    self._cluster.disconnect(connection)
+        self._cluster.ask_once(daemon, Shutdown(1, [daemon.index], False))
