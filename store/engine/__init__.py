@@ -1,14 +1,23 @@
-"""A store that one process owns and serves to the sessions of many: the engine model, whatever keeps the entries.
+"""A store that one process, the engine, owns and serves to the sessions of many, wherever its entries are kept.
 
-Persistence   (persistence.py)     the place: load, append, ownership; by the store that uses this package
-EngineFinder         (backend.py)  who is the engine now; by the same
-Server        (server.py)   the engine: threads and sockets around `EntryLog` (entry_log.py) and `Liveness` (liveness.py)
-EngineBackend (backend.py)  the client: sessions and group commit behind the store's `Backend` port
-Access        (access.py)   its way to the ledger: in the engine's own process, or over sockets with a replica
-wire.py                     frames and messages between the two
+A commit on its way down:
+
+    EngineBackend      backend.py             the client; keeps its writes exactly once across engines
+    EngineRoute        route.py               the way to the current engine, and to the next when it is lost
+    Access             access.py              local_access.py: the plan runs inside the engine's write
+                                              remote_access.py: the plan runs on a replica, its entries are sent
+    Server             server.py              the engine; one group commit for all writes
+    SharedWrite        shared_write.py        one physical write in the making
+    EntryLog           entry_log.py           decides what fits; remembers outcomes
+    Persistence        persistence.py         the port to the disk, the database or the regions
+
+Beside it: EngineFinder (finder.py) is the port that says who the engine is; ClientConnections (client_connections.py), link.py
+and wire.py carry what processes say to each other; Liveness (liveness.py) and SessionHeartbeat (session_heartbeat.py) keep
+sessions alive; testing.py has the fakes.
 """
 
-from spark_jms.store.engine.backend import EngineBackend, EngineFinder
+from spark_jms.store.engine.backend import EngineBackend
+from spark_jms.store.engine.finder import EngineFinder
 from spark_jms.store.engine.link import Address
 from spark_jms.store.engine.persistence import LedgerBatch, Loaded, OwnershipLostError, Persistence
 from spark_jms.store.engine.server import Server
@@ -16,13 +25,13 @@ from spark_jms.store.engine.testing import MemoryFinder, MemoryPersistence
 
 __all__ = [
     "Address",
+    "EngineBackend",
+    "EngineFinder",
     "LedgerBatch",
     "Loaded",
-    "MemoryPersistence",
     "MemoryFinder",
+    "MemoryPersistence",
     "OwnershipLostError",
     "Persistence",
-    "EngineFinder",
-    "EngineBackend",
     "Server",
 ]

@@ -1,31 +1,32 @@
-"""The engine's book: the ledger, its position, its newest history, and what became of each append. Pure.
+"""The engine's log: the ledger, its position, its newest history, and the outcomes of the newest appends. Pure.
 
-Theory. The position counts the entries since the store began. A client holds a replica of the ledger at some position;
-it runs its plan there (on a scratch), and sends the entries with its position. An entry carries its own guard: the
-ledger applies it only where it fits (an epoch, a holder, an id). So entries made on an old position are taken when they
-still fit, and *refused* when one does not: then the client reads what it has missed and runs its plan again. This is a
-compare-and-append in which only what matters is compared; processes that use different record sets never disturb each
-other, and all that came in meanwhile shares one physical write (`plan_round`).
+Theory. The position counts the entries since the store began. A client in another process holds a replica of the ledger at
+some position, runs its plans there, and sends the entries with that position. Every entry carries its own guard: the ledger
+applies it only where its epoch, holder or id fits. So the engine takes entries that were made on an old position if they
+still fit, and refuses them otherwise; then the client catches up and plans again. This is a compare-and-append that
+compares only what matters: processes that use different record sets never disturb each other, and all appends that arrive
+during one physical write share the next (shared_write.py).
 
-    token                        base                          verdict
-    known, or in this round too  any                           TAKEN: it was kept, the answer got lost
-    unknown, sent before         before `known_since`          UNKNOWN: too long ago to tell
-    unknown, all entries fit     any other                     TAKEN in this round
-    unknown, one does not fit    any other                     REFUSED
+    token                            base                     verdict
+    known, or in this write already  any                      TAKEN: it was kept, the answer was lost
+    unknown, sent again              before `known_since`     UNKNOWN: too old to tell
+    unknown, all entries fit         any other                TAKEN in this write
+    unknown, one does not fit        any other                REFUSED
 
-`plan_round` changes nothing; `keep` takes the round over once it is durable. Whoever is not far behind is sent the
-entries missed, others a snapshot; another incarnation's position says nothing, so it too is sent a snapshot.
+`propose` changes the shared write only; `keep` takes the write over once it is durable. A client that is not far behind
+gets the entries it missed, any other a snapshot. The position of another incarnation means nothing, so it gets one too.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
 from spark_jms.store.engine.persistence import LedgerBatch, Loaded
 from spark_jms.store.engine.scratch_ledger import ScratchLedger
+from spark_jms.store.engine.shared_write import Proposal, SharedWrite
 from spark_jms.store.ledger.ledger import Entry, Ledger, LedgerError, Restored, Written
 
 HISTORY_ENTRIES = 8_192
@@ -41,29 +42,12 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True)
-class Proposal:
-    """`base` is the position of the client when it first sent this token; `again`: it has sent it before."""
-
-    token: str
-    base: int
-    entries: tuple[Entry, ...]
-    again: bool = False
-
-
-@dataclass(frozen=True)
 class Page:
-    """What to do to get to `position`: apply the entries, on an empty ledger when it is a snapshot."""
+    """How a client gets to `position`: it applies the entries, on an empty ledger when the page is a snapshot."""
 
     entries: tuple[Entry, ...]
     position: int
     snapshot: bool
-
-
-@dataclass(frozen=True)
-class Round:
-    verdicts: tuple[Verdict, ...]
-    batch: LedgerBatch | None
-    """None when nothing has to be written."""
 
 
 class EntryLog:
@@ -95,48 +79,36 @@ class EntryLog:
             return Page(tuple(self.ledger.snapshot()), self.position, True)
         if missed == 0:
             return Page((), self.position, False)
-        # From the right: the history may be long, what is missed seldom is.
+        # From the right: the history may be long, the missed part seldom is.
         newest = [self._history[-number] for number in range(missed, 0, -1)] if missed < 32 else None
         return Page(tuple(newest or list(self._history)[-missed:]), self.position, False)
 
     # ---- writing
 
-    def plan_round(self, proposals: Sequence[Proposal], after: ScratchLedger | None = None) -> Round:
-        """`after`: a scratch of this book's ledger as it was at the base of the first proposal, with its entries on it."""
-        taken: list[Entry] = []
-        tokens: list[str] = []
-        verdicts = []
-        scratch, rest = ScratchLedger(self.ledger), proposals
-        if after is not None and proposals[0].base == self.position:
-            scratch, rest = after, proposals[1:]
-            verdicts.append(Verdict.TAKEN)
-            taken.extend(proposals[0].entries)
-            tokens.append(proposals[0].token)
-        for proposal in rest:
-            if proposal.token in self._outcomes or proposal.token in tokens:
-                verdicts.append(Verdict.TAKEN)
-                continue
-            if proposal.again and proposal.base < self._known_since:
-                verdicts.append(Verdict.UNKNOWN)
-                continue
-            try:
-                for entry in proposal.entries:
-                    scratch.apply(entry)
-            except LedgerError:
-                verdicts.append(Verdict.REFUSED)
-                scratch = ScratchLedger(self.ledger)  # it may hold the first half of the refused one
-                for entry in taken:
-                    scratch.apply(entry)
-                continue
-            verdicts.append(Verdict.TAKEN)
-            taken.extend(proposal.entries)
-            tokens.append(proposal.token)
-        if not taken:
-            return Round(tuple(verdicts), None)
-        return Round(tuple(verdicts), LedgerBatch(self.position, tuple(taken), tuple(tokens), self.ledger, scratch))
+    def begin(self, token: str) -> SharedWrite:
+        return SharedWrite(self.ledger, self.position, token)
+
+    def propose(self, proposal: Proposal, shared: SharedWrite) -> Verdict:
+        """Add the entries to the shared write if the verdict is TAKEN and they are not kept yet."""
+        if self._knows(proposal) or proposal.token in shared.tokens:
+            return Verdict.TAKEN
+        if proposal.again and proposal.base < self._known_since:
+            return Verdict.UNKNOWN
+        first = len(shared.entries)
+        try:
+            for entry in proposal.entries:
+                shared.do(entry)
+        except LedgerError:
+            shared.undo(first)
+            return Verdict.REFUSED
+        shared.tokens.append(proposal.token)
+        return Verdict.TAKEN
+
+    def _knows(self, proposal: Proposal) -> bool:
+        return proposal.token in self._outcomes or (proposal.again and proposal.write_token in self._outcomes)
 
     def keep(self, batch: LedgerBatch) -> None:
-        """The batch, as planned here last, is durable: from now on everybody may see it."""
+        """The batch of the last shared write is durable: from now on every client may see it."""
         assert isinstance(batch.after, ScratchLedger)
         batch.after.keep()
         self._history.extend(batch.entries)
@@ -151,13 +123,9 @@ class EntryLog:
             oldest = next(iter(self._outcomes))
             self._known_since = max(self._known_since, self._outcomes.pop(oldest))
 
-    @property
-    def history_count(self) -> int:
-        return len(self._history)
-
 
 def size_of(entries: Iterable[Entry]) -> int:
-    """Bytes, about."""
+    """Bytes, approximately."""
     return sum(map(_size, entries))
 
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from spark_jms.store.engine.backend import EngineFinder
+from spark_jms.store.engine.finder import EngineFinder
 from spark_jms.store.engine.link import Address
 from spark_jms.store.engine.persistence import Clock, LedgerBatch, Loaded, OwnershipLostError, Persistence
 from spark_jms.store.engine.server import Server, monotonic_ms

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Mapping
 
-from spark_jms.store.engine.backend import EngineFinder
+from spark_jms.store.engine.finder import EngineFinder
 from spark_jms.store.engine.link import Address
 from spark_jms.store.engine.persistence import OwnershipLostError
 from spark_jms.store.engine.server import Server

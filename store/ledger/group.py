@@ -1,12 +1,12 @@
-"""Group commit: concurrent requests of one process share a write.
+"""Group commit: concurrent requests share one write.
 
-A request is a plan in a queue. The first in the queue waits for the turn, and serves all that have queued up meanwhile in
-one write; the others wait until somebody tells them. So the slower the place, the more requests share a write, and
-nobody has to be there to wait for them.
+A caller queues a request, which holds its plan. The caller at the head of the queue waits for the turn and becomes the
+leader: it drains the queue and serves all requests in one write. The others wait until the leader wakes them. So the slower
+the write, the more requests share the next, and no thread has to stand by to serve them.
 
-Only the turn decides who serves, and only a `with` takes it: an interrupt (Ctrl-C) between any two steps can lose a wake-up
-or leave requests that nobody has told anything, never the turn. So whoever waits looks for himself now and then, and
-whoever gets the turn first finishes what the one before him left behind.
+Only the turn decides who leads, and only a `with` statement takes it. An interrupt (Ctrl-C) between any two steps can
+therefore lose a wake-up or leave drained requests unfinished, never the turn. So a waiting caller rechecks now and then,
+and the next leader first finishes what an interrupted one left behind.
 """
 
 from __future__ import annotations
@@ -19,77 +19,92 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar, cast
 
 from spark_jms.store.errors import OutcomeUnknownError, StoreError
-from spark_jms.store.ledger.session import Transaction
 
 T = TypeVar("T")
 
-LOOK_S = 0.5
+RECHECK_S = 0.5
 
 
 class GroupRequest:
-    """One plan. `result` or `error` is what becomes of it."""
+    """One plan; the leader calls it with the transaction of its write. It ends with a result or an error."""
 
     __slots__ = ("error", "finished", "plan", "result", "wake")
 
-    def __init__(self, plan: Callable[[Transaction], Any]) -> None:
+    def __init__(self, plan: Callable[[Any], Any]) -> None:
         self.plan = plan
         self.result: Any = None
         self.error: BaseException | None = None
         self.finished = False
-        self.wake: SimpleQueue[None] = SimpleQueue()  # one each: waiting at one common lock would starve some
+        self.wake: SimpleQueue[None] = SimpleQueue()  # one each: waiting at one common lock would starve some callers
 
-    def run(self, transaction: Transaction) -> None:
-        """What a plan raises is raised where it was asked for; the plans of the others go on."""
+    def run(self, transaction: Any) -> None:
+        """An error of the plan reaches its own caller only; the other plans of the write still run."""
         self.error = None
         try:
             self.result = self.plan(transaction)
         except Exception as error:  # noqa: BLE001
             self.error = error
 
+    def outcome(self) -> Any:
+        if self.error is not None:
+            try:
+                raise self.error
+            finally:
+                self.error = None  # else the request and its error would keep each other in memory
+        return self.result
+
 
 Drain = Callable[[], list[GroupRequest]]
-"""What is in the queue by now; whoever takes it finishes it."""
+"""Takes the requests that are queued by now; the caller must finish them."""
 
 
 class GroupCommit:
-    """`lead` is called by one thread at a time. It drains the queue when it is ready to serve, and finishes each request it
-    has drained."""
+    """Calls `lead` in one thread at a time. `lead` drains the queue when it is ready to write, and finishes each request it
+    has drained. Requests that an interrupted leader drained and did not finish get the error `interrupted`."""
 
-    def __init__(self, lead: Callable[[Drain], None]) -> None:
+    def __init__(
+        self,
+        lead: Callable[[Drain], None],
+        interrupted: type[StoreError] = OutcomeUnknownError,
+    ) -> None:
         self._lead = lead
+        self._interrupted = interrupted("the thread that wrote it was interrupted")
         self._queue: deque[GroupRequest] = deque()  # each call of its methods is one step for all threads
         self._turn = threading.Lock()
-        self._drained: list[GroupRequest] = []  # for who has the turn
+        self._drained: list[GroupRequest] = []  # only the thread that has the turn uses it
 
-    def write(self, plan: Callable[[Transaction], T]) -> T:
+    def write(self, plan: Callable[[Any], T]) -> T:
         request = GroupRequest(plan)
         try:
             self._queue.append(request)
             while not request.finished:
                 self._wait_or_serve(request)
         finally:
-            if not request.finished:  # interrupted: nobody waits for it any more
+            if not request.finished:  # interrupted: no caller waits for it any more
                 request.finished = True
                 self._remove(request)
                 self._wake_first()
-        if request.error is not None:
-            try:
-                raise request.error
-            finally:
-                request.error = None  # else the two would keep each other in memory
-        return cast(T, request.result)
+        return cast(T, request.outcome())
+
+    def run_alone(self, action: Callable[[], None]) -> None:
+        """Run an action while no write is under way."""
+        with self._turn:
+            action()
 
     def _wait_or_serve(self, request: GroupRequest) -> None:
         if not self._is_first(request):
             with contextlib.suppress(Empty):
-                request.wake.get(timeout=LOOK_S)
+                request.wake.get(timeout=RECHECK_S)
             if request.finished or (self._turn.locked() and not self._is_first(request)):
-                return  # a long round: in a queue at the turn it would learn late that it is finished
+                return  # a long write: waiting for the turn, which is not fair, it would learn late that it is finished
         with self._turn:
-            finish(self._drained, OutcomeUnknownError("the thread that wrote it was interrupted"))
-            if not request.finished:
-                self._lead(self._drain)
-            self._drained = []
+            finish(self._drained, self._interrupted)
+            try:
+                if not request.finished:
+                    self._lead(self._drain)
+            finally:
+                finish(self._drained, self._interrupted)
+                self._drained = []
 
     def _is_first(self, request: GroupRequest) -> bool:
         try:
@@ -100,9 +115,9 @@ class GroupCommit:
     def _drain(self) -> list[GroupRequest]:
         queued = list(self._queue)
         self._drained = [request for request in queued if not request.finished]
-        for request in (*queued[1:], *queued[:1]):  # the first last: none of the others becomes it while this lasts
+        for request in (*queued[1:], *queued[:1]):  # the head last, so that no other request becomes the head meanwhile
             self._remove(request)
-        self._wake_first()  # it came meanwhile and was not the first then
+        self._wake_first()  # a request that arrived meanwhile was not the head then
         return self._drained
 
     def _remove(self, request: GroupRequest) -> None:
@@ -114,9 +129,29 @@ class GroupCommit:
             self._queue[0].wake.put(None)
 
 
+def serve(
+    requests: Sequence[GroupRequest],
+    write: Callable[[Sequence[GroupRequest]], object],
+    refusals: tuple[type[StoreError], ...] = (),
+) -> None:
+    """Write the requests together and finish them. A write that is refused for what it contains (`refusals`) is repeated
+    for each request alone, so that only the caller of the refused one gets the error."""
+    try:
+        write(requests)
+    except StoreError as error:
+        if isinstance(error, refusals) and len(requests) > 1:
+            for request in requests:
+                serve([request], write)
+        else:
+            finish(requests, error)
+    else:
+        finish(requests, None)
+
+
 def finish(requests: Sequence[GroupRequest], error: BaseException | None) -> None:
-    """Wakes those that were not finished before, with this error where they have none of their own. One instance each: they
-    are raised in several threads. What is no error of the store came in the middle: nobody knows what was kept."""
+    """Wake the callers of the requests that are not finished. Those without an error of their own get this one, each an
+    instance of its own, because several threads raise it. If it is not a StoreError it came in the middle of the write:
+    the outcome is unknown."""
     for request in requests:
         if request.finished:
             continue

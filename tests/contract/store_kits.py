@@ -17,6 +17,7 @@ from spark_jms.store import (
     StoreError,
 )
 from spark_jms.store.engine import EngineBackend, EngineFinder, MemoryFinder, Server
+from spark_jms.store.engine.local_access import LocalAccess
 from spark_jms.store.engine.testing import SharedMemory
 from spark_jms.store.file import FileStore
 from spark_jms.store.file.disk import Disk
@@ -145,22 +146,20 @@ class ServedKit(Kit):
 
     @property
     def engine(self) -> Server:
-        assert self.backends[0]._access is not None
-        target = self.backends[0]._access.target
-        assert isinstance(target, Server)
-        return target
+        access = self.backends[0]._route.current
+        assert isinstance(access, LocalAccess)
+        return access.server
 
     def _drop(self, session: Session) -> None:
         for backend in self.backends:
-            backend._session_ids.discard(session.session_id)
-        with self.engine._lock:
+            backend._heartbeat.discard(session.session_id)
+        with self.engine._liveness._lock:
             for client in self.engine._liveness._clients.values():
                 client.session_ids.discard(session.session_id)
 
     def crash(self, session: Session) -> None:
         self._drop(session)  # its process is gone, and that is seen by looking
-        with self.engine._lock:
-            self.engine._liveness.forget([session.session_id])
+        self.engine._liveness.forget([session.session_id])
 
     def stop_for(self, session: Session, duration_ms: float) -> None:
         self._drop(session)

@@ -84,7 +84,7 @@ class Writer:
             except StoreWriteError as error:
                 say("refused", type(error).__name__)
         number = int(handle.read("n") or b"0")
-        finder = getattr(store._backend, "_finder", None)  # type: ignore[attr-defined]
+        finder = getattr(getattr(store._backend, "_route", None), "finder", None)  # type: ignore[attr-defined]
         say("ready", handle.epoch, int(getattr(finder, "_engine", None) is not None))
         while not self.stopped.is_set():
             if not self.may_go.is_set():

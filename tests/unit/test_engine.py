@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from spark_jms.store import OutcomeUnknownError, Put, SessionLostError, StoreBusyError, StoreError, StoreFullError
 from spark_jms.store.engine import EngineBackend, LedgerBatch, Loaded, MemoryFinder, OwnershipLostError, wire
-from spark_jms.store.engine.entry_log import EntryLog, Page, Proposal, Verdict
+from spark_jms.store.engine.entry_log import EntryLog, Page, Verdict
 from spark_jms.store.engine.link import LinkLostError, TcpLink
 from spark_jms.store.engine.liveness import Liveness
 from spark_jms.store.engine.scratch_ledger import ScratchLedger
 from spark_jms.store.engine.session_process import new_session_id, process_gone, this_host
+from spark_jms.store.engine.shared_write import Proposal
 from spark_jms.store.engine.testing import SharedMemory
 from spark_jms.store.errors import ResourceAllocationException
 from spark_jms.store.ledger.ledger import (
@@ -44,15 +45,16 @@ def written(name: str, epoch: int, key: str, value: bytes) -> Written:
 START: tuple[Entry, ...] = (Connected("a", ""), Connected("b", ""), Opened("r", 1, "a"), Opened("q", 1, "b"))
 
 
-def book(**limits: int) -> EntryLog:
+def entry_log(**limits: int) -> EntryLog:
     return EntryLog("i1", Loaded(len(START), START), **limits)
 
 
 def take(target: EntryLog, *proposals: Proposal) -> tuple[Verdict, ...]:
-    planned = target.plan_round(proposals)
-    if planned.batch is not None:
-        target.keep(planned.batch)
-    return planned.verdicts
+    shared = target.begin(f"w{target.position}")
+    verdicts = tuple(target.propose(proposal, shared) for proposal in proposals)
+    if shared.entries:
+        target.keep(shared.batch())
+    return verdicts
 
 
 def follow(page: Page, ledger: Ledger) -> Ledger:
@@ -71,7 +73,7 @@ def same(left: Ledger, right: Ledger) -> bool:
 
 def test_entries_made_on_an_old_position_are_taken_when_they_fit() -> None:
     """S2: processes that use different record sets never disturb each other."""
-    target = book()
+    target = entry_log()
     assert take(target, Proposal("t1", 4, (written("r", 1, "k", b"1"),))) == (Verdict.TAKEN,)
     assert take(target, Proposal("t2", 4, (written("q", 1, "k", b"2"),))) == (Verdict.TAKEN,)
     assert target.position == 6
@@ -79,7 +81,7 @@ def test_entries_made_on_an_old_position_are_taken_when_they_fit() -> None:
 
 def test_entries_that_do_not_fit_are_refused_whole() -> None:
     """S2, C9: what an older owner sends changes nothing, and the others of the round are kept."""
-    target = book()
+    target = entry_log()
     half = Proposal("t2", 4, (written("q", 1, "k", b"half"), Closed("r", 1), written("r", 1, "k", b"late")))
     verdicts = take(
         target, Proposal("t1", 4, (written("r", 1, "k", b"1"),)), half, Proposal("t3", 4, (Waited("r", "b"),))
@@ -90,33 +92,38 @@ def test_entries_that_do_not_fit_are_refused_whole() -> None:
 
 
 def test_a_round_changes_nothing_until_it_is_kept() -> None:
-    target = book()
+    target = entry_log()
     before = list(target.ledger.snapshot())
-    planned = target.plan_round([Proposal("t", 4, (Waited("r", "b"), Ended(("a",)), written("r", 2, "k", b"1")))])
-    assert planned.batch is not None
-    assert planned.batch.after.records["r"].holder == "b"
+    shared = target.begin("w")
+    target.propose(Proposal("t", 4, (Waited("r", "b"), Ended(("a",)), written("r", 2, "k", b"1"))), shared)
+    assert shared.batch().after.records["r"].holder == "b"
     assert list(target.ledger.snapshot()) == before
     assert target.position == 4
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.booleans()), min_size=1, max_size=12))
-def test_what_a_plan_made_on_the_ledger_itself_is_not_checked_twice(rounds: list[tuple[int, int, bool]]) -> None:
-    """S2: a round that begins with it comes to the same as one that checks all; made on an older position, it is checked."""
-    fast, slow = book(), book()
+def test_a_plan_inside_a_write_makes_the_same_ledger_as_a_proposal(rounds: list[tuple[int, int, bool]]) -> None:
+    """S2: the engine's own process runs plans inside the write, other processes send proposals; both share it."""
+    fast, slow = entry_log(), entry_log()
     for number, (others, key, late) in enumerate(rounds):
-        entries = (written("r", 1, f"k{key}", b"%d" % number), Waited("r", "b"))
-        after = ScratchLedger(fast.ledger)
-        made = [entry for entry in entries if _fits(after, entry)]
-        mine = Proposal(f"m{number}", fast.position, tuple(made))
         if late:
             for target in (fast, slow):
                 take(target, Proposal(f"l{number}", 0, (written("q", 1, f"k{key}", b"late"),)))
         rest = [Proposal(f"{number}.{n}", 0, (written("rq"[n % 2], 1 + n // 3, f"k{n}", b"x"),)) for n in range(others)]
-        planned = fast.plan_round([mine, *rest], after)
-        assert planned.verdicts == take(slow, mine, *rest)
-        assert planned.batch is not None
-        assert same(planned.batch.after, slow.ledger)
-        fast.keep(planned.batch)
+        shared = fast.begin(f"w{number}")
+        made = [
+            entry
+            for entry in (written("r", 1, f"k{key}", b"%d" % number), Waited("r", "b"))
+            if _fits(shared.ledger, entry)
+        ]
+        shared.entries.extend(made)
+        share = shared.share(0)
+        assert share.entries == tuple(made)
+        verdicts = (Verdict.TAKEN, *(fast.propose(proposal, shared) for proposal in rest))
+        assert verdicts == take(slow, Proposal(f"m{number}", slow.position, tuple(made)), *rest)
+        batch = shared.batch()
+        assert same(batch.after, slow.ledger)
+        fast.keep(batch)
         assert same(fast.ledger, slow.ledger)
 
 
@@ -128,9 +135,37 @@ def _fits(ledger: Ledger, entry: Entry) -> bool:
     return True
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_shares_of_a_lost_write_count_once_each(kept: bool) -> None:
+    """S2: plans of the engine's process shared a write and the engine was lost; each caller asks the next engine."""
+    lost, following = entry_log(), entry_log()
+    shared = lost.begin("w")
+    shares = []
+    for key in ("a", "b"):
+        first = len(shared.entries)
+        shared.do(written("r", 1, key, b"1"))
+        shares.append(shared.share(first))
+    if kept:
+        following = EntryLog("i2", Loaded(6, (*START, *shared.entries), (("w", 6),)))
+    for share in (*shares, *shares):
+        assert take(following, share) == (Verdict.TAKEN,)
+    assert following.position == 6
+    assert following.ledger.records["r"].objects == {"a": b"1", "b": b"1"}
+
+
+def test_undo_keeps_the_entries_before() -> None:
+    target = entry_log()
+    shared = target.begin("w")
+    shared.do(written("r", 1, "a", b"1"))
+    shared.do(Waited("r", "b"))
+    shared.undo(1)
+    record = shared.ledger.records["r"]
+    assert (record.objects, record.waiters, len(shared.entries)) == ({"a": b"1"}, [], 1)
+
+
 def test_an_append_sent_again_counts_once() -> None:
     """S2: the answer got lost, not the write."""
-    target = book()
+    target = entry_log()
     append = Proposal("t", 4, (written("r", 1, "k", b"1"),))
     again = Proposal("t", 4, append.entries, again=True)
     assert take(target, append) == take(target, again) == (Verdict.TAKEN,)
@@ -138,7 +173,7 @@ def test_an_append_sent_again_counts_once() -> None:
 
 
 def test_an_append_sent_again_too_late_is_told_so() -> None:
-    target = book(outcomes=2)
+    target = entry_log(outcomes=2)
     for number in range(4):
         take(target, Proposal(f"t{number}", 4 + number, (written("r", 1, "k", b"%d" % number),)))
     assert take(target, Proposal("t0", 4, (written("r", 1, "k", b"0"),), again=True)) == (Verdict.UNKNOWN,)
@@ -149,7 +184,7 @@ def test_an_append_sent_again_too_late_is_told_so() -> None:
 @given(st.lists(st.integers(0, 3), max_size=40), st.integers(1, 6))
 def test_whoever_follows_by_pages_has_the_same_ledger(steps: list[int], history: int) -> None:
     """S2: entry by entry or by snapshots, at whatever distance."""
-    target, replica, position, incarnation = book(history_entries=history), Ledger(), 0, ""
+    target, replica, position, incarnation = entry_log(history_entries=history), Ledger(), 0, ""
     for number, step in enumerate(steps):
         name = "rq"[step % 2]
         if step < 2:
@@ -165,9 +200,9 @@ def test_whoever_follows_by_pages_has_the_same_ledger(steps: list[int], history:
 
 def test_a_position_of_another_incarnation_says_nothing() -> None:
     """S4: it gets a snapshot, even when the numbers are equal."""
-    assert book().page("i0", 4).snapshot
-    assert book().page("i1", 99).snapshot
-    assert book().page("i1", 4) == Page((), 4, False)
+    assert entry_log().page("i0", 4).snapshot
+    assert entry_log().page("i1", 99).snapshot
+    assert entry_log().page("i1", 4) == Page((), 4, False)
 
 
 def test_a_scratch_leaves_its_base_alone() -> None:
@@ -314,11 +349,11 @@ class Pair:
         def sleep(duration_ms: float) -> None:
             now_ms[0] += duration_ms
 
-        backend._clock_ms, backend._sleep_ms = (lambda: now_ms[0]), sleep
+        backend._route.clock_ms, backend._route.sleep_ms = (lambda: now_ms[0]), sleep
         return now_ms
 
     def reach(self, backend: EngineBackend, kind: type[MemoryFinder] = MemoryFinder) -> None:
-        backend._finder = kind(self.place, session_timeout_ms=5_000)
+        backend._route.finder = kind(self.place, session_timeout_ms=5_000)
 
     def close(self) -> None:
         for store in self.stores:
@@ -430,9 +465,7 @@ def test_appends_that_come_during_a_write_share_the_next() -> None:
     for thread in threads[1:]:
         thread.start()
     # r0's write is under way; of the others one of each client leads, and each client's rest waits behind it.
-    wait_until(
-        lambda: len(pair.backends[0]._group._queue) + len(pair.backends[1]._group._queue) + len(engine._queue) == 6
-    )
+    wait_until(lambda: len(pair.backends[1]._group._queue) + len(engine._group._queue) == 5)
     slow.set()
     for thread in threads:
         thread.join(20)
@@ -470,8 +503,8 @@ def test_only_the_write_that_is_refused_is_told_so() -> None:
     threads = [threading.Thread(target=commit, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
-    waiting = [pair.backends[0]._group._queue, pair.backends[1]._group._queue, engine._queue]
-    wait_until(lambda: sum(map(len, waiting)) == 5)
+    waiting = [pair.backends[1]._group._queue, engine._group._queue]
+    wait_until(lambda: sum(map(len, waiting)) == 4)
     go_on.set()
     for thread in [first, *threads]:
         thread.join(20)
@@ -510,7 +543,7 @@ def test_an_interrupted_writer_leaves_nobody_waiting() -> None:
     threads[0].start()
     assert entered.wait(20)
     threads[1].start()
-    wait_until(lambda: len(engine._queue) == 2)
+    wait_until(lambda: len(engine._group._queue) == 1)
     go_on.set()
     for thread in threads:
         thread.join(20)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from spark_jms.store import Put
-from spark_jms.store.engine import Address, EngineBackend, EngineFinder, Server, wire
-from spark_jms.store.engine import server as servers
+from spark_jms.store.engine import Address, EngineBackend, EngineFinder, Server, client_connections, wire
+from spark_jms.store.engine.client_connections import ClientConnections
 from spark_jms.store.engine.link import LinkLostError, TcpLink, receive, send
 from spark_jms.store.engine.testing import MemoryPersistence, SharedMemory
 from spark_jms.store.errors import SecurityConfigError, StoreUriError
@@ -119,10 +119,10 @@ def test_an_engine_that_does_not_know_the_secret() -> None:
 
 def test_who_has_proved_nothing_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """R17: a greeting is short, and of those who do not greet the oldest is cut off, however slow its thread leaves."""
-    monkeypatch.setattr(servers, "MAX_GREETING", 3)
-    greet, all_seen = Server._greet, threading.Event()
+    monkeypatch.setattr(client_connections, "MAX_GREETING", 3)
+    greet, all_seen = ClientConnections._greet, threading.Event()
 
-    def leaves_late(server: Server, connection: socket.socket) -> str:
+    def leaves_late(server: ClientConnections, connection: socket.socket) -> str:
         try:
             return greet(server, connection)
         finally:
@@ -134,7 +134,7 @@ def test_who_has_proved_nothing_costs_little(monkeypatch: pytest.MonkeyPatch) ->
         assert isinstance(receive(long), wire.Challenge)
         long.sendall((1 << 20).to_bytes(4, "little") + bytes(4))
         assert long.recv(1) == b""
-        monkeypatch.setattr(Server, "_greet", leaves_late)
+        monkeypatch.setattr(ClientConnections, "_greet", leaves_late)
         silent = [stack.enter_context(socket.create_connection(where, 10)) for _ in range(5)]
         for connection in silent[:2]:
             with contextlib.suppress(ConnectionResetError):

@@ -13,24 +13,25 @@ import pytest
 
 from spark_jms.store import OutcomeUnknownError, Put, StoreFullError
 from spark_jms.store.engine import LedgerBatch, OwnershipLostError
-from spark_jms.store.engine.entry_log import Proposal, Verdict
+from spark_jms.store.engine.entry_log import Verdict
+from spark_jms.store.engine.shared_write import Proposal
 from spark_jms.store.errors import FencedError, StoreClosedError, StoreError
 from spark_jms.store.ledger.ledger import Change, Prepared, Written
 from spark_jms.store.regions.admin.client import Loop
 from spark_jms.store.regions.client.instance import StoreInstance
 from spark_jms.store.regions.client.thresholds import Thresholds
 from spark_jms.testing.waiting import wait_until
-from tests.unit.test_engine import Nobody, Pair, book
+from tests.unit.test_engine import Nobody, Pair, entry_log
 
 
 def test_an_append_that_is_sent_again_into_the_same_round_is_done_once() -> None:
     """S2: both wait in the engine's queue."""
-    target = book()
+    target = entry_log()
     first = Proposal("t", 4, (Prepared("x", (Change("r", 1, (Put("k", b"1"),)),)),))
-    planned = target.plan_round([first, Proposal("t", 4, first.entries, again=True)])
-    assert planned.verdicts == (Verdict.TAKEN, Verdict.TAKEN)
-    assert planned.batch is not None
-    assert planned.batch.entries == first.entries
+    shared = target.begin("w")
+    proposals = (first, Proposal("t", 4, first.entries, again=True))
+    assert tuple(target.propose(proposal, shared) for proposal in proposals) == (Verdict.TAKEN, Verdict.TAKEN)
+    assert shared.batch().entries == first.entries
 
 
 def test_a_client_that_reconnects_while_its_append_waits() -> None:
@@ -54,11 +55,11 @@ def test_a_client_that_reconnects_while_its_append_waits() -> None:
     assert entered.wait(10)
     threads.append(threading.Thread(target=session.prepare, args=("x", {handle: [Put("k", b"v")]})))
     threads[1].start()
-    wait_until(lambda: len(engine._queue) == 2)
+    wait_until(lambda: len(engine._group._queue) == 1)
     engine.set_certain(False)
     threads.append(threading.Thread(target=pair.stores[1].peek, args=("r",)))
     threads[2].start()
-    wait_until(lambda: len(engine._queue) == 3)
+    wait_until(lambda: len(engine._group._queue) == 2)
     engine.set_certain(True)
     go_on.set()
     for thread in threads:

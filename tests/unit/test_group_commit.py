@@ -91,7 +91,7 @@ def test_a_refused_round_is_told_to_all_of_it() -> None:
 
 def test_what_an_interrupted_leader_leaves_behind_is_settled_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """C6: whoever had drained requests and was interrupted before he told them: their outcome is unknown."""
-    monkeypatch.setattr(group, "LOOK_S", 0.01)
+    monkeypatch.setattr(group, "RECHECK_S", 0.01)
     drained, go = threading.Event(), threading.Event()
     rounds: list[int] = []
 
@@ -135,7 +135,7 @@ def _interrupt(thread: threading.Thread) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_interrupts_at_any_step_keep_nobody_waiting(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """C6: KeyboardInterrupt in writers at random: all others go on, and what was answered was done exactly once."""
-    monkeypatch.setattr(group, "LOOK_S", 0.02)
+    monkeypatch.setattr(group, "RECHECK_S", 0.02)
     chance = random.Random(seed)
     place = Place(lambda: time.sleep(0.0002))
     commit = GroupCommit(place.lead)
@@ -206,7 +206,7 @@ class Turn:
 def test_in_a_long_round_only_the_first_waits_for_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """C6: at the lock, which is not fair, the others would learn late that they are finished."""
     looks: list[int] = []
-    monkeypatch.setattr(group, "LOOK_S", 0.005)
+    monkeypatch.setattr(group, "RECHECK_S", 0.005)
     monkeypatch.setattr(GroupCommit, "_is_first", lambda self, request: looks.append(1) or is_first(self, request))
     gate = threading.Event()
     place = Place(lambda: gate.wait(20))

@@ -101,7 +101,7 @@ def test_ctrl_c_while_a_replica_takes_over(monkeypatch: pytest.MonkeyPatch) -> N
         patch.setattr(Ledger, "apply", interrupted_once(Ledger.apply, after=1))
         with pytest.raises(KeyboardInterrupt):
             pair.stores[1].peek("r")
-    assert pair.backends[1]._replica.position == 0
+    assert pair.backends[1]._route._replica.position == 0
     assert set(pair.stores[1].peek("r")) == {"0", "1", "2"}
     far.open("other").commit([Put("k", b"v")])
     assert pair.stores[0].peek("other") == {"k": b"v"}
@@ -120,5 +120,5 @@ def test_a_plan_that_loses_the_engine_is_told_by_name(monkeypatch: pytest.Monkey
 
     with pytest.raises(StoreBusyError, match="no engine of the store answered"):
         backend.write(plan)
-    pair.backends[1]._finder = pair.backends[0]._finder
+    pair.backends[1]._route.finder = pair.backends[0]._route.finder
     pair.close()

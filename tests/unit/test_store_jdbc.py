@@ -171,7 +171,7 @@ def test_the_persistent_tables_alone_are_the_whole_content(uri: str) -> None:
     backend = open_backend(uri)
     store = LedgerStore(backend)
     store.connect().open("a").commit([Put("k", b"v")])
-    backend._finder.close()  # as at a kill: the session is not ended
+    backend._route.finder.close()  # as at a kill: the session is not ended
     Raw(uri).run("DELETE FROM @sib001")
     with open_store(uri, create=False) as again:
         info = again.info("a")
@@ -405,7 +405,7 @@ def test_a_write_in_doubt_is_not_written_again_before_its_outcome_is_known(
     uri = f"jdbc:sqlite:///{tmp_path}/s.db?on_connection_loss=retry&verify_interval_ms=60000&retry_interval_ms=10"
     with open_store(uri) as store, store.connect() as session:
         handle = session.open("r")
-        persistence = store._backend._finder._engine.persistence  # type: ignore[attr-defined]
+        persistence = store._backend._route.finder._engine.persistence  # type: ignore[attr-defined]
         commit, connect, armed, refuse = DatabaseConnection.commit, persistence._connect, [True], []
 
         def lossy(connection: DatabaseConnection) -> None:
@@ -437,7 +437,7 @@ def test_a_full_disk_acknowledges_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     with open_store(f"jdbc:sqlite:///{tmp_path}/s.db") as store, store.connect() as session:
         handle = session.open("r")
         handle.commit([Put("k", b"1")])
-        engine = store._backend._finder._engine  # type: ignore[attr-defined]
+        engine = store._backend._route.finder._engine  # type: ignore[attr-defined]
         engine.persistence._data.run("PRAGMA max_page_count=30")
         with pytest.raises(StoreFullError):
             handle.commit([Put("big", b"x" * 500_000)])

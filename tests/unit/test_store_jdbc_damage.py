@@ -27,8 +27,9 @@ from spark_jms.store import (
 )
 from spark_jms.store.admin import check, salvage
 from spark_jms.store.engine import wire
-from spark_jms.store.engine.entry_log import EntryLog, Proposal, Verdict
+from spark_jms.store.engine.entry_log import EntryLog, Verdict
 from spark_jms.store.engine.persistence import Loaded
+from spark_jms.store.engine.shared_write import Proposal
 from spark_jms.store.jdbc.database import Database
 from spark_jms.store.jdbc.outcomes import OutcomeRow, StoredOutcome, committed, prepared, read_outcomes
 from spark_jms.store.jdbc.restoration import restore
@@ -170,18 +171,19 @@ def test_an_outcome_that_is_damaged_is_unknown(seed: int) -> None:
     assert read.refusals == []
     assert len(read.passed_over) == len(read.kept) == len(lost - gone)
     entries: tuple[Entry, ...] = (Connected("s", ""), Opened("r", 1, "s"))
-    book = EntryLog("i", Loaded(read.position, entries, tuple(read.outcomes), read.known_since))
+    log = EntryLog("i", Loaded(read.position, entries, tuple(read.outcomes), read.known_since))
     written = (Written((Change("r", 1, (Put("k", b"v"),)),)),)
     for one in sent:
-        planned = book.plan_round([Proposal(one.token, one.base, written, again=True)])
+        shared = log.begin("w")
+        verdict = log.propose(Proposal(one.token, one.base, written, again=True), shared)
         if one.batch in lost:
-            assert planned.verdicts == (Verdict.UNKNOWN,)
+            assert verdict is Verdict.UNKNOWN
         else:
-            assert planned.verdicts == (Verdict.TAKEN,)
-        assert planned.batch is None
-    late = book.plan_round([Proposal("late", read.position, written, again=True)])
-    assert late.verdicts == (Verdict.TAKEN,)
-    assert late.batch is not None
+            assert verdict is Verdict.TAKEN
+        assert shared.entries == []
+    late = log.begin("w")
+    assert log.propose(Proposal("late", read.position, written, again=True), late) is Verdict.TAKEN
+    assert late.entries != []
 
 
 @settings(max_examples=200, deadline=None)
@@ -374,12 +376,12 @@ def test_a_damaged_outcome_refuses_nothing(uri: str, caplog: pytest.LogCaptureFi
     assert "what it was an outcome of is unknown" in caplog.text
     backend = open_backend(uri)
     try:
-        server = backend._finder._engine.server  # type: ignore[attr-defined]
+        server = backend._route.finder._engine.server  # type: ignore[attr-defined]
         entries = encode([Connected("new", "")])
         answer = server.answer("client", wire.Append("before", damaged[2], token, damaged[2], True, entries))
         assert isinstance(answer, wire.Paged)
         assert answer.verdict == Verdict.UNKNOWN.value
-        engine = backend._finder._engine  # type: ignore[attr-defined]
+        engine = backend._route.finder._engine  # type: ignore[attr-defined]
         engine.persistence._writer._outcome_count = 255
         with LedgerStore(backend).connect():
             pass
@@ -410,7 +412,7 @@ def test_a_damaged_row_of_a_session_frees_what_it_held(uri: str, column: str) ->
     content = fill(uri)
     backend = open_backend(uri)
     LedgerStore(backend).connect("mine").open("r3")
-    backend._finder.close()  # as at a kill
+    backend._route.finder.close()  # as at a kill
     value = {"name": "'x'", "data": "''"}.get(column, f"{column} + 1000")
     sql(uri, f"UPDATE @sib001 SET {column} = {value} WHERE class_id = 3")
     rows = sql(uri, "SELECT * FROM @sib001 WHERE class_id IN (3, 1003)")
@@ -462,8 +464,8 @@ def test_damage_that_is_found_while_a_lock_is_regained_ends_the_engine(tmp_path:
     uri = f"jdbc:sqlite:///{tmp_path}/s.db"
     content = fill(uri)
     backend = open_backend(uri)
-    persistence = backend._finder._engine.persistence  # type: ignore[attr-defined]
-    ledger = backend._finder._engine.server._log.ledger  # type: ignore[attr-defined]
+    persistence = backend._route.finder._engine.persistence  # type: ignore[attr-defined]
+    ledger = backend._route.finder._engine.server._log.ledger  # type: ignore[attr-defined]
     batch = LedgerBatch(0, (), ("never",), ledger, ledger)
     assert not persistence._was_kept(batch)
     sql(uri, "UPDATE sib000 SET checksum = 1 WHERE name = 'only in r2'")

@@ -15,7 +15,8 @@ import pytest
 
 from spark_jms.store import LockHeldError, Put, StoreBusyError, open_store
 from spark_jms.store.engine import OwnershipLostError
-from spark_jms.store.engine.entry_log import Proposal
+from spark_jms.store.engine.entry_log import Verdict
+from spark_jms.store.engine.shared_write import Proposal
 from spark_jms.store.jdbc.finder import JdbcFinder
 from spark_jms.store.jdbc.persistence import JdbcPersistence
 from spark_jms.store.jdbc.protocol import STEPS, LockTakenError, Step, acquire, draw
@@ -115,7 +116,7 @@ def test_a_zombie_writes_nothing(uri: str) -> None:
     backend = open_backend(uri + "&verify_interval_ms=60000")
     handle = LedgerStore(backend).connect().open("r")
     handle.commit([Put("k", b"mine")])
-    finder = backend._finder
+    finder = backend._route.finder
     assert isinstance(finder, JdbcFinder)
     engine = finder._engine
     assert engine is not None
@@ -124,10 +125,10 @@ def test_a_zombie_writes_nothing(uri: str) -> None:
     other = acquire(raw.database, raw.tables, "")
     before = raw.content()
     late = Proposal("late", 0, (Written((Change("r", 1, (Put("k", b"late"),)),)),))
-    batch = engine.server._log.plan_round([late]).batch
-    assert batch is not None
+    shared = engine.server._log.begin("w")
+    assert engine.server._log.propose(late, shared) is Verdict.TAKEN
     with pytest.raises(OwnershipLostError):
-        engine.persistence.append(batch)
+        engine.persistence.append(shared.batch())
     assert raw.content() == before
     assert engine.persistence.ownership.incarnation != other.incarnation
     other.release()
@@ -173,7 +174,7 @@ def test_who_waits_for_the_lock_does_not_stop_the_engine(
         queue_up()
         handle.commit([Put("k", b"meanwhile")])
         assert handle.read("k") == b"meanwhile"
-        engine = store._backend._finder._engine  # type: ignore[attr-defined]
+        engine = store._backend._route.finder._engine  # type: ignore[attr-defined]
         assert engine.state is EngineState.SERVING
     threads[0].join(10)
     stranger.close()

@@ -1,0 +1,168 @@
+"""A client's way to the engine, which outlives any one engine: it finds the next when the current one is lost.
+
+A new access first announces the sessions of this process, before anything else is asked through it. A plan keeps the engine
+that it began with: while it runs, the route neither reconnects nor retries, so the plan fails and runs again elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import secrets
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from spark_jms.store.engine.access import Access
+from spark_jms.store.engine.finder import EngineFinder
+from spark_jms.store.engine.ledger_replica import LedgerReplica
+from spark_jms.store.engine.link import Address, LinkLostError
+from spark_jms.store.engine.local_access import LocalAccess
+from spark_jms.store.engine.persistence import Clock
+from spark_jms.store.engine.remote_access import RemoteAccess
+from spark_jms.store.engine.server import Server
+from spark_jms.store.errors import StoreBusyError, StoreClosedError
+
+log = logging.getLogger("store.served")
+T = TypeVar("T")
+_chance = random.Random()  # our own, so that a program's seeded sequence does not depend on how often a client waited
+
+RECONNECT_FIRST_MS, RECONNECT_LAST_MS = 10.0, 500.0
+
+
+class EngineRoute:
+    """`limit_ms` bounds every wait for an engine, then StoreBusyError; `patience_s` every answer to a question."""
+
+    def __init__(
+        self,
+        finder: EngineFinder,
+        announce: Callable[[Access], object],
+        *,
+        limit_ms: float,
+        patience_s: float,
+        clock_ms: Clock,
+        sleep_ms: Callable[[float], None],
+    ) -> None:
+        self.finder = finder
+        self.clock_ms = clock_ms
+        self.sleep_ms = sleep_ms
+        self.limit_ms = limit_ms
+        self.client_id = secrets.token_hex(8)
+        self.reconnect_count = 0
+        self._announce = announce
+        self._patience_s = patience_s
+        self._pid = os.getpid()
+        self._closed = False
+        self._connecting = threading.RLock()
+        self._replica = LedgerReplica()
+        self._current: Access | None = None
+        self._plan = threading.local()
+
+    @property
+    def current(self) -> Access | None:
+        return self._current
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def access(self) -> Access:
+        return self._current or self.replace(None)
+
+    def replace(self, failed: Access | None) -> Access:
+        """An access other than the one that failed."""
+        with self._connecting:
+            if self._current is not None and self._current is not failed:
+                return self._current
+            if self._current is not None:
+                self._current.close()
+                self._current = None
+                self.reconnect_count += 1
+            self._current = self._search()
+            return self._current
+
+    def _search(self) -> Access:
+        failed_at: Address | None = None
+        deadline_ms, pause_ms, why = self.clock_ms() + self.limit_ms, RECONNECT_FIRST_MS, "there is no engine"
+        while True:
+            self.check_open()
+            found = self.finder.find(failed_at)
+            failed_at = None
+            try:
+                if found is not None:
+                    return self._open(found)
+            except LinkLostError as error:
+                why = str(error)
+                failed_at = found if isinstance(found, Address) else None
+            if self.clock_ms() >= deadline_ms:
+                raise StoreBusyError(f"no engine of the store answered for {self.limit_ms / 1000:g} s ({why})")
+            self.sleep_ms(pause_ms * _chance.uniform(0.5, 1.0))
+            pause_ms = min(pause_ms * 2, RECONNECT_LAST_MS)
+
+    def _open(self, found: Server | Address) -> Access:
+        access: Access
+        if isinstance(found, Server):
+            access, self._replica = LocalAccess(found, self.client_id), LedgerReplica()
+        else:
+            access = RemoteAccess(found, self.client_id, self._patience_s, self._replica, self.sleep_ms)
+        try:
+            self._announce(access)
+        except BaseException:
+            access.close()
+            raise
+        return access
+
+    def use(self, ask: Callable[[Access], T]) -> T:
+        """Ask something that may be asked twice, and ask the next engine when one is lost."""
+        if getattr(self._plan, "runs", False):
+            if self._current is None:
+                raise LinkLostError("the engine was lost while a plan ran")
+            return ask(self._current)
+        access = self._current
+        while True:
+            self.check_open()
+            access = access or self.access()
+            try:
+                return ask(access)
+            except LinkLostError as error:
+                log.info("client %s lost the engine: %s", self.client_id, error)
+                access = self.replace(access)
+
+    def in_plan(self, plan: Callable[[object], T]) -> Callable[[object], T]:
+        """The plan; while it runs, `use` asks the current engine only."""
+
+        def run(transaction: object) -> T:
+            self._plan.runs = True
+            try:
+                return plan(transaction)
+            finally:
+                self._plan.runs = False
+
+        return run
+
+    def check_open(self) -> None:
+        if self._pid != os.getpid():
+            raise StoreClosedError("the store was opened by the parent of this forked process")
+        if self._closed:
+            raise StoreClosedError("the store is closed")
+
+    def refuse(self) -> None:
+        """From now on `check_open` raises StoreClosedError."""
+        self._closed = True
+
+    def close(self) -> None:
+        self.refuse()
+        with self._connecting:
+            if self._current is not None:
+                self._current.close()
+                self._current = None
+            self.finder.close()
+
+    def abandon(self) -> None:
+        """In a forked child, without any lock: drop the descriptors and send nothing."""
+        self.finder.abandon()
+        if self._current is not None:
+            with contextlib.suppress(OSError):
+                self._current.abandon()
