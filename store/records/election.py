@@ -102,9 +102,13 @@ class EngineElection(EngineFinder):
         persistence = loop.call(self._own(loop))
         try:
             server = Server(
-                persistence, session_timeout_ms=self._session_timeout_ms, host=self._host,
-                port=self.settings.engine_port, tls=self._tls, clock_ms=self._clock_ms,
-            )  # fmt: skip
+                persistence,
+                session_timeout_ms=self._session_timeout_ms,
+                host=self._host,
+                port=self.settings.engine_port,
+                tls=self._tls,
+                clock_ms=self._clock_ms,
+            )
         except OSError as error:
             where = f"{self._host}:{self.settings.engine_port}"
             raise SettingInvalidError("engine_host, engine_port", where, f"cannot listen: {error}") from error
@@ -141,9 +145,12 @@ class EngineElection(EngineFinder):
     async def _own(self, loop: Loop) -> ReplicatedPersistence:
         settings = self.settings
         instance = await StoreInstance.open(
-            self.directory, settings.store, region_bytes=settings.region_bytes, localindex=settings.localindex,
+            self.directory,
+            settings.store,
+            region_bytes=settings.region_bytes,
+            localindex=settings.localindex,
             thresholds=settings.thresholds,
-        )  # fmt: skip
+        )
         try:
             return ReplicatedPersistence(loop, instance, RecordLog(await instance.connection(CONNECTION)))
         except BaseException:

@@ -1,5 +1,6 @@
 """A namespace of files and directories in a store, and the WebHDFS door to it (R19)."""
 
-from spark_jms.store.webhdfs.files import Files, FilesOptions, FilesStatistics
+from spark_jms.store.webhdfs.files import Files
+from spark_jms.store.webhdfs.options import FilesOptions, FilesStatistics
 
 __all__ = ["Files", "FilesOptions", "FilesStatistics"]

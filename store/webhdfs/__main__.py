@@ -15,7 +15,8 @@ from spark_jms.store.net.tls import server_context
 from spark_jms.store.regions.client.objects import MemoryObjects
 from spark_jms.store.webhdfs import security
 from spark_jms.store.webhdfs.door import Door, DoorOptions
-from spark_jms.store.webhdfs.files import Files, FilesOptions
+from spark_jms.store.webhdfs.files import Files
+from spark_jms.store.webhdfs.options import FilesOptions
 
 
 def clock_us() -> int:

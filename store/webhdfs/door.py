@@ -32,11 +32,12 @@ from spark_jms.store.webhdfs.errors import (
     StandbyError,
     UnauthenticatedError,
 )
-from spark_jms.store.webhdfs.files import DEFAULT_FILE_BLOCK_BYTES, Files
+from spark_jms.store.webhdfs.files import Files
 from spark_jms.store.webhdfs.forward import Forwarder
-from spark_jms.store.webhdfs.operations import SIMPLE, Answer, Caller, check_op, file_checksum
-from spark_jms.store.webhdfs.stream import Writer
-from spark_jms.store.webhdfs.wire import Request
+from spark_jms.store.webhdfs.operations import SIMPLE, Caller, DoorReply, check_op, file_checksum
+from spark_jms.store.webhdfs.options import DEFAULT_FILE_BLOCK_BYTES
+from spark_jms.store.webhdfs.wire import DoorRequest
+from spark_jms.store.webhdfs.writer import ContentWriter
 
 DATA_MARK = "data"  # the parameter of the second step, as HttpFS names it
 TOKEN_PATH = "/oauth2/token"
@@ -169,25 +170,27 @@ class Door:
             self._statistics.open_streams -= 1
 
     async def _streamed(
-        self, files: Files, request: web.Request, parsed: Request, caller: Caller
+        self, files: Files, request: web.Request, parsed: DoorRequest, caller: Caller
     ) -> web.StreamResponse:
         second = parsed.boolean(DATA_MARK)
         location = self._location(request)
         if parsed.boolean("noredirect") and not second:
-            return _response(Answer(wire.json({"Location": location})))
+            return _response(DoorReply(wire.json({"Location": location})))
         if parsed.op == "OPEN":
             return await self._open(files, request, parsed)
         if not second:
             await self._check_first(files, parsed)
-            return _response(Answer(status=307, location=location))
+            return _response(DoorReply(status=307, location=location))
         if parsed.op == "GETFILECHECKSUM":
-            return _response(Answer(await file_checksum(files, parsed.path)))
+            return _response(DoorReply(await file_checksum(files, parsed.path)))
         if parsed.op == "APPEND":
             await self._receive(request, await files.append(parsed.path))
-            return _response(Answer())
+            return _response(DoorReply())
         return await self._create(files, request, parsed, caller)
 
-    async def _create(self, files: Files, request: web.Request, parsed: Request, caller: Caller) -> web.StreamResponse:
+    async def _create(
+        self, files: Files, request: web.Request, parsed: DoorRequest, caller: Caller
+    ) -> web.StreamResponse:
         flags = parsed.flags()
         overwrite = parsed.boolean("overwrite") or "OVERWRITE" in flags
         replication = parsed.number("replication", 1, 1, 32767)
@@ -197,20 +200,20 @@ class Door:
         assert block_bytes is not None
         writer = await files.create(
             parsed.path, overwrite, create_parent, permission, caller.user, replication, block_bytes, caller.client
-        )  # fmt: skip
+        )
         await self._receive(request, writer)
         scheme = "swebhdfs" if self.options.tls else "webhdfs"
         path = request.raw_path.partition("?")[0][len(wire.PREFIX) :]
-        return _response(Answer(status=201, location=f"{scheme}://{caller.host}{path}"))
+        return _response(DoorReply(status=201, location=f"{scheme}://{caller.host}{path}"))
 
-    async def _check_first(self, files: Files, parsed: Request) -> None:
+    async def _check_first(self, files: Files, parsed: DoorRequest) -> None:
         """The first step of two: refuse early what is plain already."""
         parsed.flags()
         parsed.permission(0)
         if parsed.op != "CREATE":
             await files.status(parsed.path)
 
-    async def _receive(self, request: web.Request, writer: Writer) -> None:
+    async def _receive(self, request: web.Request, writer: ContentWriter) -> None:
         try:
             while True:
                 chunk = await self._in_time(request.content.readany())
@@ -226,14 +229,14 @@ class Door:
         finally:
             await writer.abort()  # does nothing after close
 
-    async def _open(self, files: Files, request: web.Request, parsed: Request) -> web.StreamResponse:
+    async def _open(self, files: Files, request: web.Request, parsed: DoorRequest) -> web.StreamResponse:
         offset = parsed.number("offset", 0)
         assert offset is not None
         reader = await files.read(parsed.path, offset, parsed.number("length"))
         try:
             self._statistics.sent_bytes += reader.length
             if reader.length <= self.options.answer_at_once_bytes:
-                return _response(Answer(await reader.all()))
+                return _response(DoorReply(await reader.all()))
             response = web.StreamResponse()
             response.content_length = reader.length
             await response.prepare(request)
@@ -275,7 +278,7 @@ class Door:
         if self.options.tokens.user(secret) is None:
             raise UnauthenticatedError("Authentication required")
         answer = {"access_token": secret, "token_type": "Bearer", "expires_in": TOKEN_SECONDS}
-        return _response(Answer(wire.json(answer)))
+        return _response(DoorReply(wire.json(answer)))
 
     async def _elsewhere(self, request: web.Request, files: Files | None) -> web.StreamResponse:
         target = self._forward_to() if files is None else None
@@ -308,7 +311,7 @@ TOKEN_SECONDS = 3600
 KEEPALIVE_TIMEOUT_S = 75.0
 
 
-def _response(answer: Answer) -> web.Response:
+def _response(answer: DoorReply) -> web.Response:
     response = web.Response(status=answer.status, body=answer.body)
     if answer.location:
         response.headers["Location"] = answer.location

@@ -31,7 +31,8 @@ from spark_jms.store.regions.daemon.settings import integer
 from spark_jms.store.regions.hosting import Host, ServiceFactory
 from spark_jms.store.webhdfs import security
 from spark_jms.store.webhdfs.door import Door, DoorOptions
-from spark_jms.store.webhdfs.files import Files, FilesOptions
+from spark_jms.store.webhdfs.files import Files
+from spark_jms.store.webhdfs.options import FilesOptions
 
 CONNECTION = "webhdfs.namespace"
 RETRY_S = 0.2

@@ -1,17 +1,17 @@
-"""One file or directory of the tree, and what is told of it. Pure."""
+"""One file or directory of the tree, and what clients are told of it. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from spark_jms.store.webhdfs.edits import Content
 from spark_jms.store.webhdfs.path import join
-from spark_jms.store.webhdfs.record import Content
 
 
 @dataclass(frozen=True)
-class Status:
-    """What GETFILESTATUS tells. `path_suffix` is the name in a listing, "" for the path that was asked."""
+class FileStatus:
+    """The answer to GETFILESTATUS. `path_suffix` is the name in a listing, "" for the path that was asked."""
 
     path_suffix: str
     is_directory: bool
@@ -28,7 +28,9 @@ class Status:
 
 
 @dataclass(frozen=True)
-class Summary:
+class ContentSummary:
+    """The answer to GETCONTENTSUMMARY; lengths in bytes."""
+
     length: int
     files: int
     directories: int
@@ -36,8 +38,10 @@ class Summary:
 
 
 class Inode:
-    """`children` is None for a file. `open` marks a file whose first content is being written: it is seen, but it is in
-    no journal and no snapshot, so a crash takes it back. `parent` is None once it was removed (and for the root)."""
+    """`children` is None for a file. `parent` is None for the root and once the inode was removed.
+
+    `open` marks a file whose first content is being written: clients see it, but no edit and no snapshot has it, so a
+    crash removes it."""
 
     __slots__ = (
         "_names",
@@ -55,7 +59,7 @@ class Inode:
         "permission",
         "replication",
         "xattrs",
-    )  # fmt: skip
+    )
 
     def __init__(
         self, number: int, name: str, owner: str, group: str, permission: int, now_us: int, directory: bool
@@ -103,13 +107,13 @@ class Inode:
         self.parent = None
 
     def names(self) -> list[str]:
-        """Of the children, sorted by their bytes as HDFS does."""
+        """The names of the children, sorted by their bytes as HDFS does."""
         if self._names is None:
             self._names = sorted(self.children or (), key=str.encode)
         return self._names
 
     def walk(self) -> Iterator[Inode]:
-        """Itself and all below, parents first. No recursion: a tree may be 1000 deep."""
+        """This inode and all below it, parents first. Without recursion: a tree may be 1000 levels deep."""
         stack = [self]
         while stack:
             inode = stack.pop()
@@ -117,14 +121,23 @@ class Inode:
             if inode.children:
                 stack.extend(inode.children[name] for name in reversed(inode.names()))
 
-    def status(self, path_suffix: str = "") -> Status:
-        return Status(
-            path_suffix, self.children is not None, self.length, self.owner, self.group, self.permission,
-            self.replication, self.block_bytes, self.modified_us, self.accessed_us, self.number,
-            len(self.children or ()),
-        )  # fmt: skip
+    def status(self, path_suffix: str = "") -> FileStatus:
+        return FileStatus(
+            path_suffix=path_suffix,
+            is_directory=self.children is not None,
+            length=self.length,
+            owner=self.owner,
+            group=self.group,
+            permission=self.permission,
+            replication=self.replication,
+            block_bytes=self.block_bytes,
+            modified_us=self.modified_us,
+            accessed_us=self.accessed_us,
+            inode=self.number,
+            children=len(self.children or ()),
+        )
 
-    def summary(self) -> Summary:
+    def summary(self) -> ContentSummary:
         length = files = directories = space = 0
         for inode in self.walk():
             if inode.children is None:
@@ -133,4 +146,4 @@ class Inode:
                 space += inode.length * inode.replication
             else:
                 directories += 1
-        return Summary(length, files, directories, space)
+        return ContentSummary(length, files, directories, space)

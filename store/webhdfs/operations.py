@@ -20,9 +20,10 @@ from spark_jms.store.webhdfs.errors import (
     RemoteIOError,
     UnsupportedError,
 )
-from spark_jms.store.webhdfs.files import DEFAULT_FILE_BLOCK_BYTES, Files
+from spark_jms.store.webhdfs.files import Files
+from spark_jms.store.webhdfs.options import DEFAULT_FILE_BLOCK_BYTES
 from spark_jms.store.webhdfs.path import join, parts_of, shown
-from spark_jms.store.webhdfs.wire import Request
+from spark_jms.store.webhdfs.wire import DoorRequest
 
 LIST_BATCH = 1000  # dfs.ls.limit
 BYTES_PER_CRC = 512
@@ -30,7 +31,7 @@ MAX_SHORT = 32767
 
 
 @dataclass(frozen=True)
-class Answer:
+class DoorReply:
     body: bytes = b""
     status: int = 200
     location: str = ""
@@ -46,66 +47,66 @@ class Caller:
     host: str
 
 
-Operation = Callable[[Files, Request, Caller], Awaitable[Answer]]
+Operation = Callable[[Files, DoorRequest, Caller], Awaitable[DoorReply]]
 
 
-async def get_file_status(files: Files, request: Request, caller: Caller) -> Answer:
-    return Answer(wire.status(await files.status(request.path)))
+async def get_file_status(files: Files, request: DoorRequest, caller: Caller) -> DoorReply:
+    return DoorReply(wire.status(await files.status(request.path)))
 
 
-async def list_status(files: Files, request: Request, caller: Caller) -> Answer:
+async def list_status(files: Files, request: DoorRequest, caller: Caller) -> DoorReply:
     found, _ = await files.listing(request.path)
-    return Answer(wire.json(wire.statuses(found)))
+    return DoorReply(wire.json(wire.statuses(found)))
 
 
-async def list_status_batch(files: Files, request: Request, caller: Caller) -> Answer:
+async def list_status_batch(files: Files, request: DoorRequest, caller: Caller) -> DoorReply:
     found, remaining = await files.listing(request.path, request.text("startafter"), LIST_BATCH)
-    return Answer(wire.directory_listing(found, remaining))
+    return DoorReply(wire.directory_listing(found, remaining))
 
 
-async def get_content_summary(files: Files, request: Request, caller: Caller) -> Answer:
-    return Answer(wire.content_summary(await files.summary(request.path)))
+async def get_content_summary(files: Files, request: DoorRequest, caller: Caller) -> DoorReply:
+    return DoorReply(wire.content_summary(await files.summary(request.path)))
 
 
-async def get_quota_usage(files: Files, request: Request, caller: Caller) -> Answer:
-    return Answer(wire.quota_usage(await files.summary(request.path)))
+async def get_quota_usage(files: Files, request: DoorRequest, caller: Caller) -> DoorReply:
+    return DoorReply(wire.quota_usage(await files.summary(request.path)))
 
 
-async def get_home_directory(files: Files, request: Request, caller: Caller) -> Answer:
-    return Answer(wire.json({"Path": f"/user/{caller.user}"}))
+async def get_home_directory(files: Files, request: DoorRequest, caller: Caller) -> DoorReply:
+    return DoorReply(wire.json({"Path": f"/user/{caller.user}"}))
 
 
-async def get_trash_root(files: Files, request: Request, caller: Caller) -> Answer:
-    return Answer(wire.json({"Path": f"/user/{caller.user}/.Trash"}))
+async def get_trash_root(files: Files, request: DoorRequest, caller: Caller) -> DoorReply:
+    return DoorReply(wire.json({"Path": f"/user/{caller.user}/.Trash"}))
 
 
-async def get_server_defaults(files: Files, request: Request, caller: Caller) -> Answer:
-    return Answer(wire.server_defaults(DEFAULT_FILE_BLOCK_BYTES))
+async def get_server_defaults(files: Files, request: DoorRequest, caller: Caller) -> DoorReply:
+    return DoorReply(wire.server_defaults(DEFAULT_FILE_BLOCK_BYTES))
 
 
-async def get_block_locations(files: Files, request: Request, caller: Caller) -> Answer:
+async def get_block_locations(files: Files, request: DoorRequest, caller: Caller) -> DoorReply:
     offset, length = request.number("offset", 0), request.number("length", wire.MAX_LONG)
     assert offset is not None
     assert length is not None
-    return Answer(wire.block_locations(await files.status(request.path), caller.host, offset, length))
+    return DoorReply(wire.block_locations(await files.status(request.path), caller.host, offset, length))
 
 
-async def get_status(files: Files, request: Request, caller: Caller) -> Answer:
+async def get_status(files: Files, request: DoorRequest, caller: Caller) -> DoorReply:
     used = files.statistics().connection.object_bytes
     capacity = max(files.options.capacity_bytes, used) if files.options.capacity_bytes else wire.MAX_LONG
-    return Answer(wire.json({"FsStatus": {"capacity": capacity, "remaining": capacity - used, "used": used}}))
+    return DoorReply(wire.json({"FsStatus": {"capacity": capacity, "remaining": capacity - used, "used": used}}))
 
 
-async def get_acl_status(files: Files, request: Request, caller: Caller) -> Answer:
-    return Answer(wire.acl_status(await files.status(request.path)))
+async def get_acl_status(files: Files, request: DoorRequest, caller: Caller) -> DoorReply:
+    return DoorReply(wire.acl_status(await files.status(request.path)))
 
 
-async def get_link_target(files: Files, request: Request, caller: Caller) -> Answer:
+async def get_link_target(files: Files, request: DoorRequest, caller: Caller) -> DoorReply:
     await files.status(request.path)
     raise RemoteIOError(f"Path {shown(request.path)} is not a symbolic link")
 
 
-async def check_access(files: Files, request: Request, caller: Caller) -> Answer:
+async def check_access(files: Files, request: DoorRequest, caller: Caller) -> DoorReply:
     """By the bits, for the owner and the others: the door knows no groups. The door's own user may do everything."""
     action = request.text("fsaction")
     if len(action) != 3 or any(have not in (bit, "-") for have, bit in zip(action, "rwx", strict=True)):
@@ -119,10 +120,10 @@ async def check_access(files: Files, request: Request, caller: Caller) -> Answer
             f"Permission denied: user={caller.user}, access={action}, "
             f'inode="{shown(request.path)}":{status.owner}:{status.group}:{mode}'
         )
-    return Answer()
+    return DoorReply()
 
 
-async def get_xattrs(files: Files, request: Request, caller: Caller) -> Answer:
+async def get_xattrs(files: Files, request: DoorRequest, caller: Caller) -> DoorReply:
     encoding = request.text("encoding", "text").lower()
     if encoding not in ("text", "hex", "base64"):
         raise IllegalArgumentError(f'Invalid value for webhdfs parameter "encoding": {shown(encoding)!a}')
@@ -130,69 +131,69 @@ async def get_xattrs(files: Files, request: Request, caller: Caller) -> Answer:
     names = [request.xattr_name(name) for name in request.texts("xattr.name") if name]
     if any(name not in found for name in names):
         raise RemoteIOError("At least one of the attributes provided was not found.")
-    return Answer(wire.xattrs({name: found[name] for name in names or found}, encoding))
+    return DoorReply(wire.xattrs({name: found[name] for name in names or found}, encoding))
 
 
-async def list_xattrs(files: Files, request: Request, caller: Caller) -> Answer:
-    return Answer(wire.xattr_names(await files.xattrs(request.path)))
+async def list_xattrs(files: Files, request: DoorRequest, caller: Caller) -> DoorReply:
+    return DoorReply(wire.xattr_names(await files.xattrs(request.path)))
 
 
-async def set_xattr(files: Files, request: Request, caller: Caller) -> Answer:
+async def set_xattr(files: Files, request: DoorRequest, caller: Caller) -> DoorReply:
     flags = {flag.strip().upper() for flag in request.text("flag").split(",") if flag.strip()}
     if not flags or flags - {"CREATE", "REPLACE"}:
         raise IllegalArgumentError(f'Invalid value for webhdfs parameter "flag": {shown(request.text("flag"))!a}')
     name, value = request.xattr_name(request.text("xattr.name")), wire.xattr_value(request.text("xattr.value"))
     await files.set_xattr(request.path, name, value, "CREATE" in flags, "REPLACE" in flags)
-    return Answer()
+    return DoorReply()
 
 
-async def remove_xattr(files: Files, request: Request, caller: Caller) -> Answer:
+async def remove_xattr(files: Files, request: DoorRequest, caller: Caller) -> DoorReply:
     await files.remove_xattr(request.path, request.xattr_name(request.text("xattr.name")))
-    return Answer()
+    return DoorReply()
 
 
-async def get_delegation_token(files: Files, request: Request, caller: Caller) -> Answer:
+async def get_delegation_token(files: Files, request: DoorRequest, caller: Caller) -> DoorReply:
     """None, as a NameNode without Kerberos says; Hadoop's clients go on without one."""
-    return Answer(wire.json({"Token": None}))
+    return DoorReply(wire.json({"Token": None}))
 
 
-async def no_delegation_token(files: Files, request: Request, caller: Caller) -> Answer:
+async def no_delegation_token(files: Files, request: DoorRequest, caller: Caller) -> DoorReply:
     raise InvalidTokenError("Delegation tokens are not given here; there is none to renew or cancel")
 
 
-async def mkdirs(files: Files, request: Request, caller: Caller) -> Answer:
+async def mkdirs(files: Files, request: DoorRequest, caller: Caller) -> DoorReply:
     await files.mkdirs(request.path, request.permission(0o755), caller.user)
-    return Answer(wire.boolean(True))
+    return DoorReply(wire.boolean(True))
 
 
-async def rename(files: Files, request: Request, caller: Caller) -> Answer:
+async def rename(files: Files, request: DoorRequest, caller: Caller) -> DoorReply:
     target = request.absolute("destination")
     given = request.text("renameoptions")
     if not given:
-        return Answer(wire.boolean(await files.rename(request.path, target)))
+        return DoorReply(wire.boolean(await files.rename(request.path, target)))
     options = {option.strip().upper() for option in given.split(",")}
     if options - {"NONE", "OVERWRITE", "TO_TRASH"}:
         raise IllegalArgumentError(f'Invalid value for webhdfs parameter "renameoptions": {shown(given)!a}')
     await files.rename_strict(request.path, target, "OVERWRITE" in options)
-    return Answer()
+    return DoorReply()
 
 
-async def set_permission(files: Files, request: Request, caller: Caller) -> Answer:
+async def set_permission(files: Files, request: DoorRequest, caller: Caller) -> DoorReply:
     await files.set_attributes(request.path, permission=request.permission(0o755))
-    return Answer()
+    return DoorReply()
 
 
-async def set_owner(files: Files, request: Request, caller: Caller) -> Answer:
+async def set_owner(files: Files, request: DoorRequest, caller: Caller) -> DoorReply:
     owner, group = request.text("owner"), request.text("group")
     if not owner and not group:
         raise IllegalArgumentError("Both owner and group are empty.")
     if max(len(owner), len(group)) > 255 or not (owner + group).isprintable():
         raise IllegalArgumentError(f'Invalid value for webhdfs parameter "owner": {shown(owner)!a}')
     await files.set_attributes(request.path, owner=owner or None, group=group or None)
-    return Answer()
+    return DoorReply()
 
 
-async def set_times(files: Files, request: Request, caller: Caller) -> Answer:
+async def set_times(files: Files, request: DoorRequest, caller: Caller) -> DoorReply:
     """Milliseconds; -1 leaves a time as it is."""
     most = wire.MAX_LONG // 1000
     modified, accessed = (request.number(name, -1, -1, most) for name in ("modificationtime", "accesstime"))
@@ -203,31 +204,31 @@ async def set_times(files: Files, request: Request, caller: Caller) -> Answer:
         modified_us=None if modified < 0 else modified * 1000,
         accessed_us=None if accessed < 0 else accessed * 1000,
     )
-    return Answer()
+    return DoorReply()
 
 
-async def set_replication(files: Files, request: Request, caller: Caller) -> Answer:
+async def set_replication(files: Files, request: DoorRequest, caller: Caller) -> DoorReply:
     replication = request.number("replication", 1, 1, MAX_SHORT)
     assert replication is not None
-    return Answer(wire.boolean(await files.set_replication(request.path, replication)))
+    return DoorReply(wire.boolean(await files.set_replication(request.path, replication)))
 
 
-async def concat(files: Files, request: Request, caller: Caller) -> Answer:
+async def concat(files: Files, request: DoorRequest, caller: Caller) -> DoorReply:
     sources = [join(parts_of(source)) for source in request.text("sources").split(",") if source]
     await files.concat(request.path, sources)
-    return Answer()
+    return DoorReply()
 
 
-async def truncate(files: Files, request: Request, caller: Caller) -> Answer:
+async def truncate(files: Files, request: DoorRequest, caller: Caller) -> DoorReply:
     length = request.number("newlength")
     if length is None:
         raise IllegalArgumentError("newLength parameter is not given")
     await files.truncate(request.path, length)
-    return Answer(wire.boolean(True))
+    return DoorReply(wire.boolean(True))
 
 
-async def delete(files: Files, request: Request, caller: Caller) -> Answer:
-    return Answer(wire.boolean(await files.delete(request.path, request.boolean("recursive"))))
+async def delete(files: Files, request: DoorRequest, caller: Caller) -> DoorReply:
+    return DoorReply(wire.boolean(await files.delete(request.path, request.boolean("recursive"))))
 
 
 async def file_checksum(files: Files, path: str) -> bytes:
@@ -301,11 +302,11 @@ UNSUPPORTED = {
     "REMOVEACLENTRIES REMOVEDEFAULTACL REMOVEACL SETACL",
     "POST": "UNSETSTORAGEPOLICY UNSETECPOLICY",
     "DELETE": "DELETESNAPSHOT",
-}  # fmt: skip
+}
 _UNSUPPORTED = {(method, op) for method, ops in UNSUPPORTED.items() for op in ops.split()}
 
 
-def check_op(request: Request) -> None:
+def check_op(request: DoorRequest) -> None:
     """Refuse what is no operation of this method, and what this store does not have."""
     key = (request.method, request.op)
     if key in SIMPLE or key in STREAMED:

@@ -14,22 +14,32 @@ from dataclasses import dataclass
 import msgspec
 
 from spark_jms.store.webhdfs.errors import IllegalArgumentError, NoSuchFileError, RemoteError
-from spark_jms.store.webhdfs.inode import Status, Summary
+from spark_jms.store.webhdfs.inode import ContentSummary, FileStatus
 from spark_jms.store.webhdfs.path import join, parts_of, shown
 
 PREFIX = "/webhdfs/v1"
 MAX_TARGET_BYTES = 64 * 1024
 MAX_PARAMETERS = 256
 MAX_LONG = 2**63 - 1
-FLAGS = {"CREATE", "OVERWRITE", "APPEND", "SYNC_BLOCK", "LAZY_PERSIST", "NEW_BLOCK", "NO_LOCAL_WRITE", "SHOULD_REPLICATE",
-         "IGNORE_CLIENT_LOCALITY", "NO_LOCAL_RACK"}  # fmt: skip
+FLAGS = {
+    "CREATE",
+    "OVERWRITE",
+    "APPEND",
+    "SYNC_BLOCK",
+    "LAZY_PERSIST",
+    "NEW_BLOCK",
+    "NO_LOCAL_WRITE",
+    "SHOULD_REPLICATE",
+    "IGNORE_CLIENT_LOCALITY",
+    "NO_LOCAL_RACK",
+}
 _HEX = {f"{n:02x}": n for n in range(256)}
 _USER = re.compile(r"^[A-Za-z_][A-Za-z0-9._\-@]{0,254}[$]?$")
 _XATTR = re.compile(r"^(user|trusted|system|security|raw)\.[^\x00-\x1f]{1,200}$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Request:
+class DoorRequest:
     """One request; `op` in capitals. Parameter names are in small letters, as HDFS takes them in any case."""
 
     method: str
@@ -93,7 +103,7 @@ class Request:
         return name
 
 
-def parse(method: str, target: str) -> Request:
+def parse(method: str, target: str) -> DoorRequest:
     """A request line's target. Refuses by name; never raises anything else."""
     if len(target) > MAX_TARGET_BYTES:
         raise IllegalArgumentError(f"The request line has {len(target)} characters, at most {MAX_TARGET_BYTES}")
@@ -109,8 +119,8 @@ def parse(method: str, target: str) -> Request:
         name, _, value = pair.partition("=")
         if name:
             parameters.append((_decoded(name.replace("+", " ")).lower(), _decoded(value.replace("+", " "))))
-    request = Request(method, path, "", tuple(parameters))
-    return Request(method, path, request.text("op").upper(), request.parameters)
+    request = DoorRequest(method, path, "", tuple(parameters))
+    return DoorRequest(method, path, request.text("op").upper(), request.parameters)
 
 
 def xattr_value(text: str) -> bytes:
@@ -150,7 +160,7 @@ def error(refusal: RemoteError) -> bytes:
     )
 
 
-def status_map(status: Status) -> dict[str, object]:
+def status_map(status: FileStatus) -> dict[str, object]:
     return {
         "accessTime": status.accessed_us // 1000,
         "blockSize": status.block_bytes,
@@ -168,19 +178,19 @@ def status_map(status: Status) -> dict[str, object]:
     }
 
 
-def status(value: Status) -> bytes:
+def status(value: FileStatus) -> bytes:
     return json({"FileStatus": status_map(value)})
 
 
-def statuses(values: list[Status]) -> dict[str, object]:
+def statuses(values: list[FileStatus]) -> dict[str, object]:
     return {"FileStatuses": {"FileStatus": [status_map(value) for value in values]}}
 
 
-def directory_listing(values: list[Status], remaining: int) -> bytes:
+def directory_listing(values: list[FileStatus], remaining: int) -> bytes:
     return json({"DirectoryListing": {"partialListing": statuses(values), "remainingEntries": remaining}})
 
 
-def content_summary(value: Summary) -> bytes:
+def content_summary(value: ContentSummary) -> bytes:
     return json(
         {
             "ContentSummary": {
@@ -202,7 +212,7 @@ def content_summary(value: Summary) -> bytes:
     )
 
 
-def quota_usage(value: Summary) -> bytes:
+def quota_usage(value: ContentSummary) -> bytes:
     usage = {
         "fileAndDirectoryCount": value.files + value.directories,
         "quota": -1,
@@ -213,7 +223,7 @@ def quota_usage(value: Summary) -> bytes:
     return json({"QuotaUsage": usage})
 
 
-def acl_status(value: Status) -> bytes:
+def acl_status(value: FileStatus) -> bytes:
     return json(
         {
             "AclStatus": {
@@ -244,7 +254,7 @@ def server_defaults(block_bytes: int) -> bytes:
     return json({"FsServerDefaults": defaults})
 
 
-def block_locations(value: Status, host: str, offset: int, length: int) -> bytes:
+def block_locations(value: FileStatus, host: str, offset: int, length: int) -> bytes:
     end = min(value.length, offset + length)
     size = max(value.block_bytes, value.length // 1000 + 1)  # the answer stays small whatever block size was given
     found = [

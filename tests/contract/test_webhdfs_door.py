@@ -26,10 +26,20 @@ def test_every_operation_of_files_and_directories() -> None:
         await house.put("/a/b/big", big, permission="640", replication=2, blocksize=4096, user_name="bob")
         status = (await house.ok("GET", "/a/b/big", "GETFILESTATUS"))["FileStatus"]
         assert status == {
-            "accessTime": 1_700_000_000_000, "blockSize": 4096, "childrenNum": 0, "fileId": status["fileId"],
-            "group": "supergroup", "length": 5000, "modificationTime": 1_700_000_000_000, "owner": "bob",
-            "pathSuffix": "", "permission": "640", "replication": 2, "storagePolicy": 0, "type": "FILE",
-        }  # fmt: skip
+            "accessTime": 1_700_000_000_000,
+            "blockSize": 4096,
+            "childrenNum": 0,
+            "fileId": status["fileId"],
+            "group": "supergroup",
+            "length": 5000,
+            "modificationTime": 1_700_000_000_000,
+            "owner": "bob",
+            "pathSuffix": "",
+            "permission": "640",
+            "replication": 2,
+            "storagePolicy": 0,
+            "type": "FILE",
+        }
         assert (await house.ok("GET", "/a/b/big", "GETFILELINKSTATUS"))["FileStatus"] == status
         assert (await house.ok("GET", "/a", "LISTSTATUS"))["FileStatuses"]["FileStatus"][0]["permission"] == "750"
         assert await house.get("/a/b/big") == big
@@ -72,8 +82,9 @@ def test_every_operation_of_files_and_directories() -> None:
         await house.ok("GET", "/a/b/big", "CHECKACCESS", fsaction="rw-", user_name="carol")
         await house.ok("GET", "/a/b/big", "CHECKACCESS", fsaction="rwx", user_name="owner")
         assert await house.refused("GET", "/a/b/big", "CHECKACCESS", fsaction="r--", user_name="eve") == (
-            403, "AccessControlException",
-        )  # fmt: skip
+            403,
+            "AccessControlException",
+        )
         xattr = {"xattr_name": "user.k"}
         await house.ok("PUT", "/a", "SETXATTR", xattr_value="0x6869", flag="CREATE", **xattr)
         assert await house.refused("PUT", "/a", "SETXATTR", xattr_value="1", flag="CREATE", **xattr) == (
@@ -126,13 +137,15 @@ def test_renames() -> None:
         ]:
             assert await house.refused("PUT", source, "RENAME", destination=target, **strict) == error
         assert await house.refused("PUT", "/g", "RENAME", destination="/d", renameoptions="OVERWRITE") == (
-            403, "IOException",
-        )  # fmt: skip
+            403,
+            "IOException",
+        )
         assert await house.ask("PUT", "/g", "RENAME", destination="/d/f", renameoptions="OVERWRITE") == (200, b"")
         assert await house.get("/d/f") == b"g"
         assert await house.refused("PUT", "/d", "RENAME", destination="/e", renameoptions="LATER") == (
-            400, "IllegalArgumentException",
-        )  # fmt: skip
+            400,
+            "IllegalArgumentException",
+        )
 
     in_house(walk)
 
@@ -219,7 +232,7 @@ def test_list_in_batches() -> None:
         ("GET", "/", "&".join(["op=OPEN"] + ["a=b"] * 300), 400, "IllegalArgumentException"),
         ("GET", "/x", "op=GETLINKTARGET", 404, "FileNotFoundException"),
     ],
-)  # fmt: skip
+)
 def test_refusals_are_hadoops(method: str, path: str, query: str, status: int, name: str) -> None:
     """R19: bad escapes, numbers, paths and operations end in the named error with its HTTP status."""
 
@@ -250,10 +263,13 @@ async def raw(house: House, request: bytes, end: bool = False) -> tuple[int, byt
 
 @pytest.mark.parametrize(
     "body",
-    [b"Content-Length: 100\r\n\r\n0123", b"Transfer-Encoding: chunked\r\n\r\n4\r\n0123\r\n",
-     b"Transfer-Encoding: chunked\r\n\r\nzz\r\n"],
+    [
+        b"Content-Length: 100\r\n\r\n0123",
+        b"Transfer-Encoding: chunked\r\n\r\n4\r\n0123\r\n",
+        b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+    ],
     ids=["length", "chunked", "nonsense"],
-)  # fmt: skip
+)
 def test_a_body_that_breaks_off_leaves_nothing(body: bytes) -> None:
     """R19: half a file is no file: the old content stays, and the lease goes."""
 

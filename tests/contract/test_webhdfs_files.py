@@ -19,8 +19,9 @@ from spark_jms.store.errors import (
 from spark_jms.store.regions.client.object_journal import BATCH, DATA, MAGIC_BYTES, ROOT
 from spark_jms.store.regions.client.objects import MemoryObjects, Objects
 from spark_jms.store.webhdfs import errors
-from spark_jms.store.webhdfs.files import Files, FilesOptions
-from spark_jms.store.webhdfs.stream import Writer
+from spark_jms.store.webhdfs.files import Files
+from spark_jms.store.webhdfs.options import FilesOptions
+from spark_jms.store.webhdfs.writer import ContentWriter
 from tests.faulty_objects import Crashing, Refusing
 
 SMALL = FilesOptions(block_bytes=64, inline_bytes=16, merge_bytes=32, refused_retry_ms=0, refused_retries=3)
@@ -36,7 +37,7 @@ async def opened(objects: Objects | None = None, options: FilesOptions = SMALL) 
     return await Files.open(objects or MemoryObjects(max_object_bytes=OBJECT_BYTES), clock(), options)
 
 
-async def written(writer: Writer, data: bytes) -> None:
+async def written(writer: ContentWriter, data: bytes) -> None:
     try:
         await writer.write(data)
         await writer.close()
@@ -134,9 +135,10 @@ async def crash_everywhere(options: FilesOptions, done: bool) -> int:
             await files.delete("/probe")
             await files.close()
             unreferenced = [
-                data for handle, data in again.contents.items()
+                data
+                for handle, data in again.contents.items()
                 if data[:MAGIC_BYTES] == DATA and handle not in files._tree.handles()
-            ]  # fmt: skip
+            ]
             assert not unreferenced, "garbage stayed"
         if complete and crashing.changes < fail_at:
             return fail_at

@@ -18,28 +18,136 @@ from spark_jms.store.regions.client.objects import MemoryObjects
 from spark_jms.store.webhdfs import wire
 from spark_jms.store.webhdfs.door import Door, DoorOptions
 from spark_jms.store.webhdfs.errors import RemoteError
-from spark_jms.store.webhdfs.files import Files, FilesOptions
+from spark_jms.store.webhdfs.files import Files
 from spark_jms.store.webhdfs.operations import SIMPLE, STREAMED, UNSUPPORTED
+from spark_jms.store.webhdfs.options import FilesOptions
 
 OPS = [*SIMPLE, *STREAMED] * 4 + [(method, op) for method, ops in UNSUPPORTED.items() for op in ops.split()]
 OPS += [("PUT", "CREATE"), ("PUT", "MKDIRS"), ("GET", "OPEN"), ("POST", "APPEND"), ("PUT", "RENAME")] * 8
-GOOD = {"offset": "0", "length": "5", "permission": "644", "overwrite": "true", "recursive": "true", "newlength": "2",
-        "destination": "/a/c", "renameoptions": "OVERWRITE", "sources": "/b,/c", "replication": "2", "owner": "o",
-        "createflag": "CREATE,OVERWRITE", "xattr.name": "user.x", "xattr.value": "0x00", "flag": "CREATE,REPLACE",
-        "encoding": "hex", "fsaction": "r--", "startafter": "a", "user.name": "me", "data": "true"}  # fmt: skip
-NAMES = ["offset", "length", "permission", "overwrite", "recursive", "destination", "renameoptions", "newlength",
-         "sources", "replication", "modificationtime", "accesstime", "owner", "group", "blocksize", "createflag",
-         "createparent", "data", "noredirect", "xattr.name", "xattr.value", "flag", "encoding", "fsaction",
-         "startafter", "user.name", "doas", "token", "buffersize"]  # fmt: skip
-VALUES = ["", "0", "1", "-1", "7", "644", "1777", "8888", "9223372036854775807", "99999999999999999999", "1e9", "true",
-          "false", "null", "NONE", "OVERWRITE", "CREATE", "CREATE,OVERWRITE", "REPLACE", "/a", "/a/b", "/", "a", "/..",
-          "/a,/b", "user.x", "0x00", "0xzz", "0sAAA=", "text", "hex", "rwx", "---", "é", "%zz", "%00", "\x7f", "+",
-          "x" * 300, "&=&", "\u202e"]  # fmt: skip
-NEEDS = {"TRUNCATE": ["newlength"], "CONCAT": ["sources"], "SETXATTR": ["xattr.name", "xattr.value", "flag"],
-         "SETOWNER": ["owner"], "CHECKACCESS": ["fsaction"], "REMOVEXATTR": ["xattr.name"]}  # fmt: skip
-PATHS = ["/a", "/b", "/c", "/a/b", "/a/c"] * 3 + ["/", "/a", "/b", "/a/b", "/a/b/c", "/c", "/a/c",
-         "//a", "/a/", "/%61", "/%zz", "/%ff", "/a%00", "/..",
-         "/" + "n" * 300,         "/%C3%A9", "/a%20b", "/" + "/a" * 600]  # fmt: skip
+GOOD = {
+    "offset": "0",
+    "length": "5",
+    "permission": "644",
+    "overwrite": "true",
+    "recursive": "true",
+    "newlength": "2",
+    "destination": "/a/c",
+    "renameoptions": "OVERWRITE",
+    "sources": "/b,/c",
+    "replication": "2",
+    "owner": "o",
+    "createflag": "CREATE,OVERWRITE",
+    "xattr.name": "user.x",
+    "xattr.value": "0x00",
+    "flag": "CREATE,REPLACE",
+    "encoding": "hex",
+    "fsaction": "r--",
+    "startafter": "a",
+    "user.name": "me",
+    "data": "true",
+}
+NAMES = [
+    "offset",
+    "length",
+    "permission",
+    "overwrite",
+    "recursive",
+    "destination",
+    "renameoptions",
+    "newlength",
+    "sources",
+    "replication",
+    "modificationtime",
+    "accesstime",
+    "owner",
+    "group",
+    "blocksize",
+    "createflag",
+    "createparent",
+    "data",
+    "noredirect",
+    "xattr.name",
+    "xattr.value",
+    "flag",
+    "encoding",
+    "fsaction",
+    "startafter",
+    "user.name",
+    "doas",
+    "token",
+    "buffersize",
+]
+VALUES = [
+    "",
+    "0",
+    "1",
+    "-1",
+    "7",
+    "644",
+    "1777",
+    "8888",
+    "9223372036854775807",
+    "99999999999999999999",
+    "1e9",
+    "true",
+    "false",
+    "null",
+    "NONE",
+    "OVERWRITE",
+    "CREATE",
+    "CREATE,OVERWRITE",
+    "REPLACE",
+    "/a",
+    "/a/b",
+    "/",
+    "a",
+    "/..",
+    "/a,/b",
+    "user.x",
+    "0x00",
+    "0xzz",
+    "0sAAA=",
+    "text",
+    "hex",
+    "rwx",
+    "---",
+    "é",
+    "%zz",
+    "%00",
+    "\x7f",
+    "+",
+    "x" * 300,
+    "&=&",
+    "\u202e",
+]
+NEEDS = {
+    "TRUNCATE": ["newlength"],
+    "CONCAT": ["sources"],
+    "SETXATTR": ["xattr.name", "xattr.value", "flag"],
+    "SETOWNER": ["owner"],
+    "CHECKACCESS": ["fsaction"],
+    "REMOVEXATTR": ["xattr.name"],
+}
+PATHS = ["/a", "/b", "/c", "/a/b", "/a/c"] * 3 + [
+    "/",
+    "/a",
+    "/b",
+    "/a/b",
+    "/a/b/c",
+    "/c",
+    "/a/c",
+    "//a",
+    "/a/",
+    "/%61",
+    "/%zz",
+    "/%ff",
+    "/a%00",
+    "/..",
+    "/" + "n" * 300,
+    "/%C3%A9",
+    "/a%20b",
+    "/" + "/a" * 600,
+]
 ALLOWED = {200, 201, 307, 400, 401, 403, 404, 503}
 
 
@@ -173,7 +281,7 @@ async def rounds(seed: int, count: int, parts: int) -> list[int]:
     assert (statistics.open_readers, statistics.open_writers, door.statistics().open_streams) == (0, 0, 0)
     await door.stop()
     await files.close()
-    assert files._tree.summary("/").files == 0
+    assert files._tree.root.summary().files == 0
     assert objects.statistics().object_bytes < 4 * 1024 * 1024, "blocks were left behind"
     assert {"200", "201", "307", "400", "403", "404"} <= set(fuzz.seen)
     print(

@@ -101,10 +101,15 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     options = [f"-Djavax.net.ssl.trustStore={folder / 'trust.p12'}", "-Djavax.net.ssl.trustStorePassword=changeit"]
     with (folder / "out").open("w") as out:
         port, process = launch_gateway(
-            classpath=f"{folder}:{JARS}/*", jarpath=str(next(JARS.glob("py4j-*.jar"))), javaopts=options,
-            java_path=f"{os.environ['JAVA_HOME']}/bin/java", die_on_exit=True, return_proc=True,
-            redirect_stdout=out, redirect_stderr=out,
-        )  # fmt: skip
+            classpath=f"{folder}:{JARS}/*",
+            jarpath=str(next(JARS.glob("py4j-*.jar"))),
+            javaopts=options,
+            java_path=f"{os.environ['JAVA_HOME']}/bin/java",
+            die_on_exit=True,
+            return_proc=True,
+            redirect_stdout=out,
+            redirect_stderr=out,
+        )
         gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port))
         yield Shell(gateway, folder)
         gateway.shutdown()
@@ -115,16 +120,47 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
 def certificate(folder: Path) -> None:
     key, cert = folder / "key.pem", folder / "cert.pem"
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost",
-         "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", key, "-out", cert],
-        check=True, capture_output=True,
-    )  # fmt: skip
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-days",
+            "1",
+            "-subj",
+            "/CN=localhost",
+            "-addext",
+            "subjectAltName=DNS:localhost,IP:127.0.0.1",
+            "-keyout",
+            key,
+            "-out",
+            cert,
+        ],
+        check=True,
+        capture_output=True,
+    )
     key.chmod(0o600)
     subprocess.run(
-        [f"{os.environ['JAVA_HOME']}/bin/keytool", "-importcert", "-noprompt", "-alias", "door", "-file", cert,
-         "-keystore", folder / "trust.p12", "-storetype", "PKCS12", "-storepass", "changeit"],
-        check=True, capture_output=True,
-    )  # fmt: skip
+        [
+            f"{os.environ['JAVA_HOME']}/bin/keytool",
+            "-importcert",
+            "-noprompt",
+            "-alias",
+            "door",
+            "-file",
+            cert,
+            "-keystore",
+            folder / "trust.p12",
+            "-storetype",
+            "PKCS12",
+            "-storepass",
+            "changeit",
+        ],
+        check=True,
+        capture_output=True,
+    )
 
 
 def started(*options: object) -> subprocess.Popen[str]:

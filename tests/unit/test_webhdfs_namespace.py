@@ -11,11 +11,23 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from spark_jms.store.webhdfs import errors, namespace, wire
-from spark_jms.store.webhdfs.namespace import Namespace
-from spark_jms.store.webhdfs.record import AnyRecord, Block, Content, Inline, Put, Spliced, decode_batch, encode_batch
+from spark_jms.store.webhdfs import decisions, errors, wire
+from spark_jms.store.webhdfs.decisions import TreeDecision
+from spark_jms.store.webhdfs.edits import (
+    AttributesSet,
+    BlockExtent,
+    Content,
+    Edit,
+    FileWritten,
+    InlineExtent,
+    Spliced,
+    decode_edits,
+    encode_edits,
+)
+from spark_jms.store.webhdfs.tree import DirectoryTree
+from spark_jms.store.webhdfs.tree_snapshot import decode_tree, encode_tree
 
-PURE = ("inode", "namespace", "path", "record", "wire", "errors")
+PURE = ("inode", "tree", "tree_snapshot", "decisions", "path", "edits", "wire", "errors")
 IMPURE = {"socket", "ssl", "asyncio", "time", "random", "os", "io", "pathlib", "threading", "aiohttp", "secrets"}
 PATHS = st.lists(st.sampled_from("abc"), max_size=3).map(lambda names: "/" + "/".join(names))
 
@@ -23,7 +35,7 @@ PATHS = st.lists(st.sampled_from("abc"), max_size=3).map(lambda names: "/" + "/"
 @pytest.mark.parametrize("name", PURE)
 def test_pure_parts_import_no_world(name: str) -> None:
     """R19: what decides has no clock, no file, no socket, no chance."""
-    source = Path(namespace.__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+    source = Path(decisions.__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
     imported: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -33,14 +45,24 @@ def test_pure_parts_import_no_world(name: str) -> None:
     assert not imported & IMPURE
 
 
-def tree(namespace: Namespace) -> dict[str, tuple[object, ...]]:
+def described(tree: DirectoryTree) -> dict[str, tuple[object, ...]]:
     return {
         inode.path: (
-            inode.number, inode.children is not None, inode.owner, inode.group, inode.permission, inode.replication,
-            inode.block_bytes, inode.modified_us, inode.accessed_us, inode.content, tuple(sorted(inode.xattrs.items())),
+            inode.number,
+            inode.children is not None,
+            inode.owner,
+            inode.group,
+            inode.permission,
+            inode.replication,
+            inode.block_bytes,
+            inode.modified_us,
+            inode.accessed_us,
+            inode.content,
+            tuple(sorted(inode.xattrs.items())),
         )
-        for inode in namespace.root.walk() if not inode.open
-    }  # fmt: skip
+        for inode in tree.root.walk()
+        if not inode.open
+    }
 
 
 class AgainstDictionary(RuleBasedStateMachine):
@@ -48,32 +70,36 @@ class AgainstDictionary(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.namespace = Namespace(now_us=1)
+        self.tree = DirectoryTree(now_us=1)
         self.model: dict[str, bytes | None] = {"/": None}
-        self.records: list[AnyRecord] = []
+        self.edits: list[Edit] = []
         self.now_us = 1
         self.blocks: dict[int, bytes] = {}
-        self.snapshot = self.namespace.snapshot()
+        self.snapshot = encode_tree(self.tree)
 
-    def apply(self, record: object) -> bool:
+    def apply(self, decision: TreeDecision) -> bool:
         self.now_us += 1
-        if record is None or isinstance(record, bool):
-            return record is not False
-        self.records.append(record)  # type: ignore[arg-type]
-        for handle in self.namespace.apply(record):  # type: ignore[arg-type]
+        if decision.edit is not None:
+            assert decision.journaled
+            self.write(decision.edit)
+        return decision.succeeded
+
+    def write(self, edit: Edit) -> None:
+        self.now_us += 1
+        self.edits.append(edit)
+        for handle in self.tree.apply(edit):
             del self.blocks[handle]
-        return True
 
     def content(self, data: bytes) -> Content:
         if len(data) < 3:
-            return (Inline(data),) if data else ()
+            return (InlineExtent(data),) if data else ()
         handle = self.now_us
         self.blocks[handle] = data
-        return (Block(handle, len(data)),)
+        return (BlockExtent(handle, len(data)),)
 
     def data(self, path: str) -> bytes:
-        content = self.namespace.get_file(path).content
-        return b"".join(e.data if isinstance(e, Inline) else self.blocks[e.handle][: e.length] for e in content)
+        content = self.tree.get_file(path).content
+        return b"".join(e.data if isinstance(e, InlineExtent) else self.blocks[e.handle][: e.length] for e in content)
 
     def under(self, path: str) -> list[str]:
         return [each for each in self.model if each.startswith(path.rstrip("/") + "/") and each != "/"]
@@ -89,7 +115,7 @@ class AgainstDictionary(RuleBasedStateMachine):
     def mkdirs(self, path: str) -> None:
         wanted = [each for each in [*self.ancestors(path), path] if each != "/"]
         try:
-            self.apply(self.namespace.mkdirs(path, "u", "g", 0o755, self.now_us))
+            self.apply(decisions.mkdirs(self.tree, path, "u", "g", 0o755, self.now_us))
         except (errors.ParentNotDirectoryError, errors.FileExistsAlreadyError):
             assert any(self.model.get(each) is not None for each in wanted)
             return
@@ -99,7 +125,7 @@ class AgainstDictionary(RuleBasedStateMachine):
     @rule(path=PATHS, data=st.binary(max_size=8), overwrite=st.booleans())
     def create(self, path: str, data: bytes, overwrite: bool) -> None:
         try:
-            self.namespace.check_create(path, overwrite, False, "c")
+            decisions.create(self.tree, path, overwrite, False, "c")
         except errors.FileExistsAlreadyError:
             assert path in self.model
             assert not overwrite or self.model[path] is None
@@ -110,25 +136,25 @@ class AgainstDictionary(RuleBasedStateMachine):
         except errors.ParentNotDirectoryError:
             assert any(self.model.get(each) is not None for each in self.ancestors(path))
             return
-        number = self.namespace.next_inode
-        self.apply(Put(path, self.now_us, number, "u", "g", 0o644, 1, 128, self.content(data)))
+        number = self.tree.next_inode
+        self.write(FileWritten(path, self.now_us, number, "u", "g", 0o644, 1, 128, self.content(data)))
         self.model[path] = data
 
     @rule(path=PATHS, data=st.binary(min_size=1, max_size=8))
     def append(self, path: str, data: bytes) -> None:
         if self.model.get(path) is None:
             with pytest.raises(errors.NoSuchFileError):
-                self.namespace.get_file(path)
+                self.tree.get_file(path)
             return
-        keep = len(self.namespace.get_file(path).content)
-        self.apply(Spliced(path, self.now_us, keep, self.content(data)))
+        keep = len(self.tree.get_file(path).content)
+        self.write(Spliced(path, self.now_us, keep, self.content(data)))
         self.model[path] = (self.model[path] or b"") + data
 
     @rule(path=PATHS, length=st.integers(0, 20))
     def truncate(self, path: str, length: int) -> None:
         old = self.model.get(path)
         try:
-            self.apply(self.namespace.truncate(path, length, self.now_us))
+            self.apply(decisions.truncate(self.tree, path, length, self.now_us))
         except errors.NoSuchFileError:
             assert old is None
         except errors.TruncateArgumentError:
@@ -141,7 +167,7 @@ class AgainstDictionary(RuleBasedStateMachine):
     @rule(path=PATHS, sources=st.lists(PATHS, min_size=1, max_size=2))
     def concat(self, path: str, sources: list[str]) -> None:
         try:
-            self.apply(self.namespace.concat(path, sources, self.now_us))
+            self.apply(decisions.concat(self.tree, path, sources, self.now_us))
         except (errors.NoSuchFileError, errors.RemoteIOError):
             return
         joined = self.model[path]
@@ -158,11 +184,14 @@ class AgainstDictionary(RuleBasedStateMachine):
         if target in self.model and self.model[target] is None:
             target = target.rstrip("/") + "/" + source.rpartition("/")[2]
         possible = (
-            source in self.model and source != "/" and target not in self.model
-            and self.parent(target) in self.model and self.model[self.parent(target)] is None
+            source in self.model
+            and source != "/"
+            and target not in self.model
+            and self.parent(target) in self.model
+            and self.model[self.parent(target)] is None
             and not target.startswith(source + "/")
-        )  # fmt: skip
-        moved = self.apply(self.namespace.rename(source, into, self.now_us))
+        )
+        moved = self.apply(decisions.rename(self.tree, source, into, self.now_us))
         assert moved == (possible or (source in self.model and source == target and source != "/"))
         if possible:
             self.move(source, target)
@@ -171,7 +200,7 @@ class AgainstDictionary(RuleBasedStateMachine):
     def rename_strict(self, source: str, into: str, overwrite: bool) -> None:
         target = into
         try:
-            self.apply(self.namespace.rename_strict(source, target, overwrite, self.now_us))
+            self.apply(decisions.rename_strict(self.tree, source, target, overwrite, self.now_us))
         except errors.FileExistsAlreadyError:
             assert target in self.model
             assert not overwrite or source == target
@@ -190,7 +219,7 @@ class AgainstDictionary(RuleBasedStateMachine):
     def delete(self, path: str, recursive: bool) -> None:
         below = self.under(path)
         try:
-            done = self.apply(self.namespace.delete(path, recursive, self.now_us))
+            done = self.apply(decisions.delete(self.tree, path, recursive, self.now_us))
         except errors.NotEmptyDirectoryError:
             assert below
             assert not recursive
@@ -203,39 +232,43 @@ class AgainstDictionary(RuleBasedStateMachine):
     @rule(path=PATHS, permission=st.integers(0, 0o1777), name=st.sampled_from(["user.a", "user.b"]))
     def attributes(self, path: str, permission: int, name: str) -> None:
         if path in self.model:
-            self.apply(self.namespace.set_attributes(path, self.now_us, permission=permission, modified_us=self.now_us))
-            self.apply(self.namespace.set_xattr(path, name, b"v", True, True, self.now_us))
-            assert self.namespace.status(path).permission == permission
+            self.apply(
+                decisions.set_attributes(
+                    self.tree, AttributesSet(path, self.now_us, permission, modified_us=self.now_us)
+                )
+            )
+            self.apply(decisions.set_xattr(self.tree, path, name, b"v", True, True, self.now_us))
+            assert self.tree.get(path).status().permission == permission
 
     @rule(path=PATHS)
     def writer_comes_and_goes(self, path: str) -> None:
         if self.model.get(self.parent(path), b"") is None and path not in self.model:
-            inode = self.namespace.begin(path, "u", "g", 0o644, self.now_us)
-            assert self.namespace.status(path).length == 0
-            assert Namespace.restored(self.namespace.snapshot()).find(path) is None
-            self.namespace.abandon(inode)
+            inode = self.tree.begin(path, "u", "g", 0o644, self.now_us)
+            assert self.tree.get(path).status().length == 0
+            assert decode_tree(encode_tree(self.tree)).find(path) is None
+            self.tree.abandon(inode)
 
     @rule()
     def take_snapshot(self) -> None:
-        self.snapshot, self.records = self.namespace.snapshot(), []
+        self.snapshot, self.edits = encode_tree(self.tree), []
 
     @invariant()
     def same_as_model(self) -> None:
-        found = {inode.path: inode for inode in self.namespace.root.walk()}
+        found = {inode.path: inode for inode in self.tree.root.walk()}
         assert set(found) == set(self.model)
         for path, data in self.model.items():
             assert (found[path].children is None) == (data is not None)
             if data is not None:
                 assert self.data(path) == data
-                assert self.namespace.status(path).length == len(data)
-        assert self.namespace.handles() == set(self.blocks), "a block leaked or was freed too early"
+                assert self.tree.get(path).status().length == len(data)
+        assert self.tree.handles() == set(self.blocks), "a block leaked or was freed too early"
 
     def teardown(self) -> None:
-        again = Namespace.restored(self.snapshot)
-        for record in decode_batch(encode_batch(self.records)):
-            again.apply(record)
-        assert tree(again) == tree(self.namespace)
-        assert again.inline_bytes == self.namespace.inline_bytes
+        again = decode_tree(self.snapshot)
+        for edit in decode_edits(encode_edits(self.edits)):
+            again.apply(edit)
+        assert described(again) == described(self.tree)
+        assert again.inline_bytes == self.tree.inline_bytes
 
 
 AgainstDictionary.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
@@ -245,29 +278,33 @@ class TestAgainstDictionary(AgainstDictionary.TestCase):  # type: ignore[misc, n
     """R19: the tree is what a dictionary would be; replay of snapshot and records gives the same tree."""
 
 
+def edit_of(decision: TreeDecision) -> Edit:
+    assert decision.edit is not None
+    return decision.edit
+
+
 def test_rename_races_have_one_winner() -> None:
     """R19: two drivers write `.tmp` files and rename them to one name without overwriting: the second is refused."""
-    namespace = Namespace()
+    tree = DirectoryTree()
     for number, name in enumerate(["/.1.tmp", "/.2.tmp"]):
-        namespace.apply(Put(name, 1, 20_000 + number, "u", "g", 0o644, 1, 1, (Inline(name.encode()),)))
-    namespace.apply(namespace.rename_strict("/.1.tmp", "/1", False, 2))
+        content = (InlineExtent(name.encode()),)
+        tree.apply(FileWritten(name, 1, 20_000 + number, "u", "g", 0o644, 1, 1, content))
+    tree.apply(edit_of(decisions.rename_strict(tree, "/.1.tmp", "/1", False, 2)))
     with pytest.raises(errors.FileExistsAlreadyError):
-        namespace.rename_strict("/.2.tmp", "/1", False, 3)
-    assert namespace.get_file("/1").content == (Inline(b"/.1.tmp"),)
+        decisions.rename_strict(tree, "/.2.tmp", "/1", False, 3)
+    assert tree.get_file("/1").content == (InlineExtent(b"/.1.tmp"),)
 
 
-def test_listing_goes_on_after_a_name() -> None:
+def test_listing_continues_after_a_name() -> None:
     """R19: batches of a listing are in the order of bytes and miss nothing."""
-    namespace = Namespace()
+    tree = DirectoryTree()
     names = ["b", "a", "Z", "é", "a-b", "aa"]
     for name in names:
-        record = namespace.mkdirs(f"/{name}", "u", "g", 0o755, 1)
-        assert record is not None
-        namespace.apply(record)
+        tree.apply(edit_of(decisions.mkdirs(tree, f"/{name}", "u", "g", 0o755, 1)))
     seen: list[str] = []
     remaining = 1
     while remaining:
-        found, remaining = namespace.listing("/", seen[-1] if seen else "", 2)
+        found, remaining = tree.listing("/", seen[-1] if seen else "", 2)
         seen += [status.path_suffix for status in found]
     assert seen == sorted(names, key=str.encode)
 
