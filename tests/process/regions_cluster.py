@@ -39,7 +39,7 @@ class FaultyDaemons(Daemons):
         self.cluster.directory.prepare()
         logs = self.path / "logs"
         logs.mkdir(mode=0o750, exist_ok=True)
-        command = [sys.executable, "-m", "tests.process.replicated_daemon", "-dir", str(self.path)]
+        command = [sys.executable, "-m", "tests.process.regions_daemon", "-dir", str(self.path)]
         with open(logs / f"start_{index:03d}.out", "ab") as out:
             self.processes[index] = subprocess.Popen(
                 [*command, "-localindex", str(index)], cwd=PROJECT, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
@@ -121,7 +121,7 @@ class WriterProcess:
         self.out = place / f"{store}.out"
         with open(self.out, "ab") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.process.replicated_writer", str(path), store, str(seed), str(self.journal)],
+                [sys.executable, "-m", "tests.process.regions_writer", str(path), store, str(seed), str(self.journal)],
                 cwd=PROJECT, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
             )  # fmt: skip
 

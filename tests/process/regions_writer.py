@@ -1,7 +1,7 @@
 """A process with a store instance of its own: writes, changes and deletes numbered objects, several at once, and keeps a
 journal of what it began (b), what was acknowledged (a) and what it found after a failure (f). Attaches again for ever.
 
-python -m tests.process.replicated_writer DIRECTORY STORE SEED JOURNAL        SIGTERM ends it, SIGUSR2 cuts it off
+python -m tests.process.regions_writer DIRECTORY STORE SEED JOURNAL        SIGTERM ends it, SIGUSR2 cuts it off
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Consumers of one queue in one thread, driven by a seed: Spark queries with an emulated checkpoint, and plain clients.
 
-Nothing here is random but the schedule, and that comes from the seed: time is a number, a crash is `store.crash`, and
-between any two steps anything may happen to anybody.
+Only the schedule is random, and it comes from the seed: time is a number, a crash is `store.crash`, and between any two
+steps anything may happen to any consumer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DESTINATION = "orders"
 
 @dataclass
 class Clock:
-    """Stands for the clocks of all processes, and for the module `time` where the code waits."""
+    """Replaces the clocks of all processes, and the module `time` where the code waits."""
 
     now_ms: int
     while_waiting: Callable[[], None] = lambda: None
@@ -43,8 +43,8 @@ class Clock:
 
 
 @dataclass(frozen=True)
-class Delivery:
-    """One message as an application, or a sink after its commit, has got it."""
+class DeliveredRow:
+    """One message as an application has received it, or a sink after its commit."""
 
     text: str
     member: int
@@ -55,7 +55,7 @@ class Delivery:
 
 
 @dataclass
-class Consumer:
+class ConsumerProcess:
     """A process with one subscriber, or without one while it is down."""
 
     name: str
@@ -64,10 +64,10 @@ class Consumer:
     clock: Clock
     selector: str | None = None
     limit: int = 20
-    retired: bool = False  # replaced by another driver on the same checkpoint: once down, it stays down
+    retired: bool = False  # another driver uses its checkpoint now: once down, it stays down
     subscriber: Subscriber | None = None
     planned: Callable[[str, Batch], None] = lambda consumer, batch: None
-    delivered: list[Delivery] = field(default_factory=list)
+    delivered: list[DeliveredRow] = field(default_factory=list)
 
     def _subscribe(self, consumer: str, *, replayable: bool) -> Subscriber:
         self.domain = Domain(self.root)
@@ -89,7 +89,7 @@ class Consumer:
         assert self.subscriber is not None
         self.store.freeze(self.subscriber.members.session)
 
-    def go_on(self) -> None:
+    def wake(self) -> None:
         assert self.subscriber is not None
         self.store.thaw(self.subscriber.members.session)
 
@@ -99,54 +99,56 @@ class Consumer:
         self.subscriber = None
 
     def attempt(self, what: Callable[[], Any]) -> None:
-        """What may end a consumer by name ends it; any other error is a defect."""
+        """The errors that end a consumer end it; any other error is a defect."""
         try:
             what()
         except (ConsumerClosedException, MemberUnavailableError, StaleCheckpointError):
             if self.subscriber is not None:
                 self.close()
 
-    def read(self, batch: Batch, withheld: dict[int, Ranges]) -> Iterator[Delivery]:
+    def read(self, batch: Batch, withheld: dict[int, Ranges]) -> Iterator[DeliveredRow]:
         table = self.domain.log(DESTINATION)
         for member, pick in sorted(batch.members.items()):
             picks = pick.picks - withheld.get(member, EMPTY)
             last = 0
             for rows in fetch(table, DESTINATION, member, picks, pick.redelivered) if picks else ():
                 for row in rows.select(["text", "sequence", "JMSXDeliveryCount"]).to_pylist():
-                    assert row["sequence"] > last, "the order of a member is broken within a batch"
+                    assert row["sequence"] > last, "the rows of a member are out of order within a batch"
                     last = row["sequence"]
-                    yield Delivery(row["text"], member, last, row["JMSXDeliveryCount"], batch.claim, batch.consumer)
+                    yield DeliveredRow(row["text"], member, last, row["JMSXDeliveryCount"], batch.claim, batch.consumer)
 
 
 @dataclass
-class Checkpoint:
-    """What survives a query: Spark's two logs and the sink, which takes each batch number once."""
+class QueryCheckpoint:
+    """What survives a query: the two logs of its Spark checkpoint, and the sink, which takes each batch number once."""
 
     offsets: list[dict[str, Any]] = field(default_factory=list)
     commits: int = 0  # batches 0..commits-1 are in the commit log
-    sink: dict[int, list[Delivery]] = field(default_factory=dict)
+    sink: dict[int, list[DeliveredRow]] = field(default_factory=dict)
 
 
 class ConcurrentQuery(ConsumerClosedException):
-    """Spark's own: somebody else has written this batch into the checkpoint's logs."""
+    """Spark raises it: another driver has written this batch into the logs of the Spark checkpoint."""
 
 
-class Query(Consumer):
+class Query(ConsumerProcess):
     """MicroBatchExecution in small: latestOffset -> offset log -> partitions, tasks -> sink -> commit log -> again."""
 
-    checkpoint: Checkpoint
+    checkpoint: QueryCheckpoint
     lives = 0
 
     def start(self) -> None:
-        """As Spark starts again: the last logged batch is run again if it is not in the commit log."""
+        """Starts as Spark does: it runs the last logged batch again unless the commit log has it."""
         offsets, commits = self.checkpoint.offsets, self.checkpoint.commits
         self.batch_id = commits
         self.lives += 1
-        known = offsets[0]["consumer"] if offsets else f"{self.name}-{self.lives}"  # nobody remembers an unlogged name
+        known = (
+            offsets[0]["consumer"] if offsets else f"{self.name}-{self.lives}"
+        )  # a name that was not logged is forgotten
         self.subscriber = self._subscribe(known, replayable=True)
         self.start_offset = offsets[commits - 1] if commits else Batch(known).to_json()
         self.end_offset: dict[str, Any] | None = None
-        self.rows: list[Delivery] = []
+        self.rows: list[DeliveredRow] = []
         self.step = self.ask
         if len(offsets) > commits:
             self.end_offset, self.step = offsets[commits], self.run
@@ -193,8 +195,8 @@ class Query(Consumer):
         )
 
 
-class Client(Consumer):
-    """Receives a few messages at a time, acknowledges some or all, gives some back, under a new name in each life."""
+class Client(ConsumerProcess):
+    """Receives a few messages at a time, acknowledges some or all, and releases some; each life has a new name."""
 
     lives = 0
 
@@ -202,7 +204,7 @@ class Client(Consumer):
         self.lives += 1
         self.life = f"{self.name}-{self.lives}"
         self.subscriber = self._subscribe(self.life, replayable=False)
-        self.mine: list[Delivery] = []
+        self.mine: list[DeliveredRow] = []
 
     def receive(self) -> None:
         assert self.subscriber is not None
@@ -213,21 +215,21 @@ class Client(Consumer):
             self.mine += rows
             self.delivered += rows
 
-    def finish(self, count: int) -> None:
+    def acknowledge(self, count: int) -> None:
         assert self.subscriber is not None
         chosen = self.mine[:count]
         left = self.subscriber.acknowledge_all(parts(chosen))
         waiting = {(c, m, s) for c, members in left.items() for m, r in members.items() for s in r.numbers().tolist()}
         self.mine = [d for d in chosen if (d.claim, d.member, d.sequence) in waiting] + self.mine[count:]
 
-    def give_back(self, count: int) -> None:
+    def release(self, count: int) -> None:
         assert self.subscriber is not None
         for claim, members in parts(self.mine[:count]).items():
             if self.subscriber.release(claim, members, delivered=True):
                 self.mine = [d for d in self.mine if d.claim != claim or d.sequence not in members.get(d.member, EMPTY)]
 
 
-def parts(rows: list[Delivery]) -> dict[str, dict[int, Ranges]]:
+def parts(rows: list[DeliveredRow]) -> dict[str, dict[int, Ranges]]:
     out: dict[str, dict[int, list[int]]] = {}
     for d in rows:
         out.setdefault(d.claim, {}).setdefault(d.member, []).append(d.sequence)

@@ -1,4 +1,4 @@
-"""Twelve bugs to plant: each one breaks a promise of the replicated store, and the simulator has to notice which."""
+"""Twelve bugs to plant: each breaks a promise of the region store, and the simulator has to name it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Patch = pytest.MonkeyPatch
 
 @dataclass(frozen=True)
 class Planted:
-    """`text`: what the violation has to say, as a pattern."""
+    """`text`: a pattern that the violation must match."""
 
     name: str
     text: str
@@ -44,13 +44,13 @@ def acknowledge_before_the_copy(patch: Patch) -> None:
 
 
 def no_fence(patch: Patch) -> None:
-    """A daemon that woke up serves on: it asks nobody whether it is still primary."""
+    """A daemon that wakes continues to serve without asking whether it is still primary."""
     patch.setattr(Primary, "_lease", lambda self: True)
     patch.setattr(DaemonCore, "_woke", lambda self: None)
 
 
 def resilver_from_a_stale_copy(patch: Patch) -> None:
-    """A copy that was struck off is kept, and taken for a good one when its daemon is back."""
+    """A daemon keeps a copy that was struck off, and uses it as a complete one when it is back."""
 
     def begin(self: Replicas, sender: int, message: protocol.Begin) -> None:
         copy = self._daemon.copies.get(message.name)
@@ -64,7 +64,7 @@ def resilver_from_a_stale_copy(patch: Patch) -> None:
 
 
 def lost_directory_update(patch: Patch) -> None:
-    """The directory takes whatever is written, whoever wrote in between."""
+    """The directory accepts every write, even when another daemon wrote in between."""
 
     def swap(self: SimDirectory, name: str, old: RegionEntry | None, new: RegionEntry | None) -> bool:
         self.apply(name, self.contents.entries.get(name), new)
@@ -93,7 +93,7 @@ def wrong_placement(patch: Patch) -> None:
 
 
 def space_leak(patch: Patch) -> None:
-    """With every block that is freed a few bytes are counted as used for ever."""
+    """Every freed block leaves a few bytes counted as used for ever."""
 
     def give_back(self: RegionSpace, block: Block) -> Step:
         step = original(self, block)
@@ -113,7 +113,7 @@ def checksum_ignored(patch: Patch) -> None:
 
 
 def early_memory_accounting(patch: Patch) -> None:
-    """Counted as free when it is decided to free it, freed later."""
+    """The memory of a copy counts as free before it is freed."""
 
     def free_copy(self: DaemonCore, name: str) -> None:
         copy = self.copies.pop(name)
@@ -138,7 +138,7 @@ def partial_resilver_promoted(patch: Patch) -> None:
 
 
 def delete_resurrected(patch: Patch) -> None:
-    """The map forgets some objects, and their blocks stay in the region."""
+    """The map forgets some objects whose blocks stay in the region."""
 
     def plan_delete(self: InstanceCore, handle: int) -> Planned:
         planned = original(self, handle)

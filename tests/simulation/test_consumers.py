@@ -1,7 +1,9 @@
-"""Nothing lost, nothing twice without a revocation, whatever happens between any two steps (C5, C8, C9, C13).
+"""No message is lost, and none is delivered twice without a revocation, whatever happens between two steps (C5, C8, C9,
+C13).
 
-Each seed is one run: queries and clients share a queue while they crash, stall, come back and hand over, while messages
-are sent, purged and compacted and a member is added. Then the faults end and everything must be drained.
+Each seed is one run: queries and clients share a queue while they crash, stall, return and hand records over, while
+messages are sent, purged and compacted, and while a member is added. Then the faults end, and the consumers must drain
+the queue.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from spark_jms.log.purge import purge
 from spark_jms.log.send import Transaction, send
 from spark_jms.log.storage import now_ms
 from spark_jms.store import MemoryStore, Put
-from tests.simulation.consumers import DESTINATION, Checkpoint, Client, Clock, Consumer, Delivery, Query
+from tests.simulation.consumers import DESTINATION, Client, Clock, ConsumerProcess, DeliveredRow, Query, QueryCheckpoint
 
 SEEDS = range(int(os.environ.get("JMSQ_SEEDS", "300")))
 CHUNK = 25
@@ -47,11 +49,11 @@ STEPS = 80
 QUEUE = Destination(DESTINATION, "distributed-queue", 2, file_grace_ms=0)
 
 
-class World:
+class QueueWorld:
     def __init__(self, root: Path, seed: int) -> None:
         self.random = random.Random(seed)
         self.root = str(root)
-        self.clock = Clock(now_ms() + 3_600_000)  # later than any sender's, so that all is due
+        self.clock = Clock(now_ms() + 3_600_000)  # later than any sender's clock, so that every message is due
         self.store = MemoryStore(clock_ms=self.clock.ms)
         self.domain = Domain(self.root)
         self.table = self.domain.log(DESTINATION)
@@ -61,8 +63,8 @@ class World:
         self.groups: dict[str, str | None] = {}
         self.staged: list[tuple[list[Any], list[str], int]] = []
         self.revoked: set[tuple[str, int]] = set()  # claim, sequence
-        self.consumers: list[Consumer] = []
-        self.stalled: list[Consumer] = []
+        self.consumers: list[ConsumerProcess] = []
+        self.stalled: list[ConsumerProcess] = []
         self.crowd = self.random.randint(1, 4)
         for i in range(self.crowd):
             self.add_consumer(i)
@@ -74,20 +76,38 @@ class World:
         consumer = kind(f"{kind.__name__.lower()}{i}", self.root, self.store, self.clock, selector, limit)
         consumer.planned = self.check_claim
         if isinstance(consumer, Query):
-            consumer.checkpoint = Checkpoint()
+            consumer.checkpoint = QueryCheckpoint()
         self.consumers.append(consumer)
 
-    # -- what may happen ------------------------------------------------------------------------------------------
+    # ---- what may happen
+
     def step(self) -> None:
         chosen = self.random.choices(*zip(*self.actions.items(), strict=True))[0]
         getattr(self, chosen)()
         self.clock.now_ms += self.random.choice([1, 10, 60, 300])
 
     actions: ClassVar[dict[str, float]] = {
-        "send": 12, "stage": 2, "commit_staged": 2, "work": 70, "boundary": 12, "tick": 3, "crash": 3, "start": 8,
-        "stall": 1, "wake": 2, "close": 1, "zombie": 1, "release": 1, "wait": 1, "wait_long": 0.6, "purge": 3,
-        "compact": 2, "checkpoint": 0.3, "clean_up": 0.3, "add_member": 0.5,
-    }  # fmt: skip
+        "send": 12,
+        "stage": 2,
+        "commit_staged": 2,
+        "work": 70,
+        "boundary": 12,
+        "tick": 3,
+        "crash": 3,
+        "start": 8,
+        "stall": 1,
+        "wake": 2,
+        "close": 1,
+        "zombie": 1,
+        "release": 1,
+        "wait": 1,
+        "wait_long": 0.6,
+        "purge": 3,
+        "compact": 2,
+        "checkpoint": 0.3,
+        "clean_up": 0.3,
+        "add_member": 0.5,
+    }
 
     def write(self) -> tuple[list[Any], list[str], int]:
         destination = self.table.refresh().destination
@@ -95,8 +115,11 @@ class World:
         self.count += len(texts)
         groups = [self.random.choice([None, None, "a", "b", "c"]) for _ in texts]
         self.groups.update(zip(texts, groups, strict=True))
-        columns = {"text": texts, "JMSXGroupID": pa.array(groups, pa.string()),
-                   "JMSPriority": [self.random.randint(0, 9) for _ in texts]}  # fmt: skip
+        columns = {
+            "text": texts,
+            "JMSXGroupID": pa.array(groups, pa.string()),
+            "JMSPriority": [self.random.randint(0, 9) for _ in texts],
+        }
         writer = MessageWriter(self.table.storage, destination, self.random.randint(0, 9))
         writer.write(pa.RecordBatch.from_pydict(columns))
         return writer.close(), texts, destination.epoch
@@ -106,7 +129,7 @@ class World:
         transaction = Transaction("sender", self.count) if self.random.random() < 0.3 else None
         sent = send(self.table, files, epoch, transaction)
         got = {(m, s) for m, r in sent.sequences.items() for s in r.numbers().tolist()}
-        assert not got & self.sent.keys(), "a sequence was given twice"
+        assert not got & self.sent.keys(), "two messages have the same sequence"
         assert len(got) == len(texts)
         self.sent.update(dict.fromkeys(got, ""))
         for file, first in self._numbered(sent):
@@ -139,7 +162,7 @@ class World:
             else:
                 self.put(staged)
 
-    def one(self, *, up: bool) -> Consumer | None:
+    def one(self, *, up: bool) -> ConsumerProcess | None:
         awake = [c for c in self.consumers if c.up is up and c not in self.stalled and (up or not c.retired)]
         return self.random.choice(awake) if awake else None
 
@@ -152,9 +175,9 @@ class World:
             if choice < 0.5 and len(consumer.mine) < 40:
                 consumer.attempt(consumer.receive)
             elif choice < 0.9:
-                consumer.attempt(lambda: consumer.finish(count))
+                consumer.attempt(lambda: consumer.acknowledge(count))
             else:
-                consumer.attempt(lambda: consumer.give_back(count))
+                consumer.attempt(lambda: consumer.release(count))
 
     def boundary(self) -> None:
         if consumer := self.one(up=True):
@@ -183,22 +206,23 @@ class World:
 
     def wake(self) -> None:
         if self.stalled:
-            self.stalled.pop(0).go_on()
+            self.stalled.pop(0).wake()
 
     def zombie(self) -> None:
-        """The cluster starts a query again whose old driver is not dead; it dies when it next writes to the checkpoint."""
+        """The cluster starts a query again while its old driver still runs. The old one fails at its next write to the Spark
+        checkpoint."""
         replaced = {id(c.checkpoint) for c in self.consumers if isinstance(c, Query) and c.up and c.retired}
         queries = [c for c in self.consumers if isinstance(c, Query) and c.up and id(c.checkpoint) not in replaced]
         if queries:
             old = self.random.choice(queries)
-            old.retired = True  # two drivers at a time, not three: that is promised nowhere
+            old.retired = True  # at most two drivers at a time: nothing is promised for three
             new = Query(f"{old.name}'", old.root, old.store, old.clock, old.selector, old.limit)
             new.checkpoint, new.planned = old.checkpoint, old.planned
             new.start()
             self.consumers.append(new)
 
     def release(self) -> None:
-        """`jmsq claims --release` on a record that nobody holds at the moment."""
+        """`jmsq claims --release` on a record without a holder."""
         for member in range(self.members):
             name = record_name(DESTINATION, "-", member)
             info = self.store.info(name)
@@ -206,7 +230,7 @@ class World:
             if info and info.holder is None and state.claims:
                 with self.store.connect("admin") as session:
                     handle = session.open(name)
-                    claim = self.random.choice(list(state.claims))  # in the order they were made: ids are random
+                    claim = self.random.choice(list(state.claims))  # in the order of creation: ids are random
                     handle.commit([Put("state", state.release(claim, delivered=True).to_bytes())])
 
     def wait(self) -> None:
@@ -237,15 +261,16 @@ class World:
     def members(self) -> int:
         return self.table.refresh().destination.members
 
-    # -- what must be true ----------------------------------------------------------------------------------------
+    # ---- what must hold
+
     def check_claim(self, consumer: str, batch: Batch) -> None:
-        """A unit of order is in one consumer's hands only."""
+        """Only one consumer at a time has messages of a unit of order."""
         for member, pick in batch.members.items():
             state = read_state(self.store, record_name(DESTINATION, "-", member))
             others = union(c.picks for c in state.claims.values() if c.consumer != batch.consumer)
             held = {self.groups[self.sent[member, s]] for s in others.numbers().tolist()} - {None}
             got = {self.groups[self.sent[member, s]] for s in pick.picks.numbers().tolist()}
-            assert not held & got, f"{consumer} got units of order {held & got} that others have"
+            assert not held & got, f"{consumer} got units of order {held & got} that other consumers have"
 
     def check_records(self) -> None:
         for member in range(self.members):
@@ -261,7 +286,7 @@ class World:
             assert not union(counted) & state.done
 
     def drain(self) -> None:
-        """The faults end: everybody is up, time goes on, and it must end."""
+        """The faults end: all consumers are up, time passes, and the queue must become empty."""
         for staged in self.staged:
             self.put(staged)
         self.staged = []
@@ -282,7 +307,7 @@ class World:
                     elif isinstance(consumer, Client) and consumer.up:
                         consumer.attempt(consumer.receive)
                     if isinstance(consumer, Client) and consumer.up:
-                        consumer.attempt(lambda c=consumer: c.finish(10_000))  # type: ignore[misc]
+                        consumer.attempt(lambda c=consumer: c.acknowledge(10_000))  # type: ignore[misc]
                     self.clock.now_ms += 30
                 if consumer.up:
                     consumer.attempt(consumer.subscriber.boundary)  # type: ignore[union-attr]
@@ -290,7 +315,7 @@ class World:
             if self.finished():
                 self.check_records()
                 return
-        raise AssertionError(f"stuck: {[(m, self.state(m)) for m in range(self.members)]}")
+        raise AssertionError(f"not drained: {[(m, self.state(m)) for m in range(self.members)]}")
 
     def state(self, member: int) -> RecordSet:
         return read_state(self.store, record_name(DESTINATION, "-", member))
@@ -306,7 +331,7 @@ class World:
             numbers[member].append(sequence)
         for member, given in numbers.items():
             assert given == list(range(1, len(given) + 1)), f"the sequences of member {member} have gaps"
-        every: dict[str, list[Delivery]] = defaultdict(list)
+        every: dict[str, list[DeliveredRow]] = defaultdict(list)
         for consumer in self.consumers:
             for d in consumer.delivered:
                 assert self.sent[d.member, d.sequence] == d.text
@@ -318,17 +343,17 @@ class World:
             deliveries.sort(key=lambda d: d.count)
             for before, after in pairwise(deliveries):
                 assert (before.claim, before.sequence) in self.revoked, (
-                    f"{text} twice, its claim was not revoked: {deliveries}"
+                    f"{text} was delivered twice, and its claim was not revoked: {deliveries}"
                 )
-                assert after.count > before.count, f"{text} twice and not flagged: {deliveries}"
+                assert after.count > before.count, f"{text} was delivered twice and not flagged: {deliveries}"
         if self.crowd == 1 and isinstance(self.consumers[0], Query) and not self.revoked:
             for member in numbers:
                 mine = [d.sequence for c in self.consumers for d in c.delivered if d.member == member]
-                assert len(self.consumers) > 1 or mine == sorted(mine), "a lone query got a member out of order"
+                assert len(self.consumers) > 1 or mine == sorted(mine), "a single query received a member out of order"
 
 
 class _Rows:
-    """The texts of a sent file, as they will be numbered."""
+    """The texts of a sent file with the sequences that they get."""
 
     def __init__(self, file: Any) -> None:
         self.file = file
@@ -341,17 +366,19 @@ class _Rows:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A domain to copy: making tables takes longer than a whole run."""
+    """A domain to copy: creating the tables takes longer than a whole run."""
     root = tmp_path_factory.mktemp("model")
     apply_destinations(create_domain(str(root), "memory://simulation"), [QUEUE], lambda d, m: False)
     return root
 
 
-def run(model: Path, root: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> World:
+def run(model: Path, root: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> QueueWorld:
     shutil.copytree(model, root)
-    world = World(root, seed)
+    world = QueueWorld(root, seed)
 
-    def noted(self: RecordSet, claim: Claim, picks: Ranges, event: MessageEvent, now_ms: int = 0) -> RecordSet:
+    def note_revocation(
+        self: RecordSet, claim: Claim, picks: Ranges, event: MessageEvent, now_ms: int = 0
+    ) -> RecordSet:
         if event is MessageEvent.REDELIVER:
             world.revoked |= {(claim.id, s) for s in picks.numbers().tolist()}
         return move(self, claim, picks, event, now_ms)
@@ -360,7 +387,7 @@ def run(model: Path, root: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> 
     with monkeypatch.context() as patch:
         patch.setattr(subscriber_module, "time", world.clock)
         patch.setattr(planner, "MAX_ROWS_READ", world.random.choice([5, 50, 200_000]))
-        patch.setattr(RecordSet, "_move", noted)
+        patch.setattr(RecordSet, "_move", note_revocation)
         world.clock.while_waiting = world.boundary
         for i in range(STEPS):
             world.step()
@@ -372,7 +399,10 @@ def run(model: Path, root: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("first", [SEEDS[i] for i in range(0, len(SEEDS), CHUNK)])
-def test_every_message_once(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+def test_consumers_receive_every_message_once(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    """C5, C8, C9, C13: under crashes, stalls and take-overs drawn from a seed."""
     one = os.environ.get("JMSQ_SEED")
     if one and first:
         pytest.skip("JMSQ_SEED names one run")

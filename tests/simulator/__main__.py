@@ -12,9 +12,9 @@ from tests.simulator.world import World
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulator", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=100, help="how many")
-    parser.add_argument("--first", type=int, default=None, help="the first one; by default another one each time")
-    parser.add_argument("--trace", action="store_true", help="print what happens")
+    parser.add_argument("--seeds", type=int, default=100, help="how many seeds to run")
+    parser.add_argument("--first", type=int, default=None, help="the first seed; by default a different one each time")
+    parser.add_argument("--trace", action="store_true", help="print every event")
     options = parser.parse_args()
     first = options.first if options.first is not None else time.time_ns() // 1000 % 1_000_000_000
     failures, acks, lost, faults = 0, 0, 0, Counter[str]()
@@ -22,7 +22,7 @@ def main() -> int:
     for seed in range(first, first + options.seeds):
         try:
             outcome = World(seed, trace=options.trace).run()
-        except Exception as error:  # noqa: BLE001 - whatever went wrong belongs to the seed, and the next one still runs
+        except Exception as error:  # noqa: BLE001 - any error belongs to its seed, and the next seed still runs
             failures += 1
             print(
                 f"seed {seed}: {type(error).__name__}: {error}\n  replay: {parser.prog} --seeds 1 --first {seed} --trace"
@@ -32,8 +32,8 @@ def main() -> int:
             faults += outcome.faults
     took_s = time.perf_counter() - began
     print(
-        f"{options.seeds} seeds from {first}: {failures} failures, {acks} acknowledged writes, {lost} regions lost as they "
-        f"had to be, {sum(faults.values())} faults, {took_s:.1f} s"
+        f"{options.seeds} seeds from {first}: {failures} failures, {acks} acknowledged writes, {lost} regions lost as "
+        f"expected, {sum(faults.values())} faults, {took_s:.1f} s"
     )
     return 1 if failures else 0
 
