@@ -3,7 +3,9 @@ pickle."""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+from collections.abc import Sequence
 
 
 class StoreError(Exception):
@@ -320,3 +322,13 @@ class LockHeldError(StoreBusyError):
 
 class StoreInUseError(StoreError):
     """Somebody uses the store, or it has a content of its own; nothing was changed. Stop its users, or take an empty one."""
+
+
+def error_of(name: str, arguments: Sequence[object]) -> StoreError:
+    """The error that another process raised: made again from the name of its class and its arguments. A name that is no
+    error of this module becomes a StoreError."""
+    kind = globals().get(name)
+    if isinstance(kind, type) and issubclass(kind, StoreError):
+        with contextlib.suppress(TypeError):
+            return kind(*arguments)
+    return StoreError(name, *arguments)

@@ -10,6 +10,7 @@ from spark_jms.store.engine import wire
 from spark_jms.store.engine.entry_log import Verdict
 from spark_jms.store.engine.link import LinkLostError
 from spark_jms.store.engine.shared_write import Proposal
+from spark_jms.store.errors import error_of
 from spark_jms.store.ledger.group import GroupRequest
 from spark_jms.store.ledger.ledger import Ledger
 from spark_jms.store.ledger.session import Transaction
@@ -66,7 +67,7 @@ def expect_answer(message: wire.Any_) -> wire.Answer:
     if isinstance(message, wire.Refusal):
         if not message.name:
             raise LinkLostError(str(message.facts[0] if message.facts else "the engine has stopped"))
-        raise wire.error_of(message)
+        raise error_of(message.name, message.facts)
     if not isinstance(message, wire.Paged | wire.Alive | wire.Done):
         raise LinkLostError(f"the engine sent no answer but {type(message).__name__}")
     return message

@@ -17,7 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from spark_jms.store.engine import wire
-from spark_jms.store.engine.link import hang_up, receive, send
+from spark_jms.store.errors import ProtocolError, StoreError
+from spark_jms.store.net.channel import Channel, hang_up
+from spark_jms.store.net.handshake import NONCE_BYTES, Handshake
 
 log = logging.getLogger("store.served")
 
@@ -29,11 +31,10 @@ MAX_GREETING = 256  # connections that have proved nothing yet; a legitimate cli
 
 @dataclass(frozen=True)
 class EngineIdentity:
-    """What an engine tells and proves to its clients."""
+    """What an engine proves to its clients."""
 
     incarnation: str
     secret: bytes
-    session_timeout_ms: float
 
 
 def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
@@ -102,16 +103,17 @@ class ClientConnections:
     def _converse(self, connection: socket.socket) -> None:
         client_id = ""
         try:
-            client_id = self._greet(connection)
+            channel = wire.channel(connection)
+            client_id = self._authenticate(connection, channel)
             with self._lock:
                 self._greeting.pop(connection, None)
             while client_id:
-                question = receive(connection)
+                question = channel.receive()
                 if not isinstance(question, wire.Fetch | wire.Append | wire.Beat | wire.Alive):
-                    raise wire.WireError(f"not a question: {type(question).__name__}")
-                send(connection, self._answer(client_id, question))
-        except (OSError, wire.WireError) as error:
-            if isinstance(error, wire.WireError):
+                    raise ProtocolError(f"not a question: {type(question).__name__}")
+                channel.send(self._answer(client_id, question))
+        except (OSError, StoreError) as error:
+            if isinstance(error, StoreError):
                 log.warning("engine %s: a connection is dropped: %s", self._identity.incarnation, error)
         finally:
             with self._lock:
@@ -121,25 +123,22 @@ class ClientConnections:
             if client_id:
                 self._disconnected(client_id)
 
-    def _greet(self, connection: socket.socket) -> str:
+    def _authenticate(self, connection: socket.socket, channel: Channel[wire.Any_]) -> str:
         """The id of the client, once both sides have proved that they know the secret."""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.settimeout(HELLO_TIMEOUT_S)
         if isinstance(connection, ssl.SSLSocket):
             connection.do_handshake()
-        nonce, secret = secrets.token_bytes(16), self._identity.secret
-        send(connection, wire.Challenge(wire.WIRE_VERSION, self._identity.incarnation, nonce))
-        hello = receive(connection, wire.GREETING_LIMIT_BYTES)
-        if not isinstance(hello, wire.Hello) or hello.version != wire.WIRE_VERSION:
-            raise wire.WireError("no greeting, or one of another version")
-        if not secrets.compare_digest(hello.proof, wire.proof(secret, b"client", nonce, hello.client_id)):
-            raise wire.WireError("a client without the secret")
+        nonce, incarnation = secrets.token_bytes(NONCE_BYTES), self._identity.incarnation
+        channel.prove(Handshake.listener(wire.ENGINE, self._identity.secret, incarnation.encode(), nonce))
+        hello = channel.receive()
+        if not isinstance(hello, wire.Hello):
+            raise ProtocolError("the client did not introduce itself")
         connection.settimeout(None)
         self._connected(hello.client_id)
-        proof = wire.proof(secret, b"engine", hello.nonce, hello.client_id)
         try:
-            send(connection, wire.Welcome(self._identity.session_timeout_ms, proof))
+            channel.send(wire.Done())
         except OSError:
             self._disconnected(hello.client_id)
             raise

@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import socket
 import threading
 from dataclasses import dataclass
 
 from spark_jms.store.engine import wire
+from spark_jms.store.errors import ProtocolError, StoreError
+from spark_jms.store.net.channel import hang_up
+from spark_jms.store.net.handshake import NONCE_BYTES, Handshake
+from spark_jms.store.net.tls import client_context
 
 
 class LinkLostError(Exception):
     """The engine cannot be reached this way any more, or is the engine no more. What was asked may have been done."""
-
-
-def send(connection: socket.socket, message: wire.Any_) -> None:
-    connection.sendall(wire.frame(message))
-
-
-def receive(connection: socket.socket, limit_bytes: int = wire.FRAME_LIMIT_BYTES) -> wire.Any_:
-    head = _receive(connection, wire.HEAD_BYTES)
-    return wire.unframe(head, _receive(connection, wire.body_length(head, limit_bytes)))
-
-
-def _receive(connection: socket.socket, length: int) -> bytes:
-    data = bytearray()
-    while len(data) < length:
-        part = connection.recv(min(length - len(data), 1 << 20))
-        if not part:
-            raise ConnectionError("the other side hung up")
-        data += part
-    return bytes(data)
-
-
-def hang_up(connection: socket.socket) -> None:
-    """From any thread: whoever waits for this connection finds its end. Of TLS only what is below it is touched."""
-    with contextlib.suppress(OSError):
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 @dataclass(frozen=True)
@@ -72,37 +50,29 @@ class TcpLink:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if address.certificate:
-                from spark_jms.store.net.tls import client_context
-
                 self._socket = client_context(address.certificate).wrap_socket(self._socket)
-            self._greet(address, client_id)
+            self._channel = wire.channel(self._socket)
+            self._introduce(address, client_id)
             self._socket.settimeout(answer_timeout_s)
-        except (OSError, wire.WireError) as error:
+        except (OSError, StoreError) as error:
             self._socket.close()
             raise LinkLostError(f"{address.host}:{address.port}: {error}") from error
 
-    def _greet(self, address: Address, client_id: str) -> None:
-        challenge = receive(self._socket, wire.GREETING_LIMIT_BYTES)
-        if not isinstance(challenge, wire.Challenge) or challenge.version != wire.WIRE_VERSION:
-            raise wire.WireError("this is no engine, or one of another version")
-        if challenge.incarnation != address.incarnation:
-            raise wire.WireError(f"this is engine {challenge.incarnation}, not {address.incarnation}")
-        nonce = secrets.token_bytes(16)
-        answer = wire.proof(address.secret, b"client", challenge.nonce, client_id)
-        send(self._socket, wire.Hello(wire.WIRE_VERSION, client_id, nonce, answer))
-        welcome = receive(self._socket, wire.GREETING_LIMIT_BYTES)
-        if not isinstance(welcome, wire.Welcome):
-            raise wire.WireError("the engine did not welcome us")
-        if not secrets.compare_digest(welcome.proof, wire.proof(address.secret, b"engine", nonce, client_id)):
-            raise wire.WireError("whoever serves there does not know the secret")
+    def _introduce(self, address: Address, client_id: str) -> None:
+        where, nonce = f"{address.host}:{address.port}", secrets.token_bytes(NONCE_BYTES)
+        identity = address.incarnation.encode()
+        self._channel.prove(Handshake.connector(wire.ENGINE, address.secret, identity, nonce, where))
+        self._channel.send(wire.Hello(client_id))
+        if not isinstance(self._channel.receive(), wire.Done):
+            raise ProtocolError("the engine did not answer the introduction")
 
     def ask(self, question: wire.Question) -> wire.Any_:
         """LinkLostError when there is no answer."""
         with self._lock:
             try:
-                send(self._socket, question)
-                return receive(self._socket)
-            except (OSError, wire.WireError) as error:
+                self._channel.send(question)
+                return self._channel.receive()
+            except (OSError, ProtocolError) as error:
                 self.close()  # an answer that comes late must not be taken for the next one's
                 raise LinkLostError(str(error)) from error
             except BaseException:  # interrupted: the same

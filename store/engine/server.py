@@ -83,7 +83,7 @@ class Server:
             grace_ms = min(GRACE_LIMIT_MS, session_timeout_ms / 5)
             self._liveness = Liveness(session_timeout_ms, grace_ms, process_gone=process_gone)
             self._liveness.expect(self._log.ledger.sessions, clock_ms())
-            identity = EngineIdentity(self.incarnation, self.secret, session_timeout_ms)
+            identity = EngineIdentity(self.incarnation, self.secret)
             self._connections = ClientConnections(
                 identity,
                 host,

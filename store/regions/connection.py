@@ -1,21 +1,12 @@
-"""One connection over asyncio: mutual proof first, frames afterwards (R2, R17).
+"""One connection between daemons, or of a client and a daemon, over asyncio: the handshake, then frames (R2, R17).
 
-    listener                        who connects
-    magic, nonce             ->
-                             <-     magic, nonce, identity (SHA-256 of directory and cfg), proof
-    one byte: K, M or A      ->     K and the listener's own proof; M = another directory or cfg; A = wrong proof
-
-A proof is HMAC-SHA-256 over both nonces, keyed with the listener's secret file: whoever has it reads the directory.
-
-A message is handed over in the turn of the event loop in which its last byte comes: a task that waits for it would cost
-each write of the store one turn more on each of its four ways.
+The connection hands a message over in the turn of the event loop in which its last byte arrives: a task that waits for it
+would cost each write of the store one turn more on each of its four ways.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import os
 import socket
 import time
@@ -23,32 +14,29 @@ from collections import deque
 from collections.abc import Callable
 from typing import cast
 
-from spark_jms.store.errors import AuthenticationError, ClusterMismatchError, DaemonUnavailableError, ProtocolError
-from spark_jms.store.regions.core.protocol import FrameReader, RegionMessage, encode
+from spark_jms.store.errors import DaemonUnavailableError, ProtocolError, StoreError
+from spark_jms.store.net.handshake import NONCE_BYTES, Handshake, Service
+from spark_jms.store.regions.core.protocol import RegionMessage, encode, message_reader
 
-MAGIC = b"JMSQRS1\n"
-NONCE_BYTES = 16
-MAX_GREETING_BYTES = 4096  # who waits for its turn sends less
+DAEMON = Service(b"JMSQRS", 2, "daemon", "directory or another rs_daemons.cfg")
 HANDSHAKE_TIMEOUT_S = 5.0
 HIGH_WATER_BYTES = 64 * 1024 * 1024
 
 
-def _proof(secret: bytes, side: bytes, theirs: bytes, mine: bytes) -> bytes:
-    return hmac.new(secret, side + theirs + mine, hashlib.sha256).digest()
+class DaemonConnection(asyncio.Protocol):
+    """`proved` waits for the handshake. `send` never waits. `run` hands over the messages until the end and returns why it
+    ended. The connection stops reading while messages wait to be consumed, so it keeps at most what one read has brought.
+    `made` is called with a connection that a listener accepted."""
 
-
-class Connection(asyncio.Protocol):
-    """Bytes while the two greet each other, frames both ways afterwards. `send` never waits; `run` hands over what comes,
-    until the end, and says why it ended. What nobody takes is not read: at most one piece of what came is kept.
-    `made` is told of one that was accepted."""
-
-    def __init__(self, made: Callable[[Connection], None] = lambda connection: None) -> None:
+    def __init__(
+        self, handshake: Handshake, made: Callable[[DaemonConnection], None] = lambda connection: None
+    ) -> None:
+        self._handshake: Handshake | None = handshake  # None once it is done and frames follow
         self._made = made
         self._transport: asyncio.Transport
-        self._greeting: bytearray | None = bytearray()  # None once frames come
-        self._frames = FrameReader()
+        self._frames = message_reader()
         self._number = 0
-        self._messages: deque[RegionMessage] = deque()  # came, and nobody took them yet
+        self._messages: deque[RegionMessage] = deque()  # received and not consumed yet
         self._receive: Callable[[RegionMessage], None] | None = None
         self._waits_for_writing = False
         self._writing_paused = False
@@ -58,7 +46,7 @@ class Connection(asyncio.Protocol):
         self.closed = False
         self.heard_s = time.monotonic()
 
-    # ---- what the event loop tells
+    # ---- called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -66,27 +54,35 @@ class Connection(asyncio.Protocol):
         if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
+        if self._handshake is not None:
+            self._transport.write(self._handshake.begin())
         self._made(self)
 
     def data_received(self, data: bytes) -> None:
         self.heard_s = time.monotonic()
         try:
-            if self._greeting is None:
-                self._messages += self._frames.feed(data)
-                self._hand_over()
-            else:
-                self._greeting += data
-                if len(self._greeting) > MAX_GREETING_BYTES:
-                    raise ProtocolError("not this protocol")
-                self._wake()
-        except ProtocolError as error:
+            if self._handshake is not None:
+                data = self._shake(self._handshake, data)
+            self._messages += self._frames.feed(data)
+            self._hand_over()
+        except StoreError as error:
             self._end(error)
 
+    def _shake(self, handshake: Handshake, data: bytes) -> bytes:
+        """The bytes that follow the handshake, if it is done."""
+        self._transport.write(handshake.receive(data))
+        if handshake.failure is not None:
+            raise handshake.failure
+        if handshake.proved:
+            self._handshake = None
+            self._wake()
+        return handshake.rest
+
     def eof_received(self) -> None:
-        self._end(ConnectionError("the other side hung up"))
+        self._end(ConnectionError("the peer closed the connection"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end(exc or ConnectionError("the other side hung up"))
+        self._end(exc or ConnectionError("the peer closed the connection"))
 
     def pause_writing(self) -> None:
         self._writing_paused = True
@@ -95,10 +91,10 @@ class Connection(asyncio.Protocol):
         self._writing_paused = False
         self._hand_over()
 
-    # ---- what came
+    # ---- messages
 
     def _hand_over(self) -> None:
-        """All that came; what cannot be taken now waits, and nothing more is read until it was."""
+        """Hands over every message that the receiver takes now. While one waits, the connection stops reading."""
         messages = self._messages
         while messages and not self.closed:
             if self._receive is None or (self._waits_for_writing and self._writing_paused):
@@ -130,39 +126,27 @@ class Connection(asyncio.Protocol):
             self._waiter.set_result(None)
 
     async def _change(self) -> None:
-        """Something came, or it ended: one waits at a time."""
+        """Data arrived, or the connection ended. One task waits at a time."""
         self._waiter = asyncio.get_running_loop().create_future()
         await self._waiter
 
-    # ---- the handshake
+    # ---- the beginning
 
-    async def exactly(self, size: int) -> bytes:
-        """Bytes of the greeting."""
-        assert self._greeting is not None
-        while len(self._greeting) < size:
-            self._check()
-            await self._change()
-        found = bytes(self._greeting[:size])
-        del self._greeting[:size]
-        return found
-
-    def write(self, data: bytes) -> None:
-        if not self._transport.is_closing():
-            self._transport.write(data)
-
-    def greeted(self) -> None:
-        """From here on, frames. Whatever came too early for that is part of them."""
-        early, self._greeting = bytes(self._greeting or b""), None
-        if early:
-            self.data_received(early)
+    async def proved(self) -> None:
+        """Returns once both sides have proved themselves. Otherwise raises why not, with the connection closed."""
+        try:
+            await asyncio.wait_for(self._wait_for(lambda: self._handshake is None), HANDSHAKE_TIMEOUT_S)
+        except BaseException:
+            self.close()
+            raise
 
     async def first(self, timeout_s: float = HANDSHAKE_TIMEOUT_S) -> RegionMessage:
-        """The first message; whatever came with it is kept for `run`."""
-        await asyncio.wait_for(self._came(), timeout_s)
+        """The first message. `run` hands over the ones after it."""
+        await asyncio.wait_for(self._wait_for(lambda: bool(self._messages)), timeout_s)
         return self._messages.popleft()
 
-    async def _came(self) -> None:
-        while not self._messages:
+    async def _wait_for(self, condition: Callable[[], bool]) -> None:
+        while not condition():
             self._check()
             await self._change()
 
@@ -170,14 +154,14 @@ class Connection(asyncio.Protocol):
         if self._fault is not None:
             raise self._fault
         if self.closed:
-            raise ConnectionError("it was closed")
+            raise ConnectionError("the connection was closed")
 
     # ---- frames
 
     def send(self, message: RegionMessage) -> None:
         if self.closed:
             return
-        if self._transport.is_closing():  # lost a moment ago; `run` is about to find out
+        if self._transport.is_closing():  # just lost; `run` is about to notice
             self.closed = True
             return
         self._transport.write(encode(self._number, message))
@@ -188,8 +172,8 @@ class Connection(asyncio.Protocol):
         return 0 if self.closed or self._transport.is_closing() else self._transport.get_write_buffer_size()
 
     async def run(self, receive: Callable[[RegionMessage], None], waits_for_writing: bool = False) -> str:
-        """`waits_for_writing`: what was answered is taken before more is asked. Not between daemons, which would wait
-        for each other."""
+        """`waits_for_writing`: the peer must take its answers before the connection reads its next requests. Not between
+        daemons, which would wait for each other."""
         self._receive, self._waits_for_writing = receive, waits_for_writing
         try:
             self._hand_over()
@@ -209,14 +193,14 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     def leave(self) -> None:
-        """Close; what the other side has not taken yet is not waited for."""
+        """Closes without waiting for the peer to take what was sent."""
         if self.unsent_bytes:
             self.abort()
         else:
             self.close()
 
     def abandon(self) -> None:
-        """In a forked child: close its copy of the descriptor, nothing more."""
+        """In a forked child: closes its copy of the descriptor and sends nothing."""
         self.closed = True
         raw = self._transport.get_extra_info("socket")
         if raw is not None and raw.fileno() >= 0:
@@ -228,62 +212,20 @@ class Connection(asyncio.Protocol):
         self._wake()
 
 
-async def listen_handshake(connection: Connection, secret: bytes, identity: bytes) -> None:
-    """The listener's side. Raises, with the connection closed, before the first frame."""
-    try:
-        await asyncio.wait_for(_listen(connection, secret, identity), HANDSHAKE_TIMEOUT_S)
-    except BaseException:
-        connection.close()
-        raise
+def accepted(secret: bytes, identity: bytes, made: Callable[[DaemonConnection], None]) -> DaemonConnection:
+    """For a listener: one for each connection."""
+    return DaemonConnection(Handshake.listener(DAEMON, secret, identity, os.urandom(NONCE_BYTES)), made)
 
 
-async def _listen(connection: Connection, secret: bytes, identity: bytes) -> None:
-    nonce = os.urandom(NONCE_BYTES)
-    connection.write(MAGIC + nonce)
-    if await connection.exactly(len(MAGIC)) != MAGIC:
-        raise ProtocolError("not this protocol")
-    theirs = await connection.exactly(NONCE_BYTES)
-    same = hmac.compare_digest(await connection.exactly(32), identity)
-    proof = await connection.exactly(32)
-    if not same:
-        connection.write(b"M")
-        raise ClusterMismatchError("a connection from another directory, or with another rs_daemons.cfg")
-    if not hmac.compare_digest(proof, _proof(secret, b"connects" + identity, nonce, theirs)):
-        connection.write(b"A")
-        raise AuthenticationError("a connection that could not prove that it reads the directory")
-    connection.write(b"K" + _proof(secret, b"listens", theirs, nonce))
-    connection.greeted()
-
-
-async def connect(host: str, port: int, secret: bytes, identity: bytes) -> Connection:
-    """DaemonUnavailableError, ClusterMismatchError or AuthenticationError."""
+async def connect(host: str, port: int, secret: bytes, identity: bytes) -> DaemonConnection:
+    """DaemonUnavailableError, ClusterMismatchError, AuthenticationError or ProtocolError."""
     where = f"{host}:{port}"
+    handshake = Handshake.connector(DAEMON, secret, identity, os.urandom(NONCE_BYTES), where)
     loop = asyncio.get_running_loop()
     try:
-        _, connection = await asyncio.wait_for(loop.create_connection(Connection, host, port), HANDSHAKE_TIMEOUT_S)
+        made = loop.create_connection(lambda: DaemonConnection(handshake), host, port)
+        _, connection = await asyncio.wait_for(made, HANDSHAKE_TIMEOUT_S)
+        await connection.proved()
     except (OSError, asyncio.TimeoutError) as error:
         raise DaemonUnavailableError(f"{where}: {error or 'no answer'}") from error
-    try:
-        await asyncio.wait_for(_greet(connection, where, secret, identity), HANDSHAKE_TIMEOUT_S)
-    except (OSError, asyncio.TimeoutError) as error:
-        connection.close()
-        raise DaemonUnavailableError(f"{where}: {error or 'no answer'}") from error
-    except BaseException:
-        connection.close()
-        raise
     return connection
-
-
-async def _greet(connection: Connection, where: str, secret: bytes, identity: bytes) -> None:
-    if await connection.exactly(len(MAGIC)) != MAGIC:
-        raise ProtocolError(f"{where} does not speak this protocol")
-    theirs, nonce = await connection.exactly(NONCE_BYTES), os.urandom(NONCE_BYTES)
-    connection.write(MAGIC + nonce + identity + _proof(secret, b"connects" + identity, theirs, nonce))
-    answer = await connection.exactly(1)
-    if answer == b"M":
-        raise ClusterMismatchError(f"the daemon at {where} runs with another directory or another rs_daemons.cfg")
-    if answer != b"K":
-        raise AuthenticationError(f"the daemon at {where} refused the proof")
-    if not hmac.compare_digest(await connection.exactly(32), _proof(secret, b"listens", nonce, theirs)):
-        raise AuthenticationError(f"whoever listens at {where} is not the daemon of this directory")
-    connection.greeted()

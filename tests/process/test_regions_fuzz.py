@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import random
 import struct
 import time
@@ -15,8 +16,9 @@ import psutil
 import pytest
 
 from spark_jms.store.errors import StoreError
+from spark_jms.store.net.handshake import NONCE_BYTES
 from spark_jms.store.regions.client.instance import StoreInstance
-from spark_jms.store.regions.connection import MAGIC, NONCE_BYTES, Connection, connect, listen_handshake
+from spark_jms.store.regions.connection import DAEMON, DaemonConnection, accepted, connect
 from spark_jms.store.regions.core import protocol
 from spark_jms.store.regions.core.protocol import RegionHello, RegionMessage, encode
 from spark_jms.store.regions.global_directory import GlobalDirectory
@@ -91,7 +93,12 @@ class Fuzzer:
     async def strangers(self) -> None:
         """Without a proof: random bytes, a handshake that is a little wrong, and silence."""
         reader, writer = await asyncio.open_connection(self.spec.address, self.spec.port)
-        hello = MAGIC + self.chance.randbytes(NONCE_BYTES) + self.directory.identity(self.config) + bytes(32)
+        hello = (
+            DAEMON.magic
+            + self.chance.randbytes(NONCE_BYTES)
+            + hashlib.sha256(self.directory.identity(self.config)).digest()
+            + bytes(32)
+        )
         writer.write(
             self.chance.choice(
                 [self.chance.randbytes(200), mutated(hello, self.chance), hello, b"GET / HTTP/1.0\r\n\r\n"]
@@ -115,7 +122,7 @@ class Fuzzer:
             for each in range(self.chance.randrange(1, ROUND)):
                 data += frame(number + each, self.chance)
                 self.frames += 1
-            connection.write(data)
+            connection._transport.write(data)
             connection._transport.write_eof()
             await asyncio.wait_for(connection.run(lambda answer: None), ANSWER_S)
         finally:
@@ -195,7 +202,7 @@ def test_thousands_of_slow_connections(make_daemons: Make) -> None:
             writers = []
             for number in range(3_000):
                 _, writer = await asyncio.open_connection(spec.address, spec.port)
-                writer.write(MAGIC[: number % 8])
+                writer.write(DAEMON.magic[: number % 8])
                 writers.append(writer)
                 if number % 100 == 0:
                     await objects.create(b"goes on")
@@ -217,21 +224,23 @@ def test_what_a_daemon_might_say_to_its_client(make_daemons: Make, monkeypatch: 
     config = directory.config()
     chance = random.Random(SEED)
 
-    async def accept(connection: Connection) -> None:
-        await listen_handshake(connection, directory.secret(0), directory.identity(config))
+    async def accept(connection: DaemonConnection) -> None:
+        await connection.proved()
         await connection.first()
         connection.send(RegionHello("daemon", 0, "x"))
-        connection.write(b"".join(frame(1 + each, chance) for each in range(chance.randrange(1, 50))))
+        connection._transport.write(b"".join(frame(1 + each, chance) for each in range(chance.randrange(1, 50))))
         connection._transport.write_eof()
         await connection.run(lambda question: None)
 
     async def run() -> None:
         loop, liars = asyncio.get_running_loop(), set[asyncio.Task[None]]()
 
-        def made(connection: Connection) -> None:
+        def made(connection: DaemonConnection) -> None:
             liars.add(loop.create_task(accept(connection)))
 
-        server = await loop.create_server(lambda: Connection(made), "127.0.0.1", 0)
+        server = await loop.create_server(
+            lambda: accepted(directory.secret(0), directory.identity(config), made), "127.0.0.1", 0
+        )
         port = server.sockets[0].getsockname()[1]
 
         async def to_the_liar(host: str, _: int, secret: bytes, identity: bytes) -> Any:

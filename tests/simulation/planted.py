@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from spark_jms.store.regions.core import directory, opening, placement, protocol
+from spark_jms.store.net.frames import FrameReader
+from spark_jms.store.regions.core import directory, opening, placement
 from spark_jms.store.regions.core.daemon import DaemonCore
 from spark_jms.store.regions.core.directory import RegionEntry
 from spark_jms.store.regions.core.instance import InstanceCore, Planned
 from spark_jms.store.regions.core.primary import Follower, Primary, State
+from spark_jms.store.regions.core.protocol import RegionMessage
 from spark_jms.store.regions.core.replica import Replicas
 from spark_jms.store.regions.core.space import Block, RegionSpace, Step
 from tests.simulator.directory import SimDirectory
@@ -105,11 +107,11 @@ def space_leak(patch: Patch) -> None:
 
 
 def checksum_ignored(patch: Patch) -> None:
-    def decode(number: int, crc: int, body: bytes) -> protocol.RegionMessage:
-        return original(number, zlib.crc32(body), body)
+    def message(self: FrameReader[RegionMessage], number: int, crc: int, body: memoryview) -> RegionMessage:
+        return original(self, number, zlib.crc32(body), body)
 
-    original = protocol._decode
-    patch.setattr(protocol, "_decode", decode)
+    original = FrameReader._message
+    patch.setattr(FrameReader, "_message", message)
 
 
 def early_memory_accounting(patch: Patch) -> None:

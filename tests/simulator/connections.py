@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from spark_jms.store.errors import ProtocolError
-from spark_jms.store.regions.core.protocol import FrameReader, RegionMessage
+from spark_jms.store.regions.core.protocol import RegionMessage, message_reader
 from tests.simulator.daemons import SimDaemon
 
 Frame = tuple[int, RegionMessage] | bytes
@@ -34,7 +34,7 @@ class Wire:
             return
         if isinstance(frame, bytes):
             try:
-                (message,) = FrameReader(first=self.expected).feed(frame)
+                (message,) = message_reader(first=self.expected).feed(frame)
             except (ProtocolError, ValueError):
                 self.cut()
                 return

@@ -9,16 +9,18 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from spark_jms.store import Put
 from spark_jms.store.engine import Address, EngineBackend, EngineFinder, Server, client_connections, wire
 from spark_jms.store.engine.client_connections import ClientConnections
-from spark_jms.store.engine.link import LinkLostError, TcpLink, receive, send
+from spark_jms.store.engine.link import LinkLostError, TcpLink
 from spark_jms.store.engine.testing import MemoryPersistence, SharedMemory
 from spark_jms.store.errors import SecurityConfigError, StoreUriError
 from spark_jms.store.ledger.session import LedgerStore
+from spark_jms.store.net.handshake import NONCE_BYTES, PROOF_BYTES, Handshake
 from spark_jms.store.net.tls import client_context, first_certificate, server_context
 from spark_jms.store.records.election import EngineElection
 from spark_jms.store.records.settings import parse_replicated
@@ -100,15 +102,15 @@ def test_wrong_secrets(tmp_path: Path, encrypted: bool) -> None:
 def test_an_engine_that_does_not_know_the_secret() -> None:
     """R17: both sides prove it. One who listens at the engine's address, or sends a client's own proof back, is refused."""
 
-    def talk(listener: socket.socket, answer: Callable[[wire.Hello], bytes]) -> None:
+    def talk(listener: socket.socket, answer: Callable[[bytes], bytes]) -> None:
         connection, _ = listener.accept()
         with connection, contextlib.suppress(OSError):
-            send(connection, wire.Challenge(wire.WIRE_VERSION, "i", b"n"))
-            hello = receive(connection)
-            assert isinstance(hello, wire.Hello)
-            send(connection, wire.Welcome(1_000.0, answer(hello)))
+            connection.sendall(Handshake.listener(wire.ENGINE, b"another", b"i", bytes(NONCE_BYTES)).begin())
+            connection.sendall(b"K" + answer(connection.recv(4096)))
+            while connection.recv(4096):
+                pass
 
-    for answer in (lambda hello: b"?" * 32, lambda hello: hello.proof):
+    for answer in (lambda claim: b"?" * PROOF_BYTES, lambda claim: claim[-PROOF_BYTES:]):
         with socket.create_server(("127.0.0.1", 0)) as listener:
             thread = threading.Thread(target=talk, args=(listener, answer))
             thread.start()
@@ -117,24 +119,24 @@ def test_an_engine_that_does_not_know_the_secret() -> None:
             thread.join(10)
 
 
-def test_who_has_proved_nothing_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unauthenticated_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """R17: a greeting is short, and of those who do not greet the oldest is cut off, however slow its thread leaves."""
     monkeypatch.setattr(client_connections, "MAX_GREETING", 3)
-    greet, all_seen = ClientConnections._greet, threading.Event()
+    authenticate, all_seen = ClientConnections._authenticate, threading.Event()
 
-    def leaves_late(server: ClientConnections, connection: socket.socket) -> str:
+    def leaves_late(server: ClientConnections, *how: Any) -> str:
         try:
-            return greet(server, connection)
+            return authenticate(server, *how)
         finally:
             all_seen.wait(10)
 
     with engine() as (_, address), contextlib.ExitStack() as stack:
         where = (address.host, address.port)
         long = stack.enter_context(socket.create_connection(where, 10))
-        assert isinstance(receive(long), wire.Challenge)
+        assert long.recv(4096).startswith(wire.ENGINE.magic)
         long.sendall((1 << 20).to_bytes(4, "little") + bytes(4))
         assert long.recv(1) == b""
-        monkeypatch.setattr(ClientConnections, "_greet", leaves_late)
+        monkeypatch.setattr(ClientConnections, "_authenticate", leaves_late)
         silent = [stack.enter_context(socket.create_connection(where, 10)) for _ in range(5)]
         for connection in silent[:2]:
             with contextlib.suppress(ConnectionResetError):
@@ -152,15 +154,17 @@ def test_a_link_closed_under_a_question_keeps_its_descriptor_until_the_answer_is
     asked, closed, numbers = threading.Event(), threading.Event(), []
     monkeypatch.setattr(Server, "answer", lambda *_: (asked.set(), closed.wait(30))[1])
 
-    def received(connection: socket.socket) -> wire.Any_:
-        try:
-            return receive(connection)
-        finally:
-            numbers.append(connection.fileno())
-
     with engine(chain=certificate(tmp_path) if encrypted else None) as (_, address):
         asking = link(address)
-        monkeypatch.setattr("spark_jms.store.engine.link.receive", received)
+        receive = asking._channel.receive
+
+        def received() -> wire.Any_:
+            try:
+                return receive()
+            finally:
+                numbers.append(asking._socket.fileno())
+
+        monkeypatch.setattr(asking._channel, "receive", received)
         errors: list[LinkLostError] = []
 
         def ask() -> None:

@@ -19,7 +19,6 @@ from spark_jms.store.regions.core.protocol import (
     Begin,
     DaemonHeartbeat,
     Failure,
-    FrameReader,
     Open,
     Ping,
     ReadRegion,
@@ -31,6 +30,7 @@ from spark_jms.store.regions.core.protocol import (
     Shutdown,
     WriteRegion,
     encode,
+    message_reader,
 )
 
 TEXT, NUMBER = st.text(max_size=20), st.integers(0, 2**63 - 1)
@@ -71,7 +71,7 @@ SAMPLE: list[RegionMessage] = [
 def test_any_cut_of_the_bytes_gives_the_same_messages(messages: list[RegionMessage], cuts: list[int]) -> None:
     """R17: in order, each once, as soon as its last byte is there."""
     stream = b"".join(encode(number, message) for number, message in enumerate(messages))
-    reader, found, at = FrameReader(), list[RegionMessage](), 0
+    reader, found, at = message_reader(), list[RegionMessage](), 0
     for cut in (*cuts, len(stream)):
         found += reader.feed(stream[at : at + cut])
         at += cut
@@ -81,7 +81,7 @@ def test_any_cut_of_the_bytes_gives_the_same_messages(messages: list[RegionMessa
 @pytest.mark.parametrize("numbers", [(1,), (0, 0), (0, 2), (0, 1, 1)])
 def test_a_frame_lost_doubled_or_out_of_order_ends_the_connection(numbers: tuple[int, ...]) -> None:
     """R17: and nothing is taken from it afterwards."""
-    reader = FrameReader()
+    reader = message_reader()
     *good, bad = numbers
     for number in good:
         assert reader.feed(encode(number, Ping())) == [Ping()]
@@ -94,7 +94,7 @@ def test_a_frame_lost_doubled_or_out_of_order_ends_the_connection(numbers: tuple
 def test_a_frame_has_a_largest_size() -> None:
     """R17: what a head announces is refused before it is waited for."""
     with pytest.raises(ProtocolError, match="at most 1000"):
-        FrameReader(max_frame_bytes=1000).feed(encode(0, Reply(1, bytes(1001)))[:16])
+        message_reader(max_frame_bytes=1000).feed(encode(0, Reply(1, bytes(1001)))[:16])
 
 
 def mutated(chance: random.Random) -> bytes:
@@ -127,7 +127,7 @@ def feed_mutated(frames: int, seed: int) -> None:
     slowest_s = 0.0
     tracemalloc.start()
     for number in range(frames):
-        data, reader, began = mutated(chance), FrameReader(), time.perf_counter()
+        data, reader, began = mutated(chance), message_reader(), time.perf_counter()
         cut = chance.randrange(len(data) + 1)
         try:
             reader.feed(data[:cut])

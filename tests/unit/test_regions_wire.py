@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 
 from spark_jms.store.errors import ProtocolError
-from spark_jms.store.regions.connection import MAX_GREETING_BYTES, Connection
+from spark_jms.store.net.handshake import NONCE_BYTES, Handshake
+from spark_jms.store.regions.connection import DAEMON, DaemonConnection, accepted
 from spark_jms.store.regions.core.protocol import Ping, RegionMessage, Reply, encode
 from spark_jms.store.regions.daemon.daemon import Daemon
+
+SECRET, IDENTITY = b"secret", b"identity"
 
 
 class Wire(asyncio.Transport):
@@ -52,10 +55,20 @@ class Wire(asyncio.Transport):
     abort = close
 
 
-def greeted() -> tuple[Connection, Wire]:
-    connection, wire = Connection(), Wire()
+def greeted() -> tuple[DaemonConnection, Wire]:
+    connection, wire = stranger()
+    client = Handshake.connector(DAEMON, SECRET, IDENTITY, bytes(NONCE_BYTES), "here")
+    connection.data_received(client.receive(b"".join(wire.written)))
+    client.receive(wire.written[-1])
+    assert client.proved
+    wire.written.clear()
+    return connection, wire
+
+
+def stranger() -> tuple[DaemonConnection, Wire]:
+    """One that a listener accepted, before its handshake."""
+    connection, wire = accepted(SECRET, IDENTITY, lambda connection: None), Wire()
     connection.connection_made(wire)
-    connection.greeted()
     return connection, wire
 
 
@@ -63,7 +76,9 @@ def replies(*numbers: int) -> bytes:
     return b"".join(encode(number, Reply(number)) for number in numbers)
 
 
-async def running(connection: Connection, receive: Callable[[RegionMessage], None], **how: bool) -> asyncio.Task[str]:
+async def running(
+    connection: DaemonConnection, receive: Callable[[RegionMessage], None], **how: bool
+) -> asyncio.Task[str]:
     task = asyncio.create_task(connection.run(receive, **how))
     await asyncio.sleep(0)
     return task
@@ -87,7 +102,7 @@ def test_a_message_is_handed_over_in_the_turn_in_which_it_comes() -> None:
         assert came == [Reply(0), Reply(1), Reply(2)]
         assert wire.reading
         connection.eof_received()
-        assert await ended(task) == "ConnectionError: the other side hung up"
+        assert await ended(task) == "ConnectionError: the peer closed the connection"
         assert wire.closing
 
     asyncio.run(run())
@@ -183,18 +198,17 @@ def test_a_bad_frame_ends_it_and_a_fault_is_raised() -> None:
     asyncio.run(run())
 
 
-def test_a_greeting_is_short() -> None:
-    """R17: a stranger's bytes are not kept without end."""
+def test_a_handshake_is_short() -> None:
+    """R17: a connection keeps at most one unfinished step of what a stranger sends."""
 
     async def run() -> None:
-        connection, wire = Connection(), Wire()
-        connection.connection_made(wire)
-        connection.data_received(b"x" * MAX_GREETING_BYTES)
+        connection, wire = stranger()
+        connection.data_received(b"x" * (len(DAEMON.magic) - 1))
         assert not wire.closing
         connection.data_received(b"x")
         assert wire.closing
-        with pytest.raises(ProtocolError):
-            await connection.exactly(2 * MAX_GREETING_BYTES)
+        with pytest.raises(ProtocolError, match="does not speak this protocol"):
+            await connection.proved()
 
     asyncio.run(run())
 

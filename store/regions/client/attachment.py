@@ -12,15 +12,15 @@ from typing import Any
 
 import msgspec
 
-import spark_jms.store.errors as errors
 from spark_jms.store.errors import (
     AuthenticationError,
     DaemonUnavailableError,
     NoLocalDaemonError,
     ProtocolError,
     StoreError,
+    error_of,
 )
-from spark_jms.store.regions.connection import Connection, connect
+from spark_jms.store.regions.connection import DaemonConnection, connect
 from spark_jms.store.regions.core.config import ClusterConfig, local_daemons
 from spark_jms.store.regions.core.protocol import (
     DaemonRow,
@@ -46,21 +46,11 @@ ANSWER_TIMEOUT_S = 60.0
 NEXT_DAEMON_S = 1.5
 
 
-def error_of(name: str, arguments: list[Any]) -> StoreError:
-    kind = getattr(errors, name, None)
-    if isinstance(kind, type) and issubclass(kind, StoreError):
-        try:
-            return kind(*arguments)
-        except TypeError:
-            return StoreError(name, *arguments)
-    return StoreError(name, *arguments)
-
-
 class Attachment:
     """`lost` is called once, when the daemon went away, was silent for SILENCE_S or took a region back; every open
     request then fails."""
 
-    def __init__(self, connection: Connection, index: int, incarnation: str, lost: Callable[[str], None]) -> None:
+    def __init__(self, connection: DaemonConnection, index: int, incarnation: str, lost: Callable[[str], None]) -> None:
         self.index = index
         self.incarnation = incarnation
         self._connection = connection

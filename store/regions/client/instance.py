@@ -26,6 +26,7 @@ from spark_jms.store.errors import (
     StoreClosedError,
     StoreCorruptError,
     StoreError,
+    error_of,
 )
 from spark_jms.store.regions.client.attachment import DAEMON_ROWS, OPENED, REGION_ROWS, Attachment, client_name
 from spark_jms.store.regions.client.objects import ConnectionStatistics, Objects
@@ -278,7 +279,7 @@ class StoreInstance:
             self._watching.cancel()
         for operation in self._queue:
             if not operation.future.done():
-                operation.future.set_exception(_again(error))
+                operation.future.set_exception(error_of(type(error).__name__, error.args))
                 operation.future.exception()
         self._queue.clear()
         for call in self._on_failure:
@@ -455,7 +456,7 @@ class StoreInstance:
 
     def _check(self) -> None:
         if self.failure is not None:
-            raise _again(self.failure)
+            raise error_of(type(self.failure).__name__, self.failure.args)
 
     def handles(self, connection: int) -> list[int]:
         return sorted(handle for handle, place in self._core.places.items() if place.connection == connection)
@@ -532,14 +533,6 @@ class ObjectConnection(Objects):
         return ConnectionStatistics(
             self._creates, self._reads, self._updates, self._deletes, len(self._mine), sum(self._mine.values())
         )
-
-
-def _again(error: StoreError) -> StoreError:
-    """A fresh one for each who asks."""
-    try:
-        return type(error)(*error.args)
-    except TypeError:
-        return StoreError(*error.args)
 
 
 def _check_name(name: str) -> None:

@@ -1,26 +1,14 @@
-"""The wire: frames to messages and back. Pure (bytes in, messages out).
-
-    frame    length of the body (u32), number (u32), CRC-32 of these two (u32), CRC-32 of the body (u32),
-             body: one message in msgpack
-
-The number counts the frames of a connection from 0, so a frame that is lost, doubled or out of order is noticed on any
-transport. Whatever does not fit is a ProtocolError: the connection ends, and nothing of the frame is used.
-"""
+"""The messages of the region cluster, one in the body of each frame (net/frames.py), in msgpack. Pure."""
 
 from __future__ import annotations
 
-import struct
-import zlib
 from typing import Any
 
 import msgspec
 
-from spark_jms.store.errors import ProtocolError
+from spark_jms.store.net.frames import MAX_FRAME_BYTES, FrameReader, frame
 
-MAX_FRAME_BYTES = 64 * 1024 * 1024
 MAX_BODY_BYTES = 56 * 1024 * 1024  # of the region's bytes in one frame, either way
-_HEAD = struct.Struct("<IIII")
-_FIRST = struct.Struct("<II")
 
 
 class RegionMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -271,74 +259,12 @@ AnyMessage = (
 
 
 _encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(AnyMessage)
 
 
 def encode(number: int, message: RegionMessage) -> bytes:
-    body = _encoder.encode(message)
-    if len(body) > MAX_FRAME_BYTES:
-        raise ProtocolError(f"a frame of {len(body)} bytes; at most {MAX_FRAME_BYTES}")
-    number &= 0xFFFFFFFF
-    return _HEAD.pack(len(body), number, zlib.crc32(_FIRST.pack(len(body), number)), zlib.crc32(body)) + body
+    return frame(number, _encoder.encode(message))
 
 
-class FrameReader:
-    """Bytes of one connection, in any cut, to its messages."""
-
-    def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES, first: int = 0) -> None:
-        self._buffer = bytearray()
-        self._number = first
-        self._max = max_frame_bytes
-        self._broken = False
-
-    def feed(self, data: bytes) -> list[RegionMessage]:
-        """Whole frames are read where they lie; only the beginning of one that is not whole yet is kept."""
-        if self._broken:
-            raise ProtocolError("the connection was given up")
-        kept = self._buffer
-        if kept:
-            kept += data
-        came = memoryview(kept or data)
-        messages: list[RegionMessage] = []
-        start, size = 0, len(came)
-        try:
-            while size - start >= _HEAD.size:
-                length, number, head_crc, crc = _HEAD.unpack_from(came, start)
-                if zlib.crc32(came[start : start + _FIRST.size]) != head_crc:
-                    raise ProtocolError(f"the head of frame {self._number} does not fit its checksum")
-                if length > self._max:
-                    raise ProtocolError(f"a frame of {length} bytes; at most {self._max}")
-                if number != self._number & 0xFFFFFFFF:
-                    raise ProtocolError(f"frame {number} instead of {self._number}")
-                end = start + _HEAD.size + length
-                if size < end:
-                    break
-                messages.append(_decode(number, crc, came[start + _HEAD.size : end]))
-                self._number += 1
-                start = end
-        except ProtocolError:
-            self._broken, self._buffer = True, bytearray()
-            raise
-        if not kept:
-            kept += came[start:]
-        else:
-            came.release()
-            del kept[:start]
-        return messages
-
-
-def _decode(number: int, crc: int, body: memoryview) -> RegionMessage:
-    if zlib.crc32(body) != crc:
-        raise ProtocolError(f"frame {number} does not fit its checksum")
-    try:
-        message: RegionMessage = _decoder.decode(body)
-        return message
-    except (
-        ValueError,
-        TypeError,
-        RecursionError,
-        OverflowError,
-    ) as error:  # DecodeError and UnicodeDecodeError are ValueErrors
-        raise ProtocolError(f"frame {number}: {error}") from error
-
-
-_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(AnyMessage)
+def message_reader(max_frame_bytes: int = MAX_FRAME_BYTES, first: int = 0) -> FrameReader[RegionMessage]:
+    return FrameReader(_decoder.decode, max_frame_bytes, first)

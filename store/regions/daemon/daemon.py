@@ -28,7 +28,7 @@ from spark_jms.store.errors import (
     ProtocolError,
     StoreError,
 )
-from spark_jms.store.regions.connection import Connection, connect, listen_handshake
+from spark_jms.store.regions.connection import DaemonConnection, accepted, connect
 from spark_jms.store.regions.core.config import local_daemons
 from spark_jms.store.regions.core.daemon import (
     Action,
@@ -82,9 +82,9 @@ class Daemon:
         )
         self._identity = self.directory.identity(self.config)
         self._utilization = UtilizationLog(self.spec.memory_limit_bytes, options.log_level)
-        self._peers: dict[int, Connection] = {}
-        self._clients: dict[int, Connection] = {}
-        self._greeting: dict[Connection, None] = {}  # not yet proved who they are, oldest first
+        self._peers: dict[int, DaemonConnection] = {}
+        self._clients: dict[int, DaemonConnection] = {}
+        self._greeting: dict[DaemonConnection, None] = {}  # not yet proved who they are, oldest first
         self._next_client = 0
         self.faulty = False
         self._dialing: set[int] = set()
@@ -168,7 +168,9 @@ class Daemon:
         spec = self.spec
         try:
             loop = asyncio.get_running_loop()
-            return await loop.create_server(lambda: Connection(self._came), spec.address, spec.port, backlog=1024)
+            return await loop.create_server(
+                lambda: accepted(self._secret, self._identity, self._came), spec.address, spec.port, backlog=1024
+            )
         except OSError as error:
             detail = error.strerror or str(error)
             raise DaemonUnavailableError(f"cannot listen at {spec.address}:{spec.port}: {detail}") from error
@@ -271,7 +273,7 @@ class Daemon:
 
     async def _dial_one(self, index: int) -> None:
         spec = self.config.daemons[index]
-        connection: Connection | None = None
+        connection: DaemonConnection | None = None
         try:
             if not self.directory.is_running(index):
                 return
@@ -289,7 +291,7 @@ class Daemon:
             self._dialing.discard(index)
         await self._peer(index, hello.incarnation, connection)
 
-    def _came(self, connection: Connection) -> None:
+    def _came(self, connection: DaemonConnection) -> None:
         self._greeting[connection] = None
         if len(self._greeting) > MAX_GREETING:  # who means well is done in milliseconds
             oldest = next(iter(self._greeting))
@@ -297,9 +299,9 @@ class Daemon:
             oldest.abort()
         self._spawn(self._accepted(connection))
 
-    async def _accepted(self, connection: Connection) -> None:
+    async def _accepted(self, connection: DaemonConnection) -> None:
         try:
-            await listen_handshake(connection, self._secret, self._identity)
+            await connection.proved()
             hello = await connection.first()
             if not isinstance(hello, RegionHello) or hello.role not in ("daemon", "client", "admin"):
                 raise ProtocolError("a connection that did not say who it is")
@@ -322,7 +324,7 @@ class Daemon:
         else:
             await self._client(hello.client, connection)
 
-    async def _peer(self, index: int, incarnation: str, connection: Connection) -> None:
+    async def _peer(self, index: int, incarnation: str, connection: DaemonConnection) -> None:
         known = self._peers.get(index)
         if known is not None:
             known.abort()
@@ -361,7 +363,7 @@ class Daemon:
 
     # ---- clients
 
-    async def _client(self, name: str, connection: Connection) -> None:
+    async def _client(self, name: str, connection: DaemonConnection) -> None:
         self._next_client += 1
         number = self._next_client
         self._clients[number] = connection
