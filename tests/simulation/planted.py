@@ -15,7 +15,7 @@ from spark_jms.store.regions.core.daemon import DaemonCore
 from spark_jms.store.regions.core.directory import RegionEntry
 from spark_jms.store.regions.core.instance import InstanceCore, Planned
 from spark_jms.store.regions.core.primary import Follower, Primary, State
-from spark_jms.store.regions.core.protocol import RegionMessage
+from spark_jms.store.regions.core.protocol import Begin, RegionMessage
 from spark_jms.store.regions.core.replica import Replicas
 from spark_jms.store.regions.core.space import Block, RegionSpace, Step
 from tests.simulator.directory import SimDirectory
@@ -54,7 +54,7 @@ def no_fence(patch: Patch) -> None:
 def resilver_from_a_stale_copy(patch: Patch) -> None:
     """A daemon keeps a copy that was struck off, and uses it as a complete one when it is back."""
 
-    def begin(self: Replicas, sender: int, message: protocol.Begin) -> None:
+    def begin(self: Replicas, sender: int, message: Begin) -> None:
         copy = self._daemon.copies.get(message.name)
         known = message.stream in self._by_stream
         if copy is not None and copy.region_id == message.region_id and not known:
