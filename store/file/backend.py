@@ -23,6 +23,7 @@ from spark_jms.store.errors import (
     StoreNotFoundError,
     StoreWriteError,
 )
+from spark_jms.store.file.compaction import COMPACT_MIN_BYTES, COMPACT_RATIO, CompactionPolicy
 from spark_jms.store.file.disk import Disk
 from spark_jms.store.file.journal import Journal, write_error
 from spark_jms.store.file.lock import JournalLock
@@ -32,9 +33,6 @@ from spark_jms.store.ledger.ledger import Ended, Ledger
 from spark_jms.store.ledger.session import Backend, Transaction
 
 T = TypeVar("T")
-
-COMPACT_MIN_BYTES = 1024 * 1024
-COMPACT_RATIO = 4.0
 
 
 class FileBackend(Backend):
@@ -71,14 +69,8 @@ class FileBackend(Backend):
         except OSError as error:
             raise write_error(error, path) from error
         self._session_locks = SessionLocks(directory, self._disk, session_timeout_ms)
-        self._journal = Journal(
-            directory,
-            self._lock,
-            self._disk,
-            fsync=fsync,
-            compact_min_bytes=compact_min_bytes,
-            compact_ratio=compact_ratio,
-        )
+        compaction = CompactionPolicy(compact_min_bytes, compact_ratio)
+        self._journal = Journal(directory, self._lock, self._disk, compaction, fsync=fsync)
         _backends.add(self)
         try:
             self.write(lambda transaction: self._session_locks.remove_orphans(transaction.ledger.sessions))
@@ -149,9 +141,8 @@ class FileBackend(Backend):
     def _tidy(self, transaction: Transaction) -> bool:
         ended = [name for entry in transaction.entries if isinstance(entry, Ended) for name in entry.session_ids]
         self._session_locks.remove_ended(ended)
-        if self._compact_wanted or self._journal.wants_compaction():
-            self._compact_wanted = False
-            self._journal.compact()
+        wanted, self._compact_wanted = self._compact_wanted, False
+        self._journal.compact_when_due(wanted)
         return self._journal.sound
 
     def attach(self, session_id: str, label: str) -> None:
@@ -179,15 +170,7 @@ class FileBackend(Backend):
         self._disk.sleep_ms(duration_ms)
 
     def statistics(self) -> StoreStatistics:
-        journal = self._journal
-        return StoreStatistics(
-            physical_write_count=journal.physical_write_count,
-            physical_write_bytes=journal.physical_write_bytes,
-            compaction_count=journal.compaction_count,
-            failed_compaction_count=journal.failed_compaction_count,
-            torn_tail_count=journal.torn_tail_count,
-            lock_break_count=self._lock.break_count,
-        )
+        return self._journal.statistics()
 
     def compact(self) -> str:
         """The journal begins anew with what it holds now; others follow."""

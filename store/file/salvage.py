@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -22,6 +21,7 @@ from spark_jms.store.contract import Put
 from spark_jms.store.errors import StoreCorruptError, StoreInUseError, StoreNotFoundError
 from spark_jms.store.file.disk import Disk
 from spark_jms.store.file.frame import HEADER_BYTES, Frame, Header, decode_header, find_frame, scan
+from spark_jms.store.file.generations import Generations
 from spark_jms.store.file.lock import read_hint
 from spark_jms.store.file.session_locks import SessionLocks
 from spark_jms.store.ledger.codec import DecodeError, decode_sections
@@ -45,7 +45,6 @@ from spark_jms.store.ledger.ledger import (
 from spark_jms.store.reports import Salvaged
 
 SESSION_TIMEOUT_MS = 10_000
-_NAME = re.compile(r"^journal-(\d{10})\.log$")
 
 
 @dataclass(frozen=True)
@@ -58,10 +57,11 @@ class _Gap:
 def salvage_directory(directory: str) -> Salvaged:
     """StoreCorruptError when not even the header of the journal can be read: without its id no frame can be trusted; and
     when the whole journal is gone."""
-    names = sorted(name for name in _listed(directory) if _NAME.match(name))
-    if not names:
+    generations = Generations(directory, Disk())
+    listed = generations.listed() if os.path.isdir(directory) else []
+    if not listed:
         raise StoreNotFoundError(directory)
-    path = os.path.join(directory, names[-1])
+    path = generations.path(listed[-1])
     data, header = _read(path)
     hint = read_hint(directory)
     if hint is not None and hint.generation > header.generation:

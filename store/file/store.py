@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from spark_jms.store.file.backend import COMPACT_MIN_BYTES, COMPACT_RATIO, FileBackend
+from spark_jms.store.file.backend import FileBackend
+from spark_jms.store.file.compaction import COMPACT_MIN_BYTES, COMPACT_RATIO
 from spark_jms.store.file.disk import Disk
 from spark_jms.store.ledger.session import LedgerStore
 from spark_jms.store.sharing import SharedBackends

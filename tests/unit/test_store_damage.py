@@ -326,7 +326,7 @@ def test_damage_is_told(damaged: Path, caplog: pytest.LogCaptureFixture) -> None
     with caplog.at_level(logging.WARNING, "store.file"), FileStore(str(damaged)) as store:
         store.peek("r")
         store._backend.compact()  # type: ignore[attr-defined]
-        store._backend._journal.invalidate()  # type: ignore[attr-defined]
+        store._backend._journal.close()  # type: ignore[attr-defined]
         assert store.peek("t") == {"k": b"value of t"}
         assert [(record.name, bool(record.damage)) for record in dump(store)] == [
             ("r", False),
