@@ -1,5 +1,4 @@
-"""Spark finds `format("jmsq")` here: it imports every top-level module named `pyspark_*` and registers its
-DefaultSource."""
+"""Registers `format("jmsq")`: Spark imports every top-level module named `pyspark_*` and registers its DefaultSource."""
 
 from spark_jms.spark.datasource import JmsqDataSource as DefaultSource
 

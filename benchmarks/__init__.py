@@ -1,1 +1,1 @@
-"""The benchmark of spark-jms beside its peers: `benchmarks/run.py` is the door, `make bench` the command."""
+"""The benchmark of spark-jms beside its peers; `make bench` runs `benchmarks/run.py`."""

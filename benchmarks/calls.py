@@ -1,4 +1,4 @@
-"""The in-process calls of spark-jms that commit and planning time are measured by: one function for each, nothing else.
+"""The in-process calls whose commit and planning times are measured: one function each.
 
 Only this file knows the names. Commit: the plain client's `producer.send` (one message, one commit). Planning: the
 reader that Spark itself would call, `latestOffset` and `partitions`. Housekeeping: the round that runs beside readers.
@@ -28,7 +28,7 @@ def apply(root: Path, destinations: Mapping[str, Mapping[str, Any]]) -> None:
 
 @contextlib.contextmanager
 def committer(root: Path, destination: str, *, housekeeping: bool) -> Iterator[Callable[[], None]]:
-    """A call that sends one message, durably, in one commit; without housekeeping, senders do no upkeep either."""
+    """A call that sends one message, durably, in one commit; without housekeeping, senders do none either."""
     import spark_jms
 
     with contextlib.ExitStack() as stack:
@@ -44,7 +44,7 @@ def committer(root: Path, destination: str, *, housekeeping: bool) -> Iterator[C
 
 
 def housekeep(root: Path, destination: str) -> None:
-    """One round of what runs beside every reader: purge, compaction, log checkpoint, clean-up when it is due."""
+    """One round of a reader's housekeeping: purge, compaction, Delta checkpoint, clean-up when it is due."""
     from spark_jms.claims.housekeeper import Housekeeper
     from spark_jms.log.domain import Domain
     from spark_jms.store import open_store
@@ -60,7 +60,7 @@ def housekeep(root: Path, destination: str) -> None:
 
 
 def fill(spark: Any, root: Path, destination: str, messages: int, tasks: int) -> None:
-    """One batch send of small messages from so many tasks."""
+    """One batch send of small messages from this many tasks."""
     frame = spark.range(0, messages, 1, tasks).selectExpr("cast(cast(id as string) as binary) as body")
     writer = frame.write.format("jmsq").option("root", str(root)).option("destination", destination)
     writer.mode("append").save()
@@ -68,7 +68,7 @@ def fill(spark: Any, root: Path, destination: str, messages: int, tasks: int) ->
 
 @contextlib.contextmanager
 def planner(root: Path, destination: str, limit: int | None, *, housekeeping: bool) -> Iterator[Callable[[], int]]:
-    """A call that plans one batch, of `limit` messages or of everything, and says how many partitions it has.
+    """A call that plans one batch, of `limit` messages or of everything, and returns the number of its partitions.
 
     Each call acknowledges the batch before it, as in a query: the offsets go round as Spark sends them. A reader does
     the housekeeping from a thread of its own; without housekeeping that task is taken from it.

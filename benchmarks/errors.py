@@ -4,12 +4,12 @@ from __future__ import annotations
 
 
 class BenchmarkError(Exception):
-    """The benchmark cannot go on: read the message, it says what to do."""
+    """The benchmark cannot continue; the message says what to do."""
 
 
 class PeerMissingError(BenchmarkError):
-    """A peer cannot be resolved or started; it is reported by name in every table it belongs to."""
+    """A peer cannot be resolved or started; every table it belongs to names it."""
 
 
 class CellFailedError(BenchmarkError):
-    """A cell ran and its outcome is wrong (rows missing, time-out): it has no figure."""
+    """A cell ran with a wrong result (missing rows, time-out), so it has no figure."""

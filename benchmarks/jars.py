@@ -1,4 +1,4 @@
-"""The peers' jars, resolved once into `.cache/bench/jars` with what pip and Java give: the Ivy that PySpark ships.
+"""The peers' jars, resolved once into `.cache/bench/jars` by the Ivy that PySpark ships.
 
 Ivy is run by itself (`org.apache.ivy.Main`) with settings and a cache of its own, so that a half-filled `~/.m2` of
 somebody else's Maven run cannot break it. The connector's dependencies are named one by one and without their own: its
@@ -26,7 +26,7 @@ REPOSITORY = os.environ.get("JMSQ_MAVEN_REPOSITORY", "https://repo1.maven.org/ma
 
 @dataclass(frozen=True)
 class JarSet:
-    """A set of Maven modules, with or without what they depend on."""
+    """A set of Maven modules, with or without their dependencies."""
 
     name: str
     modules: tuple[tuple[str, str, str], ...]
@@ -56,14 +56,14 @@ CONNECTOR = JarSet(
 
 
 def java() -> str:
-    """The java that the project's own set-up finds, so that broker and Spark run on the same one."""
+    """The Java that the project's set-up finds, so that broker and Spark run on the same one."""
     from spark_jms.setup.java import find_java
 
     return str(find_java().home / "bin" / "java")
 
 
 def ensure(jar_set: JarSet, cache: Path) -> list[Path]:
-    """The jars of the set, from the cache or resolved now. PeerMissingError when they cannot be had."""
+    """The jars of the set, from the cache or resolved now. PeerMissingError if they cannot be resolved."""
     home = cache / "jars" / jar_set.name
     if not (home / "_COMPLETE").exists():
         shutil.rmtree(home, ignore_errors=True)

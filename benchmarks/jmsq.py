@@ -1,4 +1,4 @@
-"""spark-jms itself, as the two contracts of a peer want it: through its public surface only."""
+"""spark-jms itself as a peer, through its public surface only."""
 
 from __future__ import annotations
 

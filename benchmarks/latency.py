@@ -28,13 +28,13 @@ P50, P99, CHECKPOINT = "latency p50", "latency p99", "walCommit + commitOffsets"
 BURST_S = 0.01
 FIRST_MESSAGE_TIMEOUT_S = 90
 DRAIN_TIMEOUT_S = 30
-PRIME = 0  # a message that is due at 0 is not measured: it shows that the road is open
+PRIME = 0  # a message due at 0 is not measured: it shows that the query has started
 _PAD = os.urandom(PAYLOAD_BYTES).hex().encode()
 
 
 @dataclass
 class Window:
-    """What arrived of one window: (due ns, latency ms) of every message, and how often the priming one was seen."""
+    """The messages of one window that arrived, as (due ns, latency ms), and how often the priming message was seen."""
 
     got: list[tuple[int, float]] = field(default_factory=list)
     primed: threading.Event = field(default_factory=threading.Event)
@@ -119,7 +119,7 @@ def _window(bench: Workbench, peer: LatencyPeer, run_number: int) -> None:
 
 
 def _checkpoint_ms(query: Any, latest_s: float) -> list[float]:
-    """What the batches with messages of the last so many seconds spent on the checkpoint."""
+    """Checkpoint times of the batches with messages in the last seconds of the window."""
     batches = [p for p in query.recentProgress if p["numInputRows"] and "walCommit" in p["durationMs"]]
     rates = [p["durationMs"]["walCommit"] + p["durationMs"]["commitOffsets"] for p in batches]
     enough = max(1, int(latest_s * 2))
@@ -129,7 +129,7 @@ def _checkpoint_ms(query: Any, latest_s: float) -> list[float]:
 
 
 def produce(send: Sender, rate: int, seconds: float) -> tuple[int, int]:
-    """A thread sends what is due every 10 ms until rate × seconds are sent. Start in epoch ns, and the count."""
+    """A thread sends the due messages every 10 ms until rate × seconds are sent. Returns the start in epoch ns and the count."""
     total, failure = round(rate * seconds), []
     start_ns, start = time.time_ns(), time.perf_counter()
 
@@ -142,7 +142,7 @@ def produce(send: Sender, rate: int, seconds: float) -> tuple[int, int]:
                     send([payload(start_ns + int(number * 1e9 / rate)) for number in range(sent, due)])
                     sent = due
                 time.sleep(BURST_S)
-        except Exception as error:  # noqa: BLE001 - raised below, in the thread that waits
+        except Exception as error:  # noqa: BLE001 - raised below, in the waiting thread
             failure.append(error)
 
     thread = threading.Thread(target=work, name="producer", daemon=True)

@@ -36,7 +36,7 @@ def describe() -> dict[str, str]:
 
 
 def cpu_model() -> str:
-    """The first `model name` of /proc/cpuinfo, else what the platform says."""
+    """The first `model name` of /proc/cpuinfo, else the platform's own name."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

@@ -1,4 +1,4 @@
-"""What every cell needs: a meter for time and noise, the input made once, and one way to run a query to its end."""
+"""What every cell needs: a meter for time and noise, the input, and one way to run a query to its end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUERY_TIMEOUT_S = 1800
 
 
 class Meter:
-    """Wall time of a block, the load before it, and the share of all cores that processes not ours used meanwhile.
+    """Wall time of a block, the load before it, and the share of all cores that other processes used meanwhile.
 
     Ours are this process and all below it: the JVM, the Python workers, the broker. The processor time of workers that
     ended is in their parents' account of reaped children. Not exact (a worker reaped by init is lost): a hint.
@@ -51,7 +51,7 @@ class Meter:
 
 
 def own_cpu_s() -> float:
-    """Processor seconds of this process, everything alive below it, and what these have reaped."""
+    """Processor seconds of this process, its live descendants, and the children they have reaped."""
     me, total = psutil.Process(), 0.0
     for process in [me, *me.children(recursive=True)]:
         with contextlib.suppress(psutil.Error):
@@ -62,20 +62,20 @@ def own_cpu_s() -> float:
 
 
 def machine_busy_s() -> float:
-    """Processor seconds of the whole machine that were not idle; time stolen by the host counts as others'."""
+    """Non-idle processor seconds of the whole machine; time stolen by the host counts as other processes'."""
     times = psutil.cpu_times()
     names = ("user", "nice", "system", "irq", "softirq", "steal")
     return float(sum(getattr(times, name, 0.0) for name in names))
 
 
 def settle(spark: Any) -> None:
-    """Between cells: dirty pages to disk and garbage collected, so that no cell pays for the one before it."""
+    """Between cells: flush dirty pages and collect garbage, so that no cell pays for the previous one."""
     os.sync()
     spark.sparkContext._jvm.System.gc()
 
 
 def input_directory(cache: Path, rows: int) -> Path:
-    """Parquet of one column `value`, 1 KiB of random bytes a row, uncompressed; made once for a number of rows."""
+    """Parquet of one column `value`, 1 KiB of random bytes a row, uncompressed; created once per number of rows."""
     home = cache / "input" / f"random-{rows}x{PAYLOAD_BYTES}-{INPUT_FILES}"
     if (home / "_DONE").exists():
         return home
@@ -99,7 +99,7 @@ def input_stream(spark: Any, home: Path) -> Any:
 
 
 def run_to_end(writer: Any, rows: int) -> dict[str, float | str]:
-    """Runs the query with AvailableNow and proves that it moved exactly `rows` rows; says its batches."""
+    """Runs the query with AvailableNow and checks that it moved exactly `rows` rows; returns its batches."""
     query = writer.trigger(availableNow=True).start()
     try:
         if not query.awaitTermination(QUERY_TIMEOUT_S):

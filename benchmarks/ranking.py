@@ -33,7 +33,7 @@ NONE, REPLICATED, FILE, SQLITE, POSTGRESQL = "none (memory)", "replicated", "fil
 SLOW_MS = 1.0
 SLOW_FILE = f"file, forced writes {SLOW_MS:g} ms longer (simulated)"
 STORES = (NONE, REPLICATED, FILE, SLOW_FILE, SQLITE, POSTGRESQL)
-# Who is next above in the rank: no store is faster than that.
+# The store above each in the rank: it should be at least as fast.
 ABOVE = {REPLICATED: NONE, FILE: REPLICATED, SLOW_FILE: REPLICATED, SQLITE: FILE, POSTGRESQL: FILE}
 IN_FLIGHT = (1, 8, 64)
 OBJECTS = "replicated store: objects of 1 KiB created"
@@ -43,7 +43,7 @@ PADDING = b"x" * 300
 REGION_MB = 64
 
 Places = dict[str, Callable[[int], Store]]
-"""Of each store, an empty one for a round."""
+"""An empty store of each kind for one round."""
 
 
 class SlowDisk(Disk):
@@ -57,7 +57,7 @@ def table_of(in_flight: int) -> str:
 
 
 def run(bench: Workbench) -> None:
-    """Starts what the stores need, measures, stops it. A store that cannot be started is absent by name."""
+    """Starts what the stores need, measures, stops it. A store that cannot be started is reported by name."""
     window_s = QUICK_WINDOW_S if bench.options.quick else WINDOW_S
     rounds = bench.options.runs + 1
     bench.recorder.part("store rank", rounds * (len(STORES) + 1))
@@ -140,7 +140,7 @@ def _rank(bench: Workbench, name: str, empty: Store, run_number: int, window_s: 
 
 
 def commits(handles: list[Handle], window_s: float) -> int:
-    """A thread for each record set commits without pause until the time is over; how many were acknowledged."""
+    """A thread per record set commits without pause until the time is over. Returns the number of acknowledged commits."""
     counts = [0] * len(handles)
     failures: list[BaseException] = []
     deadline_s = time.monotonic() + window_s
@@ -150,7 +150,7 @@ def commits(handles: list[Handle], window_s: float) -> int:
             while time.monotonic() < deadline_s and not failures:
                 _commit(handles[number], counts[number])
                 counts[number] += 1
-        except BaseException as error:  # noqa: BLE001 - raised below, in the thread that waits
+        except BaseException as error:  # noqa: BLE001 - raised below, in the waiting thread
             failures.append(error)
 
     workers = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(len(handles))]
@@ -174,8 +174,8 @@ def _objects(bench: Workbench, directory: Path, run_number: int, window_s: float
 
 
 async def created(directory: Path, name: str, in_flight: int, window_s: float) -> tuple[int, float]:
-    """How many objects were acknowledged in how many seconds. Each worker deletes what it made 256 objects ago, not
-    counted, so that the store does not grow."""
+    """The number of acknowledged objects and the seconds they took. Each worker deletes the object it made 256 objects ago,
+    uncounted, so that the store does not grow."""
     from spark_jms.store.regions.client.instance import StoreInstance
     from spark_jms.store.regions.global_directory import GlobalDirectory
 

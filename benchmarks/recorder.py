@@ -1,4 +1,4 @@
-"""Runs cells, keeps what they say (in memory and as JSON lines, line by line) and shows the progress."""
+"""Runs cells, records their results (in memory and as JSON lines) and shows the progress."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REASON_CHARACTERS = 300
 
 
 class Recorder:
-    """A context manager around one run. A cell that fails is an absence by name; only an interrupt ends the run."""
+    """A context manager around one run. A failing cell is recorded as absent by name; only an interrupt ends the run."""
 
     def __init__(self, path: Path, console: Console) -> None:
         self.path = path
@@ -55,7 +55,7 @@ class Recorder:
         self._write("options", options)
 
     def part(self, name: str, cells: int) -> None:
-        """A new part begins: the bar counts its cells."""
+        """Begin a part: the bar counts its cells."""
         self._progress.reset(self._task, total=cells, description=name)
 
     def doing(self, text: str) -> None:
@@ -74,7 +74,7 @@ class Recorder:
             self.console.print(f"  {text}  [dim]{sample.seconds:.1f} s, {noise}[/dim]", highlight=False)
 
     def absent(self, table: str, cell: str, error: BaseException) -> None:
-        """Once for a table and cell; later reasons for the same cell are printed, the first one stays in the table."""
+        """Once per table and cell; later reasons for the same cell are only printed."""
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:REASON_CHARACTERS]
         if isinstance(error, PeerMissingError):
             reason = f"missing: {str(error)[:REASON_CHARACTERS]}"
@@ -89,7 +89,7 @@ class Recorder:
         self._write("comparison", comparison)
 
     def attempt(self, cells: Iterable[tuple[str, str]], action: Callable[[], object]) -> bool:
-        """Runs `action`; when it fails, each (table, cell) given is absent with the reason. True when it went well."""
+        """Run `action`. If it fails, record each (table, cell) as absent with the reason. True on success."""
         try:
             action()
         except Exception as error:  # noqa: BLE001 - recorded by name in the table, never dropped
@@ -99,7 +99,7 @@ class Recorder:
         return True
 
     def rate(self, table: str, cell: str, run: int, rows: int, action: Callable[[], dict[str, float | str]]) -> bool:
-        """Measures one throughput cell: rows over the wall time of the action, the start of its query included."""
+        """Measure one throughput cell: rows over the wall time of the action, the start of its query included."""
 
         def measured() -> None:
             with Meter() as meter:

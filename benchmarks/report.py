@@ -54,7 +54,7 @@ class Row:
 
 
 def number(value: float) -> str:
-    """Three figures where they matter: 123,456 · 123 · 12.3 · 1.23."""
+    """Three significant figures: 123,456 · 123 · 12.3 · 1.23."""
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
@@ -65,7 +65,7 @@ def low_high(found: Spread) -> str:
 
 
 def rows(results: Results, table: str) -> list[Row]:
-    """One row for each cell, the absent ones with their reason in the place of the figures."""
+    """One row per cell; an absent cell shows its reason in place of figures."""
     return [_row(results, table, cell) for cell in results.cells(table)]
 
 
@@ -101,7 +101,7 @@ def _row(results: Results, table: str, cell: str) -> Row:
 
 
 def terminal_tables(results: Results) -> list[Table]:
-    """One rich table for each table of results."""
+    """One rich table per table of results."""
     styles = {"met": "green", "missed": "red", "not measured": "yellow"}
     tables = []
     for name in results.tables():
@@ -119,7 +119,7 @@ def terminal_tables(results: Results) -> list[Table]:
 
 
 def markdown(results: Results, date: str) -> str:
-    """docs/BENCHMARKS.md, whole."""
+    """All of docs/BENCHMARKS.md."""
     lines = ["# Benchmarks", "", f"Written by `make bench` (`benchmarks/run.py --write-docs`), {date}.", ""]
     if results.options.get("quick"):
         lines += [f"**{QUICK}**", ""]
@@ -132,7 +132,7 @@ def markdown(results: Results, date: str) -> str:
 
 
 def targets(results: Results) -> list[tuple[str, str, str, str, str]]:
-    """(table, cell, ratio, target, verdict) of every comparison that has a target."""
+    """(table, cell, ratio, target, verdict) of every comparison with a target."""
     found: list[tuple[str, str, str, str, str]] = []
     for comparison in results.comparisons:
         if comparison.bound is not None:

@@ -1,4 +1,4 @@
-"""What a run of the benchmark leaves: samples, absences and comparisons, and the JSON lines they are kept in."""
+"""The results of a run: samples, absences and comparisons, and their JSON lines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Verdict = Literal["met", "missed", "not measured", "no target"]
 
 @dataclass(frozen=True)
 class Noise:
-    """What else the machine did during a cell: load before it, and the share of all cores that others used."""
+    """The machine's other work during a cell: load before it, and the share of all cores that other processes used."""
 
     load_before: float
     others_cpu_share: float
@@ -37,7 +37,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Absence:
-    """A cell that could not be measured, by name and with the reason: it stays in its table."""
+    """A cell that could not be measured, with the reason; it stays in its table."""
 
     table: str
     cell: str
@@ -46,7 +46,7 @@ class Absence:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`cell` over `against`; `bound` is the target of that ratio, None where there is none."""
+    """`cell` over `against`; `bound` is the target of that ratio, or None."""
 
     table: str
     cell: str
@@ -72,7 +72,7 @@ class Comparison:
 
 @dataclass
 class Results:
-    """All of one run, in the order it was measured."""
+    """All results of one run, in the order of measurement."""
 
     machine: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -106,14 +106,14 @@ class Results:
         return next((a.reason for a in self.absences if (a.table, a.cell) == (table, cell)), None)
 
     def noise(self, table: str, cell: str) -> Noise | None:
-        """The worst of the counted runs: noise is not averaged away."""
+        """The worst of the counted runs, so that averaging hides no noise."""
         found = [s.noise for s in self._of(table, cell) if s.run != COLD_RUN]
         if not found:
             return None
         return Noise(max(n.load_before for n in found), max(n.others_cpu_share for n in found))
 
     def note(self, table: str, cell: str) -> str:
-        """What a sample says about itself, the last one's."""
+        """The note of the last sample."""
         return next((str(s.detail["note"]) for s in reversed(self._of(table, cell)) if "note" in s.detail), "")
 
     def _entries(self) -> list[tuple[str, str]]:
@@ -130,7 +130,7 @@ def to_line(kind: str, entry: Any) -> str:
 
 
 def from_lines(lines: Iterable[str]) -> Results:
-    """The results that a file of JSON lines holds; an unknown kind is an error, not skipped."""
+    """The results in a file of JSON lines. An unknown kind is an error."""
     results = Results()
     for number, line in enumerate(lines, 1):
         if not line.strip():

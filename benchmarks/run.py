@@ -69,7 +69,7 @@ def _measure(options: Options, recorder: Recorder) -> None:
     _sweep()
     work = CACHE / f"work-{os.getpid()}"
     work.mkdir(parents=True)
-    # The workers must find pyspark_jmsq whether or not the project is installed in this environment.
+    # Spark's workers must find pyspark_jmsq even if the project is not installed in this environment.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, work, ignore_errors=True)
@@ -98,14 +98,14 @@ def _measure(options: Options, recorder: Recorder) -> None:
 
 
 def _sweep() -> None:
-    """Deletes what runs that were killed outright left behind."""
+    """Delete the leftovers of killed runs."""
     for left in CACHE.glob("work-*"):
         if not psutil.pid_exists(int(left.name.removeprefix("work-"))):
             shutil.rmtree(left, ignore_errors=True)
 
 
 def _stop(spark: Any) -> None:
-    """After an interrupt in the middle of a call the gateway may be gone already; its JVM ends with this process."""
+    """After an interrupt during a call the gateway may be closed already; its JVM ends with this process."""
     with contextlib.suppress(Py4JError, OSError):
         spark.stop()
 
@@ -135,7 +135,7 @@ def _parts(bench: Workbench, broker: Broker | None) -> None:
 
 
 def _cells_of_kafka(options: Options) -> list[tuple[str, str]]:
-    """The cells that are absent when Kafka is: none where it was not asked for."""
+    """The cells that Kafka's absence affects; none if Kafka was not requested."""
     tables = [table for table in (throughput.SINK, throughput.SOURCE) if options.wants(table)]
     if options.wants("latency"):
         tables += [latency.P50, latency.P99, latency.CHECKPOINT]
@@ -160,7 +160,7 @@ def _show(console: Console, results: Results, *, write_docs: bool) -> int:
 
 
 def _terminated(number: int, frame: object) -> NoReturn:
-    """As an interrupt: the stacks unwind, so the broker and Spark are stopped."""
+    """Treat it as an interrupt: the stacks unwind, which stops the broker and Spark."""
     raise SystemExit(128 + number)
 
 

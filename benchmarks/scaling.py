@@ -31,7 +31,7 @@ DESTINATION = "plain"
 
 @dataclass(frozen=True)
 class Mark:
-    """One destination to be built; `cell` names it in the tables, `size` is its version, files or backlog."""
+    """One destination to build; `cell` names it in the tables, `size` is its version, files or backlog."""
 
     cell: str
     series: str
@@ -41,7 +41,7 @@ class Mark:
 
 
 def run(bench: Workbench) -> None:
-    """The parts asked for; each table stands alone, a failure is told in it by name."""
+    """The requested parts; each table stands alone and names its own failures."""
     commit, planning = bench.options.wants("commit"), bench.options.wants("planning")
     versions = [_mark(bench, "version {:,}", size, on) for on in (True, False) for size in bench.options.versions]
     tables = {COMMIT_VERSIONS: (commit, _commit_action), PLAN_VERSIONS: (planning, _plan_after_send)}
@@ -68,7 +68,7 @@ def _mark(bench: Workbench, name: str, size: int, housekeeping: bool) -> Mark:
 
 
 def _compare(bench: Workbench, table: str, marks: list[Mark], bound: float | None) -> None:
-    """Each mark to the first of its series, said before anything is built: what then fails is a target not measured."""
+    """Compare each mark with the first of its series. Announced before the build, so that a failure shows."""
     first: dict[str, str] = {}
     for mark in marks:
         against = first.setdefault(mark.series, mark.cell)
@@ -80,7 +80,7 @@ def _compare(bench: Workbench, table: str, marks: list[Mark], bound: float | Non
 def _build(
     bench: Workbench, tables: list[str], marks: list[Mark], build: Callable[[Workbench, Mark], None]
 ) -> list[Mark]:
-    """The marks that could be built; for the others the reason stands in each of their tables."""
+    """The marks that could be built; the tables of the others name the reason."""
     bench.recorder.part("building", len(marks))
     built = []
     for mark in marks if tables else []:
@@ -98,7 +98,7 @@ def _build(
 
 
 def _grow(bench: Workbench, mark: Mark) -> None:
-    """A plain queue brought to its version by single commits, within the time budget."""
+    """Bring a plain queue to its version by single commits, within the time budget."""
     calls.apply(mark.root, {DESTINATION: {"kind": "queue"}})
     deadline = time.monotonic() + bench.options.build_budget_s
     version, _ = calls.version_and_files(mark.root, DESTINATION)
@@ -113,12 +113,12 @@ def _grow(bench: Workbench, mark: Mark) -> None:
 
 
 def _scatter(bench: Workbench, mark: Mark) -> None:
-    """So many active files by one commit: one file for each task and member."""
+    """Create this many active files in one commit: one file per task and member."""
     _fill(bench, mark.root, mark.size * 10, max(1, mark.size // MEMBERS))
 
 
 def _pile(bench: Workbench, mark: Mark) -> None:
-    """A backlog as it grows: sends of 10,000 messages from 2 tasks, so that a larger one has more files as well."""
+    """Build a backlog by sends of 10,000 messages from 2 tasks, so that a larger one also has more files."""
     for start in range(0, mark.size, SEND_MESSAGES):
         _fill(bench, mark.root, min(SEND_MESSAGES, mark.size - start), 2)
 
@@ -139,7 +139,7 @@ class Opened:
 
 
 Action = Callable[[Mark, contextlib.ExitStack], tuple[Callable[[], object], Callable[[], object]]]
-"""Opens what a mark needs; gives (before, timed)."""
+"""Opens what a mark needs and returns (before, timed)."""
 
 
 def _commit_action(mark: Mark, stack: contextlib.ExitStack) -> tuple[Callable[[], object], Callable[[], object]]:
@@ -153,7 +153,7 @@ def _plan_action(mark: Mark, stack: contextlib.ExitStack) -> tuple[Callable[[], 
 
 
 def _plan_after_send(mark: Mark, stack: contextlib.ExitStack) -> tuple[Callable[[], object], Callable[[], object]]:
-    """So that the smallest destination has always something to plan."""
+    """Send more, so that the smallest destination always has something to plan."""
     commit = stack.enter_context(calls.committer(mark.root, DESTINATION, housekeeping=mark.housekeeping))
     plan = calls.planner(mark.root, DESTINATION, 1, housekeeping=mark.housekeeping)
     return commit, stack.enter_context(plan)
@@ -177,7 +177,7 @@ def _sample(bench: Workbench, table: str, marks: list[Mark], action: Action) -> 
 
 
 def _round(bench: Workbench, table: str, number: int, opened: list[Opened]) -> list[Opened]:
-    """One sample of each; what others did meanwhile is told for the round, a single call is too short for it."""
+    """One sample of each. Noise is recorded per round, because a single call is too short for it."""
     values: list[tuple[Opened, float]] = []
     with Meter() as meter:
         for mark in opened:
@@ -199,7 +199,7 @@ def _round(bench: Workbench, table: str, number: int, opened: list[Opened]) -> l
 
 
 def _whole(bench: Workbench) -> None:
-    """Everything in one batch: one sample, for a batch that is picked is not there to be picked again."""
+    """Everything in one batch: a single sample, because claimed messages cannot be planned again."""
     bench.recorder.part("the whole backlog", len(bench.options.backlogs))
     for backlog in bench.options.backlogs:
         mark = _mark(bench, "{:,} messages", backlog, True)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 COLD_RUN = 0
-"""The run that warms the JVM, the page cache and the workers. It is recorded, named and never counted."""
+"""The run that warms the JVM, the page cache and the workers. It is recorded and named but never counted."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def percentile(values: Iterable[float], percent: float) -> float:
 
 
 def spread(values: Iterable[float]) -> Spread | None:
-    """The spread of the values, None of nothing: a cell without a sample has no figure."""
+    """The spread of the values; None without values: a cell without a sample has no figure."""
     found = list(values)
     if not found:
         return None
@@ -52,12 +52,12 @@ def spread(values: Iterable[float]) -> Spread | None:
 
 
 def counted(by_run: Mapping[int, float]) -> dict[int, float]:
-    """The runs that count: all but the cold one."""
+    """The counted runs: all but the cold one."""
     return {run: value for run, value in sorted(by_run.items()) if run != COLD_RUN}
 
 
 def pair_ratios(ours: Mapping[int, float], theirs: Mapping[int, float]) -> list[float]:
-    """ours / theirs of every counted run that both sides have."""
+    """ours / theirs for every counted run of both sides."""
     left, right = counted(ours), counted(theirs)
     return [left[run] / right[run] for run in left if right.get(run)]
 

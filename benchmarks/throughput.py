@@ -46,15 +46,15 @@ def _cells(bench: Workbench, peers: Sequence[ThroughputPeer]) -> list[tuple[str,
 
 
 def _end(bench: Workbench, peer: ThroughputPeer, number: int) -> None:
-    """A destination that cannot be deleted costs disk, not a figure: told, and left to the end of the run."""
+    """A destination that cannot be deleted costs disk, not a figure: report it and continue."""
     try:
         peer.end(number)
-    except Exception as error:  # noqa: BLE001 - told on the console
+    except Exception as error:  # noqa: BLE001 - reported on the console
         bench.recorder.console.print(f"  could not delete destination {number} of {peer.sink_cell}: {error}")
 
 
 def _fill(bench: Workbench, peer: ThroughputPeer, cycle: int, number: int, *, counted: bool) -> bool:
-    """The sink cell; uncounted, the same work without a figure, for a source to read. True when the data is there."""
+    """The sink cell; uncounted, the same work without a figure, for a source to read. True if the data was written."""
     rows, recorder = bench.options.rows, bench.recorder
     recorder.doing(f"sink {peer.sink_cell}")
     if not recorder.attempt(_cells(bench, [peer]), lambda: peer.begin(number)):
@@ -76,7 +76,7 @@ def _fill(bench: Workbench, peer: ThroughputPeer, cycle: int, number: int, *, co
 
 
 def _read(bench: Workbench, peer: ThroughputPeer, cycle: int, first: int, index: int) -> None:
-    """One source cell. A queue that was read is empty: the later cells of such a peer get a copy, filled uncounted."""
+    """One source cell. Reading empties a queue, so later cells of such a peer get a copy, filled uncounted."""
     cell, number = peer.source_cells[index], first
     with contextlib.ExitStack() as stack:
         if peer.consumes and index > 0:

@@ -19,7 +19,7 @@ FAMILIES = ("jmsq", "kafka", "delta")
 
 @dataclass(frozen=True)
 class Options:
-    """How much of what to measure."""
+    """What to measure, and how much."""
 
     rows: int
     runs: int
@@ -64,7 +64,7 @@ class Workbench:
     recorder: Recorder
 
     def new_path(self, purpose: str) -> Path:
-        """A path nobody used before, on the disk that all peers share."""
+        """An unused path on the disk that all peers share."""
         return self.work / f"{purpose}-{uuid.uuid4().hex[:12]}"
 
 

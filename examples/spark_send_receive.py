@@ -1,4 +1,4 @@
-"""The first messages through Spark: send a batch, stream it out once, look at what is left by SQL.
+"""The first messages through Spark: send a batch, stream it out once, browse the rest by SQL.
 
 python examples/spark_send_receive.py                  in a domain of its own, gone at the end
 JMSQ_ROOT=/data/messages spark-submit examples/spark_send_receive.py   in yours; it needs a queue named orders
@@ -57,7 +57,7 @@ def run(spark: SparkSession, root: str, work: str) -> None:
     query.awaitTermination()
     print(f"received: {spark.read.parquet(f'{work}/received').count()}")
 
-    # Browse: what is left for others; looking consumes nothing.
+    # Browse the remaining messages, which consumes nothing.
     spark.sql(f"CREATE TEMPORARY VIEW backlog USING jmsq OPTIONS (root '{root}', destination 'orders')")
     spark.sql("SELECT properties['color'] AS color, count(*) AS waiting FROM backlog GROUP BY 1 ORDER BY 1").show()
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """The public functions are imported when they are used: Spark imports this package in every worker."""
+    """Import the public functions on first use: Spark imports this package in every worker."""
     if name == "connect":
         from spark_jms.client import connect
 

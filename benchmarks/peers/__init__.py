@@ -1,4 +1,4 @@
-"""The peers: what is measured beside spark-jms, and the contract that they and spark-jms keep."""
+"""The peers of spark-jms, and the contract they share with it."""
 
 from benchmarks.peers.base import LatencyPeer, Sender, ThroughputPeer
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 Sender = Callable[[Sequence[bytes]], None]
-"""Hands the payloads over; may return before they are durable, as the peer's ordinary client does."""
+"""Send the payloads; may return before they are durable, as the peer's ordinary client does."""
 
 
 class ThroughputPeer(Protocol):
@@ -42,7 +42,7 @@ class LatencyPeer(Protocol):
     def latency_source(self, number: int) -> Any: ...
 
     def latency_checkpoint(self, number: int) -> str:
-        """A checkpointLocation that nobody used before."""
+        """An unused checkpointLocation."""
         ...
 
     def sender(self, number: int) -> AbstractContextManager[Sender]: ...

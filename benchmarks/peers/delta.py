@@ -10,13 +10,13 @@ from benchmarks.workbench import Workbench
 
 SNAPSHOT_PARTITIONS = "spark.databricks.delta.snapshotPartitions"
 STATISTICS = "spark.databricks.delta.stats.collect"
-# Delta's own defaults by value: the project's session is tuned already, so leaving them unset would not be the default.
+# Delta's defaults, set explicitly: the project's session changes some of them.
 DEFAULTS = {SNAPSHOT_PARTITIONS: "50", STATISTICS: "true"}
 TUNED = {SNAPSHOT_PARTITIONS: "2", STATISTICS: "false"}
 
 
 class DeltaPeer:
-    """A table for each destination. A streaming query keeps the settings its session had when it started."""
+    """One table per destination. A streaming query keeps the settings its session had at its start."""
 
     family = "delta"
     consumes = False

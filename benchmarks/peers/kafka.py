@@ -1,4 +1,4 @@
-"""Spark's Kafka connector, and the single-node KRaft broker it talks to: on loopback, started and stopped here."""
+"""Spark's Kafka connector, and the single-node KRaft broker it talks to: on loopback, started and stopped by the benchmark."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ appender.c.layout.pattern = %d %p %c{1}: %m%n
 
 
 class Broker:
-    """One Java process; `stop` ends exactly that process, and is called at exit whatever happens.
+    """One Java process; `stop` ends exactly that process, and always runs at exit.
 
     Where `setpriv` exists the kernel ends it too when this process dies without saying goodbye.
     """
@@ -132,7 +132,7 @@ class Broker:
 
 
 class KafkaPeer:
-    """Topics of 4 partitions; acks=all, a linger of 5 ms and batches of 128 KiB: what it does best with here."""
+    """Topics of 4 partitions; acks=all, a linger of 5 ms and batches of 128 KiB: the fastest settings found here."""
 
     family = "kafka"
     consumes = False
@@ -192,7 +192,7 @@ class KafkaPeer:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports free now; another process may take one before the broker does, then the start fails by name."""
+    """Currently free ports. If another process takes one first, the start fails with a named error."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for listening in sockets:

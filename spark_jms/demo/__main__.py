@@ -45,13 +45,13 @@ def main(arguments: list[str] | None = None) -> int:
             _write(outcome, work / "account.json")
         return 1 if outcome.problems else 0
     except DemoError as error:
-        print(f"\nThe demo could not go on: {error}", file=sys.stderr)
+        print(f"\nThe demo could not continue: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\nInterrupted; cleaning up.", file=sys.stderr)
         return INTERRUPTED
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not stop the cleaning
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not interrupt the clean-up
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if story is not None:
             story.close()
@@ -80,9 +80,7 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
 def _rows(text: str) -> int:
     rows = int(text)
     if not 2000 <= rows <= flights.ROWS:
-        raise argparse.ArgumentTypeError(
-            f"must be 2,000 to {flights.ROWS:,}: with fewer there is no middle to be killed in"
-        )
+        raise argparse.ArgumentTypeError(f"must be 2,000 to {flights.ROWS:,}: with fewer the run ends before the kill")
     return rows
 
 

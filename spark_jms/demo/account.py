@@ -1,4 +1,4 @@
-"""The account: computed from the tables that the receivers wrote and from the flights that were sent. Nothing here asks
+"""The account, computed from the receivers' output tables and the flights that were sent. Nothing here asks
 the queue what it believes; the only thing taken from it is how many messages of each member were committed (`last`).
 
     lost          a (member, sequence) from 1 to the member's last, or a flight of the feed, that no table has
@@ -99,7 +99,7 @@ class Speed:
 
 # -- reading what arrived ----------------------------------------------------------------------------------------------
 def arrivals(table: Path, columns: Sequence[str] = RECEIVED_COLUMNS) -> tuple[pa.Table, int]:
-    """What a receiver's Delta table holds of these columns, with `commit_ms` and `place` (in its file); and in how many data commits.
+    """These columns of a receiver's Delta table, with `commit_ms` and `place` (in its file), and the number of data commits.
 
     Read from the Delta log itself: which commit added which file, and when, is what tells the order of arrival.
     """
@@ -171,13 +171,13 @@ def subscription_account(name: str, selector: str | None, expected: pa.Table, ta
 
 # -- inside ------------------------------------------------------------------------------------------------------------
 def _integers(table: pa.Table, name: str) -> Integers:
-    """The column as numbers; -1 where there is none."""
+    """The column as numbers; -1 for null."""
     column = pc.fill_null(pc.cast(table[name], pa.int64()), -1)
     return np.asarray(column.to_numpy(), dtype=np.int64)
 
 
 def _once(found: Integers, wanted: Integers) -> tuple[int, int]:
-    """(how many of `wanted` are missing, how many of `found` are there again)."""
+    """(how many of `wanted` are missing, how many of `found` are duplicates)."""
     return len(np.setdiff1d(wanted, found)), len(found) - len(np.unique(found))
 
 
@@ -190,7 +190,7 @@ def _dense(member: Integers, sequence: Integers, last: Mapping[int, int]) -> tup
 
 
 def _altered(flights: pa.Table, received: pa.Table) -> int:
-    """Flights that came and are not in every column as they were sent; also those that were never sent."""
+    """Flights that differ in any column from the flight that was sent, including flights never sent."""
     number, sent = _integers(received, "number"), _integers(flights, "number")
     known = np.isin(number, sent)
     differs = np.zeros(int(known.sum()), dtype=bool)
@@ -223,7 +223,7 @@ def _orders(received: pa.Table) -> tuple[int, int]:
 
 
 def _units_by_sequence(received: pa.Table, last: Mapping[int, int]) -> dict[int, Integers]:
-    """member -> array: sequence -> number of its aircraft, -1 = none."""
+    """member -> array: sequence -> number of the aircraft, -1 = none."""
     member, sequence = _integers(received, "member"), _integers(received, "sequence")
     codes = pc.fill_null(pc.index_in(received["JMSXGroupID"], pc.drop_null(pc.unique(received["JMSXGroupID"]))), -1)
     units = np.asarray(codes.to_numpy(), dtype=np.int64)
@@ -235,7 +235,7 @@ def _units_by_sequence(received: pa.Table, last: Mapping[int, int]) -> dict[int,
 
 
 def _two_hands(samples: Sequence[Sample], units: Mapping[int, Integers]) -> tuple[int, int]:
-    """(samples in which two receivers had messages of one member in hand, aircraft that both of them had)."""
+    """(samples in which two receivers held claims on one member, aircraft in both claims)."""
     shared, guilty = 0, set[int]()
     for sample in samples:
         in_hand: dict[tuple[int, str], set[int]] = {}

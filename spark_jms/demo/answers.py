@@ -1,4 +1,4 @@
-"""Questions to a backlog, answered by SQL: first through format("jmsq"), then by Delta readers that know no queue."""
+"""Questions about a backlog, answered by SQL: first through format("jmsq"), then by plain Delta readers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _BY_CARRIER = """
 SPARK_QUESTIONS = (
     ("Which carriers wait most?", _BY_CARRIER.format(carrier="properties['carrier']", table="backlog")),
     (
-        "How deep is each member, and since when does its oldest message wait?",
+        "How deep is each member, and how long has its oldest message waited?",
         """
     SELECT member, count(*) AS waiting, min(sequence) AS next, max(sequence) AS last,
            date_format(timestamp_millis(min(JMSTimestamp)), 'HH:mm:ss') AS oldest_sent_utc
     FROM backlog GROUP BY member ORDER BY member""",
     ),
     (
-        "Where in the line is the latest departure so far?",
+        "Where in the queue is the latest departure so far?",
         """
     WITH one AS (SELECT member, sequence, text, cast(properties['dep_delay'] AS int) AS delay FROM backlog
                  ORDER BY delay DESC NULLS LAST, member, sequence LIMIT 1)
@@ -58,7 +58,7 @@ def _answer(question: str, frame: Any) -> QueryAnswer:
 
 
 def by_delta_readers(root: Path) -> list[QueryAnswer]:
-    """The destination is a plain Delta table: delta-rs reads it, DuckDB asks. No Spark, no spark-jms."""
+    """The destination is a plain Delta table: delta-rs reads it and DuckDB queries it, without Spark or spark-jms."""
     import duckdb
     from deltalake import DeltaTable
 
@@ -69,7 +69,7 @@ def by_delta_readers(root: Path) -> list[QueryAnswer]:
     out = []
     for question, sql in (
         (
-            "The same by DuckDB over delta-rs: which carriers wait most?",
+            "The same with DuckDB over delta-rs: which carriers wait most?",
             _BY_CARRIER.format(carrier="properties['carrier']", table="messages"),
         ),
         (

@@ -1,4 +1,4 @@
-"""What can go wrong in the demo itself."""
+"""Errors of the demo itself."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from spark_jms.errors import JmsqError
 
 
 class DemoError(JmsqError):
-    """The demo could not go on: the message says in which step, and the logs are in the directory given with --keep."""
+    """The demo could not continue: the message names the step, and --keep DIR keeps the logs."""

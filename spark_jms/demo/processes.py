@@ -1,4 +1,4 @@
-"""Receivers as child processes: started, listened to, killed, and surely gone at the end."""
+"""Receivers as child processes: started, observed, killed, and always ended at the end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STOP_TIMEOUT_S = 60.0
 
 
 class Receiver:
-    """One receiver's process and what it has told. Thread-safe to look at: a thread of its own fills it."""
+    """One receiver's process and its reports. Thread-safe to read; a thread of its own fills it."""
 
     def __init__(self, name: str, work: Path, batch: int) -> None:
         self.name, self._work, self._batch = name, work, batch
@@ -42,7 +42,7 @@ class Receiver:
         return sum(self.batches.values())
 
     def start(self) -> None:
-        """In a session of its own: Ctrl-C is for the demo, and whatever the driver starts can be found by the session."""
+        """Start it in a session of its own: Ctrl-C reaches only the demo, and the session finds every process the driver starts."""
         command = [
             sys.executable,
             "-m",
@@ -76,7 +76,7 @@ class Receiver:
         events.put("ended")
 
     def check(self) -> None:
-        """Raises DemoError when the process has ended by itself."""
+        """Raises DemoError if the process has ended by itself."""
         if self._process is not None and self._process.poll() is not None and not self._expected_end:
             raise DemoError(
                 f"receiver {self.name} ended by itself with code {self._process.returncode}:\n{self._tail()}"
@@ -110,17 +110,17 @@ class Receiver:
             self._process.stdin.write(f"{order}\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            raise DemoError(f"receiver {self.name} is gone:\n{self._tail()}") from None
+            raise DemoError(f"receiver {self.name} has ended:\n{self._tail()}") from None
 
     def kill_9(self) -> None:
-        """The driver, Python and JVM at once: nobody is left who could tidy up."""
+        """Kill the driver, Python and JVM at once: no process remains that could clean up."""
         assert self._process is not None
         self._expected_end = True
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def clean_up(self) -> None:
-        """After this nothing that the receiver started is left, whatever state it was in."""
+        """End every process that the receiver started, in whatever state it is."""
         self._expected_end = True
         if self._process is not None and self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -133,7 +133,7 @@ class Receiver:
 
 
 def end_descendants() -> None:
-    """End what this very process has started and what that has started: a JVM whose launch was interrupted, too."""
+    """End all descendants of this process, including a JVM whose launch was interrupted."""
     running = _running()
     family = {os.getpid()}
     while grown := {process.pid for process in running if process.parent in family} - family:
@@ -149,8 +149,8 @@ class _Process:
 
 
 def _running() -> list[_Process]:
-    """As /proc tells (elsewhere: nothing; then a receiver's process group is all that is ended). A receiver's session is
-    asked for and not its group, since Spark's Python workers leave the group."""
+    """Read from /proc (elsewhere empty; then only the receiver's process group is ended). The receiver's session is
+    used and not its group, because Spark's Python workers leave the group."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,4 +1,4 @@
-"""The Spark side of the demo: four streaming queries in the few lines that they take."""
+"""The Spark side of the demo: four streaming queries, a few lines each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROPERTIES = ("carrier", "origin", "dest", "distance", "dep_delay")
 
 
 def session(app_name: str, warehouse: Path) -> SparkSession:
-    """Small: three of them share the machine, and live for two minutes, so compiling much does not pay."""
+    """A small session: three of them share the machine for two minutes, so extensive JIT compilation does not pay."""
     java_options = f"-Dderby.system.home={warehouse} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     found = spark_session(
         app_name,
@@ -53,7 +53,7 @@ def as_messages(flights: DataFrame) -> DataFrame:
 
 
 def as_flights(messages: DataFrame) -> DataFrame:
-    """A message as a flight again, with what the queue says of it."""
+    """A message as a flight again, with the queue's columns."""
     from pyspark.sql import functions as f
 
     parsed = messages.select(*MESSAGE_COLUMNS, f.from_json("text", FLIGHT_SCHEMA).alias("flight"))
@@ -69,7 +69,7 @@ def send_feed(
     where: str = "true",
     files_per_trigger: int = 1,
 ) -> StreamingQuery:
-    """Files -> messages: what is in the directory now, in micro-batches that keep the files' order."""
+    """Files -> messages: the files now in the directory, in micro-batches that keep their order."""
     schema = f"{FLIGHT_SCHEMA}, leg int"
     files = spark.readStream.schema(schema).option("maxFilesPerTrigger", files_per_trigger).parquet(str(feed))
     writer = as_messages(files.where(where)).writeStream.format("jmsq").queryName(f"feed-{destination}")
@@ -97,7 +97,7 @@ def receive(
 
 
 def create_output(spark: SparkSession, output: Path) -> None:
-    """An empty table of received flights, unless it is there: a fresh session's first write to Delta takes seconds."""
+    """Create the empty table of received flights if it does not exist: a new session's first Delta write takes seconds."""
     from spark_jms.core.message import spark_schema
 
     schema = f"{spark_schema(MESSAGE_COLUMNS)}, {FLIGHT_SCHEMA}"

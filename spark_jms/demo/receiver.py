@@ -1,4 +1,4 @@
-"""A receiver: one Spark driver of its own, so that it can be killed. Started by the demo, speaks JSON lines.
+"""A receiver: a Spark driver of its own, so that the demo can kill it. It reports in JSON lines.
 
     out   {"event": "ready"}, {"event": "batch", …} for each micro-batch, {"event": "stopped"}
     in    "go" starts the query, "stop" (or the end of the input: the demo is gone) ends it
@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--batch", type=int, required=True, help="most messages of a micro-batch")
     given = parser.parse_args(arguments)
-    # Only our lines go to the demo: what Spark and its children print to the standard output goes to the log.
+    # Only our lines go to the demo; the standard output of Spark and its children goes to the log.
     out = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
     orders: queue.Queue[str] = queue.Queue()
@@ -65,7 +65,7 @@ def _listen(source: TextIO, orders: queue.Queue[str]) -> None:
 
 
 def _follow(query: StreamingQuery, orders: queue.Queue[str], out: TextIO) -> None:
-    """Report each micro-batch until told to stop. Raises what ends the query."""
+    """Report each micro-batch until the demo stops the receiver. Raises the error that ends the query."""
     seen = -1
     while True:
         for progress in query.recentProgress:

@@ -1,4 +1,4 @@
-"""The account as it is printed."""
+"""Prints the account."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def show(screen: Screen, outcome: DemoResult, seconds: float) -> None:
         screen.console.print(line, markup=False)
     screen.console.print()
     if outcome.problems:
-        screen.console.print(f"NOT as promised after {seconds:.0f} s: {'; '.join(outcome.problems)}", style="bold red")
+        screen.console.print(f"Promises broken after {seconds:.0f} s: {'; '.join(outcome.problems)}", style="bold red")
     else:
         screen.console.print(f"Nothing lost, nothing twice, order kept. {seconds:.0f} s in all.", style="bold green")
 
@@ -69,7 +69,7 @@ def _queue_rows(outcome: DemoResult) -> list[tuple[str, object, str]]:
 
 
 def lag(samples: list[Sample], marks: list[tuple[float, str]]) -> list[str]:
-    """Messages waiting over time, with what happened below."""
+    """Waiting messages over time, with the events below."""
     if not samples:
         return []
     values, end = [sample.backlog for sample in samples], samples[-1].second

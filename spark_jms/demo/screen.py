@@ -1,4 +1,4 @@
-"""What the demo shows: stages, bars and the queue's depth. With rich on a terminal; as plain lines anywhere else."""
+"""The demo's output: stages, bars and the queue's depth; with rich on a terminal, as plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float], width: int = 60) -> str:
-    """The values as a row of blocks; the highest of each slice, so that no peak is lost."""
+    """The values as a row of blocks, each the maximum of its slice, so that peaks stay visible."""
     if not values:
         return ""
     top, size = max(*values, 1), min(width, len(values))
@@ -27,7 +27,7 @@ def sparkline(values: Sequence[float], width: int = 60) -> str:
 
 
 class Screen:
-    """Use as a context manager. Everything may be called from any thread."""
+    """A context manager. Thread-safe."""
 
     def __init__(self, plain: bool = False) -> None:
         self.console = Console(highlight=False)
@@ -59,7 +59,7 @@ class Screen:
         self.settle()
 
     def settle(self) -> None:
-        """No more moving parts: what comes now is printed below the last state of the bars."""
+        """Stop moving: later output appears below the final state of the bars."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -84,14 +84,14 @@ class Screen:
         self.console.print(made)
 
     def bar(self, name: str, done: int, total: int, note: str = "") -> None:
-        """Show `done` of `total` on the bar of this name, made when it is new."""
+        """Show `done` of `total` on the bar of this name, and create the bar if it is new."""
         self._totals[name] = total
         if name not in self._tasks:
             self._tasks[name] = self._progress.add_task(name, total=total, note=note)
         self._progress.update(self._tasks[name], completed=min(done, total), total=total, note=note)
 
     def depth(self, values: Sequence[int], now: int) -> None:
-        """The queue's depth until now. In plain mode this is also where the bars are told, now and then."""
+        """The queue's depth so far. In plain mode this also prints the bars now and then."""
         line = f"  waiting in the queue: {now:>8,}  {sparkline(values, 60)}"
         self._footer.plain = line
         if self.plain and time.monotonic() - self._said_s > PLAIN_EVERY_S:

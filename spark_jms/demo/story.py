@@ -1,4 +1,4 @@
-"""What happens, step by step. Read `Story.run` first."""
+"""The demo, step by step. Read `Story.run` first."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _TICK_S = 0.2
 
 @dataclass
 class DemoResult:
-    """What the run showed. `problems` is empty when everything is as promised."""
+    """The result of a run. `problems` is empty if every promise held."""
 
     queue: QueueAccount
     subscriptions: list[SubscriptionAccount]
@@ -57,7 +57,7 @@ class DemoResult:
 
 
 class Story:
-    """One run in the directory `work`. `close` leaves no process behind, wherever `run` was."""
+    """One run in the directory `work`. `close` leaves no process behind, at whatever step `run` was."""
 
     def __init__(self, work: Path, rows: int | None, screen: Screen) -> None:
         self.work, self.screen = work, screen
@@ -85,8 +85,8 @@ class Story:
     def prepare(self) -> None:
         self.screen.stage(
             "Destinations",
-            f"{self.total:,} flights will be messages. `jmsq apply` makes a queue `flights` of {MEMBERS} members, which\n"
-            "   receivers share out among themselves, and a topic `delays`. Each is a Delta table. No broker is started;\n"
+            f"{self.total:,} flights become messages. `jmsq apply` creates a queue `flights` of {MEMBERS} members, which\n"
+            "   receivers share among themselves, and a topic `delays`. Each is a Delta table. No broker is started;\n"
             "   three Spark drivers are: this one sends, `a` and `b` receive.",
         )
         for change in spark_jms.apply(self.root, MODULE):
@@ -95,24 +95,22 @@ class Story:
         for receiver in self.receivers:
             receiver.start()
         (self.work / "logs").mkdir(exist_ok=True)
-        with stderr_to(self.work / "logs" / "demo.log"):  # the JVM keeps it
+        with stderr_to(self.work / "logs" / "demo.log"):  # the JVM inherits it
             self._spark = queries.session("spark-jms demo", self.work / "warehouse" / "demo")
         for receiver in self.receivers:
             receiver.wait_until("ready", READY_TIMEOUT_S, self.tick)
 
     def send_first_half(self) -> None:
         self.screen.stage(
-            "Send the first half of the year; nobody receives yet",
+            "Send the first half of the year, before any receiver runs",
             'A streaming query reads files as they arrive and writes messages: format("jmsq"). Each micro-batch is one\n'
             "   commit. JMSXGroupID = tail number: the flights of an aircraft keep their order.",
         )
         rows = flights.write_feed(self.flights, self.work / "feed", 0, self.files // 2, self.files)
-        self._timed("send, nobody receives", rows, self._send("flights"))
+        self._timed("send, no receiver", rows, self._send("flights"))
 
     def ask_the_backlog(self) -> None:
-        self.screen.stage(
-            "Ask the backlog", "What waits in the queue is a table. Browsing by SQL takes nothing out of it."
-        )
+        self.screen.stage("Ask the backlog", "The backlog is a table. Browsing it by SQL consumes nothing.")
         found = answers.by_spark(self.spark, self.root)
         try:
             found += answers.by_delta_readers(self.root)
@@ -125,11 +123,11 @@ class Story:
             self.problems.append("Spark and DuckDB do not agree about the backlog")
 
     def receive_and_kill(self) -> tuple[int, int]:
-        """(messages that `a` had in hand when it was killed, messages that b received until a was back)."""
+        """(messages `a` had claimed when it was killed, messages b received until a was back)."""
         a, b = self.receivers
         self.screen.stage(
             "Two queries share the queue, the second half arrives, and one is killed",
-            "Receivers share the members: a newcomer is handed some when a micro-batch ends. Each writes its own Delta\n"
+            "Receivers share the members: a new one gets some when a micro-batch ends. Each writes its own Delta\n"
             "   table. When a fifth has arrived, `a` gets kill -9 in the middle of a micro-batch.",
         )
         self.watch.mark("start")
@@ -210,7 +208,7 @@ class Story:
         return out
 
     def drain(self) -> None:
-        self.screen.stage("Until the queue is empty", "Both receivers go on until every message is acknowledged.")
+        self.screen.stage("Until the queue is empty", "Both receivers continue until every message is acknowledged.")
         self._until(self._empty, "the queue is empty")
         self.watch.mark("empty")
         seconds = self.watch.second - self.watch.marks[0][0]
@@ -224,9 +222,7 @@ class Story:
             )
 
     def account(self, subscriptions: list[SubscriptionAccount], in_doubt: int, taken_over: int) -> DemoResult:
-        self.screen.stage(
-            "The account", "Computed from the two tables that were written and from the flights that were sent."
-        )
+        self.screen.stage("The account", "Computed from the two output tables and the flights that were sent.")
         snapshot = Domain(str(self.root)).log("flights").refresh()
         last = {member: snapshot.last_sequence(member) for member in range(MEMBERS)}
         tables = {receiver.name: self.work / "received" / receiver.name for receiver in self.receivers}
@@ -258,7 +254,7 @@ class Story:
         return self._watch
 
     def tick(self) -> None:
-        """Look whether everybody is well, and show how far they are."""
+        """Check that every receiver is alive, and show its progress."""
         self.watch.check()
         for receiver in self.receivers:
             receiver.check()
@@ -275,7 +271,7 @@ class Story:
         self.screen.depth([sample.backlog for sample in self.watch.samples], last.backlog)
 
     def _until(self, condition: Callable[[], bool], what: str) -> None:
-        """Raises DemoError when nothing moves for long."""
+        """Raises DemoError if nothing has moved for long."""
         moved_s, state = time.monotonic(), (-1, -1, -1)
         while not condition():
             self.tick()
@@ -306,7 +302,7 @@ class Story:
         )
 
     def _seen_with(self, consumer: str, since_s: float) -> set[int]:
-        """Members of which the consumer had messages in hand since then."""
+        """Members on which the consumer has held claims since then."""
         return {
             member for sample in self.watch.samples if sample.second > since_s for member in sample.members_of(consumer)
         }
@@ -331,7 +327,7 @@ def _list(claims: list) -> str:  # type: ignore[type-arg]
 
 @contextlib.contextmanager
 def stderr_to(path: Path) -> Iterator[None]:
-    """What is started inside writes its errors to the file; afterwards they are on the terminal again."""
+    """Processes started inside write their errors to the file."""
     sys.stderr.flush()
     saved = os.dup(2)
     with path.open("ab") as file:

@@ -1,4 +1,4 @@
-"""Looking at the queue from outside while it works: depth over time, and who has which messages in hand."""
+"""Observes the queue from outside: depth over time, and which consumer has claimed which messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EVERY_S = 0.5
 
 @dataclass(frozen=True)
 class OpenClaim:
-    """Messages of one member that a consumer has taken and not acknowledged."""
+    """Messages of one member that a consumer has claimed."""
 
     member: int
     consumer: str
@@ -26,7 +26,7 @@ class OpenClaim:
 
 @dataclass(frozen=True)
 class Sample:
-    """The destination at one moment. `backlog` is what nobody has acknowledged: the lag of the queue."""
+    """The destination at one moment. `backlog` counts unacknowledged messages."""
 
     second: float
     sent: int
@@ -38,7 +38,7 @@ class Sample:
 
 
 class Watch:
-    """Samples a queue twice a second, in a thread, by reading only. `check()` raises what went wrong there."""
+    """Samples a queue twice a second in a thread, read-only. `check()` raises the thread's error."""
 
     def __init__(self, root: Path, destination: str) -> None:
         self.samples: list[Sample] = []
@@ -84,6 +84,6 @@ class Watch:
                     )
                     backlog = sum(state.unfinished(1, last[member]).count for member, state in states.items())
                     self.samples.append(Sample(self.second, sum(last.values()), backlog, claims))
-                except (JmsqError, OSError) as error:  # told by check(), in the demo's own thread
+                except (JmsqError, OSError) as error:  # check() raises it in the demo's own thread
                     self._error = error
                     return

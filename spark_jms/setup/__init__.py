@@ -1,4 +1,4 @@
-"""What the machine must have: a Java, Delta's jars, and a Spark session made of both. Imports nothing heavy."""
+"""Prepares the machine: Java, Delta's jars, and a Spark session with both. Imports nothing heavy."""
 
 from spark_jms.setup.errors import (
     DeltaJarsCorruptError,

@@ -1,4 +1,4 @@
-"""python -m spark_jms.setup java|jars|postgresql|check   (only the standard library: it runs when little else works)."""
+"""python -m spark_jms.setup java|jars|postgresql|check   (uses only the standard library, so it runs when little else works)."""
 
 from __future__ import annotations
 
@@ -18,18 +18,16 @@ def main(arguments: list[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     java = commands.add_parser("java", help="print the Java home that Spark will run on")
-    java.add_argument(
-        "--install", action="store_true", help="install it where that is possible (root, Debian or Ubuntu)"
-    )
-    java.add_argument("--write", type=Path, metavar="FILE", help="write the home to a file, and print only what is new")
+    java.add_argument("--install", action="store_true", help="install it if possible (root, Debian or Ubuntu)")
+    java.add_argument("--write", type=Path, metavar="FILE", help="write the home to a file, and print only changes")
     commands.add_parser("jars", help="fetch Delta's jars into the cache, once")
     postgresql = commands.add_parser(
-        "postgresql", help="print where a PostgreSQL server is, for the tests of the JDBC store"
+        "postgresql", help="print the directory of a PostgreSQL server, for the tests of the JDBC store"
     )
     postgresql.add_argument(
-        "--install", action="store_true", help="install it where that is possible; say how where it is not, and go on"
+        "--install", action="store_true", help="install it if possible; otherwise say how, and continue"
     )
-    commands.add_parser("check", help="tell what is there, verify every checksum, fetch nothing")
+    commands.add_parser("check", help="show what is installed, verify every checksum, fetch nothing")
     options = parser.parse_args(arguments)
     try:
         if options.command == "java":
@@ -83,11 +81,11 @@ def _postgresql(install: bool) -> None:
 
 def _check() -> None:
     print(_describe(find_java()))
-    print(f"Delta: {len(delta_jars(verify=True))} jars in {jar_dir()}, checksums right")
+    print(f"Delta: {len(delta_jars(verify=True))} jars in {jar_dir()}, checksums correct")
 
 
 def _describe(java: Java) -> str:
-    tried = "" if java.major in PREFERRED_MAJORS else " (newer than the versions tried)"
+    tried = "" if java.major in PREFERRED_MAJORS else " (newer than the tested versions)"
     return f"Java {java.version}{tried}: {java.home} ({java.origin})"
 
 

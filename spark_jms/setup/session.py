@@ -1,5 +1,4 @@
-"""One way to a Spark session, for the demo, the jobs, the notebooks and the tests: jars, Delta, Python, Java,
-loopback."""
+"""The Spark session of the demo, the notebooks and the tests: jars, Delta, Python, Java, loopback."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from spark_jms.setup.java import find_java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# The same as conf/spark-defaults.conf (a test holds them together); a wheel carries no conf/.
+# The same as conf/spark-defaults.conf (a test compares them); a wheel has no conf/.
 SPARK_DEFAULTS: Mapping[str, str] = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -37,11 +36,11 @@ LOCAL = {
 def spark_session(
     app_name: str, master: str = "local[2]", delta: bool = True, conf: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """A session ready for `format("jmsq")` and, with `delta`, for Delta tables. `conf` goes over everything set here.
+    """A session ready for `format("jmsq")` and, with `delta`, for Delta tables. `conf` overrides every setting here.
 
-    As with Spark's own builder, a session that already runs in this process is returned as it is; one without Delta,
-    when Delta is asked for, is SessionConflictError. JAVA_HOME and PYSPARK_PYTHON are set in this process: Java is
-    looked for unless JAVA_HOME fits, workers run this very Python unless PYSPARK_PYTHON says otherwise.
+    As with Spark's builder, a running session of this process is returned unchanged; if it lacks Delta and `delta` is
+    True, SessionConflictError. Sets JAVA_HOME in this process, to a Java it finds unless JAVA_HOME is suitable, and
+    PYSPARK_PYTHON, to this Python unless it is set.
     """
     from pyspark.sql import SparkSession
 
@@ -60,7 +59,7 @@ def spark_session(
 
 
 def session_conf(master: str, delta: bool, conf: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What `spark_session` sets, as a value: also for `spark-submit --conf`."""
+    """The settings of `spark_session`, also for `spark-submit --conf`."""
     settings = {**SPARK_DEFAULTS, "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
     if master.startswith("local"):
         settings |= LOCAL

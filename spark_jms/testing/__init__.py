@@ -1,4 +1,4 @@
-"""Fakes and helpers that ship: test code that uses spark-jms without Spark, without a disk store, without sleeping."""
+"""Fakes and helpers for your own tests: no Spark, no disk store, no sleeping."""
 
 from spark_jms.testing.domain import memory_domain
 from spark_jms.testing.waiting import wait_until

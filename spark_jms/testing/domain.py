@@ -1,4 +1,4 @@
-"""A domain for the time of a test: tables in a temporary directory, the record sets in memory."""
+"""A domain for a test: tables in a temporary directory, record sets in memory."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from spark_jms.store import MemoryStore
 def memory_domain(store: str = "memory", /, **destinations: str | Mapping[str, Any]) -> Iterator[str]:
     """The root of a new domain: `with memory_domain(orders="queue", prices={"kind": "topic"}) as root`.
 
-    A destination is its kind, or the fields of `Destination`. The default store is seen by this process only; with
-    `store="file"` the domain has the file store of a real one. Both are gone when the block ends.
+    A destination is its kind, or the fields of `Destination`. Only this process sees the default store; with
+    `store="file"` the domain has a real file store. The end of the block removes both.
     """
     declared = [
         Destination(name, **({"kind": what} if isinstance(what, str) else what)) for name, what in destinations.items()

@@ -1,6 +1,6 @@
-"""A PostgreSQL server for the time of a test or a benchmark: own directory, own port on the loopback, ended by its pid.
+"""A PostgreSQL server for a test or a benchmark: its own directory and loopback port, stopped by process id.
 
-It does not run as root (PostgreSQL refuses): root starts it as `postgres`, or as `nobody`.
+PostgreSQL refuses to run as root, so root starts it as `postgres` or `nobody`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _identity() -> dict[str, Any]:
 
 
 class PrivatePostgresql:
-    """Runs when it is made. `fsync=False` is right for tests that kill processes: only a power loss would tell."""
+    """The constructor starts it. `fsync=False` suits tests that kill processes: only a power loss would differ."""
 
     def __init__(
         self, *, fsync: bool = False, settings: Mapping[str, str] | None = None, trusted_network: str = ""
@@ -130,7 +130,7 @@ class PrivatePostgresql:
         return f"host=127.0.0.1 port={self.port} user=postgres dbname=postgres"
 
     def execute(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
-        """As the administrator, on a connection of its own."""
+        """Run a statement as the administrator, on a new connection."""
         import psycopg
 
         with psycopg.connect(self.conninfo, autocommit=True) as connection:
@@ -138,13 +138,13 @@ class PrivatePostgresql:
             return done.fetchall() if done.description else []
 
     def uri(self, schema: str = "", *, port: int | None = None, **options: object) -> str:
-        """A store's URI, in a schema of its own unless one is named."""
+        """A store URI, in a new schema unless one is named."""
         schema = schema or f"t_{uuid.uuid4().hex[:12]}"
         rest = "".join(f"&{name}={value}" for name, value in options.items())
         return f"jdbc:postgresql://postgres@127.0.0.1:{port or self.port}/postgres?schema={schema}{rest}"
 
     def terminate(self, condition: str = "true") -> int:
-        """Ends the sessions of others, as an administrator does; how many."""
+        """End other sessions, as an administrator would. Returns their number."""
         ended = self.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             f"WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() AND {condition}"
@@ -152,7 +152,7 @@ class PrivatePostgresql:
         return len(ended)
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
-        """SIGINT: fast (sessions are ended, all is written); SIGQUIT: at once, with recovery at the next start."""
+        """SIGINT: end sessions and write everything; SIGQUIT: stop at once, with recovery at the next start."""
         with self._lock:
             process = self._process
             if process is None:
@@ -174,4 +174,6 @@ class PrivatePostgresql:
             shutil.rmtree(self.directory, ignore_errors=True)
             return not os.path.exists(self.directory)
 
-        wait_until(removed, STOP_TIMEOUT_S, f"{self.directory} is removed")  # its processes may write a moment longer
+        wait_until(
+            removed, STOP_TIMEOUT_S, f"{self.directory} is removed"
+        )  # its processes may still write for a moment

@@ -1,4 +1,4 @@
-"""Waiting for what another thread or process does: until it is so, never for a fixed time."""
+"""Wait for another thread or process: until a condition holds, never for a fixed time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _POLL_S = 0.005
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = 10.0, what: str | Callable[[], str] = "") -> None:
-    """Return as soon as `condition()` is true; AssertionError with `what`, asked for then, when it is not in time."""
+    """Return as soon as `condition()` is true; after the time-out, AssertionError with `what`, evaluated then."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() >= deadline:
