@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from spark_jms.claims.members import STATE_KEY
+from spark_jms.claims.record_sets import STATE_KEY
 from spark_jms.core.record_set import RecordSet
 from spark_jms.errors import MemberUnavailableError
 from spark_jms.store import Handle, Operation, Put, RecordHeldError, Store

@@ -12,7 +12,7 @@ from spark_jms.admin.records import OpenRecords, opened_records
 from spark_jms.claims import views
 from spark_jms.claims.acknowledgement_table import AcknowledgementTable, position_id
 from spark_jms.claims.housekeeper import Housekeeper
-from spark_jms.claims.subscriber import read_state
+from spark_jms.claims.record_sets import read_state
 from spark_jms.core.claim import Claim
 from spark_jms.core.destination import QUEUE_SUBSCRIPTION, record_name
 from spark_jms.core.ranges import Ranges
@@ -230,12 +230,12 @@ class Rounds:
         if name not in self._housekeepers:
             made = self._housekeepers[name] = Housekeeper(self._domain, self._store, name)
             if self._clean_up:
-                made.maintenance.CLEAN_UP_EVERY_S = 0.0
+                made.rounds.CLEAN_UP_EVERY_S = 0.0
         housekeeper = self._housekeepers[name]
-        before = replace(housekeeper.maintenance.total)
+        before = replace(housekeeper.rounds.total)
         if not housekeeper.run():
             return Round(name, busy=True)
-        after = housekeeper.maintenance.total
+        after = housekeeper.rounds.total
         return Round(
             name,
             False,

@@ -1,8 +1,8 @@
-"""Housekeeping by one process at a time: whoever holds the destination's lease in the store (C13)."""
+"""Housekeeping of a destination by one process at a time: the one that holds the destination's lease in the store (C13)."""
 
 from __future__ import annotations
 
-from spark_jms.claims.subscriber import read_state
+from spark_jms.claims.record_sets import read_state
 from spark_jms.core.destination import record_name
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
@@ -12,7 +12,7 @@ from spark_jms.store import FencedError, Handle, RecordHeldError, Store
 
 
 class Housekeeper:
-    """`run` does one round if nobody else does; call it every few seconds."""
+    """Call `run` every few seconds: it does one round, unless another process has the lease."""
 
     def __init__(self, domain: Domain, store: Store, destination: str) -> None:
         self._domain, self._store, self._destination = domain, store, destination
@@ -20,11 +20,10 @@ class Housekeeper:
         self._lease: Handle | None = None
         self._states: dict[str, RecordSet] = {}  # of this round
         logs = {"messages": domain.log(destination), "acknowledgements": domain.acknowledgements(destination)}
-        self.maintenance = HousekeepingRounds(logs, self.is_done)
+        self.rounds = HousekeepingRounds(logs, self.is_done)
 
     def is_done(self, subscription: str, member: int, sequences: Ranges) -> bool:
-        """Read from the store itself, once a round, because the log is locked meanwhile; what it says of a message that
-        is done stays true."""
+        """Reads each record set once a round. An old state is good enough: a message that is done stays done."""
         name = record_name(self._destination, subscription, member)
         if name not in self._states:
             self._states[name] = read_state(self._store, name)
@@ -32,7 +31,7 @@ class Housekeeper:
         return sequences.last <= floor or self._states[name].is_done(sequences)
 
     def run(self) -> bool:
-        """False when somebody else has the lease."""
+        """False when another process has the lease."""
         if self._lease is None:
             name = f"housekeeping/{self._destination}"
             try:
@@ -41,17 +40,17 @@ class Housekeeper:
                 self._session.cancel(name)
                 return False
             except FencedError:
-                return self._start_again()
+                return self._reconnect()
         try:
-            self._lease.objects()  # still ours?
+            self._lease.objects()  # raises when the lease was taken from us
         except FencedError:
-            return self._start_again()
+            return self._reconnect()
         self._states.clear()
-        self.maintenance.round()
+        self.rounds.round()
         return True
 
-    def _start_again(self) -> bool:
-        """Our session was given up while we slept."""
+    def _reconnect(self) -> bool:
+        """Our session ended while we slept: the next `run` tries with a new one."""
         self._lease = None
         self._session.close()
         self._session = self._store.connect(f"housekeeping {self._destination}")

@@ -1,7 +1,7 @@
-"""The records one consumer holds: opened, changed in one physical write, handed over at boundaries (C9).
+"""The records that one consumer holds: opened, changed in one physical write, handed over at boundaries (C9).
 
-A boundary is any call of `hand_over`: the source's latestOffset, a client's receive, or their background tick. Claims
-stay with the record; the next owner skips what is claimed.
+A boundary is any call of `hand_over`: by the source's latestOffset, a client's receive, or their background thread.
+Claims stay in the record; the next owner skips claimed messages.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import time
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 
+from spark_jms.claims.record_sets import STATE_KEY
 from spark_jms.core.destination import record_name
 from spark_jms.core.hand_over import consumers_of, wanted
 from spark_jms.core.record_set import RecordSet
 from spark_jms.errors import ConsumerClosedException
 from spark_jms.store import FencedError, Handle, Put, RecordHeldError, Session, Store
 
-STATE_KEY = "state"
-MIN_HOLD_S = 0.05  # an owner keeps a record at least so long, or two idle consumers would do nothing but hand over
-REVISIT_S = 1.0  # a consumer with a selector comes back to a member without news after so long
+MIN_HOLD_S = 0.05  # an owner keeps a record at least so long, or two idle consumers would only hand it back and forth
+REVISIT_S = 1.0  # after so long a consumer with a selector returns to a member without new messages
 
 
 @dataclass
@@ -29,8 +29,8 @@ class Held:
 
 
 class Members:
-    """Not thread-safe: the subscriber's lock guards it. `attached` remembers in which members the consumer has spoken
-    through this session; finding another session there means that this one is stale."""
+    """Not thread-safe: the subscriber's lock guards it. `attached` are the members where the consumer has committed in this
+    session; if one of them names another session, this session is stale."""
 
     def __init__(
         self,
@@ -47,8 +47,8 @@ class Members:
         self.held: dict[int, Held] = {}
         self.attached: set[int] = set()
         self._visited: dict[int, tuple[float, int]] = {}
-        self._taken_up: set[int] = set()  # granted to us, taken up at a boundary, not planned on yet
-        self._borrowed: set[int] = set()  # asked back from another holder for an acknowledgement alone
+        self._taken_up: set[int] = set()  # granted to us and opened at a boundary; no plan has used them yet
+        self._borrowed: set[int] = set()  # asked back from another holder only to acknowledge a claim
         self._monotonic_s = monotonic_s
 
     @property
@@ -68,7 +68,7 @@ class Members:
         needed: Set[int],
         only: Set[int] | None = None,
     ) -> None:
-        """Ask for what this consumer should hold and take what it gets; never waits."""
+        """Ask for the records that this consumer should hold, and open those it gets. Never waits."""
         self._taken_up.clear()
         prefix = record_name(self.destination, self.subscription, 0)[:-1]
         infos = self.store.infos(prefix)
@@ -79,7 +79,7 @@ class Members:
             info = infos.get(self.name(member))
             holders[member], waiters[member] = (info.holder, info.waiters) if info else (None, ())
             if info and info.holder == self.session_id and member not in self.held:
-                self.open(member)  # granted while we were away
+                self.open(member)  # granted since the last call
         now = self._monotonic_s()
         consumers = consumers_of(self.session_id, holders, waiters)
         for member in wanted(self.session_id, holders, waiters, visits_all=visits_all, needed=needed):
@@ -88,17 +88,17 @@ class Members:
             seen_s, seen_last = self._visited.get(member, (-REVISIT_S, -1))
             fresh = now - seen_s < REVISIT_S and seen_last == last_sequences.get(member, 0)
             if visits_all and fresh and member not in needed:
-                continue  # also when it is free: it was left to others, who shall find it so
+                continue  # even if it is free: it was left to other consumers
             if not self.open(member) and member in needed and len(holders) >= len(consumers):
                 self._borrowed.add(member)
 
     def borrowed(self) -> set[int]:
-        """Held members that another consumer gave back only so that a claim can be acknowledged: it is in want of them,
-        so nothing new is claimed there, or the two would never settle on their shares."""
+        """Held members that another consumer gave back only so that a claim can be acknowledged. It needs them, so nothing
+        new is claimed there, or the two would never agree on their shares."""
         return self._borrowed & self.held.keys()
 
     def granted(self) -> bool:
-        """A record has become ours on which nothing was planned yet."""
+        """A record was granted to us that no plan has used yet."""
         return bool(self._taken_up & self.held.keys()) or bool(self._granted())
 
     def _granted(self) -> list[int]:
@@ -107,7 +107,7 @@ class Members:
         return [member for name in mine if (member := int(name[len(prefix) :])) not in self.held]
 
     def open(self, member: int) -> bool:
-        """True when held now; else we stand in the queue for it."""
+        """True when held now; else the store has queued us for the record."""
         if member in self.held:
             return True
         try:
@@ -122,7 +122,7 @@ class Members:
             handle.close()
             raise
         if self.consumer not in state.consumers:
-            self.attached.discard(member)  # we had no claim there and were slow: swept out, but nobody took our place
+            self.attached.discard(member)  # another consumer swept us: we were slow and had no claim there
         if member in self.attached and not state.speaks_for(self.consumer, self.session_id):
             handle.close()
             raise ConsumerClosedException(
@@ -132,9 +132,14 @@ class Members:
         self.held[member] = Held(handle, state, self._monotonic_s())
         return True
 
+    def attached_state(self, member: int) -> RecordSet:
+        """The state of a held member, with this session speaking for the consumer."""
+        state = self.held[member].state
+        return state if member in self.attached else state.attach(self.consumer, self.session_id)
+
     # -- changing -------------------------------------------------------------------------------------------------
     def commit(self, changed: Mapping[int, RecordSet]) -> None:
-        """Write the new states of held members as one atomic change. ConsumerClosedException when we were fenced out."""
+        """Write the new states of held members in one atomic change. Raises ConsumerClosedException when we are fenced."""
         real = {m: state for m, state in changed.items() if state is not self.held[m].state}
         if not real:
             return
@@ -150,13 +155,13 @@ class Members:
 
     def _closed(self, error: FencedError) -> ConsumerClosedException:
         return ConsumerClosedException(
-            f"the session of consumer {self.consumer} was given up ({error}): its claims are or will be revoked. "
+            f"the session of consumer {self.consumer} ended ({error}): its claims are or will be revoked. "
             "Close this consumer and create a new one."
         )
 
     # -- giving ---------------------------------------------------------------------------------------------------
     def contested(self) -> set[int]:
-        """Held members that others wait for and that were held long enough: they go at this boundary."""
+        """Held members that other consumers wait for and that were held long enough: this boundary hands them over."""
         now = self._monotonic_s()
         try:
             return {m for m, h in self.held.items() if now - h.since_s >= MIN_HOLD_S and h.handle.waiters()}
@@ -165,8 +170,8 @@ class Members:
             raise self._closed(error) from error
 
     def hand_over(self, last_sequences: Mapping[int, int]) -> int:
-        """Give what others wait for; how many were given. What was granted to us meanwhile is taken up, so that it can
-        be given at the next boundary even if this consumer is long at work and plans nothing."""
+        """Hand over the records that other consumers wait for; returns how many. Also opens records that were granted to
+        us, so that a later boundary can hand them over even if this consumer does not plan for a long time."""
         now, given = self._monotonic_s(), 0
         for member in self._granted():
             if self.open(member):
@@ -182,7 +187,7 @@ class Members:
         return given
 
     def leave(self, member: int, last_sequence: int) -> None:
-        """Give the record up though nobody waits; come back when there is news, or after a while."""
+        """Close the record although no consumer waits for it; return when messages arrive, or after a while."""
         self._visited[member] = (self._monotonic_s(), last_sequence)
         self.forget(member)
 

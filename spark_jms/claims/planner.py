@@ -1,14 +1,17 @@
-"""What one consumer may be given of the members it holds: the picks of a batch, before they are claimed (C6, C7, C12).
+"""What a batch may take of the members a consumer holds: its picks, before they are claimed (C6, C7, C12).
 
-One plan reads the headers of a bounded number of messages. Where that is not enough to get through a member, the *pass*
-goes on with the next plan, behind what was looked at:
+Messages are picked in the order of their sequences; `_window` chooses where to look next, so an order by priority would
+start there. scan.py judges the messages of a window.
 
-    a pass begins   at the first available message, with the first plan and after the end of the one before
-    it goes on      behind the last message looked at, or at the first one that was found and not claimed
-    it ends         at the last message
+One plan reads the headers of a bounded number of messages. When that does not reach the end of a member, the *pass*
+continues with the next plan, behind the last message it looked at:
 
-In a pass nobody looks back, so a unit of order that was in others' hands while the pass went by stays out of it until
-its end: or a later message of the unit could be picked before an earlier one that has become free.
+    a pass begins      at the first available message, with the first plan and after the end of the pass before
+    it continues       behind the last message looked at, or at the first one that was found and not claimed
+    it ends            at the last message
+
+A pass never looks back, so it leaves out a unit of order that other consumers held at any time during the pass. Else it
+could pick a later message of the unit before an earlier one that became available behind it.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from spark_jms.claims.scan import Question, groups_of, scan
+from spark_jms.claims.scan import Question, Scan, ScanBounds, groups_of, scan
 from spark_jms.core.batch import Limits, fair_shares
 from spark_jms.core.ranges import EMPTY, Ranges, union
 from spark_jms.core.record_set import RecordSet
@@ -27,18 +30,19 @@ from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.snapshot import Snapshot
 
 log = logging.getLogger("spark_jms")
-MAX_ROWS_READ = 200_000  # headers read by one plan in one member: about half a second
+MAX_ROWS_READ = 200_000  # headers that one plan reads in one member: about half a second
 
 
 @dataclass(frozen=True)
 class _Pass:
     behind: int  # the last sequence looked at
-    units: frozenset[str]  # in others' hands at some time of this pass
-    epoch: int  # of the record: what others did while they had it was not seen
+    units: frozenset[str]  # that other consumers held at some time during this pass
+    epoch: int  # of the record: changes made by other holders since were not seen
 
 
 class Planner:
-    """Not thread-safe: the subscriber's lock guards it. `refused` is what the selector refuses of a queue's members."""
+    """Not thread-safe: the subscriber's lock guards it. `refused` are messages of a queue's members that the selector
+    refuses."""
 
     def __init__(
         self,
@@ -54,16 +58,16 @@ class Planner:
         self._fail_on_data_loss, self._name, self._clock_ms = fail_on_data_loss, name, clock_ms
         self._passes: dict[int, _Pass] = {}
 
-    def unfinished(self, member: int) -> bool:
-        """A pass goes on: ask again, there may be more."""
+    def has_more(self, member: int) -> bool:
+        """The pass has not reached the end: plan again, there may be more."""
         return member in self._passes
 
-    def start_again(self, member: int) -> None:
-        """Something that the pass has left behind has become free by ourselves."""
+    def restart(self, member: int) -> None:
+        """This consumer made messages available that the pass has left behind."""
         self._passes.pop(member, None)
 
     def not_claimed(self, member: int, picks: Ranges) -> None:
-        """These were found and not taken: a pass goes on with them."""
+        """These picks were not claimed: the pass continues with them."""
         known = self._passes.get(member)
         if known and picks and picks.first <= known.behind:
             self._passes[member] = _Pass(picks.first - 1, known.units, known.epoch)
@@ -71,35 +75,35 @@ class Planner:
     def picks(
         self, snapshot: Snapshot, member: int, state: RecordSet, last: int, limits: Limits, epoch: int
     ) -> tuple[RecordSet, Ranges]:
-        """What may go now, in order, and the state without what is expired, lost or, in a topic, refused. With a limit no
-        more is looked at than is needed: a plan costs the same whatever the backlog."""
-        going, most_rows = self._passes.get(member), self._most_rows(limits)
-        if going and going.epoch != epoch and any(f.has_groups for f in snapshot.member_files(member).files):
-            going, most_rows = None, None  # units may have come back meanwhile: from the start, and to the end
+        """The messages up to `last` that may be delivered now, in order; and the state without those that are expired,
+        lost or, in a topic, refused. With a limit it looks at no more messages than it needs: a plan costs the same
+        whatever the backlog."""
+        current, max_rows = self._passes.get(member), self._max_rows(limits)
+        if current and current.epoch != epoch and any(f.has_groups for f in snapshot.member_files(member).files):
+            current, max_rows = None, None  # units may have become available meanwhile: from the start to the end
         available = state.available(1, last) - self.refused.get(member, EMPTY)
-        ahead = available.between(going.behind + 1, last) if going and going.behind < last else available
+        ahead = available.between(current.behind + 1, last) if current and current.behind < last else available
         if not ahead or ahead is available:
-            going, ahead = None, available
+            current, ahead = None, available
         others = union(c.picks for c in state.claims.values() if c.consumer != self.consumer)
-        units = (groups_of(self.table, member, others) if others else frozenset()) | (
-            going.units if going else frozenset()
-        )
+        units = groups_of(self.table, member, others) if others else frozenset()
+        if current:
+            units |= current.units
         question = Question(self.selector, units, self._clock_ms())
-        enough = None if limits.max_messages is None else max(limits.max_messages, limits.min_messages)
+        bounds = ScanBounds(
+            None if limits.max_messages is None else max(limits.max_messages, limits.min_messages), max_rows
+        )
         picks, left, read = EMPTY, ahead, 0
-        while left and (enough is None or picks.count < enough) and (most_rows is None or read < most_rows):
-            window = left if enough is None or left is not ahead else left.take(enough)
-            state, there = self._check_loss(snapshot, state, window, member)
+        while left and not bounds.reached(picks.count, read):
+            window = self._window(left, bounds, first=left is ahead)
             rest = left - window
-            if there:
-                found = scan(
-                    self.table, member, there, question,
-                    None if enough is None else enough - picks.count, None if most_rows is None else most_rows - read,
-                )  # fmt: skip
-                state = self._settle(snapshot, state, member, found.expired, found.refused, found.gone)
+            state, present = self._without_lost(snapshot, state, window, member)
+            if present:
+                found = scan(self.table, member, present, question, bounds.after(picks.count, read))
+                state = self._without_unwanted(snapshot, state, member, found)
                 picks, read, rest = picks | found.picks, read + found.read, found.left | rest
             left = rest
-        if left and (going or (most_rows is not None and read >= most_rows)):
+        if left and (current or (max_rows is not None and read >= max_rows)):
             self._passes[member] = _Pass(left.first - 1, units, epoch)
         else:
             self._passes.pop(member, None)
@@ -117,25 +121,30 @@ class Planner:
 
     # -- inside ---------------------------------------------------------------------------------------------------
     @staticmethod
-    def _most_rows(limits: Limits) -> int | None:
-        """A batch that waits for a minimum has to see all there is."""
+    def _max_rows(limits: Limits) -> int | None:
+        """A batch that waits for a minimum must see all messages."""
         return MAX_ROWS_READ if limits.min_messages <= 1 else None
 
-    def _settle(
-        self, snapshot: Snapshot, state: RecordSet, member: int, expired: Ranges, refused: Ranges, gone: Ranges
-    ) -> RecordSet:
-        if expired:
-            state = state.skip(expired)
-        if refused and snapshot.destination.is_topic:
-            state = state.skip(refused)  # not for this subscription, ever
-        elif refused:
-            known = self.refused.get(member, EMPTY) & state.unfinished(1, snapshot.last_sequence(member))
-            self.refused[member] = known | refused  # what is done is forgotten
-        return self._lose(state, gone, member) if gone else state
+    @staticmethod
+    def _window(left: Ranges, bounds: ScanBounds, *, first: bool) -> Ranges:
+        """Where to look next: at first as many messages as are wanted, and if they do not do, at all the others."""
+        return left.take(bounds.enough) if first and bounds.enough is not None else left
 
-    def _check_loss(
+    def _without_unwanted(self, snapshot: Snapshot, state: RecordSet, member: int, found: Scan) -> RecordSet:
+        """Skips what the scan found expired, refused or lost."""
+        if found.expired:
+            state = state.skip(found.expired)
+        if found.refused and snapshot.destination.is_topic:
+            state = state.skip(found.refused)  # the subscription's selector refuses them for good
+        elif found.refused:
+            known = self.refused.get(member, EMPTY) & state.unfinished(1, snapshot.last_sequence(member))
+            self.refused[member] = known | found.refused  # finished ones are forgotten
+        return self._lose(state, found.gone, member) if found.gone else state
+
+    def _without_lost(
         self, snapshot: Snapshot, state: RecordSet, wanted: Ranges, member: int
     ) -> tuple[RecordSet, Ranges]:
+        """The part of `wanted` that is in files, and the state without the rest, which is lost."""
         files = snapshot.member_files(member).overlapping(wanted.first, wanted.last)
         covered = Ranges.of(*((f.first, f.last) for f in files))
         missing = wanted - covered
@@ -145,14 +154,15 @@ class Planner:
         if self._fail_on_data_loss:
             raise DataLossError(
                 f"{self._name(member)}: {missing.count} message(s) that were not consumed are gone ({missing}): purged or "
-                "deleted. Set failOnDataLoss to false to go on without them."
+                "deleted. Set failOnDataLoss to false to continue without them."
             )
         log.warning("%s: %d message(s) are gone (%s) and are skipped", self._name(member), missing.count, missing)
         return state.skip(missing)
 
 
 def _fitting(snapshot: Snapshot, member: int, picks: Ranges, limit_bytes: int) -> int:
-    """How many of the first picks have about `limit_bytes`, by the files' averages; at least one, so nothing is stuck."""
+    """How many of the first picks have about `limit_bytes`, by the averages of their files; at least one, so that a large
+    message does not block the member."""
     used, count = 0.0, 0
     for file in snapshot.member_files(member).overlapping(picks.first, picks.last):
         average = file.bytes / max(file.rows, 1)

@@ -1,8 +1,8 @@
-"""Which messages of a run of files may be delivered now: selector, delay, expiration, units of order (C7, C12).
+"""Which messages may be delivered now: selector, delay, expiration, units of order (C7, C12).
 
-A file whose statistics prove that all of its messages may go is taken as a range, unopened; one of which they prove that
-the selector refuses all is refused, unopened. Of any other only the header columns are read, once: what a selector
-refuses is remembered by the planner.
+Statistics decide first: a file whose messages may all be delivered is taken as a range, and one whose messages the
+selector refuses is refused, both unopened. Of any other file only the header columns are read, once: the planner
+remembers what a selector refuses.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class Scan:
-    """`picks` may be delivered now; `refused` never match the selector; `expired` are over; `gone` are in the log and not
-    on the disk; `left` were not looked at, because enough was found or enough was read. The rest is delayed or blocked."""
+    """`picks` may be delivered now; the selector refuses `refused`; `expired` are over; `gone` are in the log but not on
+    disk; `left` were not looked at, because a bound was reached. All others are delayed or blocked."""
 
     picks: Ranges = EMPTY
     refused: Ranges = EMPTY
@@ -37,7 +37,7 @@ class Scan:
     read: int = 0  # rows whose headers were read
 
     def __or__(self, other: Scan) -> Scan:
-        """What both have found together; `gone` as the later one says."""
+        """What both have found together; `gone` is that of the later one."""
         return Scan(
             self.picks | other.picks,
             self.refused | other.refused,
@@ -50,23 +50,44 @@ class Scan:
 
 @dataclass(frozen=True)
 class Question:
-    """What may go? `now_ms` None: whatever its delay or expiration (a browser shows all)."""
+    """Which messages are asked for. Without `now_ms` delay and expiration do not matter (a browser shows all)."""
 
     selector: Selector | None = None
-    blocked: frozenset[str] = frozenset()  # units of order that are in others' hands
+    blocked: frozenset[str] = frozenset()  # units of order that other consumers hold
     now_ms: int | None = None
 
 
-def scan(table: DeltaLog, member: int, candidates: Ranges, question: Question,
-         enough: int | None = None, most_rows: int | None = None) -> Scan:  # fmt: skip
-    """Look at the candidates in order, until `enough` are found or the headers of `most_rows` were read. A file that
-    compaction has replaced meanwhile is looked up anew."""
+@dataclass(frozen=True)
+class ScanBounds:
+    """Where a scan stops: when `enough` are picked, or the headers of `max_rows` were read. None = no bound."""
+
+    enough: int | None = None
+    max_rows: int | None = None
+
+    def reached(self, picked: int, read: int) -> bool:
+        return (self.enough is not None and picked >= self.enough) or (
+            self.max_rows is not None and read >= self.max_rows
+        )
+
+    def after(self, picked: int, read: int) -> ScanBounds:
+        """What remains of the bounds."""
+        return ScanBounds(
+            None if self.enough is None else self.enough - picked,
+            None if self.max_rows is None else self.max_rows - read,
+        )
+
+
+UNBOUNDED = ScanBounds()
+
+
+def scan(table: DeltaLog, member: int, candidates: Ranges, question: Question, bounds: ScanBounds = UNBOUNDED) -> Scan:
+    """Look at the candidates in order, up to the bounds. A file that compaction has replaced meanwhile is looked up in the
+    newest snapshot."""
     found, left = Scan(), candidates
     for attempt in range(_ATTEMPTS):
-        with table.lock:
-            files = (table.refresh() if attempt else table.snapshot).member_files(member)
-            near = files.overlapping(left.first, left.last)
-        found = found | _scan_files(table.storage, near, left, question, enough, most_rows)
+        files = (table.refresh() if attempt else table.snapshot).member_files(member)
+        near = files.overlapping(left.first, left.last)
+        found = found | _scan_files(table.storage, near, left, question, bounds)
         left = found.gone
         if not left:
             break
@@ -74,12 +95,7 @@ def scan(table: DeltaLog, member: int, candidates: Ranges, question: Question,
 
 
 def _scan_files(
-    storage: Storage,
-    files: Iterable[DataFile],
-    candidates: Ranges,
-    question: Question,
-    enough: int | None,
-    most_rows: int | None,
+    storage: Storage, files: Iterable[DataFile], candidates: Ranges, question: Question, bounds: ScanBounds
 ) -> Scan:
     parts: list[Scan] = []
     gone: list[Ranges] = []
@@ -88,26 +104,19 @@ def _scan_files(
         part = candidates.between(file.first, file.last)
         if not part:
             continue
-        if (enough is not None and picked >= enough) or (most_rows is not None and read >= most_rows):
+        if bounds.reached(picked, read):
             parts.append(Scan(left=part))
             continue
         if question.selector and not _expires(file, question) and never_matches(file, question.selector):
             parts.append(Scan(refused=part))
             continue
         columns = _columns(file, question)
-        if columns is None:
-            parts.append(Scan(part))
-        else:
-            try:
-                parts.append(
-                    _scan_rows(
-                        storage, file, part, columns, question,
-                        None if enough is None else enough - picked, None if most_rows is None else most_rows - read,
-                    )
-                )  # fmt: skip
-            except FileNotFoundError:
-                gone.append(part)
-                continue
+        try:
+            rest = bounds.after(picked, read)
+            parts.append(Scan(part) if columns is None else _scan_rows(storage, file, part, columns, question, rest))
+        except FileNotFoundError:
+            gone.append(part)
+            continue
         picked, read = picked + parts[-1].picks.count, read + parts[-1].read
     return Scan(
         union(p.picks for p in parts),
@@ -128,7 +137,7 @@ def _expires(file: DataFile, question: Question) -> bool:
 
 
 def _columns(file: DataFile, question: Question) -> list[str] | None:
-    """Which headers have to be read; None when the statistics prove that all of the file may go."""
+    """The headers to read; None when the statistics prove that all messages of the file may be delivered."""
     delays = question.now_ms is not None and _high(file, "JMSDeliveryTime") > question.now_ms
     expires, blocks = _expires(file, question), bool(question.blocked) and file.has_groups
     if not (question.selector or delays or expires or blocks):
@@ -139,7 +148,7 @@ def _columns(file: DataFile, question: Question) -> list[str] | None:
 
 
 def never_matches(file: DataFile, selector: Selector) -> bool:
-    """The file's statistics prove that the selector is true for none of its messages."""
+    """The file's statistics prove that the selector refuses all its messages."""
     low, high = file.statistics.get("minValues", {}), file.statistics.get("maxValues", {})
     nulls = file.statistics.get("nullCount", {})
     for name, op, value in selector.prunable():
@@ -163,19 +172,13 @@ def never_matches(file: DataFile, selector: Selector) -> bool:
 
 
 def _scan_rows(
-    storage: Storage,
-    file: DataFile,
-    part: Ranges,
-    columns: list[str],
-    question: Question,
-    enough: int | None,
-    most_rows: int | None,
+    storage: Storage, file: DataFile, part: Ranges, columns: list[str], question: Question, bounds: ScanBounds
 ) -> Scan:
     picks, refused, expired = [], [], []
     picked = read = 0
     left = EMPTY
     for batch, sequences in read_stored(storage, file.hint, part, columns):
-        if (enough is not None and picked >= enough) or (most_rows is not None and read >= most_rows):
+        if bounds.reached(picked, read):
             left = part.between(int(sequences[0]), part.last)
             break
         everything = np.ones(len(sequences), dtype=bool)
@@ -198,14 +201,13 @@ def _scan_rows(
 
 
 def groups_of(table: DeltaLog, member: int, picks: Ranges) -> frozenset[str]:
-    """The units of order of these messages. Those that are gone from the disk have none: whoever claimed them fails."""
+    """The units of order of these messages. Messages that are not on disk have none: their consumer fails anyway."""
     groups: set[str] = set()
     left = picks
     for attempt in range(_ATTEMPTS):
         gone: list[Ranges] = []
-        with table.lock:
-            files = (table.refresh() if attempt else table.snapshot).member_files(member)
-            near = files.overlapping(left.first, left.last) if left else []
+        files = (table.refresh() if attempt else table.snapshot).member_files(member)
+        near = files.overlapping(left.first, left.last) if left else []
         for file in near:
             if file.has_groups:
                 try:

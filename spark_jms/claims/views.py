@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from spark_jms.claims.subscriber import read_state
+from spark_jms.claims.record_sets import read_state
 from spark_jms.core.destination import QUEUE_SUBSCRIPTION, record_name
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet

@@ -59,7 +59,7 @@ class AcknowledgementWriter:
     def _write_finished(self, finished: dict[Key, str]) -> None:
         if not finished:
             return
-        left = self._subscriber.acknowledge_all(parts_of(finished))
+        left = self._subscriber.acknowledge(parts_of(finished))
         with self._lock:
             self._delivery.stored(
                 (m, s) for (m, s), claim in finished.items() if m not in left.get(claim, {}) or s not in left[claim][m]

@@ -160,7 +160,7 @@ class Consumer:
         try:
             limits = Limits(max_messages=self.prefetch)
             batch = self._subscriber.next_batch(Batch(self.name), limits)
-            while batch is None and self._subscriber.looks_on() and not self._closing.is_set():
+            while batch is None and self._subscriber.has_more() and not self._closing.is_set():
                 batch = self._subscriber.next_batch(Batch(self.name), limits)
         except ConsumerClosedException as error:
             raise self._fail(error) from None
@@ -212,7 +212,7 @@ class Consumer:
             if now >= poll:
                 poll = now + _POLL_S
                 self._check_open()
-                if self._boundary() or self._subscriber.wants_records():
+                if self._boundary() or self._subscriber.has_new_records():
                     return True
 
     # -- acknowledging --------------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ class Consumer:
     def _boundary(self) -> int:
         self._boundary_s = time.monotonic()
         try:
-            return self._subscriber.boundary()
+            return self._subscriber.hand_over()
         except ConsumerClosedException as error:
             raise self._fail(error) from None
 
@@ -291,7 +291,7 @@ class Consumer:
         if self._failure is not None or self._closing.is_set():
             return
         try:
-            self._subscriber.tick()
+            self._subscriber.flush_outbox()
         except ConsumerClosedException as error:
             self._fail(error)
 
@@ -325,7 +325,7 @@ class Consumer:
         try:
             if self._failure is None:
                 self._write(CLOSE_TIMEOUT_S)
-                self._subscriber.tick()
+                self._subscriber.flush_outbox()
         except (ConsumerClosedException, ClosedError, MemberUnavailableError):
             pass  # the rest becomes available when the session ends, and is delivered again, flagged
         finally:

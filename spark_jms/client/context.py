@@ -12,10 +12,11 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from spark_jms.claims.background import BackgroundThread
+from spark_jms.claims.batches import ConsumerSettings
 from spark_jms.claims.housekeeper import Housekeeper
 from spark_jms.claims.positions import ensure_subscription
-from spark_jms.claims.subscriber import Settings, Subscriber
-from spark_jms.claims.upkeep import Upkeep
+from spark_jms.claims.subscriber import Subscriber
 from spark_jms.client.browser import Browser
 from spark_jms.client.consumer import DEFAULT_PREFETCH, MAX_PREFETCH, MODES, Consumer
 from spark_jms.client.listener import ExceptionListener, ListenerThread, MessageListener
@@ -65,8 +66,9 @@ class Context:
         self.domain = domain
         self.root = domain.root
         self.store: Store = open_store(domain.store_uri)
-        self._upkeep = Upkeep("client")
-        self._cleaning = Upkeep("client housekeeping")  # a thread of its own: compaction must not delay a hand-over
+        self._upkeep = BackgroundThread("client")
+        # A thread of its own: compaction must not delay a hand-over.
+        self._cleaning = BackgroundThread("client housekeeping")
         self._lock = threading.RLock()
         self._housekeeping = housekeeping
         self._housekeepers: dict[str, Housekeeper] = {}
@@ -112,7 +114,7 @@ class Context:
         if exception_listener is not None and listener is None:
             raise OptionError("an exception_listener needs a listener: without one, receive() raises the errors")
         wanted = Selector.parse(selector)
-        settings = Settings(wanted, False, fail_on_data_loss, members=_pinned(log, members))
+        settings = ConsumerSettings(wanted, False, fail_on_data_loss, members=_pinned(log, members))
         name = _subscription(log, subscription, starting_position, wanted)
         consumer_name = f"client-{secrets.token_hex(6)}"
         subscriber = Subscriber(self.domain, self.store, destination, name, consumer_name, settings)

@@ -62,9 +62,10 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- planning, on the driver ---------------------------------------------------------------------
     def _open(self, consumer: str) -> Subscriber:
         """Create the subscriber when the first logged offset arrives: it names the query's consumer."""
+        from spark_jms.claims.background import BackgroundThread
+        from spark_jms.claims.batches import ConsumerSettings
         from spark_jms.claims.housekeeper import Housekeeper
-        from spark_jms.claims.subscriber import Settings, Subscriber
-        from spark_jms.claims.upkeep import Upkeep
+        from spark_jms.claims.subscriber import Subscriber
         from spark_jms.store import open_store
 
         if self._subscriber is not None and self._subscriber.consumer != consumer:
@@ -74,17 +75,18 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             domain, subscription, selector = self._resolved(new=False)
             self._closing = ExitStack()  # `stop` closes whatever was opened before a failure
             store = self._closing.enter_context(open_store(domain.store_uri))
-            settings = Settings(selector, True, o.fail_on_data_loss, o.in_doubt_timeout_ms)
+            settings = ConsumerSettings(selector, True, o.fail_on_data_loss, o.in_doubt_timeout_ms)
             subscriber = Subscriber(domain, store, o.destination, subscription, consumer, settings)
             self._closing.callback(subscriber.close)
             housekeeper = Housekeeper(domain, store, o.destination)
             self._closing.callback(housekeeper.close)
-            self._closing.callback(subscriber.tick)  # write the last acknowledgements to their table
-            self._upkeep = Upkeep(o.destination)
+            self._closing.callback(subscriber.flush_outbox)  # write the last acknowledgements to their table
+            self._upkeep = BackgroundThread(o.destination)
             self._closing.callback(self._upkeep.close)
-            self._upkeep.add(subscriber.boundary, every_s=0.25)
-            self._upkeep.add(subscriber.tick, every_s=1.0)
-            self._cleaning = Upkeep(f"{o.destination} housekeeping")  # a compaction must not delay a hand-over
+            self._upkeep.add(subscriber.hand_over, every_s=0.25)
+            self._upkeep.add(subscriber.flush_outbox, every_s=1.0)
+            # A thread of its own: compaction must not delay a hand-over.
+            self._cleaning = BackgroundThread(f"{o.destination} housekeeping")
             self._closing.callback(self._cleaning.close)
             self._cleaning.add(housekeeper.run, every_s=2.0)
             self._subscriber = subscriber
@@ -157,7 +159,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         batch = subscriber.next_batch(before, self._limits())
         while batch is None and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-            if subscriber.boundary() or subscriber.has_news():
+            if subscriber.hand_over() or subscriber.has_news():
                 batch = subscriber.next_batch(before, self._limits())
         return batch
 
@@ -168,14 +170,14 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             batch = subscriber.next_batch(before, self._limits(), self._targets)
             if batch is not None:
                 return batch
-            if subscriber.looks_on():
+            if subscriber.has_more():
                 deadline = time.monotonic() + AVAILABLE_NOW_WAIT_S
                 continue
-            left = subscriber.left_over(self._targets or {})
-            if not left and not subscriber.unsettled(before):
+            left = subscriber.left_to_others(self._targets or {})
+            if not left and not subscriber.is_unacknowledged(before):
                 return None
             if time.monotonic() > deadline:
-                if subscriber.unsettled(before):
+                if subscriber.is_unacknowledged(before):
                     raise MemberUnavailableError(
                         f"{self.options.destination}: the last batch is not acknowledged, because another consumer holds a "
                         f"member and did not hand it over within {AVAILABLE_NOW_WAIT_S:.0f} s: start the query again "
@@ -207,24 +209,23 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         subscriber = self._open(batch.consumer)
         withheld = subscriber.resume(batch)
         out: list[InputPartition] = []
-        with subscriber.table.lock:
-            snapshot = subscriber.table.refresh()
-            for member, pick in sorted(batch.members.items()):
-                picks = pick.picks - withheld[member] if member in withheld else pick.picks
-                if picks:
-                    files = [f.hint for f in snapshot.member_files(member).overlapping(picks.first, picks.last)]
-                    out.append(
-                        MemberPartition(
-                            self.options.root,
-                            self.options.destination,
-                            member,
-                            self.options.columns,
-                            picks,
-                            pick.redelivered,
-                            files,
-                            self.options.fail_on_data_loss,
-                        )
+        snapshot = subscriber.table.refresh()
+        for member, pick in sorted(batch.members.items()):
+            picks = pick.picks - withheld[member] if member in withheld else pick.picks
+            if picks:
+                files = [f.hint for f in snapshot.member_files(member).overlapping(picks.first, picks.last)]
+                out.append(
+                    MemberPartition(
+                        self.options.root,
+                        self.options.destination,
+                        member,
+                        self.options.columns,
+                        picks,
+                        pick.redelivered,
+                        files,
+                        self.options.fail_on_data_loss,
                     )
+                )
         return out
 
     def commit(self, end: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ def test_old_rows_go_and_young_ones_stay() -> None:
                 message = consumer.receive(timeout_s=5)
                 assert message is not None
                 message.acknowledge()
-                consumer._subscriber.tick()
+                consumer._subscriber.flush_outbox()
         with connect(root, housekeeping=False) as context:
             table = context.domain.acknowledgements("orders")
             before = len(table.refresh().files)
@@ -55,7 +55,7 @@ def test_housekeeping_goes_by_what_the_destination_says() -> None:
         message = consumer.receive(timeout_s=5)
         assert message is not None
         message.acknowledge()
-        consumer._subscriber.tick()
+        consumer._subscriber.flush_outbox()
         table = context.domain.acknowledgements("orders")
         acknowledged = json.loads(next(iter(table.refresh().files.values())).stats)["maxValues"]["acknowledged_ms"]
         wait_until(lambda: now_ms() > acknowledged)

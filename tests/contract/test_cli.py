@@ -14,7 +14,8 @@ from click.testing import CliRunner, Result
 from spark_jms import apply, connect
 from spark_jms.admin import upkeep
 from spark_jms.claims import views
-from spark_jms.claims.subscriber import Settings, Subscriber
+from spark_jms.claims.batches import ConsumerSettings
+from spark_jms.claims.subscriber import Subscriber
 from spark_jms.cli.main import cli
 from spark_jms.core.batch import Batch, Limits
 from spark_jms.errors import ConsumerClosedException
@@ -64,7 +65,7 @@ def in_doubt(domain: str) -> Iterator[str]:
         context.producer("invoices").send_many({"text": f"m{i}"} for i in range(3))
     opened = Domain(domain)
     with views.opened_store(opened) as store:
-        subscriber = Subscriber(opened, store, "invoices", "-", "query-1", Settings())
+        subscriber = Subscriber(opened, store, "invoices", "-", "query-1", ConsumerSettings())
         batch = subscriber.next_batch(Batch("query-1"), Limits())
         assert batch is not None
         subscriber.close()
@@ -393,7 +394,7 @@ def test_record_that_is_not_handed_over_is_named(domain: str, jmsq: Jmsq) -> Non
     jmsq("send", "invoices", "--text", "a")
     opened = Domain(domain)
     with views.opened_store(opened) as store:
-        busy = Subscriber(opened, store, "invoices", "-", "query-1", Settings())
+        busy = Subscriber(opened, store, "invoices", "-", "query-1", ConsumerSettings())
         assert busy.next_batch(Batch("query-1"), Limits())
         result = jmsq("purge", "invoices", "--yes", "--wait", "0", code=1)
         assert "invoices/-/0 is held by invoices/- query-1" in result.stderr

@@ -119,7 +119,7 @@ def test_unit_of_order_has_one_consumer_at_a_time(root: str, context: Context) -
 
 def die(consumer: Consumer) -> None:
     """As if its process had been killed: it releases nothing."""
-    store = consumer._subscriber._store
+    store = consumer._subscriber.members.store
     if isinstance(store, MemoryStore):
         store.crash(consumer._subscriber.members.session)
     else:

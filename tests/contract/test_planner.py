@@ -11,8 +11,9 @@ import pytest
 from spark_jms import connect
 from spark_jms.claims import planner
 from spark_jms.claims import scan as scan_module
+from spark_jms.claims.batches import ConsumerSettings
 from spark_jms.claims.scan import Question, groups_of, scan
-from spark_jms.claims.subscriber import Settings, Subscriber
+from spark_jms.claims.subscriber import Subscriber
 from spark_jms.client import Context
 from spark_jms.core.batch import Batch, Limits
 from spark_jms.core.ranges import Ranges
@@ -46,7 +47,7 @@ def opened_files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def subscriber(context: Context, selector: str | None = None, *, careful: bool = True) -> Subscriber:
-    settings = Settings(Selector.parse(selector), fail_on_data_loss=careful)
+    settings = ConsumerSettings(Selector.parse(selector), fail_on_data_loss=careful)
     return Subscriber(Domain(context.root), context.store, "orders", "-", f"q-{careful}-{selector}", settings)
 
 
@@ -97,7 +98,7 @@ def test_a_long_backlog_is_looked_through_in_several_plans(
         batch = one.next_batch(Batch("q"), Limits())
         plans += 1
         assert len(opened_files) <= 3 * plans
-        assert one.looks_on() == (batch is None)
+        assert one.has_more() == (batch is None)
     assert plans == 7
     assert batch.count == 4
     assert len(opened_files) == len(set(opened_files)) == 20

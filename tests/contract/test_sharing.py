@@ -6,7 +6,8 @@ import pytest
 
 from spark_jms import connect
 from spark_jms.claims import members as members_module
-from spark_jms.claims.subscriber import Settings, Subscriber
+from spark_jms.claims.batches import ConsumerSettings
+from spark_jms.claims.subscriber import Subscriber
 from spark_jms.core.batch import Batch, Limits
 from spark_jms.log.domain import Domain
 from spark_jms.store import open_store
@@ -23,8 +24,8 @@ def test_a_late_consumer_gets_its_share_for_good(monkeypatch: pytest.MonkeyPatch
         c.producer("orders").send_many([{"text": str(n)} for n in range(4000)])
         domain = Domain(root)
         store = open_store(domain.store_uri)
-        first = Subscriber(domain, store, "orders", "-", "first", Settings())
-        second = Subscriber(Domain(root), store, "orders", "-", "second", Settings())
+        first = Subscriber(domain, store, "orders", "-", "first", ConsumerSettings())
+        second = Subscriber(Domain(root), store, "orders", "-", "second", ConsumerSettings())
         at = {first: Batch("first"), second: Batch("second")}
         spans = []
         for turn in range(24):
@@ -33,7 +34,7 @@ def test_a_late_consumer_gets_its_share_for_good(monkeypatch: pytest.MonkeyPatch
                 batch = None
                 for _ in range(3):  # as the source does while it waits, with the other long at work
                     batch = batch or subscriber.next_batch(at[subscriber], Limits(max_messages=20))
-                    other.boundary()
+                    other.hand_over()
                 if batch is not None:
                     at[subscriber] = batch
                     spans.append((turn, subscriber.consumer, sorted(batch.members)))

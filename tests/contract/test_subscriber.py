@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from spark_jms import connect
-from spark_jms.claims.subscriber import Settings, Subscriber
+from spark_jms.claims.batches import ConsumerSettings
+from spark_jms.claims.subscriber import Subscriber
 from spark_jms.core.batch import Batch, Limits
 from spark_jms.errors import RecordSetError
 from spark_jms.log.delta_log import commit_path
@@ -29,7 +30,7 @@ def test_a_table_that_lost_commits_is_refused() -> None:
         version = log.refresh().version
         Path(log.storage.uri, commit_path(version)).unlink()
         fresh = Domain(context.domain.root)
-        subscriber = Subscriber(fresh, context.store, "orders", "-", "q", Settings())
+        subscriber = Subscriber(fresh, context.store, "orders", "-", "q", ConsumerSettings())
         with pytest.raises(RecordSetError, match=r"the store knows message 3 of orders/-/0, but the table ends at 2"):
             subscriber.next_batch(Batch("q"), Limits())
         subscriber.close()

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from spark_jms.claims.batches import ConsumerSettings
 from spark_jms.claims.fetch import fetch
-from spark_jms.claims.subscriber import Settings, Subscriber
+from spark_jms.claims.subscriber import Subscriber
 from spark_jms.core.batch import Batch, Limits
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.selector import Selector
@@ -71,7 +72,7 @@ class ConsumerProcess:
 
     def _subscribe(self, consumer: str, *, replayable: bool) -> Subscriber:
         self.domain = Domain(self.root)
-        settings = Settings(Selector.parse(self.selector), replayable)
+        settings = ConsumerSettings(Selector.parse(self.selector), replayable)
         subscriber = Subscriber(self.domain, self.store, DESTINATION, "-", consumer, settings, self.clock.ms)
         subscriber.members._monotonic_s = self.clock.monotonic
         return subscriber
@@ -218,7 +219,7 @@ class Client(ConsumerProcess):
     def acknowledge(self, count: int) -> None:
         assert self.subscriber is not None
         chosen = self.mine[:count]
-        left = self.subscriber.acknowledge_all(parts(chosen))
+        left = self.subscriber.acknowledge(parts(chosen))
         waiting = {(c, m, s) for c, members in left.items() for m, r in members.items() for s in r.numbers().tolist()}
         self.mine = [d for d in chosen if (d.claim, d.member, d.sequence) in waiting] + self.mine[count:]
 

@@ -22,10 +22,9 @@ import pyarrow.parquet as pq
 import pytest
 from attrs import evolve
 
-from spark_jms.claims import planner
-from spark_jms.claims import subscriber as subscriber_module
+from spark_jms.claims import batches, planner, previous_batch
 from spark_jms.claims.housekeeper import Housekeeper
-from spark_jms.claims.subscriber import read_state
+from spark_jms.claims.record_sets import read_state
 from spark_jms.core.batch import Batch
 from spark_jms.core.claim import Claim
 from spark_jms.core.destination import Destination, record_name
@@ -181,11 +180,11 @@ class QueueWorld:
 
     def boundary(self) -> None:
         if consumer := self.one(up=True):
-            consumer.attempt(consumer.subscriber.boundary)  # type: ignore[union-attr]
+            consumer.attempt(consumer.subscriber.hand_over)  # type: ignore[union-attr]
 
     def tick(self) -> None:
         if consumer := self.one(up=True):
-            consumer.attempt(consumer.subscriber.tick)  # type: ignore[union-attr]
+            consumer.attempt(consumer.subscriber.flush_outbox)  # type: ignore[union-attr]
 
     def crash(self) -> None:
         if consumer := self.one(up=True):
@@ -310,7 +309,7 @@ class QueueWorld:
                         consumer.attempt(lambda c=consumer: c.acknowledge(10_000))  # type: ignore[misc]
                     self.clock.now_ms += 30
                 if consumer.up:
-                    consumer.attempt(consumer.subscriber.boundary)  # type: ignore[union-attr]
+                    consumer.attempt(consumer.subscriber.hand_over)  # type: ignore[union-attr]
             self.clock.now_ms += 400
             if self.finished():
                 self.check_records()
@@ -385,7 +384,8 @@ def run(model: Path, root: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> 
 
     move = RecordSet._move
     with monkeypatch.context() as patch:
-        patch.setattr(subscriber_module, "time", world.clock)
+        for module in (batches, previous_batch):
+            patch.setattr(module, "time", world.clock)
         patch.setattr(planner, "MAX_ROWS_READ", world.random.choice([5, 50, 200_000]))
         patch.setattr(RecordSet, "_move", note_revocation)
         world.clock.while_waiting = world.boundary

@@ -166,20 +166,21 @@ def test_two_queries_share_a_queue(bench: Bench) -> None:
 
 def test_available_now_leaves_what_others_hold(bench: Bench) -> None:
     """C6, C9: messages in another consumer's open claim are left within a bounded wait, and the query ends."""
-    from spark_jms.claims.subscriber import Settings, Subscriber
+    from spark_jms.claims.batches import ConsumerSettings
+    from spark_jms.claims.subscriber import Subscriber
     from spark_jms.core.batch import Batch, Limits
     from spark_jms.store import open_store
 
     bench.send(bench.numbers(1, 100, partitions=1), "orders")  # 25 for each member, wherever the round robin begins
     with open_store(bench.domain.store_uri) as store:
-        other = Subscriber(bench.domain, store, "orders", "-", "other", Settings(replayable=False))
+        other = Subscriber(bench.domain, store, "orders", "-", "other", ConsumerSettings(replayable=False))
         claimed = other.next_batch(Batch("other"), Limits(max_messages=8))
         assert claimed is not None
         assert {m: pick.picks.count for m, pick in claimed.members.items()} == dict.fromkeys(range(4), 2)
-        from spark_jms.claims.upkeep import Upkeep
+        from spark_jms.claims.background import BackgroundThread
 
-        upkeep = Upkeep("other")
-        upkeep.add(other.boundary, 0.2)
+        upkeep = BackgroundThread("other")
+        upkeep.add(other.hand_over, 0.2)
         bench.drain("orders", "ck")
         upkeep.close()
         got = bench.texts("out-ck")

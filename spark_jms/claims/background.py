@@ -1,5 +1,4 @@
-"""What goes on beside a running source or client: hand-over at least 4 times a second, outbox once a second, and the
-domain's housekeeping. One daemon thread; its first error is raised to the user at the next call (nothing is swallowed)."""
+"""The background thread of a source or a client: hand-over, outbox, housekeeping (C9, C13)."""
 
 from __future__ import annotations
 
@@ -16,13 +15,16 @@ class _Task:
     due_s: float
 
 
-class Upkeep:
+class BackgroundThread:
+    """Runs tasks at intervals in one daemon thread, which the first task starts. `check` raises the first error of a task
+    to the user; the thread continues with the other tasks."""
+
     def __init__(self, name: str) -> None:
         self._tasks: list[_Task] = []
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._loop, name=f"jmsq-upkeep {name}", daemon=True)
+        self._thread = threading.Thread(target=self._loop, name=f"jmsq-background {name}", daemon=True)
 
     def add(self, run: Callable[[], object], every_s: float) -> None:
         with self._lock:
@@ -35,7 +37,7 @@ class Upkeep:
             self._tasks = [task for task in self._tasks if task.run != run]
 
     def check(self) -> None:
-        """Raise what went wrong in the background, once."""
+        """Raise a task's error, once."""
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -54,6 +56,6 @@ class Upkeep:
                 task.due_s = now + task.every_s
                 try:
                     task.run()
-                except Exception as error:  # noqa: BLE001 - kept for check(); the thread goes on with the other tasks
+                except Exception as error:  # noqa: BLE001 - check() raises it
                     if self._error is None:
                         self._error = error

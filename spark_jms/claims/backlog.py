@@ -1,0 +1,48 @@
+"""Reading the backlog of a consumer's subscription, also on members that other consumers hold (C14)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from spark_jms.claims.members import Members
+from spark_jms.claims.record_sets import read_state
+from spark_jms.core.ranges import EMPTY, Ranges, union
+from spark_jms.core.record_set import RecordSet
+from spark_jms.log.snapshot import Snapshot
+from spark_jms.store import Store
+
+
+class BacklogReader:
+    """Not thread-safe: the subscriber's lock guards it."""
+
+    def __init__(self, store: Store, members: Members) -> None:
+        self._store, self._members = store, members
+
+    def backlog(self, snapshot: Snapshot) -> dict[int, int]:
+        """member -> unfinished messages."""
+        return {
+            member: self._unfinished(self._state(member), snapshot, member, snapshot.last_sequence(member)).count
+            for member in range(snapshot.destination.members)
+        }
+
+    def left_to_others(
+        self, snapshot: Snapshot, targets: Mapping[int, int], refused: Mapping[int, Ranges]
+    ) -> dict[int, int]:
+        """member -> unfinished messages up to `targets` that another consumer holds, by its record or a claim."""
+        out = {}
+        for member, last in targets.items():
+            state = self._state(member)
+            left = self._unfinished(state, snapshot, member, last) - refused.get(member, EMPTY)
+            if member in self._members.held:
+                left = left & union(c.picks for c in state.claims.values() if c.consumer != self._members.consumer)
+            if left:
+                out[member] = left.count
+        return out
+
+    def _state(self, member: int) -> RecordSet:
+        held = self._members.held.get(member)
+        return held.state if held else read_state(self._store, self._members.name(member))
+
+    def _unfinished(self, state: RecordSet, snapshot: Snapshot, member: int, last: int) -> Ranges:
+        floor = snapshot.destination.start_floor(self._members.subscription, member)
+        return state.unfinished(floor + 1, last)

@@ -1,0 +1,197 @@
+"""Making the next batch of a consumer (C5, C6, C8, C9).
+
+One call does all of this in one physical write: it acknowledges the previous batch, drops claims that Spark never
+logged, sweeps the claims of dead sessions, and claims the next messages.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+
+from spark_jms.claims.members import Members
+from spark_jms.claims.planner import Planner
+from spark_jms.claims.positions import check_selector
+from spark_jms.claims.previous_batch import PreviousBatch
+from spark_jms.core.batch import MAX_RANGES_PER_MEMBER, Batch, Limits, MemberPick, claim_after
+from spark_jms.core.claim import Claim
+from spark_jms.core.ranges import Ranges
+from spark_jms.core.record_set import RecordSet
+from spark_jms.core.selector import Selector
+from spark_jms.errors import InvalidDestinationError, RecordSetError
+from spark_jms.log.delta_log import DeltaLog
+from spark_jms.log.snapshot import Snapshot
+from spark_jms.store import Store
+
+log = logging.getLogger("spark_jms")
+
+
+@dataclass(frozen=True)
+class ConsumerSettings:
+    """How one consumer consumes. `members` pins it to some members; None = all, shared with the other consumers."""
+
+    selector: Selector | None = None
+    replayable: bool = True
+    fail_on_data_loss: bool = True
+    in_doubt_timeout_ms: int | None = None  # None = the destination's
+    members: frozenset[int] | None = None
+
+
+class BatchMaker:
+    """Not thread-safe: the subscriber's lock guards it."""
+
+    def __init__(
+        self,
+        table: DeltaLog,
+        store: Store,
+        members: Members,
+        planner: Planner,
+        settings: ConsumerSettings,
+        clock_ms: Callable[[], int],
+    ) -> None:
+        self._table, self._store, self._members, self._planner = table, store, members, planner
+        self._settings, self._clock_ms = settings, clock_ms
+        self.previous = PreviousBatch(store, members, replayable=settings.replayable, clock_ms=clock_ms)
+        self.planned_version = -1
+        self._last_batch_s = time.monotonic()
+
+    def next_batch(self, start: Batch, limits: Limits, targets: Mapping[int, int] | None) -> Batch | None:
+        """See `Subscriber.next_batch`."""
+        snapshot = self._table.refresh()
+        self.planned_version = snapshot.version
+        self._check_subscription(snapshot)
+        self.previous.check_not_stale(start, snapshot.destination.members)
+        needed = self.previous.members_left(start)
+        self._acquire(snapshot, needed)
+        # These are brought up to date, but nothing new is claimed there: it is another consumer's turn.
+        leaving = self._members.contested() | self._members.borrowed()
+        changed = self._up_to_date(snapshot, start, needed)
+        batch = None
+        if self.previous.finish(start, needed - set(changed)):
+            batch = self._claim_next(snapshot, start, changed, leaving, limits, targets)
+        self._members.commit(changed)
+        for member in {*self._left_to_others(snapshot), *(self._members.borrowed() & set(changed))}:
+            self._members.leave(member, snapshot.last_sequence(member))
+        self._members.hand_over({m: snapshot.last_sequence(m) for m in self._members.held})
+        if batch is not None:
+            self.previous.claimed(start, batch)
+            self._last_batch_s = time.monotonic()
+        return batch
+
+    def _check_subscription(self, snapshot: Snapshot) -> None:
+        name, destination = self._members.subscription, self._members.destination
+        if name not in snapshot.destination.subscription_names():
+            raise InvalidDestinationError(
+                f"the subscription {name!r} of topic {destination} was dropped: make it again by starting with a fresh "
+                "checkpoint, or consume with another one"
+            )
+        known = snapshot.destination.subscriptions.get(name)
+        if known is not None:  # it may have been dropped, and made again with another selector
+            selector = self._settings.selector
+            check_selector(known, destination, selector.text.strip() if selector else None)
+
+    def _acquire(self, snapshot: Snapshot, needed: set[int]) -> None:
+        members = max([snapshot.destination.members, *(m + 1 for m in needed)])  # a needed member may be removed by now
+        last = {m: snapshot.last_sequence(m) for m in range(members)}
+        visits_all = self._settings.selector is not None
+        self._members.acquire(members, last, visits_all=visits_all, needed=needed, only=self._settings.members)
+
+    def _up_to_date(self, snapshot: Snapshot, start: Batch, needed: set[int]) -> dict[int, RecordSet]:
+        """The states of the held members with `start` acknowledged, unlogged claims dropped and dead sessions swept."""
+        live = set(self._store.sessions())
+        now, timeout_ms = self._clock_ms(), self._settings.in_doubt_timeout_ms
+        if timeout_ms is None:
+            timeout_ms = snapshot.destination.in_doubt_timeout_ms
+        changed: dict[int, RecordSet] = {}
+        for member, held in self._members.held.items():
+            self._check_not_ahead(held.state, snapshot, member)
+            state = self._members.attached_state(member)
+            if member in needed:
+                fresh = member not in self._members.attached
+                state = self.previous.acknowledged_in(state, start, member, fresh=fresh)
+            state = self.previous.without_unlogged(state, held.state, live)
+            floor = snapshot.destination.start_floor(self._members.subscription, member)
+            changed[member] = state.sweep(live, now, timeout_ms).start_at(floor)
+        return changed
+
+    def _check_not_ahead(self, state: RecordSet, snapshot: Snapshot, member: int) -> None:
+        """The store must not know messages that the table never had: new messages would get their numbers, and count as
+        done."""
+        known = max([state.floor, *(ranges.last for ranges in (state.done, state.claimed) if ranges)])
+        if known > snapshot.last_sequence(member):
+            last = self._table.refresh().last_sequence(member)
+            if known > last:
+                raise RecordSetError(
+                    f"the store knows message {known} of {self._members.name(member)}, but the table ends at {last}: the "
+                    "table lost commits (power loss, an older copy restored). Restore the tables and the store from copies "
+                    "of one moment (docs/OPERATING.md, backup)."
+                )
+
+    def _left_to_others(self, snapshot: Snapshot) -> list[int]:
+        """Held members with messages that our selector refuses. Other consumers that have their share of members ask for
+        no more, so the messages would wait for ever if we kept the record; any consumer takes a free one."""
+        return [
+            member
+            for member, refused in self._planner.refused.items()
+            if member in self._members.held
+            and not self._planner.has_more(member)
+            and refused & self._members.held[member].state.available(1, snapshot.last_sequence(member))
+        ]
+
+    # -- claiming -------------------------------------------------------------------------------------------------
+    def _claim_next(
+        self,
+        snapshot: Snapshot,
+        start: Batch,
+        changed: dict[int, RecordSet],
+        leaving: Set[int],
+        limits: Limits,
+        targets: Mapping[int, int] | None,
+    ) -> Batch | None:
+        """Claims the next messages in `changed`."""
+        planned = self._plan(snapshot, changed, leaving, limits, targets)
+        total = sum(picks.count for picks in planned.values())
+        waited_ms = (time.monotonic() - self._last_batch_s) * 1000
+        if total == 0 or (total < limits.min_messages and waited_ms < limits.max_delay_ms and targets is None):
+            for member, picks in planned.items():
+                self._planner.not_claimed(member, picks)
+            return None
+        consumer, session = self._members.consumer, self._members.session_id
+        claim = claim_after(start.claim, secrets.token_hex(8))
+        members: dict[int, MemberPick] = {}
+        for member, count in self._planner.shares(snapshot, planned, limits).items():
+            picks = planned[member].take(count).take_ranges(MAX_RANGES_PER_MEMBER)
+            self._planner.not_claimed(member, planned[member] - picks)
+            if not picks:
+                continue
+            state = changed[member]
+            made = Claim(claim, consumer, session, picks, self._clock_ms(), self._settings.replayable)
+            changed[member] = state.claim(made)
+            members[member] = MemberPick(self._members.held[member].handle.epoch, picks, state.redelivered(picks))
+        return Batch(consumer, claim, members)
+
+    def _plan(
+        self,
+        snapshot: Snapshot,
+        changed: dict[int, RecordSet],
+        leaving: Set[int],
+        limits: Limits,
+        targets: Mapping[int, int] | None,
+    ) -> dict[int, Ranges]:
+        """What each member could deliver now. Skips expired, refused and lost messages in `changed`."""
+        full = {member for member, state in changed.items() if state.outbox_is_full}
+        if full:
+            log.warning("%s: members %s wait for their acknowledgement table", self._members.destination, sorted(full))
+        planned: dict[int, Ranges] = {}
+        for member in sorted(set(changed) - leaving - full):
+            last = snapshot.last_sequence(member)
+            if targets is not None:
+                last = min(last, targets.get(member, 0))
+            epoch = self._members.held[member].handle.epoch
+            changed[member], picks = self._planner.picks(snapshot, member, changed[member], last, limits, epoch)
+            if picks:
+                planned[member] = picks
+        return planned

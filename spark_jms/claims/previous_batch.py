@@ -1,0 +1,151 @@
+"""The batch before the next one: acknowledged when Spark asks for more, resumed after a restart (C5, C8, C9).
+
+Spark asks for the batch after `start` only when everything up to `start` is in its commit log, so asking acknowledges
+`start`. A plain client passes a `start` without a claim; it acknowledges through `Acknowledger`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Set
+
+from spark_jms.claims.members import Members
+from spark_jms.claims.record_sets import read_state
+from spark_jms.core.batch import Batch, claim_number
+from spark_jms.core.ranges import Ranges
+from spark_jms.core.record_set import RecordSet
+from spark_jms.errors import ConsumerClosedException, MemberUnavailableError, StaleCheckpointError
+from spark_jms.store import Store
+
+log = logging.getLogger("spark_jms")
+RESUME_TIMEOUT_S = 15.0  # how long a restarted consumer waits for the record of a claim it has to protect
+_POLL_S = 0.01
+
+
+class PreviousBatch:
+    """Not thread-safe: the subscriber's lock guards it."""
+
+    def __init__(self, store: Store, members: Members, *, replayable: bool, clock_ms: Callable[[], int]) -> None:
+        self._store, self._members, self._replayable, self._clock_ms = store, members, replayable, clock_ms
+        self._met = set(store.sessions())  # sessions alive when we started: one of them may be our older self
+        self._acknowledged = ""  # the newest claim that is acknowledged on all its members
+        self._left: dict[str, set[int]] = {}  # claim -> members where it still has to be acknowledged
+        self._revoked: set[str] = set()  # claims revoked before we came back: there is nothing to acknowledge
+        self._own: set[str] = set()  # claims that this instance made or has resumed
+        self._checkpoint_checked = False
+
+    # -- acknowledging --------------------------------------------------------------------------------------------
+    def members_left(self, start: Batch) -> set[int]:
+        """The members where `start` still has to be acknowledged."""
+        if not start.claim or start.claim == self._acknowledged:
+            return set()
+        return self._left.setdefault(start.claim, set(start.members))
+
+    def acknowledged_in(self, state: RecordSet, start: Batch, member: int, *, fresh: bool) -> RecordSet:
+        """The state of a held member with `start` acknowledged. `fresh`: this session has not changed the member yet."""
+        if start.claim in state.claims:
+            epoch = self._members.held[member].handle.epoch
+            session = self._members.session_id
+            return state.acknowledge(self._members.consumer, session, start.claim, epoch, self._clock_ms())
+        revoked = start.claim in self._revoked or (fresh and start.claim not in self._own)
+        if revoked or state.is_done(start.members[member].picks):
+            return state  # revoked while we were away: other consumers get the messages; or acknowledged before
+        raise ConsumerClosedException(
+            f"claim {start.claim} of consumer {self._members.consumer} on {self._members.name(member)} was revoked: "
+            "nothing was acknowledged and its messages go to others, flagged as redelivered. Start the query again."
+        )
+
+    def without_unlogged(self, state: RecordSet, held: RecordSet, live_sessions: Set[str]) -> RecordSet:
+        """Drops the consumer's other claims, which Spark never logged. `held` is the state before this consumer attached.
+        An older instance that is alive, or was when we started, may still run such a batch: its messages come back
+        flagged."""
+        if not self._replayable:
+            return state
+        for claim in held.claims.values():
+            ours = claim.consumer == self._members.consumer and claim.session != self._members.session_id
+            if ours and claim.session in self._met | live_sessions:
+                state = state.release(claim.id, delivered=True)
+        return state.drop(self._members.consumer)
+
+    def finish(self, start: Batch, missing: set[int]) -> bool:
+        """Note where `start` could not be acknowledged; True when it is acknowledged everywhere."""
+        if missing:
+            self._left[start.claim] = missing  # acknowledged when its holder hands the record over
+            return False
+        self._left.pop(start.claim, None)
+        self._revoked.discard(start.claim)
+        self._acknowledged = start.claim
+        return True
+
+    def claimed(self, start: Batch, batch: Batch) -> None:
+        self._own = {start.claim, batch.claim}
+
+    def check_not_stale(self, start: Batch, members: int) -> None:
+        """Once, when a query starts: its checkpoint must not end before what it has acknowledged. Its sink has the batches
+        in between, under the numbers that the next batches would get: an idempotent sink would drop those, and they
+        would count as acknowledged."""
+        if not self._replayable or self._checkpoint_checked:
+            return
+        consumer = self._members.consumer
+        newest = ""
+        for member in range(members):
+            known = read_state(self._store, self._members.name(member)).acknowledged.get(consumer, "")
+            newest = max(newest, known, key=claim_number)
+        behind = claim_number(start.claim) < claim_number(newest)
+        if behind and (not start.claim or claim_number(start.claim)):  # old checkpoints have claims without numbers
+            raise StaleCheckpointError(
+                f"the checkpoint of consumer {consumer} of {self._members.destination} ends with claim "
+                f"{start.claim or '(none)'}, but this consumer has acknowledged claim {newest}: the checkpoint is an older "
+                "copy, another instance runs on it, or its progress is written asynchronously. Its next batches would get "
+                "numbers that its sink has seen, and be lost there. Start with a fresh checkpointLocation: it gets all "
+                "unfinished messages."
+            )
+        self._checkpoint_checked = True
+
+    # -- resuming -------------------------------------------------------------------------------------------------
+    def resume(self, batch: Batch) -> dict[int, Ranges]:
+        """Protect the claim of a logged batch after a restart. Returns the messages of each member that do not belong to
+        this consumer any more. For a batch that this instance made, this only reads the store."""
+        own = batch.claim in self._own
+        withheld: dict[int, Ranges] = {}
+        deadline = time.monotonic() + RESUME_TIMEOUT_S
+        for member, pick in batch.members.items():
+            if own:
+                state = read_state(self._store, self._members.name(member))
+                self._check_speaks(state, member)
+            else:
+                self._open_by(member, deadline)
+                state = self._members.attached_state(member)
+                self._members.commit({member: state})
+            claim = state.claims.get(batch.claim)
+            revoked = pick.picks - claim.picks if claim else pick.picks
+            if revoked:
+                withheld[member] = revoked
+                log.warning(
+                    "%s: %d message(s) of the replayed batch were revoked and went to other consumers; they are left out",
+                    self._members.name(member),
+                    revoked.count,
+                )
+        self._own.add(batch.claim)
+        if withheld:
+            self._revoked.add(batch.claim)
+        return withheld
+
+    def _check_speaks(self, state: RecordSet, member: int) -> None:
+        """While we slept another instance may have started, which does not know a batch that we have not logged."""
+        if not state.speaks_for(self._members.consumer, self._members.session_id):
+            raise ConsumerClosedException(
+                f"another instance of consumer {self._members.consumer} has taken over {self._members.name(member)}: this "
+                "one is stale and gets no messages. Stop it."
+            )
+
+    def _open_by(self, member: int, deadline: float) -> None:
+        while not self._members.open(member):
+            if time.monotonic() > deadline:
+                raise MemberUnavailableError(
+                    f"another consumer holds {self._members.name(member)} and did not hand it over within "
+                    f"{RESUME_TIMEOUT_S:.0f} s: try again, or see who holds it with `jmsq claims`"
+                )
+            self._members.hand_over({})
+            time.sleep(_POLL_S)
