@@ -1,210 +1,146 @@
-"""The state tables of the core as they stand in its modules, drawn for docs/REPLICATED-STORE.md.
+"""The state tables of the region cluster's core, drawn for docs/REPLICATED-STORE.md.
 
 python -m spark_jms.store.regions.diagrams            prints them
 python -m spark_jms.store.regions.diagrams --write docs/REPLICATED-STORE.md     puts them between their markers
-
-A table is the block of lines of a module's docstring that begins with the given words. Its columns begin where those of its
-first line do; a cell that runs over the next column's beginning takes that column too.
 """
 
 from __future__ import annotations
 
-import importlib
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from spark_jms.store.regions.core import directory as rules
-from spark_jms.store.regions.core.directory import Event, Holder, RegionEntry
+from spark_jms.store.regions.core import directory
+from spark_jms.store.regions.core.directory import EntryEvent, Holder, RegionEntry
+from spark_jms.store.regions.core.follower import FOLLOWER_STATES
+from spark_jms.store.regions.core.opening import ANSWERS
+from spark_jms.store.regions.core.primary import PRIMARY_STATES
+from spark_jms.store.regions.core.state_table import StateTable
 
-Rows = list[list[str]]
-CORE = "spark_jms.store.regions.core"
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """One table: where it stands, how its first line begins, its columns ("" = as its first line says), how it is drawn."""
-
-    name: str
-    module: str
-    begins: str
-    columns: tuple[str, ...]
-    draw: Callable[[Rows], str]
-
-
-def table_of(docstring: str, begins: str, columns: Sequence[str] = ()) -> Rows:
-    """The heads and then the rows. ValueError when there is no such table."""
-    lines = docstring.splitlines()
-    start = next((n for n, line in enumerate(lines) if line.strip().startswith(begins)), None)
-    if start is None:
-        raise ValueError(f"no table begins with {begins!r}")
-    block = []
-    for line in lines[start:]:
-        if not line.strip():
-            break
-        block.append(line)
-    edges = [found.start() for found in re.finditer(r"\S+(?: \S+)*", block[0])]  # two blanks part columns
-    rows: Rows = [list(columns)] if columns else []
-    for line in block:
-        cells = _cells(line, edges)
-        if rows and len(rows) > 1 and not cells[0]:
-            rows[-1] = [f"{old} {more}".strip() for old, more in zip(rows[-1], cells, strict=True)]
-        else:
-            rows.append(cells)
-    return rows
-
-
-def _cells(line: str, edges: Sequence[int]) -> list[str]:
-    cells = [""] * len(edges)
-    start = edges[0]
-    column = 0
-    for number, edge in enumerate([*edges[1:], len(line) + 1], 1):
-        runs_over = number < len(edges) and edge < len(line) and line[edge - 1] != " "
-        runs_over = runs_over or (number < len(edges) and line[edge : edge + 1] == " " and line[edge:].strip() != "")
-        if runs_over and line[start:edge].strip():
-            continue
-        cells[column] = line[start:edge].strip()
-        column, start = number, edge
-    return cells
-
-
-# ---- as Markdown and as Mermaid
+Rows = list[tuple[str, ...]]
+END_MARK = "<!-- end -->"
 
 
 def markdown(rows: Rows) -> str:
     head, *body = rows
-    lines = [head, ["---"] * len(head), *body]
-    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *body))
 
 
-def _words(text: str) -> str:
-    """Mermaid ends a label at ; and : and takes quotes for its own."""
-    return text.translate({ord(c): "," for c in ":;"} | {ord(c): None for c in '"#'}).strip()
+# ---- state tables
 
 
-def machine(rows: Rows) -> str:
-    """state, event, next: "-" is before or after all, "any" is each of them."""
-    states = list(dict.fromkeys(cell for row in rows[1:] for cell in (row[0], row[2]) if cell not in ("-", "any")))
-    lines = ["stateDiagram-v2", *(f'    state "{state}" as {state}' for state in states)]
-    for state, event, then, *_ in rows[1:]:
-        for one in states if state == "any" else [state]:
-            lines.append(f"    {_end(one)} --> {_end(then)}: {_words(event)}")
-    return "\n".join(lines)
+def state_rows(table: StateTable[Any, Any]) -> Rows:
+    rows: Rows = [("state", "event", "next", "effect")]
+    for t in table.transitions:
+        rows.append((_state(t.state, "-"), t.event.value, _state(t.next, "-"), t.effect))
+    return rows
 
 
-def _end(state: str) -> str:
-    return "[*]" if state == "-" else state
+def state_diagram(table: StateTable[Any, Any]) -> str:
+    arrows = [f"    {_state(t.state, '[*]')} --> {_state(t.next, '[*]')}: {t.event.value}" for t in table.transitions]
+    return "\n".join(["stateDiagram-v2", *arrows])
 
 
-def decision(rows: Rows) -> str:
-    """The first column asks, the last one answers."""
-    lines = ["flowchart LR", f'    look{{"{_words(rows[0][0])}"}}']
-    for number, row in enumerate(rows[1:]):
-        lines.append(f'    look -- "{_words(row[0])}" --> r{number}["{_words(row[-1])}"]')
-    return "\n".join(lines)
+def _state(state: Any, end: str) -> str:
+    return end if state is None else str(state.name)
 
 
-def steps(rows: Rows) -> str:
-    """Step, what is looked at or done, and how it ends; the refusing ones come first."""
-    lines = ["flowchart TD"]
-    for number, (name, what, ends) in enumerate(rows[1:]):
-        lines.append(f'    s{number}["{_words(name)}, {_words(what)}"]')
-        if "refused" in ends:
-            lines.append(f'    s{number} -- "yes" --> refused["{_words(ends)}"]')
-            lines.append(f'    s{number} -- "no" --> s{number + 1}')
-        elif number + 2 < len(rows):
-            lines.append(f'    s{number} -- "{_words(ends)}" --> s{number + 1}')
-    return "\n".join(lines)
+# ---- the entry of a region
 
 
-def directory(rows: Rows) -> str:
-    """A region's entry, found by doing everything the rules allow, from its creation on; `rows` only name the events."""
-    told = {row[0]: row[1] for row in rows[1:]}
-    begun = {_kind(entry): entry for entry in _created()}
-    lines = ["stateDiagram-v2"]
-    moves: list[str] = [f"    [*] --> {kind}: {Event.CREATED.name}" for kind in begun]
-    todo, known = list(begun.values()), dict(begun)
+def entry_rows() -> Rows:
+    rows: Rows = [("event", "written by", "it", "needs", "primary", "secondary", "opener")]
+    rows.append((EntryEvent.CREATED.name, "a daemon", "that daemon", "no entry", "it", "the next daemon, or -", "-"))
+    for rule in directory.RULES.values():
+        becomes = (rule.primary.value, rule.secondary.value, rule.opener.value)
+        rows.append((rule.event.name, rule.writer, rule.subject, rule.needs, *becomes))
+    needs = "the primary; any daemon once the primary has certainly ended"
+    rows.append((EntryEvent.DELETED.name, needs, "", "closed, or by force", "no entry", "", ""))
+    return rows
+
+
+def entry_diagram() -> str:
+    """What the rules do when everything they allow is tried, from the creation on."""
+    todo = [directory.created("r", "id", 1, _HERE, secondary, 0) for secondary in (None, _THERE)]
+    known = {_kind(entry): entry for entry in todo}
+    arrows = [f"    [*] --> {kind}: {EntryEvent.CREATED.name}" for kind in known]
     while todo:
         entry = todo.pop(0)
-        for event, new in _events(entry):
-            if event.name not in told:
-                raise ValueError(f"the table has no {event.name}")
-            moves.append(f"    {_kind(entry)} --> {_kind(new)}: {event.name}")
+        for event, new in _changes(entry):
+            arrows.append(f"    {_kind(entry)} --> {_kind(new)}: {event.name}")
             if _kind(new) not in known:
                 known[_kind(new)] = new
                 todo.append(new)
-    moves += [f"    {kind} --> [*]: {Event.DELETED.name}" for kind in known]
-    lines += [f'    state "{kind.replace("_", ", ", 1).replace("_", " ")}" as {kind}' for kind in known]
-    return "\n".join([*lines, *dict.fromkeys(moves)])
+    arrows += [f"    {kind} --> [*]: {EntryEvent.DELETED.name}" for kind in known]
+    names = [f'    state "{kind.replace("_", ", ", 1).replace("_", " ")}" as {kind}' for kind in known]
+    return "\n".join(["stateDiagram-v2", *names, *arrows])
 
 
 _HERE, _THERE, _THIRD = Holder(0, "a"), Holder(1, "b"), Holder(2, "c")
-
-
-def _created() -> Iterator[RegionEntry]:
-    for secondary in (None, _THERE):
-        yield rules.created("r", "id", 1, _HERE, secondary, None, 0)
 
 
 def _kind(entry: RegionEntry) -> str:
     return f"{'closed' if entry.opener is None else 'open'}_{'one_copy' if entry.secondary is None else 'two_copies'}"
 
 
-def _events(entry: RegionEntry) -> Iterator[tuple[Event, RegionEntry]]:
-    tries: list[tuple[Event, Callable[[], RegionEntry]]] = [
-        (Event.OPENED, lambda: rules.opened(entry, "client")),
-        (Event.PROMOTED, lambda: rules.promoted(entry, entry.secondary or _THIRD)),
-        (Event.DROPPED, lambda: rules.dropped(entry)),
-        (Event.JOINED, lambda: rules.joined(entry, _THIRD)),
-        (Event.MOVED, lambda: rules.moved(entry, _THIRD)),
-        (Event.RENOUNCED, lambda: rules.renounced(entry, Holder(9, "x"))),
-        (Event.RENEWED, lambda: rules.renewed(entry)),
-    ]
-    if entry.opener is not None:
-        tries.append((Event.CLOSED, lambda: rules.closed(entry)))
-    for event, attempt in tries:
+def _changes(entry: RegionEntry) -> Iterator[tuple[EntryEvent, RegionEntry]]:
+    subjects = {EntryEvent.OPENED: "client", EntryEvent.PROMOTED: entry.secondary}
+    for event in directory.RULES:
         try:
-            new = attempt()
+            yield event, directory.change(event, entry, subjects.get(event, _THIRD))
         except ValueError:
             continue  # the rules forbid it here
-        yield event, new
 
 
-TABLES = (
-    Drawn("directory", f"{CORE}.directory", "event ", (), directory),
-    Drawn("primary", f"{CORE}.primary", "follower ", (), machine),
-    Drawn("replica", f"{CORE}.replica", "event ", (), decision),
-    Drawn("opening", f"{CORE}.opening", "the directory says", (), decision),
-    Drawn("shutdown", f"{CORE}.shutdown", "step 1", ("step", "what is looked at or done", "how it ends"), steps),
+# ---- the situations of a request to open
+
+
+def opening_rows() -> Rows:
+    return [("situation", "answer"), *((situation.value, answer) for situation, answer in ANSWERS.items())]
+
+
+# ---- the page
+
+
+@dataclass(frozen=True)
+class Picture:
+    name: str
+    rows: Callable[[], Rows]
+    diagram: Callable[[], str] | None = None
+
+    @property
+    def begin_mark(self) -> str:
+        return f"<!-- drawn from the code: {self.name} -->"
+
+    def draw(self) -> str:
+        parts = [self.begin_mark, markdown(self.rows())]
+        if self.diagram is not None:
+            parts += ["", "```mermaid", self.diagram(), "```"]
+        return "\n".join([*parts, END_MARK])
+
+
+def _of(name: str, table: StateTable[Any, Any]) -> Picture:
+    return Picture(name, lambda: state_rows(table), lambda: state_diagram(table))
+
+
+PICTURES = (
+    Picture("directory", entry_rows, entry_diagram),
+    _of("primary", PRIMARY_STATES),
+    _of("follower", FOLLOWER_STATES),
+    Picture("opening", opening_rows),
 )
 
 
-def rows_of(drawn: Drawn) -> Rows:
-    return table_of(importlib.import_module(drawn.module).__doc__ or "", drawn.begins, drawn.columns)
-
-
-def drawn(table: Drawn) -> str:
-    rows = rows_of(table)
-    return f"{markdown(rows)}\n\n```mermaid\n{table.draw(rows)}\n```"
-
-
-def begin_mark(name: str) -> str:
-    return f"<!-- drawn from the code: {name} -->"
-
-
-END_MARK = "<!-- end -->"
-
-
 def put_into(text: str) -> str:
-    """The page with every table and diagram drawn anew. ValueError when a marker is missing."""
-    for table in TABLES:
-        start = text.find(begin_mark(table.name))
+    """The page with every table and diagram redrawn. ValueError when a marker is missing."""
+    for picture in PICTURES:
+        start = text.find(picture.begin_mark)
         end = text.find(END_MARK, start)
         if start < 0 or end < 0:
-            raise ValueError(f"{begin_mark(table.name)} … {END_MARK} is missing")
-        text = f"{text[:start]}{begin_mark(table.name)}\n{drawn(table)}\n{text[end:]}"
+            raise ValueError(f"{picture.begin_mark} … {END_MARK} is missing")
+        text = f"{text[:start]}{picture.draw()}{text[end + len(END_MARK) :]}"
     return text
 
 
@@ -217,8 +153,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if arguments:
         print("Usage: python -m spark_jms.store.regions.diagrams [--write PAGE]", file=sys.stderr)
         return 2
-    for table in TABLES:
-        print(f"{begin_mark(table.name)}\n{drawn(table)}\n{END_MARK}\n")
+    print("\n\n".join(picture.draw() for picture in PICTURES))
     return 0
 
 

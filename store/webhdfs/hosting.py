@@ -26,7 +26,7 @@ from spark_jms.store.errors import (
 from spark_jms.store.net.tls import client_context, server_context
 from spark_jms.store.regions.client.instance import StoreInstance
 from spark_jms.store.regions.client.thresholds import Thresholds, parse_thresholds
-from spark_jms.store.regions.core.shutdown import SERVICE
+from spark_jms.store.regions.core.leaving import SERVICE
 from spark_jms.store.regions.daemon.settings import integer
 from spark_jms.store.regions.hosting import Host, ServiceFactory
 from spark_jms.store.webhdfs import security

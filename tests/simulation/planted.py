@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 from spark_jms.store.net.frames import FrameReader
-from spark_jms.store.regions.core import directory, opening, placement
+from spark_jms.store.regions.core import creation, directory, placement
+from spark_jms.store.regions.core.copies import Copies, FollowedStream, RegionCopy
 from spark_jms.store.regions.core.daemon import DaemonCore
 from spark_jms.store.regions.core.directory import RegionEntry
+from spark_jms.store.regions.core.follower import Follower, FollowerState, ResilverBudget
 from spark_jms.store.regions.core.instance import InstanceCore, Planned
-from spark_jms.store.regions.core.primary import Follower, Primary, State
+from spark_jms.store.regions.core.opening import Opening, Waiting
+from spark_jms.store.regions.core.primary import Primary
 from spark_jms.store.regions.core.protocol import Begin, RegionMessage
 from spark_jms.store.regions.core.replica import Replicas
 from spark_jms.store.regions.core.space import Block, RegionSpace, Step
@@ -36,29 +39,30 @@ class Planted:
 
 
 def acknowledge_before_the_copy(patch: Patch) -> None:
-    def settle(self: Primary) -> None:
-        for pending in self.pending:
-            pending.needs.clear()
+    def acknowledge(self: Primary) -> None:
+        for write in self.replication.pending:
+            write.needs.clear()
         original(self)
 
-    original = Primary.settle
-    patch.setattr(Primary, "settle", settle)
+    original = Primary.acknowledge
+    patch.setattr(Primary, "acknowledge", acknowledge)
 
 
 def no_fence(patch: Patch) -> None:
     """A daemon that wakes continues to serve without asking whether it is still primary."""
     patch.setattr(Primary, "_lease", lambda self: True)
-    patch.setattr(DaemonCore, "_woke", lambda self: None)
+    patch.setattr(DaemonCore, "_stood_still", lambda self: None)
 
 
 def resilver_from_a_stale_copy(patch: Patch) -> None:
     """A daemon keeps a copy that was struck off, and uses it as a complete one when it is back."""
 
     def begin(self: Replicas, sender: int, message: Begin) -> None:
-        copy = self._daemon.copies.get(message.name)
-        known = message.stream in self._by_stream
-        if copy is not None and copy.region_id == message.region_id and not known:
-            self.follow(copy, message.stream, sender, message.epoch, applied=1)
+        copies = self._shared.copies
+        copy = copies.get(message.name)
+        if copy is not None and copy.region_id == message.region_id and copies.of_stream(message.stream) is None:
+            now_ms = self._shared.clock.now_ms
+            copies.follow(FollowedStream(copy, message.stream, sender, message.epoch, 1, now_ms))
         original(self, sender, message)
 
     original = Replicas.begin
@@ -76,14 +80,14 @@ def lost_directory_update(patch: Patch) -> None:
 
 
 def double_open(patch: Patch) -> None:
-    def open_here(self: opening.Opening, waiting: opening.Waiting, entry: RegionEntry) -> bool:
-        served = self._daemon.take_up(entry)
+    def open_here(self: Opening, waiting: Waiting, entry: RegionEntry | None) -> bool:
+        served = self._primaries.take_up(entry) if entry is not None else None
         if served is not None and served.client is not None and served.client != waiting.client:
             served.client, served.entry = None, replace(served.entry, opener=None)
         return original(self, waiting, entry)
 
-    original = opening.Opening._open_here
-    patch.setattr(opening.Opening, "_open_here", open_here)
+    original = Opening._open_here
+    patch.setattr(Opening, "_open_here", open_here)
 
 
 def wrong_placement(patch: Patch) -> None:
@@ -91,7 +95,7 @@ def wrong_placement(patch: Patch) -> None:
         return original((after + 1) % count, count, candidates, size, {after, *exclude})
 
     original = placement.next_daemon
-    patch.setattr(opening, "next_daemon", next_daemon)
+    patch.setattr(creation, "next_daemon", next_daemon)
 
 
 def space_leak(patch: Patch) -> None:
@@ -117,12 +121,12 @@ def checksum_ignored(patch: Patch) -> None:
 def early_memory_accounting(patch: Patch) -> None:
     """The memory of a copy counts as free before it is freed."""
 
-    def free_copy(self: DaemonCore, name: str) -> None:
-        copy = self.copies.pop(name)
-        self._used_bytes -= copy.size
-        self.replicas.forget(name)
+    def free(self: Copies, name: str) -> None:
+        copy = self._by_name.pop(name)
+        self.used_bytes -= copy.size
+        self.unfollow(name)
 
-    patch.setattr(DaemonCore, "free_copy", free_copy)
+    patch.setattr(Copies, "free", free)
 
 
 def re_used_epoch(patch: Patch) -> None:
@@ -130,13 +134,13 @@ def re_used_epoch(patch: Patch) -> None:
 
 
 def partial_resilver_promoted(patch: Patch) -> None:
-    def copy_on(self: Primary, follower: Follower) -> None:
-        original(self, follower)
-        if follower.acked and follower.state is State.COPYING:
-            follower.state, follower.joining = State.JOINING, follower.sent
+    def copy_chunks(self: Follower, copy: RegionCopy, epoch: int, budget: ResilverBudget) -> None:
+        original(self, copy, epoch, budget)
+        if self.acked and self.state is FollowerState.COPYING:
+            self._copied()
 
-    original = Primary._copy_on
-    patch.setattr(Primary, "_copy_on", copy_on)
+    original = Follower.copy_chunks
+    patch.setattr(Follower, "copy_chunks", copy_chunks)
 
 
 def delete_resurrected(patch: Patch) -> None:

@@ -25,7 +25,7 @@ class Invariants(Observer):
         """R12: a daemon keeps its limit, and counts what it holds."""
         if daemon.core is None or daemon.memory is None:
             return
-        used = daemon.core.used_bytes()
+        used = daemon.core.copies.used_bytes
         if used > daemon.limit_bytes:
             raise Violation(f"daemon {daemon.index} holds {used} bytes, its limit is {daemon.limit_bytes}")
         if used != daemon.memory.total:
@@ -74,7 +74,7 @@ class Invariants(Observer):
             if a is None or b is None or name not in a.copies or name not in b.copies:
                 continue
             primary = a.primaries.get(name)
-            if primary is None or any(f.unacked for f in primary.followers if f.holder == entry.secondary):
+            if primary is None or any(f.unacked for f in primary.replication.followers if f.holder == entry.secondary):
                 if final:
                     raise Violation(f"region {name}: the copies on {a.index} and {b.index} do not come to rest")
                 continue
@@ -102,6 +102,6 @@ class Invariants(Observer):
             if name not in core.copies:
                 raise Violation(f"region {name}: daemon {core.index} is listed and has no copy")
         others = (daemon.core for daemon in self._cluster.daemons)
-        room = any(core and core not in cores and core.free_bytes() >= entry.size for core in others)
+        room = any(core and core not in cores and core.copies.free_bytes >= entry.size for core in others)
         if len(cores) < 2 and room:
             raise Violation(f"region {name} has one copy, with all daemons well again: {entry}")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from spark_jms.store.regions.core.directory import Event, Holder, RegionEntry
+from spark_jms.store.regions.core.directory import EntryEvent, Holder, RegionEntry
 from spark_jms.store.regions.core.protocol import (
     Ack,
     Adopt,
@@ -113,17 +113,17 @@ def render(message: RegionMessage) -> str:
             return f"{type(message).__name__} {fields}".rstrip()
 
 
-def event_of(by: Holder, old: RegionEntry | None, new: RegionEntry | None) -> Event:
+def event_of(by: Holder, old: RegionEntry | None, new: RegionEntry | None) -> EntryEvent:
     """Which of the directory's events turned `old` into `new`, read off the two entries alone."""
     if old is None or new is None:
-        return Event.CREATED if old is None else Event.DELETED
+        return EntryEvent.CREATED if old is None else EntryEvent.DELETED
     if new.primary != old.primary:
-        return Event.MOVED if new.secondary == old.primary else Event.PROMOTED
+        return EntryEvent.MOVED if new.secondary == old.primary else EntryEvent.PROMOTED
     if new.opener != old.opener:
-        return Event.OPENED if new.opener is not None else Event.CLOSED
+        return EntryEvent.OPENED if new.opener is not None else EntryEvent.CLOSED
     if new.secondary != old.secondary:
-        return Event.DROPPED if new.secondary is None else Event.JOINED
-    return Event.RENEWED if by in old.holders() else Event.RENOUNCED
+        return EntryEvent.DROPPED if new.secondary is None else EntryEvent.JOINED
+    return EntryEvent.RENEWED if by in old.holders() else EntryEvent.RENOUNCED
 
 
 def render_entry(entry: RegionEntry) -> str:

@@ -316,16 +316,16 @@ def test_memory_grows_with_regions_alone_and_has_a_limit() -> None:
     """R12: a named error at the limit; a removed region gives its memory back."""
     cluster = StepCluster(2, limit=2 * SIZE)
     client, epoch = opened(cluster, name="s.000")
-    assert cluster.core(0).used_bytes() == SIZE
+    assert cluster.core(0).copies.used_bytes == SIZE
     assert client.write(epoch, b"x" * 1000)
-    assert cluster.core(0).used_bytes() == SIZE
+    assert cluster.core(0).copies.used_bytes == SIZE
     assert isinstance(client.open("s.001"), list)
     assert client.open("s.002") == "MemoryLimitError"
     client.leave()
     cluster.run(200)
     assert isinstance(cluster.client(1).remove("s.000"), Reply)
     cluster.run(3_000)
-    assert cluster.core(0).used_bytes() == cluster.core(1).used_bytes() == SIZE
+    assert cluster.core(0).copies.used_bytes == cluster.core(1).copies.used_bytes == SIZE
 
 
 def test_open_regions_are_removed_by_force_only() -> None:
@@ -454,7 +454,7 @@ def test_a_take_over_that_happens_later_is_found_out_by_both() -> None:
     cluster.sim.network.release()
     cluster.run(1_000)
     assert client.read(epoch, 3) == b"one"
-    assert not cluster.core(0).confirmed(1)
+    assert not cluster.core(0).peers.confirmed(1)
     assert change.land()
     assert client.read(epoch, 3) == "FencedError"
     again, epoch = opened(cluster, 1)
@@ -469,7 +469,7 @@ def test_who_hears_again_may_have_taken_over_meanwhile() -> None:
     cluster.sim.network.hold(lambda source, message: source == 0)
     assert cluster.until(lambda: cluster.where()[0] == 1, 6_000)
     cluster.sim.network.hold(lambda source, message: isinstance(message, Begin))  # that would tell
-    assert cluster.until(lambda: cluster.core(0).confirmed(1), 1_000)
+    assert cluster.until(lambda: cluster.core(0).peers.confirmed(1), 1_000)
     assert client.read(epoch, 3) == "FencedError"
 
 

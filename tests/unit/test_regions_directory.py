@@ -26,7 +26,7 @@ EVENTS: dict[str, Callable[[RegionEntry], RegionEntry]] = {
 
 
 def entry(secondary: Holder | None = B) -> RegionEntry:
-    return rules.created("r", "id", 4096, A, secondary, None, 7)
+    return rules.created("r", "id", 4096, A, secondary, 7)
 
 
 @given(st.lists(st.sampled_from(sorted(EVENTS))))

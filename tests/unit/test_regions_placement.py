@@ -7,7 +7,7 @@ from itertools import permutations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.store.regions.core.placement import Candidate, fits_without, next_daemon
+from spark_jms.store.regions.core.placement import Candidate, HeldCopies, fits_without, next_daemon
 
 COUNT = 6
 CANDIDATES = st.dictionaries(
@@ -33,14 +33,14 @@ def test_a_shutdown_that_is_allowed_can_be_done(
     leaving: set[int], copies: list[tuple[int, set[int]]], candidates: dict[int, Candidate]
 ) -> None:
     """R4, step 2: yes means that there is a place for every copy. (No may be said too often: sizes are packed greedily.)"""
-    asked = {f"r{n}": (size, tuple(sorted(holders))) for n, (size, holders) in enumerate(copies)}
+    asked = {f"r{n}": HeldCopies(size, tuple(sorted(holders))) for n, (size, holders) in enumerate(copies)}
     if fits_without(leaving, asked, candidates):
         assert possible(
             leaving, list(asked.values()), {i: c.free_bytes for i, c in candidates.items() if not c.draining}
         )
 
 
-def possible(leaving: set[int], copies: list[tuple[int, tuple[int, ...]]], free: dict[int, int]) -> bool:
+def possible(leaving: set[int], copies: list[HeldCopies], free: dict[int, int]) -> bool:
     """By trying everything."""
     if not copies:
         return True

@@ -1,35 +1,26 @@
-"""What the Global Directory says of a region, and the only ways in which it may change. Pure.
+"""A region's entry in the Global Directory, and the only ways in which it may change (R8-R10). Pure.
 
-Theory. Two copies are no quorum, so the directory decides. A region's entry names its copies and carries an epoch that
-rises by 1 with every change; every change is a compare-and-swap. A copy is listed only while it holds every
-acknowledged write: it is listed after it has caught up, and struck off before anything is acknowledged without it. So
-whoever is listed may serve, and a primary that was struck off finds out by the first thing it tries.
+Theory. Two copies are no quorum: when one is silent, the other cannot know whether it is dead or cut off. So the directory
+decides. An entry names the region's copies and carries an epoch that rises by 1 with every change; every change is a
+compare-and-swap. A copy is listed only while it holds every acknowledged write: it is listed after it has caught up, and
+the directory stops listing it before a write is acknowledged without it. So each listed copy may serve, and a primary
+that is no longer listed finds out with the first thing it tries.
 
-    event      who does it                  what it needs                        primary  secondary  opener
-    CREATED    the daemon that opens        no entry                             it       next / -   -
-    OPENED     the primary                  closed, all writes on both copies    =        =          the client
-    CLOSED     the primary                  open                                 =        =          -
-    PROMOTED   the secondary                the primary is dead                  it       -          -
-    DROPPED    the primary                  a secondary that is dead             =        -          =
-    JOINED     the primary                  a copy that has caught up            =        the copy   =
-    MOVED      the primary                  closed, a copy that has caught up    the copy it         -
-    RENOUNCED  who holds an unlisted copy   the primary may still list it        =        =          =
-    RENEWED    whoever had no answer       the change has not happened          =        =          =
-    DELETED    the primary, or anyone if its life is over for certain            no entry
-
-RENOUNCED says nothing new but raises the epoch: a listing that is on its way fails, and then the copy may be freed. So
-does RENEWED: the change that nobody answered cannot happen any more (core/settling.py).
+`RULES` is the table, and every change goes through it. RENOUNCED and RENEWED change nothing but the epoch. After
+RENOUNCED a listing that is on its way fails, so the copy may be freed. After RENEWED a change that the directory did not
+answer can no longer happen (core/directory_view.py).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
 
-class Event(Enum):
+class EntryEvent(Enum):
     CREATED = "created"
     OPENED = "opened"
     CLOSED = "closed"
@@ -44,7 +35,7 @@ class Event(Enum):
 
 @dataclass(frozen=True)
 class Holder:
-    """A daemon in one of its lives: a restarted one has another incarnation, and none of the old one's memory."""
+    """A daemon in one incarnation. A restarted daemon has another incarnation, and none of the old one's memory."""
 
     daemon: int
     incarnation: str
@@ -52,7 +43,7 @@ class Holder:
 
 @dataclass(frozen=True)
 class RegionEntry:
-    """`region_id` is another one when a deleted name is used again; with `epoch` it orders all that was ever said."""
+    """A deleted name that is used again gets another `region_id`. Together with `epoch` it orders all entries of a name."""
 
     name: str
     region_id: str
@@ -72,58 +63,166 @@ class RegionEntry:
         return (self.region_id, self.epoch)
 
 
+class Becomes(Enum):
+    """What a change makes of one field; `it` is the subject of the change."""
+
+    SAME = "="
+    NONE = "-"
+    IT = "it"
+    OLD_PRIMARY = "the old primary"
+
+
+@dataclass(frozen=True)
+class EntryRule:
+    """`writer`, `subject` and `needs` are words for the documentation. `allows` is the part of `needs` that the entry
+    and the subject show; the rest is the writer's business."""
+
+    event: EntryEvent
+    writer: str
+    subject: str
+    needs: str
+    allows: Callable[[RegionEntry, Any], bool]
+    primary: Becomes = Becomes.SAME
+    secondary: Becomes = Becomes.SAME
+    opener: Becomes = Becomes.SAME
+
+
+def _always(entry: RegionEntry, subject: Any) -> bool:
+    return True
+
+
+RULES = {
+    rule.event: rule
+    for rule in (
+        EntryRule(
+            EntryEvent.OPENED,
+            writer="the primary",
+            subject="a client",
+            needs="closed; all writes are on both copies",
+            allows=lambda entry, client: entry.opener is None,
+            opener=Becomes.IT,
+        ),
+        EntryRule(
+            EntryEvent.CLOSED,
+            writer="the primary",
+            subject="",
+            needs="open",
+            allows=lambda entry, _: entry.opener is not None,
+            opener=Becomes.NONE,
+        ),
+        EntryRule(
+            EntryEvent.PROMOTED,
+            writer="the secondary",
+            subject="the secondary",
+            needs="the primary is dead",
+            allows=lambda entry, copy: entry.secondary is not None and entry.secondary == copy,
+            primary=Becomes.IT,
+            secondary=Becomes.NONE,
+            opener=Becomes.NONE,
+        ),
+        EntryRule(
+            EntryEvent.DROPPED,
+            writer="the primary",
+            subject="",
+            needs="a secondary, which is dead or has refused",
+            allows=lambda entry, _: entry.secondary is not None,
+            secondary=Becomes.NONE,
+        ),
+        EntryRule(
+            EntryEvent.JOINED,
+            writer="the primary",
+            subject="a copy",
+            needs="the copy has caught up, on another daemon",
+            allows=lambda entry, copy: copy.daemon != entry.primary.daemon,
+            secondary=Becomes.IT,
+        ),
+        EntryRule(
+            EntryEvent.MOVED,
+            writer="the primary",
+            subject="a copy",
+            needs="closed; the copy has caught up, on another daemon",
+            allows=lambda entry, copy: entry.opener is None and copy.daemon != entry.primary.daemon,
+            primary=Becomes.IT,
+            secondary=Becomes.OLD_PRIMARY,
+        ),
+        EntryRule(
+            EntryEvent.RENOUNCED,
+            writer="a daemon with an unlisted copy",
+            subject="that daemon",
+            needs="the primary may still be listing the copy",
+            allows=lambda entry, copy: copy not in entry.holders(),
+        ),
+        EntryRule(
+            EntryEvent.RENEWED,
+            writer="a daemon that had no answer",
+            subject="",
+            needs="its change has not happened yet",
+            allows=_always,
+        ),
+    )
+}
+
+
 def created(
-    name: str, region_id: str, size: int, primary: Holder, secondary: Holder | None, opener: str | None, now_us: int
+    name: str, region_id: str, size: int, primary: Holder, secondary: Holder | None, now_us: int
 ) -> RegionEntry:
-    return RegionEntry(name, region_id, size, 1, primary, secondary, opener, now_us)
+    """CREATED, by the daemon that wants to open it: there must be no entry."""
+    return RegionEntry(name, region_id, size, 1, primary, secondary, None, now_us)
 
 
 def opened(entry: RegionEntry, opener: str) -> RegionEntry:
-    _require(entry.opener is None, entry, Event.OPENED)
-    return replace(entry, epoch=entry.epoch + 1, opener=opener)
+    return change(EntryEvent.OPENED, entry, opener)
 
 
 def closed(entry: RegionEntry) -> RegionEntry:
-    return replace(entry, epoch=entry.epoch + 1, opener=None)
+    return change(EntryEvent.CLOSED, entry)
 
 
 def promoted(entry: RegionEntry, by: Holder) -> RegionEntry:
-    _require(entry.secondary == by, entry, Event.PROMOTED)
-    return replace(entry, epoch=entry.epoch + 1, primary=by, secondary=None, opener=None)
+    return change(EntryEvent.PROMOTED, entry, by)
 
 
 def dropped(entry: RegionEntry) -> RegionEntry:
-    _require(entry.secondary is not None, entry, Event.DROPPED)
-    return replace(entry, epoch=entry.epoch + 1, secondary=None)
+    return change(EntryEvent.DROPPED, entry)
 
 
 def joined(entry: RegionEntry, copy: Holder) -> RegionEntry:
-    _require(copy.daemon != entry.primary.daemon, entry, Event.JOINED)
-    return replace(entry, epoch=entry.epoch + 1, secondary=copy)
+    return change(EntryEvent.JOINED, entry, copy)
 
 
 def moved(entry: RegionEntry, to: Holder) -> RegionEntry:
-    _require(entry.opener is None and to.daemon != entry.primary.daemon, entry, Event.MOVED)
-    return replace(entry, epoch=entry.epoch + 1, primary=to, secondary=entry.primary)
+    return change(EntryEvent.MOVED, entry, to)
 
 
 def renounced(entry: RegionEntry, by: Holder) -> RegionEntry:
-    _require(by not in entry.holders(), entry, Event.RENOUNCED)
-    return replace(entry, epoch=entry.epoch + 1)
+    return change(EntryEvent.RENOUNCED, entry, by)
 
 
 def renewed(entry: RegionEntry) -> RegionEntry:
-    return replace(entry, epoch=entry.epoch + 1)
+    return change(EntryEvent.RENEWED, entry)
 
 
-def _require(condition: bool, entry: RegionEntry, event: Event) -> None:
-    if not condition:
+def change(event: EntryEvent, entry: RegionEntry, subject: Holder | str | None = None) -> RegionEntry:
+    rule = RULES[event]
+    if not rule.allows(entry, subject):
         raise ValueError(f"region {entry.name} cannot be {event.value}: {entry}")
+
+    def value(becomes: Becomes, old: Any) -> Any:
+        values = {Becomes.SAME: old, Becomes.NONE: None, Becomes.IT: subject, Becomes.OLD_PRIMARY: entry.primary}
+        return values[becomes]
+
+    return replace(
+        entry,
+        epoch=entry.epoch + 1,
+        primary=value(rule.primary, entry.primary),
+        secondary=value(rule.secondary, entry.secondary),
+        opener=value(rule.opener, entry.opener),
+    )
 
 
 class DirectoryPort(ABC):
-    """The Global Directory as the core sees it. Every method may raise DirectoryUnavailableError. A swap that
-    raised may have happened, and may still happen, for as long as `old` is what the directory says."""
+    """The Global Directory as the core needs it. Every method may raise DirectoryUnavailableError. A swap that raised it
+    may have happened, and may still happen for as long as the directory has `old`."""
 
     @abstractmethod
     def read(self, name: str) -> RegionEntry | None: ...
@@ -133,8 +232,8 @@ class DirectoryPort(ABC):
 
     @abstractmethod
     def swap(self, name: str, old: RegionEntry | None, new: RegionEntry | None) -> bool:
-        """True when `old` was what it said (by region_id and epoch) and `new` is what it says from now on."""
+        """True when the directory had `old` (by region_id and epoch) and now has `new`."""
 
     @abstractmethod
     def running(self, holder: Holder) -> bool:
-        """False only when this life of the daemon is certainly over (its lock is free, or a later one has it)."""
+        """False only when this incarnation has certainly ended: its lock is free, or a later incarnation has it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -13,6 +14,13 @@ class Candidate:
     index: int
     free_bytes: int
     draining: bool = False
+
+
+class HeldCopies(NamedTuple):
+    """The copies of one region, and the daemons that hold them."""
+
+    size: int
+    holders: tuple[int, ...]
 
 
 def next_daemon(
@@ -27,18 +35,26 @@ def next_daemon(
     return None
 
 
+def with_room(candidates: Mapping[int, Candidate], index: int, size: int) -> Mapping[int, Candidate]:
+    """The candidates, counting as free what a copy on daemon `index` takes there now."""
+    held = candidates.get(index)
+    if held is None:
+        return candidates
+    return {**candidates, index: Candidate(index, held.free_bytes + size, held.draining)}
+
+
 def fits_without(
-    leaving: Collection[int], copies: Mapping[str, tuple[int, tuple[int, ...]]], candidates: Mapping[int, Candidate]
+    leaving: Collection[int], copies: Mapping[str, HeldCopies], candidates: Mapping[int, Candidate]
 ) -> bool:
-    """R4, step 2: whether every copy on the leaving daemons finds room on another one. copies: name -> (size, holders)"""
+    """R4, step 2: whether every copy on the leaving daemons finds room on another one. `copies` is by region name."""
     free = {index: c.free_bytes for index, c in candidates.items() if index not in leaving and not c.draining}
-    for size, holders in sorted(copies.values(), reverse=True):
-        stay = [index for index in holders if index not in leaving]
-        for _ in range(len(holders) - len(stay)):
-            room = [index for index in free if index not in stay and free[index] >= size]
+    for region in sorted(copies.values(), reverse=True):
+        stay = [index for index in region.holders if index not in leaving]
+        for _ in range(len(region.holders) - len(stay)):
+            room = [index for index in free if index not in stay and free[index] >= region.size]
             if not room:
                 return False
             best = max(room, key=lambda index: (free[index], -index))
-            free[best] -= size
+            free[best] -= region.size
             stay.append(best)
     return True

@@ -192,7 +192,7 @@ class Daemon:
             self._stopping.set()
             return
         self._leaving_since = time.monotonic()
-        self._core.leave(force=not any(peer.up for peer in self._core.peers.values()))
+        self._core.leave(force=not self._core.peers.any_up())
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -212,7 +212,7 @@ class Daemon:
         dialed_s = 0.0
         while not self._stopping.is_set():
             self._carry(self._core.tick(_now_ms(), _now_us()))
-            for line in self._utilization.feed(self._core.used_bytes()):
+            for line in self._utilization.feed(self._core.copies.used_bytes):
                 self.log.log_line(line)
             if time.monotonic() - dialed_s >= DIAL_S:
                 dialed_s = time.monotonic()

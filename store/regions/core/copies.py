@@ -1,0 +1,106 @@
+"""The copies that one daemon holds, and their memory (R12; a leaf of the daemon core). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from spark_jms.store.regions.core.actions import MemoryPort
+from spark_jms.store.regions.core.outgoing import Outgoing
+
+
+@dataclass
+class RegionCopy:
+    """The memory of one region on this daemon."""
+
+    name: str
+    region_id: str
+    size: int
+    memory: memoryview
+
+    def check(self, offset: int, length: int) -> None:
+        if not 0 <= offset <= offset + length <= self.size:
+            raise ValueError(f"region {self.name}: bytes {offset} to {offset + length} of {self.size}")
+
+    def write(self, offset: int, data: bytes) -> None:
+        self.check(offset, len(data))
+        self.memory[offset : offset + len(data)] = data
+
+    def read(self, offset: int, length: int) -> bytes:
+        return bytes(self.memory[offset : offset + length])
+
+
+@dataclass
+class FollowedStream:
+    """How a copy follows the primary on another daemon: one stream of numbered items."""
+
+    copy: RegionCopy
+    stream: str
+    primary: int  # the daemon that sends
+    epoch: int
+    applied: int  # the number of the last item in the copy
+    heard_ms: float
+
+
+class Copies(Mapping[str, RegionCopy]):
+    """By region name. A copy follows a primary elsewhere (`followed`), or it is served here, or neither."""
+
+    def __init__(self, limit_bytes: int, memory: MemoryPort, out: Outgoing) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self.followed: dict[str, FollowedStream] = {}  # by region name
+        self._by_name: dict[str, RegionCopy] = {}
+        self._by_stream: dict[str, FollowedStream] = {}
+        self._memory = memory
+        self._out = out
+
+    def __getitem__(self, name: str) -> RegionCopy:
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    @property
+    def free_bytes(self) -> int:
+        return self.limit_bytes - self.used_bytes
+
+    def allocate(self, name: str, region_id: str, size: int) -> RegionCopy | None:
+        """None when the limit or the operating system refuses."""
+        if size > self.free_bytes:
+            return None
+        try:
+            memory = self._memory.allocate(region_id, size)
+        except MemoryError:
+            self._out.log(1, f"region {name}: the operating system refused {size} bytes of shared memory")
+            return None
+        self._by_name[name] = copy = RegionCopy(name, region_id, size, memory)
+        self.used_bytes += size
+        return copy
+
+    def free(self, name: str) -> None:
+        copy = self._by_name.pop(name)
+        self.used_bytes -= copy.size
+        self.unfollow(name)
+        self._memory.free(copy.region_id)
+
+    def clear(self) -> None:
+        """Drops every reference to the memory, which its owner is about to free."""
+        self._by_name.clear()
+
+    # ---- following
+
+    def follow(self, followed: FollowedStream) -> None:
+        name = followed.copy.name
+        self.unfollow(name)
+        self.followed[name] = self._by_stream[followed.stream] = followed
+
+    def unfollow(self, name: str) -> None:
+        followed = self.followed.pop(name, None)
+        if followed is not None:
+            del self._by_stream[followed.stream]
+
+    def of_stream(self, stream: str) -> FollowedStream | None:
+        return self._by_stream.get(stream)

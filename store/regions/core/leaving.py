@@ -1,0 +1,116 @@
+"""Leaving safely (R4). Pure.
+
+    step 1   one of the leaving daemons has an open region         refused, nothing has changed
+    step 2   the copies they hold have no room elsewhere           refused, nothing has changed
+    step 3   opens wait; every copy moves away (Primary._want)     takes as long as the copying
+    step 4   a daemon without copies stops
+
+Two daemons that did not know of each other may each have allowed a shutdown, or a daemon that was counted on may have
+died. When no copy moves and the other daemons have no room, the leaving daemon with the highest number stays after all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from spark_jms.store.regions.core.actions import Stop
+from spark_jms.store.regions.core.heartbeats import Heartbeats
+from spark_jms.store.regions.core.placement import Candidate, HeldCopies, fits_without
+from spark_jms.store.regions.core.primaries import Primaries
+from spark_jms.store.regions.core.protocol import Drain, Halt, Shutdown
+from spark_jms.store.regions.core.shared import Shared
+
+SERVICE = "service "  # begins the name of a client that is part of a daemon: it closes its regions when that one leaves
+
+
+class Leaving:
+    def __init__(self, shared: Shared, primaries: Primaries, heartbeats: Heartbeats) -> None:
+        self._shared = shared
+        self._primaries = primaries
+        self._heartbeats = heartbeats
+        self._stuck_ms: float | None = None
+        self._stopped = False
+
+    # ---- the command
+
+    def shutdown(self, client: int, message: Shutdown) -> None:
+        me, out, indexes = self._shared.me.daemon, self._shared.out, set(message.indexes)
+        reason = "" if message.force else self._refusal(indexes)
+        if reason:
+            out.fail(client, message.request, "ShutdownRefusedError", reason)
+            return
+        out.reply(client, message.request)
+        for index in sorted(indexes - {me}):
+            out.to_peer(index, Halt() if message.force else Drain())
+        if me in indexes:
+            self.leave(message.force)
+
+    def _refusal(self, indexes: set[int]) -> str:
+        copies: dict[str, HeldCopies] = {}
+        for name, entry in self._shared.directory.entries().items():
+            held = tuple(h.daemon for h in entry.holders() if not self._shared.peers.dead(h))
+            if not indexes.intersection(held):
+                continue
+            if entry.opener is not None and not entry.opener.startswith(SERVICE):
+                return f"region {name} is open, by {entry.opener}"
+            copies[name] = HeldCopies(entry.size, held)
+        candidates = self._candidates()
+        if not copies or fits_without(indexes, copies, candidates):
+            return ""
+        staying = candidates.keys() - indexes
+        if len(staying) < 2:
+            left = f"{len(staying)} daemon" if staying else "no daemon"
+            return f"{left} would be left, and {len(copies)} regions need two"
+        return f"not enough memory on the other daemons to resilver {len(copies)} regions"
+
+    def _candidates(self) -> Mapping[int, Candidate]:
+        peers, me = self._shared.peers, self._shared.me.daemon
+        return {**peers.candidates(), me: Candidate(me, self._shared.copies.free_bytes, peers.draining)}
+
+    # ---- this daemon
+
+    def leave(self, force: bool) -> None:
+        if force:
+            self._stop("by force")
+        elif not self._shared.peers.draining:
+            self._drain(True)
+            self._shared.out.log(2, "shutting down: regions move to other daemons")
+
+    def tick(self) -> None:
+        if self._shared.peers.draining:
+            self._stay_if_stuck()
+
+    def stop_if_empty(self) -> None:
+        if self._shared.peers.draining and not self._shared.copies and not self._stopped:
+            self._stop("all regions are on other daemons")
+
+    def _stay_if_stuck(self) -> None:
+        shared, peers = self._shared, self._shared.peers
+        leaving = {index for index in range(peers.count) if peers.is_draining(index)}
+        copies = {
+            name: HeldCopies(entry.size, held)
+            for name, entry in shared.directory.seen.items()
+            if (held := tuple(h.daemon for h in entry.holders())) and leaving.intersection(held)
+        }
+        if (
+            shared.me.daemon != max(leaving)
+            or self._primaries.resilvers
+            or peers.any_resilvering()
+            or fits_without(leaving, copies, self._candidates())
+        ):
+            self._stuck_ms = None
+        elif self._stuck_ms is None:
+            self._stuck_ms = shared.clock.now_ms
+        elif shared.clock.now_ms - self._stuck_ms > 2 * shared.settings.failure_timeout_ms:
+            self._stuck_ms = None
+            self._drain(False)
+            shared.out.log(1, "shutdown cancelled: the other daemons have no room for this daemon's regions any more")
+
+    def _drain(self, draining: bool) -> None:
+        self._shared.peers.draining = draining
+        self._heartbeats.soon()
+
+    def _stop(self, reason: str) -> None:
+        self._stopped = True
+        self._shared.out.log(2, f"stopped, {reason}")
+        self._shared.out.add(Stop())

@@ -1,0 +1,144 @@
+"""The other daemons: which are up, which have confirmed, which leave (R10; a leaf of the daemon core). Pure.
+
+Theory. A daemon is confirmed while it has certainly heard this daemon lately: it echoes our clock in its heartbeats. A
+confirmed secondary does not take over, so this daemon may serve reads without asking the directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from spark_jms.store.regions.core.actions import DaemonSettings, Unlink
+from spark_jms.store.regions.core.clock import DaemonClock
+from spark_jms.store.regions.core.directory import Holder
+from spark_jms.store.regions.core.directory_view import DirectoryView
+from spark_jms.store.regions.core.outgoing import Outgoing
+from spark_jms.store.regions.core.placement import Candidate
+from spark_jms.store.regions.core.protocol import DaemonHeartbeat
+
+
+@dataclass
+class Peer:
+    holder: Holder | None = None  # None until the first connection
+    linked_ms: float = 0.0
+    up: bool = False
+    heard_ms: float = 0.0
+    confirmed_ms: float = -1e9  # it has certainly heard what this daemon sent then
+    their_ms: float = -1.0  # the clock in its last heartbeat; ours echoes it
+    beat: DaemonHeartbeat | None = None
+
+
+class Peers:
+    def __init__(
+        self,
+        me: Holder,
+        count: int,
+        settings: DaemonSettings,
+        clock: DaemonClock,
+        out: Outgoing,
+        directory: DirectoryView,
+    ) -> None:
+        self.me = me
+        self.count = count
+        self.draining = False  # this daemon is leaving safely (R4)
+        self.by_index = {i: Peer(heard_ms=clock.now_ms) for i in range(count) if i != me.daemon}
+        self._settings = settings
+        self._clock = clock
+        self._out = out
+        self._directory = directory
+
+    # ---- events
+
+    def linked(self, index: int, incarnation: str) -> None:
+        peer, holder = self.by_index[index], Holder(index, incarnation)
+        if peer.holder is not None and peer.holder != holder:
+            self.by_index[index] = peer = Peer()
+        self._out.daemons.add(index)
+        peer.holder, peer.heard_ms, peer.linked_ms = holder, self._clock.now_ms, self._clock.now_ms
+
+    def unlinked(self, index: int) -> None:
+        self._out.daemons.discard(index)
+
+    def heard(self, index: int) -> None:
+        self.by_index[index].heard_ms = self._clock.now_ms
+
+    def heartbeat(self, index: int, beat: DaemonHeartbeat) -> bool:
+        """True when this daemon was not confirmed before and is now."""
+        peer = self.by_index[index]
+        peer.beat, peer.up, peer.their_ms = beat, True, beat.clock_ms
+        lapsed = not self.confirmed(index)
+        peer.confirmed_ms = max(peer.confirmed_ms, beat.echo_ms)
+        return lapsed and self.confirmed(index)
+
+    def stood_still(self) -> None:
+        """This process stood still: the silence of the others is its own."""
+        for peer in self.by_index.values():
+            peer.heard_ms = self._clock.now_ms
+
+    def detect(self) -> None:
+        """Marks the daemons that fell silent, and closes connections through which nothing comes."""
+        now_ms, timeout_ms = self._clock.now_ms, self._settings.failure_timeout_ms
+        for index, peer in self.by_index.items():
+            if peer.up and self._silent(index, peer):
+                peer.up = False
+                self._out.log(1, f"daemon {index} does not answer")
+            if index in self._out.daemons and now_ms - max(peer.heard_ms, peer.linked_ms) > timeout_ms:
+                peer.linked_ms = now_ms
+                self._out.add(Unlink(index))
+
+    def _silent(self, index: int, peer: Peer) -> bool:
+        if self._clock.now_ms - peer.heard_ms > self._settings.failure_timeout_ms:
+            return True
+        return index not in self._out.daemons and not self.may_run(peer.holder or Holder(index, ""))
+
+    # ---- questions
+
+    def any_up(self) -> bool:
+        return any(peer.up for peer in self.by_index.values())
+
+    def holder_of(self, index: int) -> Holder | None:
+        """The current incarnation of this daemon, as far as it is known."""
+        if index == self.me.daemon:
+            return self.me
+        peer = self.by_index.get(index)
+        return peer.holder if peer is not None else None
+
+    def dead(self, holder: Holder) -> bool:
+        """Whether it does not answer or has been restarted since. A wrong suspicion costs a copy, never a write."""
+        if holder.daemon == self.me.daemon:
+            return holder != self.me
+        peer = self.by_index.get(holder.daemon)
+        if peer is None or (peer.holder is not None and peer.holder != holder):
+            return True
+        if peer.up:
+            return False
+        return self._clock.now_ms - peer.heard_ms > self._settings.failure_timeout_ms or not self.may_run(holder)
+
+    def may_run(self, holder: Holder) -> bool:
+        """False only when this incarnation has certainly ended."""
+        return holder == self.me if holder.daemon == self.me.daemon else self._directory.may_run(holder)
+
+    def confirmed(self, index: int) -> bool:
+        peer = self.by_index.get(index)
+        return peer is not None and self._clock.now_ms - peer.confirmed_ms < self._settings.failure_timeout_ms * 0.5
+
+    def is_draining(self, index: int) -> bool:
+        peer = self.by_index.get(index)
+        return self.draining if index == self.me.daemon else bool(peer and peer.up and peer.beat and peer.beat.draining)
+
+    def any_draining(self) -> bool:
+        return self.draining or any(self.is_draining(index) for index in self.by_index)
+
+    def any_resilvering(self) -> bool:
+        return any(beat.resilvers for beat in self._beats().values())
+
+    def candidates(self) -> Mapping[int, Candidate]:
+        """The other daemons that are up, for placement."""
+        return {
+            index: Candidate(index, beat.limit_bytes - beat.used_bytes, beat.draining)
+            for index, beat in self._beats().items()
+        }
+
+    def _beats(self) -> Mapping[int, DaemonHeartbeat]:
+        return {i: peer.beat for i, peer in self.by_index.items() if peer.up and peer.beat is not None}

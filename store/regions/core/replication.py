@@ -1,0 +1,111 @@
+"""The copy of a primary, the writes on it, and the followers that get them (R7, R10). Pure, and without the directory.
+
+Theory. Every write gets the next number of each follower's stream. It is acknowledged when every follower that counts
+has it: those IN_SYNC (the directory lists them) and those JOINING (about to be listed). A follower that died stops
+counting only after the directory has stopped listing it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from spark_jms.store.regions.core.copies import RegionCopy
+from spark_jms.store.regions.core.directory import Holder, RegionEntry
+from spark_jms.store.regions.core.follower import Follower, FollowerEvent, Purpose
+from spark_jms.store.regions.core.protocol import MAX_BODY_BYTES, Adopt, Begin, ReadRegion, WriteRegion
+from spark_jms.store.regions.core.shared import Shared
+
+
+@dataclass
+class PendingWrite:
+    client: int
+    request: int
+    needs: list[tuple[Follower, int]]  # the number that each follower has to acknowledge
+
+
+class Replication:
+    def __init__(self, shared: Shared, copy: RegionCopy) -> None:
+        self.copy = copy
+        self.followers: list[Follower] = []
+        self.pending: deque[PendingWrite] = deque()
+        self._shared = shared
+
+    # ---- followers
+
+    def begin(self, entry: RegionEntry, holder: Holder, purpose: Purpose) -> None:
+        """Starts a new copy."""
+        follower = Follower(self._shared, entry.name, holder, purpose, FollowerEvent.WANTED)
+        self.followers.append(follower)
+        follower.push(Begin(follower.stream, entry.name, entry.region_id, entry.epoch, entry.size))
+        if purpose is Purpose.CREATE:
+            follower.skip_copying(entry.size)
+
+    def adopt(self, entry: RegionEntry) -> None:
+        """Follows the copy that the directory lists as second, unless it follows already."""
+        if entry.secondary is None or any(f.holder == entry.secondary for f in self.followers):
+            return
+        follower = Follower(self._shared, entry.name, entry.secondary, Purpose.SECONDARY, FollowerEvent.ADOPTED)
+        self.followers.append(follower)
+        follower.push(Adopt(follower.stream, entry.name, entry.region_id, entry.epoch))
+
+    def remove(self, follower: Follower) -> None:
+        if follower in self.followers:
+            self.followers.remove(follower)
+            follower.step(FollowerEvent.REMOVED)
+
+    def resend(self, daemon: int) -> None:
+        """The connection is new: every unacknowledged item is sent again."""
+        for follower in self.followers:
+            if follower.holder.daemon == daemon:
+                follower.resend()
+
+    @property
+    def resilvering(self) -> bool:
+        return any(not f.in_sync for f in self.followers)
+
+    @property
+    def safe(self) -> bool:
+        """Whether there is a complete second copy."""
+        return any(f.in_sync for f in self.followers)
+
+    # ---- bytes
+
+    def write(self, client: int, epoch: int, message: WriteRegion) -> None:
+        """All steps or, with a ValueError, none of them."""
+        size = self._check(message)
+        writes: list[tuple[int, bytes]] = []
+        for offset, what in message.steps:
+            data = what if isinstance(what, bytes) else self.copy.read(*what)
+            self.copy.write(offset, data)
+            writes.append((offset, data))
+        needs = []
+        for follower in self.followers:
+            follower.replicate(epoch, writes, size)
+            if follower.counts:
+                needs.append((follower, follower.sent))
+        self.pending.append(PendingWrite(client, message.request, needs))
+
+    def _check(self, message: WriteRegion) -> int:
+        size = 0
+        for offset, what in message.steps:
+            if not isinstance(what, bytes):
+                self.copy.check(*what)
+            length = len(what) if isinstance(what, bytes) else what[1]
+            self.copy.check(offset, length)
+            size += length
+        if size > MAX_BODY_BYTES:
+            raise ValueError(f"region {self.copy.name}: {size} bytes in one write, at most {MAX_BODY_BYTES}")
+        return size
+
+    def read(self, message: ReadRegion) -> bytes:
+        inside = 0 <= message.offset <= message.offset + message.length <= self.copy.size
+        if not inside or message.length > MAX_BODY_BYTES:
+            raise ValueError(f"region {self.copy.name}: {message.length} bytes at {message.offset}")
+        return self.copy.read(message.offset, message.length)
+
+    def oldest_is_held(self) -> bool:
+        """Whether every follower that counts has acknowledged the oldest pending write."""
+        return bool(self.pending) and not any(
+            follower.acked < seq and follower in self.followers for follower, seq in self.pending[0].needs
+        )
