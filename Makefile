@@ -79,6 +79,10 @@ SEEDS ?= 2000
 sim: $(INSTALLED) ## SEEDS=n new seeds of the replicated store's simulator (2000)
 	@$(PY) -m tests.simulator --seeds $(SEEDS) $(ARGS)
 
+.PHONY: docs
+docs: $(INSTALLED) ## docs/OPTIONS.md and the explanation in conf/jms-module.yaml, from the tables of settings
+	@$(PY) -m spark_jms.settings.document
+
 .PHONY: clean
 clean: ## remove what builds and tests leave behind (keeps .venv and the cached jars)
 	@rm -rf build dist ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis \

@@ -1,4 +1,4 @@
-"""The `jmsq` command: apply, list, stat, send, receive, browse, purge, subscriptions, claims, acks … (C14, C16).
+"""The `jmsq` command: apply, list, describe, stat, send, receive, browse, purge, subscriptions, claims, acks … (C14, C16).
 
 Exit codes: 0 done · 1 error (one line on stderr) · 2 wrong usage · 3 receive: no message arrived in time · 130
 interrupted · 141 the reader of our output has closed it. With --json an error is {"error": {"type", "message"}} on stderr.
@@ -16,11 +16,11 @@ from typing import Any
 
 import click
 
-from spark_jms.cli import administration, completion, destinations, messages, statistics, store_group
+from spark_jms.cli import administration, completion, describe, destinations, messages, statistics, store_group
 from spark_jms.cli.settings import CommandSettings, global_options
+from spark_jms.settings.environment import DEBUG_VARIABLE
 
 EXIT_ERROR, EXIT_USAGE, EXIT_NOTHING, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, 3, 130, 141
-DEBUG_VARIABLE = "JMSQ_DEBUG"
 
 
 class _OutputGone(Exception):
@@ -124,6 +124,7 @@ def cli(context: click.Context) -> None:
 
 for _command in (
     *destinations.COMMANDS,
+    *describe.COMMANDS,
     *statistics.COMMANDS,
     *messages.COMMANDS,
     *administration.COMMANDS,

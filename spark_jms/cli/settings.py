@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from spark_jms.settings.environment import ROOT_VARIABLE
+
 if TYPE_CHECKING:
     from spark_jms.cli.output import Output
     from spark_jms.log.domain import Domain
     from spark_jms.store import Store
-
-ROOT_VARIABLE = "JMSQ_ROOT"
 _REGISTER = "_jmsq/destinations"
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

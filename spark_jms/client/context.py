@@ -26,10 +26,11 @@ from spark_jms.errors import ClosedError, DomainError, InvalidDestinationError, 
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.housekeeping import after_send
+from spark_jms.settings.environment import ROOT_VARIABLE
 from spark_jms.store import Store, open_store
 
 T = TypeVar("T", Producer, Consumer)
-ROOT_VARIABLE = "JMSQ_ROOT"
+
 HAND_OVER_EVERY_S = 0.1
 TABLE_EVERY_S = 1.0
 HOUSEKEEPING_EVERY_S = 2.0

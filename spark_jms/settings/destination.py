@@ -16,7 +16,7 @@ from spark_jms.settings.types import Choice, Duration, ListOf, Size, Text, Whole
 
 MAX_MEMBERS = 1024
 MAX_WEIGHT = 1_000_000
-WEIGHT, ONE_EACH = Whole(0, MAX_WEIGHT), "whole numbers, one for each member,"
+WEIGHTS = ListOf(Whole(0, MAX_WEIGHT), f"a list of whole numbers of 0 to {MAX_WEIGHT:,}, one for each member")
 KINDS = {
     "queue": "each message goes to one consumer",
     "distributed-queue": "a queue of `members` parts: more consumers at once, in order within a member",
@@ -68,7 +68,7 @@ class DestinationSettings(Table):
         "round-robin",
         "Which member a message goes to. Messages with a JMSXGroupID (unit of order) go to the member of their group.",
     )
-    weights: tuple[int, ...] = setting("weights", ListOf(WEIGHT, ONE_EACH), (), "Shares of the members, not all 0.")
+    weights: tuple[int, ...] = setting("weights", WEIGHTS, (), "Shares of the members, not all 0.", without="none")
     max_message_bytes: int = setting("maxMessageSize", Size("1"), 10 * 2**20, "The largest body that is accepted.")
     retention_ms: int = setting(
         "retention",

@@ -45,6 +45,8 @@ class Setting:
     def shown_default(self) -> str:
         if self.without:
             return self.without
+        if self.variable:
+            return f"environment variable {self.variable}"
         if self.default is REQUIRED:
             return "none: it must be given"
         return self.show(self.default) or "none"

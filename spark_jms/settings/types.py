@@ -130,7 +130,8 @@ class Duration(ValueType):
 
     @property
     def allowed(self) -> str:
-        return f"{self.range}, written with ms, s, m, h or days, such as '30 s' (a bare number: {self.unit})"
+        range = self.range.replace("any", "a")
+        return f"{range}, written with ms, s, m, h or days, such as '30 s' (a bare number: {self.unit})"
 
     def read(self, written: Any) -> float:
         try:
@@ -254,15 +255,11 @@ class Text(ValueType):
 
 @attrs.frozen
 class ListOf(ValueType):
-    """A tuple of values of one type. In text they are separated by commas."""
+    """A tuple of values of one type; `range` describes them. In text they are separated by commas."""
 
     item: ValueType
-    what: str = "values"
+    range: str = "a list"
     yaml: ClassVar[frozenset[str]] = LIST
-
-    @property
-    def range(self) -> str:
-        return f"a list of {self.what} of {self.item.range}"
 
     def read(self, written: Any) -> tuple[Any, ...]:
         try:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from spark_jms.core.message import spark_schema
-from spark_jms.spark.options import Options
+from spark_jms.settings.options import Options
 from spark_jms.spark.source import MemberPartition, read_partition
 from spark_jms.spark.worker import freeze_loaded
 

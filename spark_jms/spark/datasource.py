@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.types import StructType
 
-    from spark_jms.spark.options import Options
+    from spark_jms.settings.options import Options
 
 
 class JmsqDataSource(DataSource):

@@ -20,7 +20,7 @@ from spark_jms.log.housekeeping import after_send
 from spark_jms.log.message_writer import MessageWriter
 from spark_jms.log.send import Transaction, send
 from spark_jms.log.staged_file import StagedFile, discard
-from spark_jms.spark.options import Options
+from spark_jms.settings.options import Options
 from spark_jms.spark.worker import freeze_loaded
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from spark_jms.errors import DataLossError, MemberUnavailableError, TriggerError
-from spark_jms.spark.options import Options
+from spark_jms.settings.options import Options
 from spark_jms.spark.worker import freeze_loaded
 
 if TYPE_CHECKING:

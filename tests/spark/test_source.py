@@ -240,7 +240,7 @@ def test_corrupt_offset_is_named(bench: Bench) -> None:
         ("jobs", {"startingPosition": "latest"}, "OptionError: .*jobs is a queue"),
         ("prices", {}, "OptionError: prices is a topic: name the durable subscription"),
         ("prices", {"subscription": "s", "startingPosition": "noon"}, "OptionError: option startingPosition"),
-        ("jobs", {"maxTriggerDelay": "soon"}, "OptionError: option maxTriggerDelay: 'soon' is not a duration"),
+        ("jobs", {"maxTriggerDelay": "soon"}, "OptionError: option maxTriggerDelay is 'soon', but must be a duration"),
         ("missing", {}, "InvalidDestinationError: there is no destination 'missing'"),
     ],
 )

@@ -1,0 +1,71 @@
+"""`jmsq describe`: the settings of destinations, or every setting there is (C14, C16)."""
+
+from __future__ import annotations
+
+import click
+
+from spark_jms.cli.settings import CommandSettings, command, destinations_argument, names_or_all
+
+
+@command("describe", short_help="Show the settings of destinations, with where each value came from.")
+@destinations_argument
+@click.option("--settings", "every_setting", is_flag=True, help="List every setting there is instead.")
+def describe(settings: CommandSettings, destinations: tuple[str, ...], every_setting: bool) -> None:
+    """Show the settings of destinations: value, default, unit, range, and where the value came from.
+
+    Without DEST it shows all destinations. --settings lists every setting of spark-jms: keys of the module file, options
+    of format("jmsq"), environment variables, options of store URIs.
+    """
+    if not every_setting:
+        _describe_destinations(settings, destinations)
+    elif destinations:
+        raise click.UsageError("--settings lists every setting: leave out DEST")
+    else:
+        _list_settings(settings)
+
+
+def _describe_destinations(settings: CommandSettings, names: tuple[str, ...]) -> None:
+    from spark_jms.settings.description import describe as describe_settings
+    from spark_jms.settings.destination import KEYS
+
+    domain = settings.domain()
+    found = [domain.log(name).refresh().destination for name in names_or_all(domain, names)]
+    if settings.as_json:
+        settings.out.document(
+            [
+                {
+                    "name": d.name,
+                    "epoch": d.epoch,
+                    "subscriptions": sorted(d.subscriptions),
+                    "settings": describe_settings(d),
+                }
+                for d in found
+            ]
+        )
+        return
+    for d in found:
+        settings.out.say()
+        rows = [
+            (each.name, each.shown, KEYS[each.name].shown_default, each.unit, each.range, each.origin)
+            for each in describe_settings(d)
+        ]
+        settings.out.table(d.name, ("setting", "value", "default", "unit", "range", "from"), rows, "")
+
+
+def _list_settings(settings: CommandSettings) -> None:
+    from spark_jms.settings.description import all_settings
+    from spark_jms.settings.tables import GROUPS
+
+    if settings.as_json:
+        settings.out.document(list(all_settings()))
+        return
+    for group in GROUPS.values():
+        settings.out.say()
+        rows = [
+            (row.name, row.shown_default, row.type.unit, row.type.range, row.since, row.doc)
+            for row in group.settings.values()
+        ]
+        settings.out.table(group.title, ("setting", "default", "unit", "range", "since", "meaning"), rows, "")
+
+
+COMMANDS = (describe,)

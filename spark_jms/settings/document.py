@@ -1,0 +1,162 @@
+"""Writes docs/OPTIONS.md and the explanation in conf/jms-module.yaml from the tables of settings.
+
+    python -m spark_jms.settings.document        # or: make docs
+
+The text around the tables is in this file.
+"""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from spark_jms.settings.options import VIEWS
+from spark_jms.settings.table import Setting
+from spark_jms.settings.tables import GROUPS
+from spark_jms.settings.types import Choice
+
+PAGE = """\
+# Settings
+
+<!-- Generated from the tables in spark_jms/settings by `make docs`. Change those. -->
+
+`jmsq describe DEST` shows the settings of a destination with their values, `jmsq describe --settings` all settings
+there are.
+
+## Options of format("jmsq")
+
+Names are not case-sensitive. An unknown option, a wrong value or a missing one is an `OptionError` that lists what is
+accepted, before anything is read or written. They are declared in [options.py](../spark_jms/settings/options.py).
+
+For: S = streaming read, B = batch read, W = write (batch and streaming).
+
+{options}
+
+With Trigger.AvailableNow, `minMessagesPerTrigger` is ignored: the query takes all messages that were in the table when
+it started. Trigger.Once is refused (TriggerError), because its last batch would stay unacknowledged. Use
+Trigger.AvailableNow.
+
+## Durations and sizes
+
+Durations: a number with `ms`, `s`, `m`, `h` or `days`, such as `30 s` or `15 minutes`; in Python also a `timedelta`. A
+bare number is milliseconds, unless the setting's name ends in `_s`.
+
+Sizes: a number of bytes, or a number with `KB`, `MB`, `GB` (powers of 1000) or `KiB`, `MiB`, `GiB` (powers of 1024).
+
+## startingPosition
+
+| Value | The subscription gets |
+|---|---|
+| `latest` | messages sent after it was created |
+| `earliest` | every message that is still in the table |
+| `{{"sequence": 17}}` | messages from sequence 17, in every member |
+| `{{"sequence": {{"0": 17, "2": 5}}}}` | the same per member; members that are not named start at the latest |
+| `{{"time": "2026-01-31T08:00:00Z"}}` | messages sent at that time or later. Times are kept per file, so some earlier \
+messages of the first file may come too. A number is milliseconds since 1970 |
+
+A position before the oldest message in the table means the oldest.
+
+## view
+
+| `view` | Rows |
+|---|---|
+{views}
+
+## Options of the client
+
+`connect(root, housekeeping=True)`, `Context.producer`, `Context.consumer` and `Context.browser` describe their arguments
+in their docstrings: [context.py](../spark_jms/client/context.py). They mean the same as the options above, in Python's
+spelling (`starting_position`, `fail_on_data_loss`); `prefetch` (10) is how many messages a consumer claims at a time.
+
+## Keys of the module file
+
+[conf/jms-module.yaml](../conf/jms-module.yaml) is an example. A key that is unknown or wrong is a `ModuleFileError` with
+file, line, value and what is allowed. They are declared in [destination.py](../spark_jms/settings/destination.py).
+
+{module}
+
+## Environment variables
+
+{environment}
+"""
+
+MODULE_HEADER = """\
+# A module file: the destinations of a domain. Apply it, and again after each change:
+#
+#   jmsq apply --root /data/messages conf/jms-module.yaml
+#
+# Unknown keys, wrong values and changes that would lose messages are refused with file, line, key and what is allowed,
+# before anything changes. Destinations that the file does not name stay as they are.
+#
+# The keys of a destination. All but kind are optional.
+#
+{keys}
+#
+# Durations: a number with ms, s, m, h or days ('500 ms', '30 s', '15 minutes', '1 day'); a bare number is milliseconds.
+# Sizes: a number of bytes, or with KB, MB, GB, KiB, MiB, GiB.
+#
+# Beside `destinations`, optional:
+#
+{domain}
+
+"""
+
+
+def page() -> str:
+    """docs/OPTIONS.md."""
+    tables = {name: "\n".join(table(group.settings)) for name, group in GROUPS.items()}
+    views = "\n".join(f"| `{view}` | {doc} |" for view, doc in VIEWS.items())
+    return PAGE.format(views=views, **tables)
+
+
+def table(settings: Mapping[str, Setting]) -> Iterator[str]:
+    used = any(row.used_in for row in settings.values())
+    yield f"| Name |{' For |' * used} Values | Default | Since | Meaning |"
+    yield f"|---|{'---|' * used}---|---|---|---|"
+    for row in settings.values():
+        cells = (*([row.used_in] * used), row.type.range, row.shown_default, row.since, meaning(row))
+        yield f"| `{row.name}` | {' | '.join(cells)} |"
+
+
+def meaning(row: Setting) -> str:
+    """The documentation, with that of the words to choose from."""
+    words = row.type.words if isinstance(row.type, Choice) and row.type.words is not VIEWS else {}
+    return " ".join([row.doc, "; ".join(f"`{word}`: {doc}" for word, doc in words.items())]).strip()
+
+
+def module_header() -> str:
+    """The comment at the top of conf/jms-module.yaml."""
+    rows = GROUPS["module"].settings.values()
+    keys = [row for row in rows if row.name != "store"]
+    domain = [row for row in rows if row.name == "store"]
+    return MODULE_HEADER.format(keys="\n".join(_explained(keys)), domain="\n".join(_explained(domain)))
+
+
+def _explained(rows: Iterable[Setting]) -> Iterator[str]:
+    for row in rows:
+        default = "" if row.name == "kind" else f" (default {row.shown_default})"
+        yield from _wrapped(f"# {row.name}: ", f"{row.type.range}{default}. {row.doc}".replace("`", ""), "#   ")
+        if isinstance(row.type, Choice):
+            for word, doc in row.type.words.items():
+                yield from _wrapped(f"#     {word:<18} ", doc.replace("`", ""), "#" + " " * 24)
+
+
+def _wrapped(first: str, text: str, others: str) -> list[str]:
+    return textwrap.wrap(text, 120, initial_indent=first, subsequent_indent=others, break_on_hyphens=False)
+
+
+def with_header(module_file: str) -> str:
+    """The module file with a new header: all before its first key is replaced."""
+    return module_header() + module_file[module_file.index("destinations:\n") :]
+
+
+def main(project: Path) -> None:
+    (project / "docs" / "OPTIONS.md").write_text(page(), encoding="utf-8")
+    module_file = project / "conf" / "jms-module.yaml"
+    module_file.write_text(with_header(module_file.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "."))

@@ -1,0 +1,137 @@
+"""The options of format("jmsq") (C1, C6, C7). To add one, add a line to Options."""
+
+from __future__ import annotations
+
+import attrs
+
+from spark_jms.settings.environment import ROOT_VARIABLE
+from spark_jms.settings.table import REQUIRED, Table, setting, settings_of
+from spark_jms.settings.types import Choice, Duration, Flag, ListOf, Text, Whole
+
+VIEWS = {
+    "messages": "messages that are not finished: in the queue, or for the topic's `subscription`",
+    "all": "every message that is still in the table, finished or not",
+    "acknowledgements": "which consumer acknowledged which sequences when, including rows on their way to their table",
+    "claims": "the messages that consumers hold",
+    "subscriptions": "position, backlog and holder of each subscription and member",
+}
+
+
+@attrs.frozen
+class Options(Table):
+    """The options of one query or batch. `used_in`: S = streaming read, B = batch read, W = write."""
+
+    root: str = setting(
+        "root",
+        Text("a directory or an object store's URL"),
+        REQUIRED,
+        "The domain. The environment variable must be set before the Spark session starts.",
+        used_in="S B W",
+        variable=ROOT_VARIABLE,
+    )
+    destination: str = setting("destination", Text(), REQUIRED, "The name of the queue or topic.", used_in="S B W")
+    path: str | None = setting(
+        "path", Text(), None, 'Ignored: Spark adds it for `load("…")` and `save("…")`.', used_in="–"
+    )
+    subscription: str | None = setting(
+        "subscription",
+        Text("a name"),
+        None,
+        "The durable subscription of a topic. Needed to stream from a topic, ignored for queues. A batch read of a topic "
+        "without it shows all messages that are still in the table.",
+        used_in="S B",
+    )
+    starting_position: str | None = setting(
+        "startingPosition",
+        Text("latest, earliest or a JSON object"),
+        None,
+        "Where a *new* subscription of a topic starts; a known one continues where it was. A queue accepts only "
+        "`earliest`. See [startingPosition](#startingposition).",
+        without="latest",
+        used_in="S",
+    )
+    selector: str | None = setting(
+        "selector",
+        Text("a JMS selector, at most 8 KiB"),
+        None,
+        "SQL-92 conditions on headers and properties. In a queue, messages that do not match stay for others. For a "
+        "topic's subscription they are finished, so a subscription keeps its first selector; another one is an "
+        "OptionError (drop the subscription and create it again, or use another).",
+        used_in="S B",
+    )
+    columns: tuple[str, ...] = setting(
+        "columns",
+        ListOf(Text(), "a list of different message columns"),
+        (),
+        "Which [message columns](MESSAGES.md), in which order, as `sequence,text`. Spark cannot prune the columns of a "
+        "Python source by itself, and every column costs.",
+        without="all",
+        used_in="S B",
+    )
+    view: str = setting("view", Choice(VIEWS, fold=True), "messages", "What to show, see [view](#view).", used_in="B")
+    fail_on_data_loss: bool = setting(
+        "failOnDataLoss",
+        Flag(),
+        True,
+        "When messages were removed from the table before they were consumed: `true` = DataLossError, `false` = skip "
+        "them with a warning. A batch read always skips.",
+        used_in="S",
+    )
+    max_messages: int | None = setting(
+        "maxMessagesPerTrigger",
+        Whole(1),
+        None,
+        "The most messages in a micro-batch, shared fairly among members.",
+        without="no limit",
+        used_in="S",
+    )
+    max_bytes: int | None = setting(
+        "maxBytesPerTrigger",
+        Whole(1),
+        None,
+        "The most bytes in a micro-batch, estimated from average message sizes per file; it takes at least one message "
+        "per member.",
+        without="no limit",
+        used_in="S",
+    )
+    min_messages: int = setting(
+        "minMessagesPerTrigger", Whole(1), 1, "Wait until so many messages can be taken …", used_in="S"
+    )
+    max_delay_ms: int = setting(
+        "maxTriggerDelay", Duration(), 900_000, "… but not longer than this after the previous batch.", used_in="S"
+    )
+    in_doubt_timeout_ms: int | None = setting(
+        "inDoubtTimeout",
+        Duration(),
+        None,
+        "How long this consumer leaves the unfinished batch of a dead one alone before it revokes it.",
+        without="that of the destination",
+        used_in="S",
+    )
+    txn_app_id: str | None = setting(
+        "txnAppId",
+        Text(),
+        None,
+        "With `txnVersion`: a batch send that takes effect once, however often it is repeated.",
+        used_in="W, batch",
+    )
+    txn_version: int | None = setting(
+        "txnVersion",
+        Whole(0),
+        None,
+        "A number that rises with each send of the same `txnAppId`; a send with a lower or equal one sends nothing. They "
+        "belong together: one without the other is a DuplicateTransactionError.",
+        used_in="W, batch",
+    )
+    checkpoint_location: str | None = setting(
+        "checkpointLocation",
+        Text("a path or URL"),
+        None,
+        "Spark's own: where a streaming query keeps its state. A path, or `webhdfs://…` into a "
+        "[replicated store](REPLICATED-STORE.md#as-sparks-checkpoint). It also identifies a consumer or a sending "
+        "stream.",
+        used_in="S W",
+    )
+
+
+OPTIONS = settings_of(Options)

@@ -1,0 +1,35 @@
+"""All tables of settings, in the order in which people read about them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from spark_jms.settings.destination import DestinationSettings, DomainSettings
+from spark_jms.settings.environment import Environment
+from spark_jms.settings.options import Options
+from spark_jms.settings.table import Setting, Table, settings_of
+
+
+@attrs.frozen
+class Group:
+    """The settings of one or more Tables that are given in one place."""
+
+    name: str
+    title: str
+    tables: tuple[type[Table], ...]
+
+    @property
+    def settings(self) -> Mapping[str, Setting]:
+        return {name: row for table in self.tables for name, row in settings_of(table).items()}
+
+
+GROUPS = {
+    group.name: group
+    for group in (
+        Group("options", 'Options of format("jmsq")', (Options,)),
+        Group("module", "Keys of the module file", (DestinationSettings, DomainSettings)),
+        Group("environment", "Environment variables", (Environment,)),
+    )
+}

@@ -1,0 +1,69 @@
+"""C14, C16: `jmsq describe` shows the settings of destinations and every setting there is."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from spark_jms import apply
+from spark_jms.cli.main import cli
+from spark_jms.settings.destination import KEYS
+from spark_jms.settings.tables import GROUPS
+
+
+@pytest.fixture
+def domain(root: str) -> str:
+    orders = {"kind": "distributed-queue", "members": 2, "retention": "1 day", "fileGrace": "1 h"}
+    apply(root, {"destinations": {"orders": orders, "prices": {"kind": "topic"}}})
+    return root
+
+
+def run(*arguments: str, code: int = 0) -> Result:
+    result = CliRunner().invoke(cli, arguments)
+    assert result.exit_code == code, (result.output, result.exception)
+    return result
+
+
+def lines(*arguments: str) -> list[list[str]]:
+    return [line.split() for line in run(*arguments).stdout.splitlines() if line.strip()]
+
+
+def test_a_destination_is_described(domain: str) -> None:
+    """C14, C16: value, default, unit, range and where the value came from."""
+    shown = lines("describe", "orders", "--root", domain)
+    assert shown[0] == ["orders"]
+    assert ["retention", "1", "day", "0", "ms", "0", "to", "36,500", "days", "module", "file"] in shown
+    assert ["fileGrace", "1", "h", "1", "h", "ms", "0", "to", "365", "days", "default"] in shown
+    assert ["members", "2", "1", "–", "1", "to", "1,024", "module", "file"] in shown
+    assert [line[0] for line in shown[-len(KEYS) :]] == list(KEYS)
+
+
+def test_destinations_are_described_for_scripts(domain: str) -> None:
+    """C14"""
+    described: Any = json.loads(run("describe", "--root", domain, "--json").stdout)
+    assert [d["name"] for d in described] == ["orders", "prices"]
+    orders = {row["name"]: row for row in described[0]["settings"]}
+    assert (described[0]["epoch"], described[0]["subscriptions"]) == (1, [])
+    assert orders["retention"] == {
+        "group": "module", "name": "retention", "value": 86_400_000, "shown": "1 day", "default": 0, "unit": "ms",
+        "range": "0 to 36,500 days", "since": "0.1", "origin": "module file", "doc": KEYS["retention"].doc,
+    }  # fmt: skip
+    assert (orders["kind"]["default"], orders["kind"]["value"]) == (None, "distributed-queue")
+    assert orders["durability"]["origin"] == "default"
+
+
+def test_every_setting_is_listed() -> None:
+    """C14: without a domain."""
+    every = json.loads(run("describe", "--settings", "--json").stdout)
+    assert [(row["group"], row["name"]) for row in every] == [(g.name, n) for g in GROUPS.values() for n in g.settings]
+    shown = lines("describe", "--settings")
+    assert {row["name"] for row in every} <= {line[0] for line in shown}
+
+
+def test_wrong_uses_are_named(domain: str) -> None:
+    """C14"""
+    assert "leave out DEST" in run("describe", "orders", "--settings", code=2).stderr
+    assert "there is no destination 'nowhere'" in run("describe", "nowhere", "--root", domain, code=1).stderr

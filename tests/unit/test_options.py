@@ -1,0 +1,79 @@
+"""The options of format("jmsq"): each is read by its declaration, and each wrong one is named (C1, C6, C7)."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from spark_jms.core.message import COLUMNS
+from spark_jms.errors import OptionError
+from spark_jms.settings.options import OPTIONS, Options
+from spark_jms.settings.types import Text
+from spark_jms.spark.options import parse_options
+
+GIVEN = {"root": "/data", "destination": "orders"}
+
+
+def test_the_defaults() -> None:
+    """C6"""
+    assert parse_options(GIVEN) == Options("/data", "orders", columns=tuple(COLUMNS))
+    assert parse_options({**GIVEN, "subscription": "", "txnAppId": ""}).subscription is None
+
+
+def test_every_option_is_read() -> None:
+    """C6, C7: names in any case."""
+    options = parse_options({
+        "ROOT": "/data", "Destination": "orders", "subscription": "s", "selector": "a = 1", "columns": "Text, sequence",
+        "view": "ALL", "failondataloss": "False", "startingPosition": "earliest", "maxMessagesPerTrigger": "10",
+        "maxBytesPerTrigger": "20", "minMessagesPerTrigger": "3", "maxTriggerDelay": "2 s", "inDoubtTimeout": "500 ms",
+        "txnAppId": "app", "txnVersion": "0", "checkpointLocation": "/ck", "path": "x",
+    })  # fmt: skip
+    assert options == Options(
+        "/data", "orders", "x", "s", "earliest", "a = 1", ("text", "sequence"), "all", False, 10, 20, 3, 2000, 500,
+        "app", 0, "/ck",
+    )  # fmt: skip
+    assert pickle.loads(pickle.dumps(options)) == options
+
+
+def test_the_root_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C6"""
+    monkeypatch.setenv("JMSQ_ROOT", "/elsewhere")
+    assert parse_options({"destination": "orders"}).root == "/elsewhere"
+    assert parse_options(GIVEN).root == "/data"
+    monkeypatch.delenv("JMSQ_ROOT")
+    with pytest.raises(OptionError, match=r'needs option\("root", …\) \(or the environment variable JMSQ_ROOT\)'):
+        parse_options({"destination": "orders", "root": ""})
+
+
+def test_a_missing_destination_is_named() -> None:
+    """C6"""
+    with pytest.raises(OptionError, match=r'needs option\("destination", …\)$'):
+        parse_options({"root": "/data"})
+
+
+def test_an_unknown_option_is_named() -> None:
+    """C6: with the one that it may mean; what Spark adds is not."""
+    with pytest.raises(
+        OptionError, match=r"no option 'selecter': accepted are .*columns.*\(did you mean 'selector'\?\)"
+    ):
+        parse_options({**GIVEN, "selecter": "x"})
+    with pytest.raises(OptionError, match="no option 'zzz': accepted are .*view$"):
+        parse_options({**GIVEN, "zzz": "x"})
+    assert parse_options({**GIVEN, "queryName": "q", "spark.x": "y"}) == parse_options(GIVEN)
+
+
+@pytest.mark.parametrize("name", [name for name, row in OPTIONS.items() if not isinstance(row.type, Text)])
+def test_a_bad_value_is_named(name: str) -> None:
+    """C6"""
+    with pytest.raises(
+        OptionError, match=f"option {name} is 'no, no', but must be a|option {name} is .* one of|true or"
+    ):
+        parse_options({**GIVEN, name: "no, no"})
+
+
+@pytest.mark.parametrize("columns", ["", ",", "nope", "text,TEXT"])
+def test_columns_are_different_message_columns(columns: str) -> None:
+    """C7"""
+    with pytest.raises(OptionError, match="list of different message columns out of: "):
+        parse_options({**GIVEN, "columns": columns})
