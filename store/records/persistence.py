@@ -1,4 +1,4 @@
-"""What an engine on regions writes to: a record log, and the store instance that it is in."""
+"""What the engine of a store on regions writes to: a record log, in a store instance that this process opened."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ T = TypeVar("T")
 
 
 class ReplicatedPersistence(Persistence):
+    """Ownership lasts as long as the instance. Called from the engine's threads; the log runs on `loop`."""
+
     def __init__(self, loop: Loop, instance: StoreInstance, log_: RecordLog) -> None:
         self.incarnation = secrets.token_hex(8)
         self.instance = instance
@@ -29,7 +31,7 @@ class ReplicatedPersistence(Persistence):
         return self._call(self._log.load())
 
     def append(self, batch: LedgerBatch) -> None:
-        """R13: what writes new values is refused while daemon and store are overloaded; all else, as deletions, passes."""
+        """R13: while daemon and store are overloaded, a batch that writes values is refused; deletions pass."""
         if writes_values(batch.entries):
             self.instance.check_overload()
         self._call(self._log.append(batch))

@@ -1,4 +1,4 @@
-"""What a `replicated:///` URI says."""
+"""The settings in a `replicated:///` URI."""
 
 from __future__ import annotations
 

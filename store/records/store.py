@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spark_jms.store.engine import EngineBackend
 from spark_jms.store.ledger.session import LedgerStore
-from spark_jms.store.records.election import EngineElection
+from spark_jms.store.records.finder import RegionEngineFinder
 from spark_jms.store.records.settings import parse_replicated
 from spark_jms.store.sharing import SharedBackends
 
@@ -13,12 +13,12 @@ _shared: SharedBackends[EngineBackend] = SharedBackends()
 
 
 def open_backend(uri: str, *, session_timeout_ms: int, create: bool) -> EngineBackend:
-    election = EngineElection(parse_replicated(uri), session_timeout_ms=session_timeout_ms, create=create)
-    return EngineBackend(election, session_timeout_ms=session_timeout_ms, limit_ms=LIMIT_MS)
+    finder = RegionEngineFinder(parse_replicated(uri), session_timeout_ms=session_timeout_ms, create=create)
+    return EngineBackend(finder, session_timeout_ms=session_timeout_ms, limit_ms=LIMIT_MS)
 
 
 class ReplicatedStore(LedgerStore):
-    """Record sets in regions. Its own client; `shared` takes the one the process has."""
+    """Record sets in regions. The constructor makes a backend of its own; `shared` uses the one that the process has."""
 
     def __init__(self, uri: str, *, session_timeout_ms: int = 10_000, create: bool = True) -> None:
         super().__init__(open_backend(uri, session_timeout_ms=session_timeout_ms, create=create))

@@ -196,8 +196,6 @@ class Door:
         replication = parsed.number("replication", 1, 1, 32767)
         block_bytes = parsed.number("blocksize", DEFAULT_FILE_BLOCK_BYTES, 1)
         permission, create_parent = parsed.permission(0o644), parsed.boolean("createparent", True)
-        assert replication is not None
-        assert block_bytes is not None
         writer = await files.create(
             parsed.path, overwrite, create_parent, permission, caller.user, replication, block_bytes, caller.client
         )
@@ -231,8 +229,7 @@ class Door:
 
     async def _open(self, files: Files, request: web.Request, parsed: DoorRequest) -> web.StreamResponse:
         offset = parsed.number("offset", 0)
-        assert offset is not None
-        reader = await files.read(parsed.path, offset, parsed.number("length"))
+        reader = await files.read(parsed.path, offset, parsed.optional_number("length"))
         try:
             self._statistics.sent_bytes += reader.length
             if reader.length <= self.options.answer_at_once_bytes:

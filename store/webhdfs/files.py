@@ -81,8 +81,8 @@ class Files:
         return FilesStatistics(
             mutation_count=edits.mutation_count,
             journal_write_count=edits.journal_write_count,
-            journal_batches=journal.batch_count,
-            journal_bytes=journal.batch_bytes,
+            journal_batches=journal.growth.batches,
+            journal_bytes=journal.growth.batch_bytes,
             snapshot_count=journal.snapshot_count,
             inline_bytes=self._tree.inline_bytes,
             read_bytes=blocks.read_bytes,

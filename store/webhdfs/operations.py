@@ -86,8 +86,6 @@ async def get_server_defaults(files: Files, request: DoorRequest, caller: Caller
 
 async def get_block_locations(files: Files, request: DoorRequest, caller: Caller) -> DoorReply:
     offset, length = request.number("offset", 0), request.number("length", wire.MAX_LONG)
-    assert offset is not None
-    assert length is not None
     return DoorReply(wire.block_locations(await files.status(request.path), caller.host, offset, length))
 
 
@@ -197,8 +195,6 @@ async def set_times(files: Files, request: DoorRequest, caller: Caller) -> DoorR
     """Milliseconds; -1 leaves a time as it is."""
     most = wire.MAX_LONG // 1000
     modified, accessed = (request.number(name, -1, -1, most) for name in ("modificationtime", "accesstime"))
-    assert modified is not None
-    assert accessed is not None
     await files.set_attributes(
         request.path,
         modified_us=None if modified < 0 else modified * 1000,
@@ -209,7 +205,6 @@ async def set_times(files: Files, request: DoorRequest, caller: Caller) -> DoorR
 
 async def set_replication(files: Files, request: DoorRequest, caller: Caller) -> DoorReply:
     replication = request.number("replication", 1, 1, MAX_SHORT)
-    assert replication is not None
     return DoorReply(wire.boolean(await files.set_replication(request.path, replication)))
 
 
@@ -220,7 +215,7 @@ async def concat(files: Files, request: DoorRequest, caller: Caller) -> DoorRepl
 
 
 async def truncate(files: Files, request: DoorRequest, caller: Caller) -> DoorReply:
-    length = request.number("newlength")
+    length = request.optional_number("newlength")
     if length is None:
         raise IllegalArgumentError("newLength parameter is not given")
     await files.truncate(request.path, length)

@@ -62,10 +62,14 @@ class DoorRequest:
             raise _invalid(name, value, "it is neither true nor false")
         return value == "true"
 
-    def number(self, name: str, default: int | None = None, least: int = 0, most: int = MAX_LONG) -> int | None:
+    def number(self, name: str, default: int, least: int = 0, most: int = MAX_LONG) -> int:
+        value = self.optional_number(name, least, most)
+        return default if value is None else value
+
+    def optional_number(self, name: str, least: int = 0, most: int = MAX_LONG) -> int | None:
         value = self.text(name)
         if value in ("", "null"):
-            return default
+            return None
         if not re.fullmatch(r"[+-]?[0-9]{1,19}", value) or not least <= int(value) <= most:
             raise _invalid(name, value, f"it is no number from {least} to {most}")
         return int(value)

@@ -25,7 +25,7 @@ from spark_jms.store.jdbc.finder import JdbcFinder
 from spark_jms.store.jdbc.retry import Clocks
 from spark_jms.store.jdbc.settings import parse_jdbc
 from spark_jms.store.ledger.session import LedgerStore
-from spark_jms.store.records.election import EngineElection
+from spark_jms.store.records.finder import RegionEngineFinder
 from spark_jms.store.records.settings import parse_replicated
 
 TIMEOUT_MS = 10_000
@@ -189,7 +189,7 @@ def jdbc_finders(uri: str) -> Callable[[Clock], EngineFinder]:
 
 
 def replicated_finders(uri: str) -> Callable[[Clock], EngineFinder]:
-    return lambda clock: EngineElection(parse_replicated(uri), session_timeout_ms=TIMEOUT_MS, clock_ms=clock.now_ms)
+    return lambda clock: RegionEngineFinder(parse_replicated(uri), session_timeout_ms=TIMEOUT_MS, clock_ms=clock.now_ms)
 
 
 # The one list of all stores under the contract.

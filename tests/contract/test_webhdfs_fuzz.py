@@ -308,7 +308,7 @@ def test_any_target_parses_or_is_refused(method: str, target: str, raw: bool) ->
     """R19: whatever a request line holds ends in a value or in a named error."""
     try:
         parsed = wire.parse(method, target if raw else wire.PREFIX + "/" + target)
-        parsed.number("offset")
+        parsed.optional_number("offset")
         parsed.permission(0)
         parsed.flags()
         wire.xattr_value(parsed.text("op"))

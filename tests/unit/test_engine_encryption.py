@@ -22,7 +22,7 @@ from spark_jms.store.errors import SecurityConfigError, StoreUriError
 from spark_jms.store.ledger.session import LedgerStore
 from spark_jms.store.net.handshake import NONCE_BYTES, PROOF_BYTES, Handshake
 from spark_jms.store.net.tls import client_context, first_certificate, server_context
-from spark_jms.store.records.election import EngineElection
+from spark_jms.store.records.finder import RegionEngineFinder
 from spark_jms.store.records.settings import parse_replicated
 from spark_jms.testing.waiting import wait_until
 from tests.certificates import certificate
@@ -211,8 +211,8 @@ def test_where_an_engine_may_serve(tmp_path: Path) -> None:
     """R17: loopback by default; another address is said, one that others can reach, and has a certificate. `daemon` is the
     address of this machine's daemon."""
 
-    def finder(options: str) -> EngineElection:
-        return EngineElection(parse_replicated(f"replicated://{tmp_path}?{options}"), session_timeout_ms=5_000)
+    def finder(options: str) -> RegionEngineFinder:
+        return RegionEngineFinder(parse_replicated(f"replicated://{tmp_path}?{options}"), session_timeout_ms=5_000)
 
     cert, key = certificate(tmp_path)
     encrypted = f"engine_certificate={cert}&engine_key={key}"

@@ -102,8 +102,8 @@ class SnapshotPolicy:
 
 
 @dataclass(frozen=True)
-class _Growth:
-    """What was written since the snapshot."""
+class JournalGrowth:
+    """What was written since the snapshot, and a recovery would read now."""
 
     batches: int = 0
     batch_bytes: int = 0
@@ -124,19 +124,10 @@ class ObjectJournal:
         self._policy = policy
         self._chunks: list[int] = []  # of the snapshot
         self._batches: list[int] = []  # and their chunks
-        self._growth = _Growth()
-        self._refused = _Growth()  # when the store last refused a snapshot
+        self.growth = JournalGrowth()
+        self._refused = JournalGrowth()  # when the store last refused a snapshot
         self._reserve: int | None = None
         self._reserving = False
-
-    @property
-    def batch_count(self) -> int:
-        """Batches that a recovery would replay now."""
-        return self._growth.batches
-
-    @property
-    def batch_bytes(self) -> int:
-        return self._growth.batch_bytes
 
     @property
     def reserved(self) -> bool:
@@ -145,7 +136,7 @@ class ObjectJournal:
 
     @property
     def snapshot_due(self) -> bool:
-        policy, growth, refused = self._policy, self._growth, self._refused
+        policy, growth, refused = self._policy, self.growth, self._refused
         return (
             growth.batches - refused.batches >= max(policy.batches, self.snapshot_bytes // BYTES_PER_BATCH)
             or growth.batch_bytes - refused.batch_bytes >= max(policy.batch_bytes, 2 * self.snapshot_bytes)
@@ -174,7 +165,10 @@ class ObjectJournal:
         root_handle, root = self._root_handle, self._root
         snapshot = await self._unfold(root.levels, root.snapshot, handles, self._chunks)
         self.snapshot_bytes = len(snapshot)
-        self._restore(state, snapshot)
+        try:
+            state.restore(snapshot)
+        except ValueError as error:
+            raise StoreCorruptError(self.objects.name, root_handle, f"the snapshot is damaged: {error}") from error
         known = {root_handle, *self._chunks}
         for handle, batch in await self._find_batches(sorted(handles - known - state.handles())):
             if batch.first != self.position:
@@ -194,13 +188,6 @@ class ObjectJournal:
         garbage = sorted(handles - known - used - set(self._batches))
         self.garbage_count = len(garbage)
         await self.delete(garbage)
-
-    def _restore(self, state: JournaledState, snapshot: bytes) -> None:
-        try:
-            state.restore(snapshot)
-        except ValueError as error:
-            reason = f"the snapshot is damaged: {error}"
-            raise StoreCorruptError(self.objects.name, self._root_handle, reason) from error
 
     async def _find_batches(self, handles: Sequence[int]) -> list[tuple[int, _Batch]]:
         """The batches among these objects that the snapshot does not cover, in order."""
@@ -249,12 +236,12 @@ class ObjectJournal:
             root = msgspec.structs.replace(self._root, position=position, levels=levels, snapshot=rest)
             await self.objects.update(self._root_handle, _encoded(root))
         except StoreWriteError as error:
-            self._refused = self._growth
+            self._refused = self.growth
             await self._take_back(made, error)
             raise
         garbage = self._chunks + self._batches
         self._root, self._chunks, self._batches, self.position = root, made, [], position
-        self._growth = self._refused = _Growth()
+        self.growth = self._refused = JournalGrowth()
         self.snapshot_bytes = len(data)
         self.snapshot_count += 1
         return garbage
@@ -290,8 +277,8 @@ class ObjectJournal:
     # ---- parts
 
     def _grow(self, batches: int = 0, batch_bytes: int = 0, data_bytes: int = 0) -> None:
-        old = self._growth
-        self._growth = _Growth(old.batches + batches, old.batch_bytes + batch_bytes, old.data_bytes + data_bytes)
+        old = self.growth
+        self.growth = JournalGrowth(old.batches + batches, old.batch_bytes + batch_bytes, old.data_bytes + data_bytes)
 
     async def _create(self, data: bytes, spend: bool) -> int:
         try:

@@ -1,4 +1,8 @@
-"""Which process is the engine of a store on regions: the one that opened the regions (C9, R8, R15)."""
+"""The engine of a store on regions is the process that opened the regions (C9, R8, R15).
+
+A process that needs the engine first tries to open the regions. If it succeeds, it starts the engine and publishes its
+address in the Global Directory; otherwise it reads there how to reach the process that has them.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +40,8 @@ DAEMON = "daemon"  # as engine_host
 NOT_NOW = (DaemonUnavailableError, NoLocalDaemonError, RegionOpenError, RegionUnavailableError, FencedError)
 
 
-class EngineElection(EngineFinder):
-    """Who owns the store now: this process if it gets the regions, else whoever published itself."""
+class RegionEngineFinder(EngineFinder):
+    """`instance` is the store instance of an engine in this process."""
 
     def __init__(
         self,
@@ -64,7 +68,7 @@ class EngineElection(EngineFinder):
         self._loop: Loop | None = None
         self._server: Server | None = None
         self._closed = False
-        self._was_reached = False
+        self._reached_before = False
         self.instance: StoreInstance | None = None
         if not create and not self._exists():
             raise StoreNotFoundError(f"store {settings.store} in {settings.directory}")
@@ -87,19 +91,19 @@ class EngineElection(EngineFinder):
                     return self._server
                 self._server = None
             try:
-                return self._become()
+                return self._start_engine()
             except RegionOpenError:
-                self._was_reached = True
-                return self._find()
+                self._reached_before = True
+                return self._published_address()
             except NOT_NOW as error:
-                if not self._was_reached:
+                if not self._reached_before:
                     raise
-                log.info("store %s: not now: %s", self.settings.store, error)
+                log.info("store %s: the engine cannot be reached now: %s", self.settings.store, error)
                 return None
 
-    def _become(self) -> Server:
+    def _start_engine(self) -> Server:
         loop = self._loop = self._loop or Loop(f"store-{self.settings.store}")
-        persistence = loop.call(self._own(loop))
+        persistence = loop.call(self._open_regions(loop))
         try:
             server = Server(
                 persistence,
@@ -114,16 +118,16 @@ class EngineElection(EngineFinder):
             raise SettingInvalidError("engine_host, engine_port", where, f"cannot listen: {error}") from error
         self.instance = persistence.instance
         try:
-            loop.call(self._watch(persistence.instance, server))
+            loop.call(self._disable_on_failure(persistence.instance, server))
             self._publish(server)
         except BaseException:
             server.close()
             raise
-        self._server, self._was_reached = server, True
+        self._server, self._reached_before = server, True
         return server
 
     @staticmethod
-    async def _watch(instance: StoreInstance, server: Server) -> None:
+    async def _disable_on_failure(instance: StoreInstance, server: Server) -> None:
         instance.on_failure(lambda error: server.disable(str(error)))
 
     def _publish(self, server: Server) -> None:
@@ -142,7 +146,7 @@ class EngineElection(EngineFinder):
             raise StoreWriteError(f"{detail}: {error.strerror or error}") from error
         log.info("store %s: served by process %d at %s:%d", self.settings.store, os.getpid(), host, port)
 
-    async def _own(self, loop: Loop) -> ReplicatedPersistence:
+    async def _open_regions(self, loop: Loop) -> ReplicatedPersistence:
         settings = self.settings
         instance = await StoreInstance.open(
             self.directory,
@@ -157,13 +161,13 @@ class EngineElection(EngineFinder):
             await instance.close()
             raise
 
-    def _find(self) -> Address | None:
+    def _published_address(self) -> Address | None:
         try:
-            told = self.directory.published_service(self.settings.store)
-            secret, certificate = bytes.fromhex(told["secret"]), told.get("certificate", "")
-            return Address(told["host"], told["port"], secret, told["incarnation"], certificate)
+            published = self.directory.published_service(self.settings.store)
+            secret, certificate = bytes.fromhex(published["secret"]), published.get("certificate", "")
+            return Address(published["host"], published["port"], secret, published["incarnation"], certificate)
         except (ValueError, KeyError):
-            return None  # the owner has the regions and has not published its address yet
+            return None  # the owner has opened the regions and not published its address yet
 
     def close(self) -> None:
         with self._lock:
