@@ -1,4 +1,4 @@
-"""A namespace of files and directories in a store, and the WebHDFS door to it (R19)."""
+"""Files and directories in a store, and the WebHDFS door to them (R19)."""
 
 from spark_jms.store.webhdfs.files import Files
 from spark_jms.store.webhdfs.options import FilesOptions, FilesStatistics

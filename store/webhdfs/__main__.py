@@ -1,4 +1,4 @@
-"""A door to try: `python -m spark_jms.store.webhdfs --memory --port N`. What it holds is gone when it ends."""
+"""A door for trials: `python -m spark_jms.store.webhdfs --memory --port N`. Its files are lost when it ends."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m spark_jms.store.webhdfs", description=__doc__)
     parser.add_argument("--memory", action="store_true", required=True, help="keep the files in this process (a trial)")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=9870, help="0 chooses one")
+    parser.add_argument("--port", type=int, default=9870, help="0 chooses a free one")
     parser.add_argument("--certificate", type=Path, help="PEM; with --key, the door speaks TLS (swebhdfs)")
     parser.add_argument("--key", type=Path)
     parser.add_argument("--tokens", type=Path, help="file of `user token` lines, mode 0600")

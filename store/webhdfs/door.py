@@ -1,11 +1,11 @@
 """The WebHDFS door: HTTP on one side, `Files` on the other.
 
-What the JVM client needs is kept here: no answer carries a Content-Type (the client that Spark ships fails on one),
-header and body leave in one write, and creating and appending go in two steps, the first of which writes nothing.
-Opening answers with the bytes at once, as HttpFS does, unless it is asked for the address (`noredirect`).
+It does what the JVM client needs: no answer carries a Content-Type (the client that Spark ships fails on one), header and
+body leave in one write, and CREATE and APPEND take two steps, the first of which writes nothing. OPEN answers with the
+bytes at once, as HttpFS does, unless the client asks for the address (`noredirect`).
 
-The door may serve the namespace itself, pass a request on to the daemon that does, or neither; then it answers 503
-with a name on which Hadoop's clients try again or go on to the next address.
+The door serves the namespace itself, or forwards the request to the daemon that does. If neither is possible it answers
+503 with an exception on which Hadoop's clients retry or try the next address.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ TOKEN_PATH = "/oauth2/token"
 FORWARDED = "X-Jmsq-Forwarded"
 Result = TypeVar("Result")
 _LOG = logging.getLogger(__name__)
-_HTTP_LOG = _LOG.getChild("http")  # aiohttp tells it a stack for every byte that is not HTTP: anybody could fill a disk
+_HTTP_LOG = _LOG.getChild(
+    "http"
+)  # aiohttp logs a stack trace for each request that is not HTTP: a client could fill the disk
 _HTTP_LOG.setLevel(logging.CRITICAL)
 _HOST = re.compile(r"^[A-Za-z0-9.\-_\[\]:]{1,255}$")
 _BODY_CHUNK_BYTES = 256 * 1024
@@ -55,10 +57,10 @@ class DoorOptions:
     tls: ssl.SSLContext | None = None
     tokens: security.Tokens | None = None
     superuser: str = "hdfs"
-    idle_timeout_ms: int = 60_000  # of a body that does not go on, either way
-    answer_at_once_bytes: int = 1024 * 1024  # a file up to this size leaves in one write
+    idle_timeout_ms: int = 60_000  # of a body that makes no progress, in either direction
+    answer_at_once_bytes: int = 1024 * 1024  # a file up to this size is sent in one write
     max_streams: int = 256
-    forward_tls: ssl.SSLContext | None = None  # to prove the other daemon's certificate by
+    forward_tls: ssl.SSLContext | None = None  # verifies the certificate of the other daemon
 
 
 @dataclass
@@ -73,8 +75,8 @@ class DoorStatistics:
 
 
 class Door:
-    """`files` yields the open namespace, or None while there is none; it is asked at every request, so it may be opened
-    anew behind the door. `forward_to` names the daemon (`host:port`) that serves it instead."""
+    """`files` returns the open namespace or None; the door calls it for every request, so the namespace may be opened again
+    behind it. `forward_to` returns the `host:port` of the daemon that serves it instead, or None."""
 
     def __init__(
         self,
@@ -92,7 +94,7 @@ class Door:
         self.port = 0
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        """Port 0 chooses one: `port` tells. SecurityConfigError on an address that asks for TLS and tokens."""
+        """Listen; port 0 chooses a free one (see `port`). SecurityConfigError on an address that needs TLS and tokens."""
         options = self.options
         security.check_binding(host, options.tls is not None, options.tokens is not None)
         self._forwarder = Forwarder(options.forward_tls if options.tls else None, options.tls is not None)
@@ -136,13 +138,13 @@ class Door:
             return await self._answer(request, user)
         except RemoteError as error:
             return self._refused(error)
-        except Exception as error:  # noqa: BLE001  the outermost edge: a client gets a body it can read, whatever it is
+        except Exception as error:  # noqa: BLE001  the outermost edge: the client gets an answer it can parse
             self._statistics.faults += 1
             _LOG.exception("webhdfs: %s %.200s", request.method, request.raw_path)
             return self._refused(FaultError(type(error).__name__))
 
     async def _answer(self, request: web.Request, user: str | None) -> web.StreamResponse:
-        if "Origin" in request.headers:  # a page in somebody's browser, which HTTP clients of this door are not
+        if "Origin" in request.headers:  # sent by a browser for a web page, and by no client of this door
             raise AccessControlError("Requests from web pages are refused")
         if request.method not in ("GET", "PUT", "POST", "DELETE"):
             raise IllegalArgumentError(f"Method {request.method} is not used by WebHDFS")
@@ -205,7 +207,7 @@ class Door:
         return _response(DoorReply(status=201, location=f"{scheme}://{caller.host}{path}"))
 
     async def _check_first(self, files: Files, parsed: DoorRequest) -> None:
-        """The first step of two: refuse early what is plain already."""
+        """In the first of two steps: refuse early if it is already certain that the second would be refused."""
         parsed.flags()
         parsed.permission(0)
         if parsed.op != "CREATE":
@@ -243,7 +245,7 @@ class Door:
                         await self._in_time(response.write(chunk[start : start + _BODY_CHUNK_BYTES]))
                 await response.write_eof()
             except (RemoteError, asyncio.TimeoutError, ConnectionError):
-                if request.transport is not None:  # the header is gone: only a short body can tell
+                if request.transport is not None:  # the header was sent already: only a short body can signal the error
                     request.transport.abort()
             return response
         finally:
@@ -252,10 +254,10 @@ class Door:
     async def _in_time(self, work: Awaitable[Result]) -> Result:
         return await asyncio.wait_for(work, self.options.idle_timeout_ms / 1000)
 
-    # ---- who asks, and where
+    # ---- authentication and addresses
 
     def _authenticated(self, request: web.Request) -> str | None:
-        """The token's user; None where no token is asked for."""
+        """The token's user; None if the door does not require tokens."""
         if self.options.tokens is None:
             return None
         token = security.bearer(request.headers.get("Authorization"))
@@ -265,9 +267,9 @@ class Door:
         return user
 
     async def _token(self, request: web.Request) -> web.StreamResponse:
-        """What Hadoop's OAuth2 providers ask: a credential (or refresh token) gives the access token: itself."""
+        """For Hadoop's OAuth2 providers: exchanges a credential or refresh token for the access token, which is the same."""
         if self.options.tokens is None or request.method != "POST":
-            raise UnauthenticatedError("There is no token to be had here")
+            raise UnauthenticatedError("This door issues no tokens")
         if (request.content_length or MAX_FORM_BYTES + 1) > MAX_FORM_BYTES:
             raise IllegalArgumentError("The form is too long or has no length")
         form = wire.form(await self._in_time(request.content.read(MAX_FORM_BYTES)))
@@ -283,8 +285,8 @@ class Door:
             self._statistics.forwarded += 1
             return await self._forwarder.forward(request, target, {FORWARDED: "1"})
         if files is not None:
-            raise RetriableError(f"The namespace is being opened anew: {files.failure}")
-        # Hadoop's client looks at the end of the message
+            raise RetriableError(f"The namespace failed and is being opened again: {files.failure}")
+        # Hadoop's client checks how the message ends
         raise StandbyError("This door does not serve the namespace now: StandbyException")
 
     def _host(self, request: web.Request) -> str:

@@ -106,7 +106,7 @@ class EditLog:
         self._blocks.discard(freed)
 
     def _wake_all(self) -> None:
-        """After a failure: whoever waits finds it in the guard."""
+        """After a failure, which those who wait find in the guard."""
         for future in (self._current, self._next):
             if future is not None and not future.done():
                 future.set_result(None)

@@ -1,7 +1,7 @@
-"""What the door refuses, by the names that Hadoop's clients know: they rebuild the Java exception from them.
+"""Refusals of the door, under the names that Hadoop's clients know: they rebuild the Java exception from them.
 
-The class name is the `exception` of the JSON body, `java_class` its `javaClassName`, `status` the HTTP status that
-HDFS answers with it. The docstring is advice for people; the message is what HDFS says, because programs read it.
+The end of `java_class` is the `exception` of the JSON body, the whole its `javaClassName`; `status` is the HTTP status of
+HDFS's answer. The docstring is advice for people; the message is HDFS's own text, because programs read it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from spark_jms.store.errors import StoreError
 
 
 class RemoteError(StoreError):
-    """The namespace refused the request; the text says why. Correct the request."""
+    """The namespace refused the request; the message has the reason. Correct the request."""
 
     java_class = "java.io.IOException"
     status = 403
@@ -25,18 +25,18 @@ class RemoteError(StoreError):
 
 
 class RemoteIOError(RemoteError):
-    """HDFS answers an IOException here. The message says what was wrong."""
+    """HDFS answers an IOException here. The message has the reason."""
 
 
 class NoSuchFileError(RemoteError):
-    """No file or directory has this path. Check it, and who else renames or deletes."""
+    """No file or directory has this path. Check the path, and whether another program renamed or deleted it."""
 
     java_class = "java.io.FileNotFoundException"
     status = 404
 
 
 class FileExistsAlreadyError(RemoteError):
-    """The path is taken. Ask for overwriting, or choose another path."""
+    """The path exists already. Overwrite it, or choose another path."""
 
     java_class = "org.apache.hadoop.fs.FileAlreadyExistsException"
 
@@ -48,7 +48,7 @@ class ParentNotDirectoryError(RemoteError):
 
 
 class NotEmptyDirectoryError(RemoteError):
-    """The directory has entries. Delete recursively, or empty it first."""
+    """The directory is not empty. Delete it recursively, or empty it first."""
 
     java_class = "org.apache.hadoop.fs.PathIsNotEmptyDirectoryException"
 
@@ -60,7 +60,7 @@ class PathComponentTooLongError(RemoteError):
 
 
 class AccessControlError(RemoteError):
-    """The permission bits do not allow it. Ask the owner."""
+    """The permission bits do not allow this access. Ask the owner."""
 
     java_class = "org.apache.hadoop.security.AccessControlException"
 
@@ -72,7 +72,7 @@ class BeingCreatedError(RemoteError):
 
 
 class LeaseExpiredError(RemoteError):
-    """The file was deleted, renamed over or created anew while this writer wrote; nothing was kept. Begin again."""
+    """The file was deleted, overwritten or taken by another writer in the meantime; nothing was kept. Write it again."""
 
     java_class = "org.apache.hadoop.hdfs.server.namenode.LeaseExpiredException"
 
@@ -84,58 +84,58 @@ class NoSpaceError(RemoteError):
 
 
 class IllegalArgumentError(RemoteError):
-    """A parameter is not what the operation takes. The message names it."""
+    """A parameter has a wrong value. The message names it."""
 
     java_class = "java.lang.IllegalArgumentException"
     status = 400
 
 
 class BadOffsetError(RemoteIOError):
-    """The range begins after the end of the file. Look at its length first."""
+    """The range begins after the end of the file. Ask for the length first."""
 
 
 class TruncateArgumentError(IllegalArgumentError):
-    """A file can be cut, not made longer. Append instead."""
+    """Truncating cannot make a file longer. Append instead."""
 
     java_class = "org.apache.hadoop.HadoopIllegalArgumentException"
 
 
 class UnsupportedError(RemoteError):
-    """This store has no such operation (snapshots, links, storage policies, erasure coding, quotas, ACLs)."""
+    """This store does not support the operation (snapshots, links, storage policies, erasure coding, quotas, ACLs)."""
 
     java_class = "java.lang.UnsupportedOperationException"
     status = 400
 
 
 class InvalidTokenError(RemoteError):
-    """This door gives no delegation tokens. Use a bearer token."""
+    """The door issues no delegation tokens. Use a bearer token."""
 
     java_class = "org.apache.hadoop.security.token.SecretManager$InvalidToken"
 
 
 class UnauthenticatedError(RemoteError):
-    """The request has no valid bearer token. Set dfs.webhdfs.oauth2.* as docs/WEBHDFS.md says."""
+    """The request has no valid bearer token. Set dfs.webhdfs.oauth2.* as in docs/WEBHDFS.md."""
 
     java_class = "org.apache.hadoop.security.authentication.client.AuthenticationException"
     status = 401
 
 
 class RetriableError(RemoteError):
-    """The namespace is being opened, or a limit is reached for a moment. Hadoop's clients try again by themselves."""
+    """The namespace is being opened, or a limit is reached for now. Hadoop's clients retry by themselves."""
 
     java_class = "org.apache.hadoop.ipc.RetriableException"
     status = 503
 
 
 class StandbyError(RemoteError):
-    """Another daemon serves the namespace, or none does yet. Clients with several addresses go on to the next."""
+    """Another daemon serves the namespace, or none does yet. Clients with several addresses try the next one."""
 
     java_class = "org.apache.hadoop.ipc.StandbyException"
     status = 503
 
 
 class FaultError(RemoteError):
-    """The door itself failed; its log has the place. Report it."""
+    """The door itself failed; its log has the stack trace. Report it."""
 
     java_class = "java.lang.RuntimeException"
     status = 500

@@ -226,7 +226,8 @@ class Files:
         return ContentWriter(self._leases.take(lease), self._leases, self._blocks, self._edits)
 
     async def _look(self, look: Callable[[], Result], undo: Callable[[Result], None] | None = None) -> Result:
-        """What `look` finds now, or how it refuses; told when everything it may have seen is durable."""
+        """Calls `look` at once; returns its result, or raises its refusal, when everything it may have seen is durable. `undo`
+        gets the result if that fails."""
         self._guard.check()
         try:
             result = look()

@@ -1,4 +1,4 @@
-"""Passing a request on to the daemon that serves the namespace, a chunk at a time both ways."""
+"""Forwards a request to the daemon that serves the namespace, a chunk at a time in both directions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IDLE_TIMEOUT_S = 60.0
 
 
 class Forwarder:
-    """Keeps the caller's Host, so that the second step of two comes back through this door."""
+    """Forwards the caller's Host header too, so that the second step of a request comes back through this door."""
 
     def __init__(self, tls: ssl.SSLContext | None, secure: bool) -> None:
         self._scheme = "https" if secure else "http"
@@ -31,7 +31,7 @@ class Forwarder:
         await self._session.close()
 
     async def forward(self, request: web.Request, target: str, mark: dict[str, str]) -> web.StreamResponse:
-        """RetriableError when the other daemon cannot be reached, or goes away before it answered."""
+        """RetriableError when the other daemon cannot be reached, or closes the connection before it answered."""
         headers = [(name, value) for name, value in request.headers.items() if name.lower() not in _HOP]
         headers += list(mark.items())
         url = URL(f"{self._scheme}://{target}{request.raw_path}", encoded=True)

@@ -1,7 +1,7 @@
 """The WebHDFS door of a daemon, and the namespace behind it (R19).
 
-The namespace is a store instance as any other, so one daemon of the cluster serves it: the first that opens it. Doors of
-the others hand requests on to that one. When it dies, the next one opens the store, with its regions, and serves.
+The namespace is a store instance like any other, so one daemon of the cluster serves it: the first that opens its regions.
+The doors of the other daemons forward requests to that one. When it dies, another daemon opens the regions and serves.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from spark_jms.store.webhdfs.options import FilesOptions
 
 CONNECTION = "webhdfs.namespace"
 RETRY_S = 0.2
-LASTING = (RegionLostError, StoreCorruptError, StoreVersionError, MemoryLimitError)  # does not go away by itself
-OBJECT_PERCENT = 4  # of a region: blocks of files are no messages
+PERMANENT = (RegionLostError, StoreCorruptError, StoreVersionError, MemoryLimitError)  # an operator has to act
+OBJECT_PERCENT = 4  # of a region: blocks of files are larger than messages
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class NamespaceDoor:
         self._files: Files | None = None
         self._instance: StoreInstance | None = None
         self._elsewhere: str | None = None
-        self._said = ""
+        self._reported = ""
         self._task: asyncio.Task[None] | None = None
         self._door = Door(lambda: self._files, self._options(), lambda: self._elsewhere)
 
@@ -113,28 +113,36 @@ class NamespaceDoor:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self._door.stop()
-        await self._give_up()
+        await self._close_namespace()
 
     async def _serve(self) -> None:
         while True:
+            failure = self._failure()
             if self._host.leaving():
-                self._elsewhere = self._told() if self._instance is None else None
-                await self._give_up()
+                self._elsewhere = self._published_door() if self._instance is None else None
+                await self._close_namespace()
             elif self._instance is None:
-                try:
-                    await self._open()
-                except RegionOpenError:
-                    self._elsewhere = self._told()
-                except (StoreError, OSError) as error:
-                    self._elsewhere = None
-                    level = logging.ERROR if isinstance(error, LASTING) and str(error) != self._said else logging.DEBUG
-                    self._said = str(error)
-                    self._log.log(level, "the namespace cannot be opened here: %s", error)
-            elif self._instance.failure is not None or (self._files is not None and self._files.failure is not None):
-                self._log.error("the namespace is opened anew: %s", self._instance.failure or self._files.failure)  # type: ignore[union-attr]
-                await self._give_up()
+                await self._try_open()
+            elif failure is not None:
+                self._log.error("the namespace failed and is opened again: %s", failure)
+                await self._close_namespace()
                 continue
             await asyncio.sleep(RETRY_S)
+
+    def _failure(self) -> BaseException | None:
+        of_instance = None if self._instance is None else self._instance.failure
+        return of_instance or (None if self._files is None else self._files.failure)
+
+    async def _try_open(self) -> None:
+        try:
+            await self._open()
+        except RegionOpenError:
+            self._elsewhere = self._published_door()
+        except (StoreError, OSError) as error:
+            self._elsewhere = None
+            is_news = isinstance(error, PERMANENT) and str(error) != self._reported
+            self._reported = str(error)
+            self._log.log(logging.ERROR if is_news else logging.DEBUG, "the namespace cannot be opened here: %s", error)
 
     async def _open(self) -> None:
         plan = self._plan
@@ -153,13 +161,13 @@ class NamespaceDoor:
             options = FilesOptions(capacity_bytes=capacity)
             self._files = await Files.open(objects, lambda: time.time_ns() // 1000, options)
         except BaseException:
-            await self._give_up()
+            await self._close_namespace()
             raise
         self._elsewhere = None
         self._host.directory.publish_service(plan.store, {"door": self.address})
         self._log.info("the WebHDFS namespace is served here")
 
-    async def _give_up(self) -> None:
+    async def _close_namespace(self) -> None:
         files, self._files = self._files, None
         instance, self._instance = self._instance, None
         if files is not None:
@@ -169,12 +177,12 @@ class NamespaceDoor:
             with contextlib.suppress(StoreError, asyncio.TimeoutError):
                 await asyncio.wait_for(instance.close(), 5.0)
 
-    def _told(self) -> str | None:
+    def _published_door(self) -> str | None:
         door = self._host.directory.published_service(self._plan.store).get("door")
         return None if door in (None, self.address) else str(door)
 
 
 def _thresholds(store: str) -> Thresholds:
-    """As the daemon's environment has them; blocks of files are larger than messages unless it says so for this store."""
+    """The daemon's environment sets them. Objects may be larger than messages unless it limits them for this very store."""
     own = f"store.replicated.{store}.MaximumMessageSizePercent"
     return parse_thresholds({own: OBJECT_PERCENT, **os.environ}, store)

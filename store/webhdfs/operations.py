@@ -1,8 +1,8 @@
 """Each operation of the WebHDFS REST document that applies to files and directories, on `Files`.
 
-The tables at the end say what exists: `SIMPLE` answers at once, `STREAMED` is the door's (a body comes or goes),
-`UNSUPPORTED` is refused by name as HDFS refuses what it was told not to do. Permissions are kept and told, not enforced:
-who may pass the door may do everything.
+The tables at the end list them: `SIMPLE` operations answer at once, `STREAMED` ones have a body and belong to the door,
+`UNSUPPORTED` ones are refused by name. Permissions are stored and reported, not enforced: a client that may use the door
+may do everything.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class DoorReply:
 
 @dataclass(frozen=True)
 class Caller:
-    """Who asks: the user, the user that owns the door, the client's address, and the address it used."""
+    """The user who asks, the user who owns the door, the client's address, and the host:port that the client used."""
 
     user: str
     superuser: str
@@ -105,7 +105,7 @@ async def get_link_target(files: Files, request: DoorRequest, caller: Caller) ->
 
 
 async def check_access(files: Files, request: DoorRequest, caller: Caller) -> DoorReply:
-    """By the bits, for the owner and the others: the door knows no groups. The door's own user may do everything."""
+    """Checks the bits of owner and others; the door knows no groups. The door's own user may do everything."""
     action = request.text("fsaction")
     if len(action) != 3 or any(have not in (bit, "-") for have, bit in zip(action, "rwx", strict=True)):
         raise IllegalArgumentError(f'Invalid value for webhdfs parameter "fsaction": {shown(action)!a}')
@@ -151,7 +151,7 @@ async def remove_xattr(files: Files, request: DoorRequest, caller: Caller) -> Do
 
 
 async def get_delegation_token(files: Files, request: DoorRequest, caller: Caller) -> DoorReply:
-    """None, as a NameNode without Kerberos says; Hadoop's clients go on without one."""
+    """Answers null like a NameNode without Kerberos; Hadoop's clients continue without a token."""
     return DoorReply(wire.json({"Token": None}))
 
 
@@ -192,7 +192,7 @@ async def set_owner(files: Files, request: DoorRequest, caller: Caller) -> DoorR
 
 
 async def set_times(files: Files, request: DoorRequest, caller: Caller) -> DoorReply:
-    """Milliseconds; -1 leaves a time as it is."""
+    """Times in milliseconds; -1 leaves a time unchanged."""
     most = wire.MAX_LONG // 1000
     modified, accessed = (request.number(name, -1, -1, most) for name in ("modificationtime", "accesstime"))
     await files.set_attributes(
@@ -227,8 +227,8 @@ async def delete(files: Files, request: DoorRequest, caller: Caller) -> DoorRepl
 
 
 async def file_checksum(files: Files, path: str) -> bytes:
-    """MD5 of the MD5s of each 128 MiB of CRC32s of each 512 bytes: what HDFS computes with dfs.checksum.type=CRC32 and
-    this block size, so equal files have equal checksums here and there."""
+    """MD5 of the MD5s of each 128 MiB of CRC32s of each 512 bytes. HDFS computes the same with dfs.checksum.type=CRC32 and
+    this block size, so equal files have equal checksums in both."""
     reader = await files.read(path)
     outer, inner, filled = hashlib.md5(usedforsecurity=False), hashlib.md5(usedforsecurity=False), 0
     blocks, rest = 0, b""
@@ -302,7 +302,7 @@ _UNSUPPORTED = {(method, op) for method, ops in UNSUPPORTED.items() for op in op
 
 
 def check_op(request: DoorRequest) -> None:
-    """Refuse what is no operation of this method, and what this store does not have."""
+    """Refuse an operation that does not exist for this HTTP method, or that this store does not support."""
     key = (request.method, request.op)
     if key in SIMPLE or key in STREAMED:
         return

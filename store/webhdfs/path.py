@@ -28,7 +28,7 @@ def join(names: tuple[str, ...]) -> str:
 
 
 def shown(text: str) -> str:
-    """For messages, which must not be as long as what a client can send."""
+    """`text` for a message, shortened: a client may send a very long one."""
     return text if len(text) <= 200 else f"{text[:200]}... ({len(text)} characters)"
 
 

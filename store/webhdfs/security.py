@@ -1,4 +1,4 @@
-"""Who may knock: bearer tokens from a file, and what may be bound to."""
+"""Authentication at the door: bearer tokens from a file, and the addresses it may bind to."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Tokens:
 
     @classmethod
     def from_file(cls, path: Path) -> Tokens:
-        """One `user token` a line, # begins a comment."""
+        """One `user token` per line; # begins a comment. SecurityConfigError names file and line."""
         check_private(path)
         digests: list[tuple[str, bytes]] = []
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
@@ -38,7 +38,7 @@ class Tokens:
         return cls(tuple(digests))
 
     def user(self, token: str) -> str | None:
-        """Every token is compared, in constant time, so that the time tells nothing."""
+        """Compares every token in constant time, so that the time tells nothing about them."""
         digest, found = _digest(token), None
         for user, known in self.digests:
             if hmac.compare_digest(digest, known):
@@ -53,7 +53,7 @@ def bearer(header: str | None) -> str | None:
 
 
 def check_binding(host: str, tls: bool, tokens: bool) -> None:
-    """SecurityConfigError when the door would be open to others without TLS and tokens."""
+    """SecurityConfigError when other machines could reach the door without TLS and tokens."""
     if not is_loopback(host) and not (tls and tokens):
         missing = " and ".join(name for name, there in (("TLS", tls), ("a token file", tokens)) if not there)
         raise SecurityConfigError(f"{host or 'every address'} is not loopback and there is no {missing}")

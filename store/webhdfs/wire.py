@@ -1,6 +1,6 @@
-"""Requests as values, and answers as bytes: what the public WebHDFS REST document says. Pure.
+"""WebHDFS requests as values and answers as bytes, after the public REST document. Pure.
 
-Numbers and names are checked here, so that whatever a client sends ends in a value or in a named error.
+All parameters are checked here: any request becomes a value or a named error.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _XATTR = re.compile(r"^(user|trusted|system|security|raw)\.[^\x00-\x1f]{1,200}$"
 
 @dataclass(frozen=True)
 class DoorRequest:
-    """One request; `op` in capitals. Parameter names are in small letters, as HDFS takes them in any case."""
+    """`op` is in upper case. Parameter names are in lower case, because HDFS ignores their case."""
 
     method: str
     path: str
@@ -71,7 +71,7 @@ class DoorRequest:
         if value in ("", "null"):
             return None
         if not re.fullmatch(r"[+-]?[0-9]{1,19}", value) or not least <= int(value) <= most:
-            raise _invalid(name, value, f"it is no number from {least} to {most}")
+            raise _invalid(name, value, f"it is not a number from {least} to {most}")
         return int(value)
 
     def permission(self, default: int) -> int:
@@ -79,7 +79,7 @@ class DoorRequest:
         if value in ("", "null"):
             return default
         if not re.fullmatch(r"[01]?[0-7]{1,3}", value):
-            raise _invalid("permission", value, "it is no octal number from 0 to 1777")
+            raise _invalid("permission", value, "it is not an octal number from 0 to 1777")
         return int(value, 8)
 
     def flags(self) -> set[str]:
@@ -91,14 +91,14 @@ class DoorRequest:
     def user(self, default: str) -> str:
         name = self.text("doas") or self.text("user.name") or default
         if not _USER.match(name):
-            raise _invalid("user.name", name, "it is no user name")
+            raise _invalid("user.name", name, "it is not a user name")
         return name
 
     def absolute(self, name: str) -> str:
         """A parameter that is a path."""
         value = self.text(name)
         if not value.startswith("/"):
-            raise _invalid(name, value, "it is no absolute path")
+            raise _invalid(name, value, "it is not an absolute path")
         return join(parts_of(value))
 
     def xattr_name(self, name: str) -> str:
@@ -108,12 +108,12 @@ class DoorRequest:
 
 
 def parse(method: str, target: str) -> DoorRequest:
-    """A request line's target. Refuses by name; never raises anything else."""
+    """Parse the target of a request line. Raises nothing but RemoteErrors."""
     if len(target) > MAX_TARGET_BYTES:
         raise IllegalArgumentError(f"The request line has {len(target)} characters, at most {MAX_TARGET_BYTES}")
     raw, _, query = target.partition("?")
     if raw != PREFIX and not raw.startswith(PREFIX + "/"):
-        raise NoSuchFileError(f"There is nothing but {PREFIX}: {shown(raw)!a}")
+        raise NoSuchFileError(f"The only path here is {PREFIX}: {shown(raw)!a}")
     path = join(parts_of(_decoded(raw[len(PREFIX) :]) or "/"))
     pairs = query.partition("#")[0].split("&") if query else []
     if len(pairs) > MAX_PARAMETERS:
@@ -128,14 +128,14 @@ def parse(method: str, target: str) -> DoorRequest:
 
 
 def xattr_value(text: str) -> bytes:
-    """As XAttrCodec reads it: 0x hexadecimal, 0s base64, else text, in quotes or not."""
+    """Decodes like XAttrCodec: 0x hexadecimal, 0s base64, else text, quoted or not."""
     try:
         if text[:2].lower() == "0x":
             return bytes.fromhex(text[2:])
         if text[:2].lower() == "0s":
             return base64.b64decode(text[2:], validate=True)
     except (ValueError, binascii.Error):
-        raise _invalid("xattr.value", text, "it is not encoded as it says") from None
+        raise _invalid("xattr.value", text, "it does not match its encoding") from None
     if len(text) >= 2 and text[0] == text[-1] == '"':
         text = text[1:-1]
     return text.encode("utf-8", "surrogatepass")
@@ -260,7 +260,7 @@ def server_defaults(block_bytes: int) -> bytes:
 
 def block_locations(value: FileStatus, host: str, offset: int, length: int) -> bytes:
     end = min(value.length, offset + length)
-    size = max(value.block_bytes, value.length // 1000 + 1)  # the answer stays small whatever block size was given
+    size = max(value.block_bytes, value.length // 1000 + 1)  # bounds the answer for a tiny block size
     found = [
         {
             "cachedHosts": [],
@@ -316,6 +316,6 @@ def _invalid(name: str, value: str, reason: str) -> IllegalArgumentError:
 
 
 def form(data: bytes) -> dict[str, str]:
-    """An application/x-www-form-urlencoded body; of a name given twice, the last counts."""
+    """Decodes an application/x-www-form-urlencoded body; the last value of a repeated name wins."""
     pairs = (pair.partition("=") for pair in data.decode("ascii", "replace").split("&"))
     return {_decoded(name.replace("+", " ")): _decoded(value.replace("+", " ")) for name, _, value in pairs}
