@@ -20,7 +20,7 @@ from benchmarks.errors import CellFailedError
 from benchmarks.jmsq import REPLICATED
 from benchmarks.measure import PAYLOAD_BYTES, Meter, settle
 from benchmarks.peers import LatencyPeer, Sender
-from benchmarks.results import Comparison, Sample
+from benchmarks.results import Sample, TargetComparison
 from benchmarks.stats import percentile, steady
 from benchmarks.workbench import Workbench
 
@@ -62,10 +62,10 @@ def run(bench: Workbench, peers: Sequence[LatencyPeer]) -> None:
     for peer in peers:
         if peer.latency_cell != "spark-kafka":
             target = 1.0 if peer.latency_cell == REPLICATED else 1.2
-            bench.recorder.compare(Comparison(P50, peer.latency_cell, "spark-kafka", target, at_least=False))
-            bench.recorder.compare(Comparison(P99, peer.latency_cell, "spark-kafka"))
+            bench.recorder.compare(TargetComparison(P50, peer.latency_cell, "spark-kafka", target, at_least=False))
+            bench.recorder.compare(TargetComparison(P99, peer.latency_cell, "spark-kafka"))
         if peer.latency_cell == REPLICATED:
-            bench.recorder.compare(Comparison(CHECKPOINT, peer.latency_cell, "jmsq", 0.6, at_least=False))
+            bench.recorder.compare(TargetComparison(CHECKPOINT, peer.latency_cell, "jmsq", 0.6, at_least=False))
     for number in range(windows):
         for peer in peers:
             bench.recorder.doing(f"latency {peer.latency_cell}")

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.measure import PAYLOAD_BYTES, Meter
-from benchmarks.results import Comparison, Sample
+from benchmarks.results import Sample, TargetComparison
 from benchmarks.workbench import Workbench
 from spark_jms.store import Handle, Put, Store, open_store
 from spark_jms.store.file.backend import FileBackend
@@ -63,7 +63,7 @@ def run(bench: Workbench) -> None:
     bench.recorder.part("store rank", rounds * (len(STORES) + 1))
     for table in map(table_of, IN_FLIGHT):
         for name, above in ABOVE.items():
-            bench.recorder.compare(Comparison(table, name, above, 1.0, at_least=False))
+            bench.recorder.compare(TargetComparison(table, name, above, 1.0, at_least=False))
     with contextlib.ExitStack() as stack:
         home = bench.new_path("ranking")
         home.mkdir(parents=True)

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from benchmarks.errors import PeerMissingError
 from benchmarks.measure import Meter
-from benchmarks.results import Absence, Comparison, Results, Sample, to_line
+from benchmarks.results import Absence, Results, Sample, TargetComparison, to_line
 from benchmarks.stats import COLD_RUN
 
 REASON_CHARACTERS = 300
@@ -84,7 +84,7 @@ class Recorder:
             self.results.absences.append(absence)
             self._write("absence", absence)
 
-    def compare(self, comparison: Comparison) -> None:
+    def compare(self, comparison: TargetComparison) -> None:
         self.results.comparisons.append(comparison)
         self._write("comparison", comparison)
 

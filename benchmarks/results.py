@@ -45,7 +45,7 @@ class Absence:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class TargetComparison:
     """`cell` over `against`; `bound` is the target of that ratio, or None."""
 
     table: str
@@ -78,7 +78,7 @@ class Results:
     options: Mapping[str, Any] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
     absences: list[Absence] = field(default_factory=list)
-    comparisons: list[Comparison] = field(default_factory=list)
+    comparisons: list[TargetComparison] = field(default_factory=list)
 
     def tables(self) -> list[str]:
         return list(dict.fromkeys(table for table, _ in self._entries()))
@@ -95,11 +95,11 @@ class Results:
     def figure(self, table: str, cell: str) -> Spread | None:
         return spread(counted(self.by_run(table, cell)).values())
 
-    def ratio(self, comparison: Comparison) -> Spread | None:
+    def ratio(self, comparison: TargetComparison) -> Spread | None:
         ours = self.by_run(comparison.table, comparison.cell)
         return spread(pair_ratios(ours, self.by_run(comparison.table, comparison.against)))
 
-    def comparison(self, table: str, cell: str) -> Comparison | None:
+    def comparison(self, table: str, cell: str) -> TargetComparison | None:
         return next((c for c in self.comparisons if (c.table, c.cell) == (table, cell)), None)
 
     def absence(self, table: str, cell: str) -> str | None:
@@ -146,7 +146,7 @@ def from_lines(lines: Iterable[str]) -> Results:
         elif kind == "absence":
             results.absences.append(Absence(**entry))
         elif kind == "comparison":
-            results.comparisons.append(Comparison(**entry))
+            results.comparisons.append(TargetComparison(**entry))
         else:
             raise ValueError(
                 f"line {number}: kind {kind!r} is not one of machine, options, sample, absence, comparison"

@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks import calls
 from benchmarks.errors import CellFailedError
 from benchmarks.measure import Meter
-from benchmarks.results import Comparison, Sample
+from benchmarks.results import Sample, TargetComparison
 from benchmarks.workbench import Workbench
 
 COMMIT_VERSIONS, COMMIT_FILES = "commit time by version", "commit time by active files"
@@ -74,7 +74,7 @@ def _compare(bench: Workbench, table: str, marks: list[Mark], bound: float | Non
         against = first.setdefault(mark.series, mark.cell)
         if against != mark.cell:
             limit = bound if mark.housekeeping else None
-            bench.recorder.compare(Comparison(table, mark.cell, against, limit, at_least=False))
+            bench.recorder.compare(TargetComparison(table, mark.cell, against, limit, at_least=False))
 
 
 def _build(
@@ -129,7 +129,7 @@ def _fill(bench: Workbench, root: Path, messages: int, tasks: int) -> None:
 
 
 @dataclass(frozen=True)
-class Opened:
+class MarkUnderTest:
     """A mark ready to be sampled: `before` is not timed."""
 
     cell: str
@@ -163,26 +163,26 @@ def _sample(bench: Workbench, table: str, marks: list[Mark], action: Action) -> 
     """One cold round and `--rounds` counted ones over all marks, in turn."""
     bench.recorder.part(table, (bench.options.rounds + 1) * len(marks))
     with contextlib.ExitStack() as stack:
-        opened: list[Opened] = []
+        opened: list[MarkUnderTest] = []
         for mark in marks:
 
             def open_one(mark: Mark = mark) -> None:
                 version, files = calls.version_and_files(mark.root, DESTINATION)
                 note = f"at version {version:,}, {files:,} active files"
-                opened.append(Opened(mark.cell, note, *action(mark, stack)))
+                opened.append(MarkUnderTest(mark.cell, note, *action(mark, stack)))
 
             bench.recorder.attempt([(table, mark.cell)], open_one)
         for number in range(bench.options.rounds + 1):
             opened = _round(bench, table, number, opened)
 
 
-def _round(bench: Workbench, table: str, number: int, opened: list[Opened]) -> list[Opened]:
+def _round(bench: Workbench, table: str, number: int, opened: list[MarkUnderTest]) -> list[MarkUnderTest]:
     """One sample of each. Noise is recorded per round, because a single call is too short for it."""
-    values: list[tuple[Opened, float]] = []
+    values: list[tuple[MarkUnderTest, float]] = []
     with Meter() as meter:
         for mark in opened:
 
-            def one(mark: Opened = mark) -> None:
+            def one(mark: MarkUnderTest = mark) -> None:
                 mark.before()
                 start = time.perf_counter()
                 mark.timed()

@@ -9,7 +9,7 @@ from benchmarks.errors import CellFailedError
 from benchmarks.jmsq import ALL, TWO
 from benchmarks.measure import input_directory, input_stream, run_to_end, settle
 from benchmarks.peers import ThroughputPeer
-from benchmarks.results import Comparison
+from benchmarks.results import TargetComparison
 from benchmarks.workbench import Workbench
 
 SINK, SOURCE = "sink", "source"
@@ -23,7 +23,7 @@ def run(bench: Workbench, peers: Sequence[ThroughputPeer]) -> None:
     bench.recorder.part("sink and source", cycles * len(_cells(bench, peers)))
     for table, cell in _cells(bench, peers):
         if cell != "spark-kafka":
-            bench.recorder.compare(Comparison(table, cell, "spark-kafka", BOUNDS.get((table, cell))))
+            bench.recorder.compare(TargetComparison(table, cell, "spark-kafka", BOUNDS.get((table, cell))))
     for cycle in range(cycles):
         first = cycle * NUMBERS_PER_RUN
         with contextlib.ExitStack() as stack:

@@ -132,7 +132,7 @@ def test_browsing_a_topic(context: Context) -> None:
         (MessageFormatError, "not both", lambda c: c.producer("orders").send(Message(), text="x")),
         (MessageFormatError, "is not a message", lambda c: c.producer("orders").send_many(["x"])),
     ],
-)  # fmt: skip
+)
 def test_errors_are_named_and_give_advice(context: Context, kind: type[JmsqError], says: str, call) -> None:  # type: ignore[no-untyped-def]
     """C2, C11"""
     with pytest.raises(kind, match=says):

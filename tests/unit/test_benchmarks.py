@@ -18,7 +18,7 @@ from rich.console import Console
 
 from benchmarks import calls, jars, latency, ranking, report, scaling
 from benchmarks.recorder import Recorder
-from benchmarks.results import Absence, Comparison, Noise, Results, Sample, from_lines, to_line
+from benchmarks.results import Absence, Noise, Results, Sample, TargetComparison, from_lines, to_line
 from benchmarks.stats import Spread, counted, pair_ratios, percentile, spread, steady
 from benchmarks.workbench import Options, Workbench
 
@@ -52,7 +52,7 @@ def results() -> Results:
     found = Results(machine={"CPU": "a | b", "cores": "2"}, options=asdict(OPTIONS))
     for run, ours, theirs in ((0, 1000, 100), (1, 150, 100), (2, 240, 120), (3, 90, 90)):
         found.samples += [sample("jmsq", run, ours), sample("spark-kafka", run, theirs)]
-    found.comparisons.append(Comparison("sink", "jmsq", "spark-kafka", 1.25))
+    found.comparisons.append(TargetComparison("sink", "jmsq", "spark-kafka", 1.25))
     return found
 
 

@@ -80,9 +80,17 @@ def test_bytes_messages(bodies: list[bytes]) -> None:
 def test_headers_keep_their_values() -> None:
     """C2, C11"""
     arguments = {
-        "text": "x", "group_id": "g", "group_seq": 3, "priority": 9, "correlation_id": "c", "reply_to": "answers",
-        "type": "t", "expiration_ms": NOW + 5, "delivery_time_ms": NOW + 1, "delivery_mode": "NON_PERSISTENT",
-    }  # fmt: skip
+        "text": "x",
+        "group_id": "g",
+        "group_seq": 3,
+        "priority": 9,
+        "correlation_id": "c",
+        "reply_to": "answers",
+        "type": "t",
+        "expiration_ms": NOW + 5,
+        "delivery_time_ms": NOW + 1,
+        "delivery_mode": "NON_PERSISTENT",
+    }
     (got,) = round_trip(compose(NOW, arguments))
     assert {name: getattr(got, name) for name in arguments} == {**arguments, "delivery_mode": 1}
     assert (got.destination, got.member, got.sequence, got.timestamp_ms) == ("orders", 0, 1, NOW)
@@ -106,9 +114,11 @@ def test_messages_of_all_kinds_in_one_batch() -> None:
     ]
     got = round_trip(*sent)
     assert [(m.text, m.body, m.map, m.group_id, dict(m.properties)) for m in got] == [
-        ("a", None, None, "g", {}), (None, b"b", None, None, {"n": 1}), (None, None, {"k": b"v"}, None, {}),
+        ("a", None, None, "g", {}),
+        (None, b"b", None, None, {"n": 1}),
+        (None, None, {"k": b"v"}, None, {}),
         (None, None, None, None, {}),
-    ]  # fmt: skip
+    ]
 
 
 def test_received_message_as_template() -> None:
