@@ -46,12 +46,12 @@ class MemoryBackend(Backend):
         self._pid = os.getpid()
 
     def read(self, question: Callable[[Ledger], T]) -> T:
-        self._check()
+        self._require_own_process()
         with self._lock:
             return question(self._ledger)
 
     def write(self, plan: Callable[[Transaction], T]) -> T:
-        self._check()
+        self._require_own_process()
         with self._lock:
             transaction = Transaction(self._ledger)
             try:
@@ -107,7 +107,7 @@ class MemoryBackend(Backend):
     def release(self) -> None:
         """The content stays for the next one who opens the same name."""
 
-    def _check(self) -> None:
+    def _require_own_process(self) -> None:
         if self._pid != os.getpid():
             raise StoreClosedError("this memory store belongs to the parent process; a forked child cannot share it")
 

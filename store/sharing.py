@@ -8,17 +8,56 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
+from spark_jms.store.errors import StoreClosedError
+
+
+class UserCount:
+    """How many stores of this process use a backend. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._count = 1
+
+    def retain(self) -> bool:
+        """Counts one user more. False when the last one has already left."""
+        with self._lock:
+            self._count += not self.closed
+            return not self.closed
+
+    def release(self) -> bool:
+        """Counts one user less. True for the last one, which closes the backend; False in a forked child."""
+        if not self.is_own_process():
+            return False
+        with self._lock:
+            self._count -= 1
+            if self.closed or self._count > 0:
+                return False
+            self.closed = True
+            return True
+
+    def is_own_process(self) -> bool:
+        """False in a forked child."""
+        return self._pid == os.getpid()
+
+    def require_open(self) -> None:
+        if not self.is_own_process():
+            raise StoreClosedError("the parent of this forked process opened the store")
+        if self.closed:
+            raise StoreClosedError("the store is closed")
+
 
 class Retained(Protocol):
     def retain(self) -> bool:
-        """One user more; False when the last one has closed it."""
+        """Counts one user more. False when the last one has already left."""
 
 
 B = TypeVar("B", bound=Retained)
 
 
 class SharedBackends(Generic[B]):
-    """By key. A forked child begins with none: what the parent has open is the parent's."""
+    """By key. A forked child starts without any: the open backends belong to the parent."""
 
     def __init__(self) -> None:
         self._backends: dict[tuple[str, int], B] = {}

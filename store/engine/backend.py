@@ -33,6 +33,7 @@ from spark_jms.store.errors import OutcomeUnknownError, StoreError
 from spark_jms.store.ledger.group import Drain, GroupCommit, GroupRequest, serve
 from spark_jms.store.ledger.ledger import Ledger
 from spark_jms.store.ledger.session import Backend, Transaction
+from spark_jms.store.sharing import UserCount
 
 log = logging.getLogger("store.served")
 T = TypeVar("T")
@@ -52,14 +53,14 @@ class EngineBackend(Backend):
         clock_ms: Clock = monotonic_ms,
         sleep_ms: Callable[[float], None] = lambda ms: time.sleep(ms / 1000.0),
     ) -> None:
-        self._pid = os.getpid()
-        self._lock = threading.Lock()  # of the user count and the statistics
-        self._user_count = 1
+        self._users = UserCount()
+        self._lock = threading.Lock()  # of the statistics
         self._append_count = self._append_bytes = 0
         self._heartbeat = SessionHeartbeat(self.beat, session_timeout_ms)
         self._route = EngineRoute(
             finder,
             self._announce,
+            self._users,
             limit_ms=limit_ms,
             patience_s=min(PATIENCE_LIMIT_S, session_timeout_ms / 2000.0),
             clock_ms=clock_ms,
@@ -157,7 +158,7 @@ class EngineBackend(Backend):
         self.beat()
 
     def detach(self, session_id: str) -> None:
-        if self._pid == os.getpid():
+        if self._users.is_own_process():
             self._heartbeat.discard(session_id)
 
     def beat(self) -> None:
@@ -189,19 +190,11 @@ class EngineBackend(Backend):
         return self._route.reconnect_count
 
     def retain(self) -> bool:
-        """Count one user more. False when the last one has closed the backend already."""
-        with self._lock:
-            self._user_count += not self._route.closed
-            return not self._route.closed
+        return self._users.retain()
 
     def release(self) -> None:
-        if self._pid != os.getpid():
+        if not self._users.release():
             return
-        with self._lock:
-            self._user_count -= 1
-            if self._route.closed or self._user_count > 0:
-                return
-            self._route.refuse()
         self._heartbeat.stop()
         self._route.close()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import random
 import secrets
 import threading
@@ -23,7 +22,8 @@ from spark_jms.store.engine.local_access import LocalAccess
 from spark_jms.store.engine.persistence import Clock
 from spark_jms.store.engine.remote_access import RemoteAccess
 from spark_jms.store.engine.server import Server
-from spark_jms.store.errors import StoreBusyError, StoreClosedError
+from spark_jms.store.errors import StoreBusyError
+from spark_jms.store.sharing import UserCount
 
 log = logging.getLogger("store.served")
 T = TypeVar("T")
@@ -39,6 +39,7 @@ class EngineRoute:
         self,
         finder: EngineFinder,
         announce: Callable[[Access], object],
+        users: UserCount,
         *,
         limit_ms: float,
         patience_s: float,
@@ -53,8 +54,7 @@ class EngineRoute:
         self.reconnect_count = 0
         self._announce = announce
         self._patience_s = patience_s
-        self._pid = os.getpid()
-        self._closed = False
+        self._users = users
         self._connecting = threading.RLock()
         self._replica = LedgerReplica()
         self._current: Access | None = None
@@ -66,7 +66,7 @@ class EngineRoute:
 
     @property
     def closed(self) -> bool:
-        return self._closed
+        return self._users.closed
 
     def access(self) -> Access:
         return self._current or self.replace(None)
@@ -143,17 +143,9 @@ class EngineRoute:
         return run
 
     def check_open(self) -> None:
-        if self._pid != os.getpid():
-            raise StoreClosedError("the store was opened by the parent of this forked process")
-        if self._closed:
-            raise StoreClosedError("the store is closed")
-
-    def refuse(self) -> None:
-        """From now on `check_open` raises StoreClosedError."""
-        self._closed = True
+        self._users.require_open()
 
     def close(self) -> None:
-        self.refuse()
         with self._connecting:
             if self._current is not None:
                 self._current.close()

@@ -1,7 +1,7 @@
-"""The file backend: concurrent requests of one process become one write, several processes share one journal.
+"""The file backend: concurrent requests of one process share one write, and several processes share one journal.
 
-Who leads a group commit (group.py) takes the journal lock, runs all plans that have queued up meanwhile on the newest
-ledger, writes their entries as one frame and syncs once. A plan sees what the plans before it did.
+The leader of a group commit (ledger/group.py) takes the journal lock, runs all plans that are queued by then on the newest
+ledger, writes their entries as one frame and syncs once. Each plan sees the entries of the plans before it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import TypeVar
 from spark_jms.store.contract import StoreStatistics
 from spark_jms.store.errors import (
     StoreBusyError,
-    StoreClosedError,
     StoreError,
     StoreFullError,
     StoreNotFoundError,
@@ -31,12 +30,13 @@ from spark_jms.store.file.session_locks import SessionLocks
 from spark_jms.store.ledger.group import Drain, GroupCommit, GroupRequest, finish
 from spark_jms.store.ledger.ledger import Ended, Ledger
 from spark_jms.store.ledger.session import Backend, Transaction
+from spark_jms.store.sharing import UserCount
 
 T = TypeVar("T")
 
 
 class FileBackend(Backend):
-    """One per directory and process; shared by all stores that are opened on it."""
+    """One per directory and process, shared by all stores that are opened on it. Thread-safe."""
 
     def __init__(
         self,
@@ -50,9 +50,7 @@ class FileBackend(Backend):
         disk: Disk | None = None,
         clock_ms: Callable[[], float] | None = None,
     ) -> None:
-        self._pid = os.getpid()
-        self._closed = False
-        self._user_count = 1
+        self._users = UserCount()
         self._clock_ms = clock_ms or (lambda: time.monotonic() * 1000.0)
         self._disk = disk or Disk()
         self._group = GroupCommit(self._lead)
@@ -82,17 +80,17 @@ class FileBackend(Backend):
 
     def read(self, question: Callable[[Ledger], T]) -> T:
         try:
-            return self._ask(question)
+            return self._read(question)
         except StoreBusyError:
-            # The hint is unreadable or missing: its writer died in the middle, or somebody removed the lock file. A
-            # round as the leader looks the journal through and writes a new one.
+            # The hint is unreadable or missing: its writer died while it wrote the hint, or the lock file was removed. An
+            # empty write reads the whole journal and writes a new hint.
             self.write(lambda _: None)
-            return self._ask(question)
+            return self._read(question)
 
-    def _ask(self, question: Callable[[Ledger], T]) -> T:
-        self._check()
+    def _read(self, question: Callable[[Ledger], T]) -> T:
+        self._users.require_open()
         with self._mirror:
-            self._check()
+            self._users.require_open()
             try:
                 self._journal.refresh()
             except OSError as error:
@@ -100,7 +98,7 @@ class FileBackend(Backend):
             return question(self._journal.ledger)
 
     def write(self, plan: Callable[[Transaction], T]) -> T:
-        self._check()
+        self._users.require_open()
         return self._group.write(plan)
 
     def _lead(self, drain: Drain) -> None:
@@ -108,18 +106,18 @@ class FileBackend(Backend):
             clean = False
             try:
                 try:
-                    self._check()
+                    self._users.require_open()
                     dirty = self._lock.acquire()
                 except (OSError, StoreError) as error:
                     finish(drain(), _named(error))
                     return
                 with self._mirror:
-                    clean = self._serve(drain(), dirty)
+                    clean = self._write_round(drain(), dirty)
             finally:
                 self._lock.release(clean)
 
-    def _serve(self, requests: list[GroupRequest], dirty: bool) -> bool:
-        """One round as the leader. True when the journal is known to end with a good frame."""
+    def _write_round(self, requests: list[GroupRequest], dirty: bool) -> bool:
+        """One write as the leader. True when the journal is known to end with a good frame."""
         caught_up = False
         try:
             self._journal.catch_up(dirty, self._create)
@@ -129,16 +127,16 @@ class FileBackend(Backend):
                 request.run(transaction)
             self._journal.append(transaction.entries)
         except BaseException as error:
-            finish(requests, _named(error))  # whatever it is: nobody may wait for ever
+            finish(requests, _named(error))  # also of an interrupt: the other callers must not wait for ever
             if isinstance(error, StoreError):
                 return caught_up and self._journal.sound
             if isinstance(error, OSError):
                 return False
             raise
         finish(requests, None)
-        return self._tidy(transaction)
+        return self._housekeeping(transaction)
 
-    def _tidy(self, transaction: Transaction) -> bool:
+    def _housekeeping(self, transaction: Transaction) -> bool:
         ended = [name for entry in transaction.entries if isinstance(entry, Ended) for name in entry.session_ids]
         self._session_locks.remove_ended(ended)
         wanted, self._compact_wanted = self._compact_wanted, False
@@ -146,18 +144,18 @@ class FileBackend(Backend):
         return self._journal.sound
 
     def attach(self, session_id: str, label: str) -> None:
-        self._check()
+        self._users.require_open()
         try:
             self._session_locks.attach(session_id, label)
         except OSError as error:
             raise write_error(error, self._session_locks.directory) from error
 
     def detach(self, session_id: str) -> None:
-        if self._pid == os.getpid():
+        if self._users.is_own_process():
             self._session_locks.detach(session_id)
 
     def alive(self, session_ids: Collection[str]) -> frozenset[str]:
-        self._check()
+        self._users.require_open()
         try:
             return self._session_locks.alive(session_ids)
         except OSError as error:
@@ -173,12 +171,12 @@ class FileBackend(Backend):
         return self._journal.statistics()
 
     def compact(self) -> str:
-        """The journal begins anew with what it holds now; others follow."""
+        """Starts a new generation of the journal; the other processes follow. StoreFullError when there is no room for it."""
         before, failed = self._size(), self._journal.failed_compaction_count
         self._compact_wanted = True
         self.write(lambda _: None)
         if self._journal.failed_compaction_count > failed:
-            raise StoreFullError(f"{self._journal.directory}: no room for the new journal; the old one is as it was")
+            raise StoreFullError(f"{self._journal.directory}: no room for a new journal; the old one is unchanged")
         return f"compacted: {before:,} bytes before, {self._size():,} after"
 
     def _size(self) -> int:
@@ -187,31 +185,18 @@ class FileBackend(Backend):
             return os.path.getsize(self._journal.path)
 
     def retain(self) -> bool:
-        """One user more; False when the last one has closed it already."""
-        with self._round:
-            self._user_count += not self._closed
-            return not self._closed
+        return self._users.retain()
 
     def release(self) -> None:
-        if self._pid != os.getpid():
+        if not self._users.release():
             return
         with self._round, self._mirror:
-            self._user_count -= 1
-            if self._closed or self._user_count > 0:
-                return
-            self._closed = True
             self._session_locks.close()
             self._journal.close()
             self._lock.close()
 
-    def _check(self) -> None:
-        if self._pid != os.getpid():
-            raise StoreClosedError("the store was opened by the parent of this forked process")
-        if self._closed:
-            raise StoreClosedError("the store is closed")
-
     def abandon(self) -> None:
-        """In a forked child, without any lock: one of the parent's threads may have held it at the fork."""
+        """In a forked child. It takes no lock, since a thread of the parent may have held it at the fork."""
         for drop in (self._session_locks.abandon, self._journal.close, self._lock.close):
             with contextlib.suppress(OSError):
                 drop()

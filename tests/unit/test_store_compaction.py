@@ -140,7 +140,7 @@ def bury(store: FileStore) -> None:
     if heart._thread is not None:
         heart._thread.join()
     backend.abandon()
-    backend._closed = True
+    backend._users.closed = True
 
 
 def run_until_crash(path: Path, steps: int) -> tuple[int, bool]:
