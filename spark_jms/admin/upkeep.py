@@ -6,7 +6,6 @@ import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
 
 from spark_jms.admin.records import OpenRecords, opened_records
 from spark_jms.claims import views
@@ -161,15 +160,15 @@ class AcknowledgementState:
 
 
 def acknowledgement_states(
-    domain: Domain, store: Store, destination: str, rows: Sequence[tuple[Any, ...]]
+    domain: Domain, store: Store, destination: str, rows: Sequence[views.AcknowledgementRow]
 ) -> list[AcknowledgementState]:
     """Of every subscription and member; `rows` as views.acknowledgements gives them, oldest first."""
     declared = domain.log(destination).snapshot.destination
-    there = {(row[1], row[2]) for row in rows}
+    there = {(row.subscription, row.member) for row in rows}
     keys = there | {(name, member) for name in declared.subscription_names() for member in range(declared.members)}
     out = []
     for name, member in sorted(keys):
-        own = [row for row in rows if (row[1], row[2]) == (name, member)]
+        own = [row for row in rows if (row.subscription, row.member) == (name, member)]
         state = read_state(store, record_name(destination, name or QUEUE_SUBSCRIPTION, member))
         position = domain.acknowledgements(destination).snapshot.transactions.get(position_id(name, member), 0)
         last = own[-1] if own else None
@@ -178,10 +177,10 @@ def acknowledgement_states(
                 name,
                 member,
                 len(own),
-                sum(row[7] for row in own),
+                sum(row.messages for row in own),
                 sum(a.position > position for a in state.outbox),
-                last[3] if last else None,
-                last[6] if last else None,
+                last.consumer if last else None,
+                last.acknowledged if last else None,
             )
         )
     return out

@@ -1,4 +1,4 @@
-"""What there is to see of a destination: for the browser, the command line and `stat` (C13, C14, C16). Reads only."""
+"""Rows about a destination for people: claims, subscriptions, acknowledgements (C13, C14, C16). Only reads."""
 
 from __future__ import annotations
 
@@ -49,6 +49,21 @@ class SubscriptionRow:
     epoch: int
 
 
+@dataclass(frozen=True)
+class AcknowledgementRow:
+    destination: str
+    subscription: str
+    member: int
+    consumer: str
+    claim: str
+    epoch: int
+    acknowledged: datetime
+    messages: int
+    first: int
+    last: int
+    ranges: str  # JSON
+
+
 def as_row(row: Any) -> tuple[Any, ...]:
     return tuple(getattr(row, field.name) for field in fields(row))
 
@@ -80,7 +95,7 @@ def subscriptions_of(domain: Domain, destination: str, only: str | None) -> list
 
 
 def states(domain: Domain, store: Store, destination: str, subscription: str | None) -> dict[int, RecordSet]:
-    """member -> state of the queue, or of the topic's subscription; {} for a topic when none is named."""
+    """member -> state of the queue, or of the topic's subscription; {} for a topic without a named subscription."""
     declared = domain.log(destination).refresh().destination
     if declared.is_topic and subscription is None:
         return {}
@@ -149,19 +164,17 @@ def subscriptions(
 
 def acknowledgements(
     domain: Domain, store: Store, destination: str, subscription: str | None = None
-) -> list[tuple[Any, ...]]:
-    """Rows of the acknowledgement table and those that still wait in an outbox for it, oldest first."""
+) -> list[AcknowledgementRow]:
+    """Rows of the acknowledgement table and of the outboxes that wait for it, oldest first."""
     table = domain.acknowledgements(destination)
-    rows = _waiting(
-        domain, store, destination, subscription
-    )  # before the table, so that none is missed between the two
+    rows = _waiting(domain, store, destination, subscription)  # before the table: a row may move there meanwhile
     for member, files in sorted(table.refresh().members.items()):
         for file in files.files:
             with table.storage.open_input(file.path) as source:
                 for row in pq.read_table(source).to_pylist():
                     if subscription in (None, row["subscription"]):
-                        rows.append(
-                            (
+                        rows.add(
+                            AcknowledgementRow(
                                 destination,
                                 row["subscription"],
                                 member,
@@ -175,16 +188,16 @@ def acknowledgements(
                                 row["ranges"],
                             )
                         )
-    return sorted(set(rows), key=lambda r: r[6])
+    return sorted(rows, key=lambda row: row.acknowledged)
 
 
-def _waiting(domain: Domain, store: Store, destination: str, subscription: str | None) -> list[tuple[Any, ...]]:
-    rows = []
+def _waiting(domain: Domain, store: Store, destination: str, subscription: str | None) -> set[AcknowledgementRow]:
+    rows = set()
     for name in subscriptions_of(domain, destination, subscription):
         for member in range(domain.log(destination).snapshot.destination.members):
             for a in read_state(store, record_name(destination, name, member)).outbox:
-                rows.append(
-                    (
+                rows.add(
+                    AcknowledgementRow(
                         destination,
                         name,
                         member,
@@ -202,7 +215,7 @@ def _waiting(domain: Domain, store: Store, destination: str, subscription: str |
 
 
 def is_empty(domain: Domain, store: Store, destination: str, member: int) -> bool:
-    """Every subscription is done with all messages of this member."""
+    """Every subscription has finished all messages of this member."""
     snapshot = domain.log(destination).refresh()
     last = snapshot.last_sequence(member)
     everything = Ranges.of((1, last))

@@ -212,19 +212,6 @@ def acks(settings: CommandSettings, destination: str, limit: int) -> None:
     from spark_jms.admin.upkeep import acknowledgement_states
     from spark_jms.claims import views
 
-    names = (
-        "destination",
-        "subscription",
-        "member",
-        "consumer",
-        "claim",
-        "epoch",
-        "acknowledged",
-        "messages",
-        "first",
-        "last",
-        "ranges",
-    )
     with settings.opened() as (domain, store):
         domain.log(destination)
         rows = views.acknowledgements(domain, store, destination)
@@ -237,14 +224,17 @@ def acks(settings: CommandSettings, destination: str, limit: int) -> None:
                 "destination": destination,
                 "version": version,
                 "members": states,
-                "rows": [dict(zip(names, row, strict=True)) for row in newest],
+                "rows": [asdict(row) for row in newest],
             }
         )
         return
     columns = ("subscription", "member", "rows", "messages", "waiting", "last consumer", "last acknowledged")
     settings.out.table(f"Acknowledgements of {destination}", columns, [views.as_row(s) for s in states], "nothing yet")
     if newest:
-        shown = [(r[6], r[1], r[2], r[7], r[8], r[9], r[3], r[4]) for r in reversed(newest)]
+        shown = [
+            (r.acknowledged, r.subscription, r.member, r.messages, r.first, r.last, r.consumer, r.claim)
+            for r in reversed(newest)
+        ]
         fields = ("acknowledged", "subscription", "member", "messages", "first", "last", "consumer", "claim")
         settings.out.table("Newest", fields, shown, "")
 

@@ -55,10 +55,7 @@ class JmsqReader(DataSourceReader):
 
         o = self.options
         domain = Domain(o.root)
-        if o.view == "acknowledgements":
-            with views.opened_store(domain) as store:
-                return [ViewPartition(views.acknowledgements(domain, store, o.destination, o.subscription))]
-        if o.view in ("claims", "subscriptions"):
+        if o.view in ("acknowledgements", "claims", "subscriptions"):
             with views.opened_store(domain) as store:
                 rows = getattr(views, o.view)(domain, store, o.destination, o.subscription)
             return [ViewPartition([views.as_row(row) for row in rows])]

@@ -112,7 +112,7 @@ def test_acknowledgements_reach_their_table(client_root: str) -> None:
             assert message is not None
             message.acknowledge()
         rows = acknowledgements(context.domain, context.store, "orders")
-        assert [(row[7], row[8], row[9]) for row in rows] == [(1, 1, 1)]
+        assert [(row.messages, row.first, row.last) for row in rows] == [(1, 1, 1)]
 
 
 # -- receiving ---------------------------------------------------------------------------------------------------------
