@@ -15,19 +15,19 @@ _numbers = itertools.count(1)
 
 
 def first_port() -> int:
-    """Of a block of this test process: below what the system gives to clients, not that of another worker of the run."""
+    """The first port of this test process: below the range that the system gives to clients, and apart from other workers."""
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     return 10_000 + (worker % 2 * 10 + os.getpid() % 10) * 1_000
 
 
 def segments(path: Path) -> set[Path]:
-    """The shared memory of this cluster's daemons, living or not."""
+    """The shared memory of this cluster's daemons, dead ones included."""
     mark = hashlib.sha256(os.path.realpath(path).encode()).hexdigest()[:8]
     return set(Path("/dev/shm").glob(f"rs{mark}-*"))
 
 
 class Daemons:
-    """`count` daemons in one Global Directory. Each store name is used once."""
+    """`count` daemons in one Global Directory. Each test uses store names of its own."""
 
     def __init__(
         self,
@@ -64,6 +64,6 @@ class Daemons:
     def close(self) -> None:
         for process in self.processes.values():
             if process.poll() is None:
-                process.kill()  # also of a stopped one
+                process.kill()  # works on a stopped process too
         for process in self.processes.values():
             process.wait()

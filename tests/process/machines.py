@@ -1,5 +1,5 @@
-"""Several machines on one: each has its own network, name, and processes (namespaces of the kernel); files are shared, as
-on NFS. Their network can be cut, and a machine can go down with all that runs on it. Needs root."""
+"""Several machines on one: each has its own network, name, and processes (kernel namespaces), and all share files, as on
+NFS. A test can cut a machine's network, or power it off with everything that runs on it. Needs root."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPACES = ("--net", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child")
 
 
 def why_not() -> str:
-    """ "" when this machine can be several."""
+    """Why this machine cannot be several; "" when it can."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "needs root on Linux, for namespaces"
     if missing := [tool for tool in ("unshare", "nsenter", "ip") if shutil.which(tool) is None]:
@@ -41,35 +41,39 @@ class Machine:
         wait_until(lambda: bool(_children(self._holder.pid)), 10.0)
         self._first = _children(self._holder.pid)[0]
         wait_until(lambda: Path(f"/proc/{self._first}/comm").read_text().strip() == "sleep", 10.0)
-        _run("nsenter", "-t", switch, "-n", "ip", "link", "add", "name", f"m{number}", "type", "veth", "peer", "name", "eth0",
-             "netns", self._first)  # fmt: skip
-        _run("nsenter", "-t", switch, "-n", "ip", "link", "set", f"m{number}", "master", "switch", "up")
+        cable = f"m{number}"
+        _in_network(switch, "link", "add", "name", cable, "type", "veth", "peer", "name", "eth0", "netns", self._first)
+        _in_network(switch, "link", "set", cable, "master", "switch", "up")
         for words in (
             ("addr", "add", f"{self.address}/24", "dev", "eth0"),
             ("link", "set", "eth0", "up"),
             ("link", "set", "lo", "up"),
         ):
-            _run("nsenter", "-t", self._first, "-n", "ip", *words)
+            _in_network(self._first, *words)
         _run("nsenter", "-t", self._first, "-u", "hostname", f"machine{number}")
 
     def command(self, words: Sequence[object]) -> list[str]:
-        """To run it there."""
+        """The command that runs these words on this machine."""
         return ["nsenter", "-t", str(self._first), "-n", "-u", "-p", "-m", *map(str, words)]
 
     def start(self, words: Sequence[object], environment: dict[str, str], out: Path) -> subprocess.Popen[bytes]:
         with open(out, "ab") as file:
             return subprocess.Popen(
-                self.command(words), cwd=PROJECT, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+                self.command(words),
+                cwd=PROJECT,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
                 env={**os.environ, **environment},
-            )  # fmt: skip
+            )
 
     def plug(self, connected: bool) -> None:
-        """The network cable."""
+        """Connects or cuts the network cable."""
         state = "up" if connected else "down"
-        _run("nsenter", "-t", self._switch, "-n", "ip", "link", "set", f"m{self.number}", state)
+        _in_network(self._switch, "link", "set", f"m{self.number}", state)
 
     def power_off(self) -> None:
-        """All its processes are gone, without a word to anybody: its connections just end to answer."""
+        """Ends all its processes at once. Their connections are not closed; they stop answering."""
         self.plug(False)
         self._holder.kill()
         self._holder.wait()
@@ -81,8 +85,8 @@ class Machines:
         wait_until(lambda: Path(f"/proc/{self._holder.pid}/comm").read_text().strip() == "sleep", 10.0)
         self.all: list[Machine] = []
         try:
-            _run("nsenter", "-t", self._holder.pid, "-n", "ip", "link", "add", "name", "switch", "type", "bridge")
-            _run("nsenter", "-t", self._holder.pid, "-n", "ip", "link", "set", "switch", "up")
+            _in_network(self._holder.pid, "link", "add", "name", "switch", "type", "bridge")
+            _in_network(self._holder.pid, "link", "set", "switch", "up")
             for number in range(count):
                 self.all.append(Machine(number, self._holder.pid))
         except BaseException:
@@ -101,7 +105,7 @@ class Machines:
 
 
 def kill(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
-    """What nsenter has started, and it; twice is no error."""
+    """Kills the children that nsenter has started, and nsenter. A second call does nothing."""
     if process.poll() is not None:
         return
     for child in _children(process.pid):
@@ -113,6 +117,11 @@ def kill(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
 
 def _children(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _in_network(pid: int, *words: object) -> None:
+    """Runs `ip` in the network of this process."""
+    _run("nsenter", "-t", pid, "-n", "ip", *words)
 
 
 def _run(*words: object) -> None:

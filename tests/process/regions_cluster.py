@@ -1,4 +1,4 @@
-"""Real daemons and clients of a replicated store, what may happen to them, and the account at the end."""
+"""Real daemons and clients of a region store, faults for them, and the account at the end."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from tests.process.regions_writer import CONNECTION, REGION_BYTES, THRESHOLDS, A
 PROJECT = Path(__file__).parents[2]
 MB = 1 << 20
 LARGE = Thresholds(maximum_message_size_percent=50)
-SETTLE_S = 60.0
-BUFFERED_S = 0.3  # what was under way may still be acknowledged after a fault
+COPIES_S = 60.0
+BUFFERED_S = 0.3  # writes under way may still be acknowledged after a fault
 
 
 class FaultyDaemons(Daemons):
-    """Started by hand, so that SIGUSR2 cuts a daemon's connections."""
+    """Daemons that drop all their connections on SIGUSR2."""
 
     def start(self, index: int) -> None:
         self.cluster.directory.prepare()
@@ -42,14 +42,19 @@ class FaultyDaemons(Daemons):
         command = [sys.executable, "-m", "tests.process.regions_daemon", "-dir", str(self.path)]
         with open(logs / f"start_{index:03d}.out", "ab") as out:
             self.processes[index] = subprocess.Popen(
-                [*command, "-localindex", str(index)], cwd=PROJECT, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-                start_new_session=True, env={**os.environ, **self.environment},
-            )  # fmt: skip
+                [*command, "-localindex", str(index)],
+                cwd=PROJECT,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                env={**os.environ, **self.environment},
+            )
 
     def living(self) -> list[int]:
         return [index for index, process in self.processes.items() if process.poll() is None]
 
-    def said(self) -> str:
+    def output(self) -> str:
         return "\n".join(path.read_text(errors="replace") for path in sorted((self.path / "logs").iterdir()))
 
 
@@ -64,8 +69,8 @@ def lists(path: Path, localindex: int) -> tuple[Sequence[DaemonInfo], Sequence[R
         admin.close()
 
 
-def settled(path: Path, daemons: Sequence[int], localindex: int = 0) -> bool:
-    """All these daemons see each other, and each region has two whole copies."""
+def has_all_copies(path: Path, daemons: Sequence[int], localindex: int = 0) -> bool:
+    """Whether all these daemons see each other, and each region has two complete copies."""
     try:
         for index in daemons:
             infos, regions = lists(path, index)
@@ -79,7 +84,7 @@ def settled(path: Path, daemons: Sequence[int], localindex: int = 0) -> bool:
 
 
 async def opened(path: Path, store: str, daemon: int, region_mb: int = 1, limit_s: float = 60.0) -> StoreInstance:
-    """At this very daemon, as soon as it may have the store."""
+    """Opens the store at this daemon, as soon as the daemon can have it."""
     deadline_s = time.monotonic() + limit_s
     while True:
         try:
@@ -103,12 +108,12 @@ async def store_at(path: Path, store: str, daemon: int, region_mb: int = 1) -> A
         await instance.close()
 
 
-def settle(daemons: FaultyDaemons) -> None:
-    wait_until(lambda: settled(daemons.path, daemons.living()), 60.0, "two copies of each region")
+def wait_for_copies(daemons: FaultyDaemons) -> None:
+    wait_until(lambda: has_all_copies(daemons.path, daemons.living()), 60.0, "two copies of each region")
 
 
-def gone_at(daemons: FaultyDaemons, index: int, by: int) -> float:
-    wait_until(lambda: not lists(daemons.path, by)[0][index].up, 30.0, f"daemon {index} is missed")
+def wait_until_missed(daemons: FaultyDaemons, index: int, by: int) -> float:
+    wait_until(lambda: not lists(daemons.path, by)[0][index].up, 30.0, f"the others miss daemon {index}")
     return time.monotonic()
 
 
@@ -122,14 +127,17 @@ class WriterProcess:
         with open(self.out, "ab") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tests.process.regions_writer", str(path), store, str(seed), str(self.journal)],
-                cwd=PROJECT, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-            )  # fmt: skip
+                cwd=PROJECT,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+            )
 
     def account(self) -> Account:
         return Account.of(self.journal)
 
     def outage_s(self, since_s: float) -> float | None:
-        """The longest time without an acknowledgement since that moment; None as long as it may still go on."""
+        """The longest time without an acknowledgement since that moment; None while it may still last."""
         self._read()
         first = bisect_right(self._acknowledged, since_s)
         last_s, longest_s = since_s, 0.0
@@ -140,7 +148,7 @@ class WriterProcess:
         return None
 
     def _read(self) -> None:
-        """What is new in the journal."""
+        """Reads what the writer has added to its journal."""
         if not self.journal.exists():
             return
         with open(self.journal, "rb") as file:
@@ -153,7 +161,7 @@ class WriterProcess:
             if line.startswith(b"a "):
                 self._acknowledged.append(float(line.split()[3]))
 
-    def must_live(self) -> None:
+    def check_alive(self) -> None:
         if self.process.poll() is not None:
             raise AssertionError(f"{self.store} ended: {self.out.read_text()[-4000:]}")
 
@@ -169,7 +177,7 @@ class WriterProcess:
 
 
 def audit(path: Path, store: str, account: Account) -> int:
-    """Opens the store and compares; how many objects it has."""
+    """Opens the store, compares it with the account, and returns the number of its objects."""
 
     async def look() -> int:
         instance = await StoreInstance.open(
@@ -188,28 +196,28 @@ def audit(path: Path, store: str, account: Account) -> int:
 @dataclass(frozen=True)
 class Outage:
     kind: str
-    seconds: float  # the longest that one of the clients had no write acknowledged
+    seconds: float  # the longest time in which a client had no write acknowledged
 
 
 KINDS = ("kill", "stop", "cut", "cut client")
 
 
 class Storm:
-    """Random faults from one seed, each when every region has two whole copies again."""
+    """Random faults from one seed. Each waits until every region has two complete copies again."""
 
     def __init__(self, daemons: FaultyDaemons, writers: Sequence[WriterProcess], seed: int) -> None:
         self._daemons, self._writers = daemons, writers
         self._random = random.Random(seed)
         self.outages: list[Outage] = []
 
-    def settle(self) -> None:
+    def wait_for_copies(self) -> None:
         for writer in self._writers:
-            writer.must_live()
+            writer.check_alive()
         indexes = list(self._daemons.processes)
-        wait_until(lambda: settled(self._daemons.path, indexes), SETTLE_S, "two copies of each region")
+        wait_until(lambda: has_all_copies(self._daemons.path, indexes), COPIES_S, "two copies of each region")
 
     def fault(self, kind: str = "") -> Outage:
-        self.settle()
+        self.wait_for_copies()
         kind = kind or self._random.choice(KINDS)
         index = self._random.choice(list(self._daemons.processes))
         since_s = time.monotonic()
@@ -222,14 +230,14 @@ class Storm:
         else:
             self._random.choice(self._writers).process.send_signal(signal.SIGUSR2)
         woken = False
-        if kind == "stop" and self._random.random() < 0.3:  # woken before, at, or after its time is over
+        if kind == "stop" and self._random.random() < 0.3:  # woken before, at, or after the failure timeout
             until_s = since_s + self._random.uniform(0.1, 3.0)
             wait_until(lambda: time.monotonic() > until_s, 5.0)
             self._daemons.signal(index, signal.SIGCONT)
             woken = True
         after_s = time.monotonic() if kind != "kill" and woken else since_s
         try:
-            wait_until(lambda: self._served(after_s), SETTLE_S, f"writes acknowledged again after {kind} of {index}")
+            wait_until(lambda: self._served(after_s), COPIES_S, f"writes acknowledged again after {kind} of {index}")
         finally:
             if kind == "stop" and not woken:
                 self._daemons.signal(index, signal.SIGCONT)
@@ -241,7 +249,7 @@ class Storm:
 
     def _served(self, since_s: float) -> bool:
         for writer in self._writers:
-            writer.must_live()
+            writer.check_alive()
         return all(writer.outage_s(since_s) is not None for writer in self._writers)
 
     def figures(self) -> str:

@@ -1,4 +1,4 @@
-"""A daemon as any other, that loses all its connections when it gets SIGUSR2. python -m tests.process.regions_daemon"""
+"""A daemon that drops all its connections on SIGUSR2. python -m tests.process.regions_daemon"""
 
 from __future__ import annotations
 

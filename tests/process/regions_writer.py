@@ -1,7 +1,8 @@
-"""A process with a store instance of its own: writes, changes and deletes numbered objects, several at once, and keeps a
-journal of what it began (b), what was acknowledged (a) and what it found after a failure (f). Attaches again for ever.
+"""A process with a store instance of its own. It writes, updates and deletes numbered objects, several at once, and keeps
+a journal of the operations it began (b), those that were acknowledged (a), and the objects it found after a failure (f).
+After every failure it attaches again.
 
-python -m tests.process.regions_writer DIRECTORY STORE SEED JOURNAL        SIGTERM ends it, SIGUSR2 cuts it off
+python -m tests.process.regions_writer DIRECTORY STORE SEED JOURNAL        SIGTERM ends it, SIGUSR2 drops its connection
 """
 
 from __future__ import annotations
@@ -37,28 +38,28 @@ def payload(key: int, version: int) -> bytes:
     return body + hashlib.sha256(body).digest()
 
 
-def judge(data: bytes) -> tuple[int, int]:
-    """Key and version of an object that is whole."""
+def check_payload(data: bytes) -> tuple[int, int]:
+    """Key and version of a complete object."""
     key, version = _HEAD.unpack_from(data)
     if data != payload(key, version):
-        raise AssertionError(f"object {key}, version {version}: not what was written")
+        raise AssertionError(f"object {key}, version {version}: its bytes are not those that were written")
     return key, version
 
 
 async def contents(objects: Objects) -> dict[int, tuple[int, int]]:
-    """Key -> (handle, version); nothing partial, nothing twice."""
+    """Key -> (handle, version). Every object must be complete and unique."""
     found: dict[int, tuple[int, int]] = {}
     for handle in objects.handles():
-        key, version = judge(await objects.read(handle))
+        key, version = check_payload(await objects.read(handle))
         if key in found:
-            raise AssertionError(f"object {key} is there twice")
+            raise AssertionError(f"object {key} exists twice")
         found[key] = (handle, version)
     return found
 
 
 @dataclass
 class Account:
-    """What a journal allows: of each key the versions that it may have now (0 = not there)."""
+    """What a journal allows: for each key the versions that it may have now (0 = deleted or never written)."""
 
     allowed: dict[int, set[int]] = field(default_factory=dict)
     acknowledged: list[float] = field(default_factory=list)  # when, by the machine's monotonic clock
@@ -85,7 +86,9 @@ class Account:
         for key, allowed in self.allowed.items():
             version = found.get(key, (0, 0))[1]
             if version not in allowed:
-                raise AssertionError(f"object {key} has version {version}, acknowledged or begun are {sorted(allowed)}")
+                raise AssertionError(
+                    f"object {key} has version {version}, acknowledged or begun were {sorted(allowed)}"
+                )
         for key in found.keys() - self.allowed.keys():
             raise AssertionError(f"object {key} was never written")
 
@@ -145,7 +148,7 @@ class Writer:
             worker.result()
 
     async def _work(self, objects: Objects, handles: dict[int, int], number: int) -> None:
-        """Keys of one worker are no other's."""
+        """Each worker has keys of its own."""
         while not self._stopping:
             key = self._random.randrange(KEYS // IN_FLIGHT) * IN_FLIGHT + number + 1
             handle, chance = handles.get(key), self._random.random()
@@ -160,7 +163,7 @@ class Writer:
                 del handles[key]
                 await objects.delete(handle)
             elif chance < 0.5:
-                judge(await objects.read(handle))
+                check_payload(await objects.read(handle))
                 continue
             else:
                 self._note("b", key, version)

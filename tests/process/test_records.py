@@ -14,7 +14,7 @@ import pytest
 from spark_jms.store import open_store
 from spark_jms.store.errors import SettingInvalidError
 from tests.certificates import certificate
-from tests.process.regions_cluster import FaultyDaemons, Make, settle
+from tests.process.regions_cluster import FaultyDaemons, Make, wait_for_copies
 
 PROJECT = Path(__file__).parents[2]
 
@@ -145,7 +145,7 @@ def test_the_daemon_of_the_serving_process_dies(daemons: FaultyDaemons, start: S
         assert peer.do(f"open r{number}") == "open 1"
     written = 0
     for fault in (signal.SIGKILL, signal.SIGSTOP, signal.SIGKILL, signal.SIGUSR2):
-        settle(daemons)
+        wait_for_copies(daemons)
         index = primary_of(daemons)
         daemons.signal(index, fault)
         for number, peer in enumerate(peers):

@@ -1,4 +1,4 @@
-"""WebHDFS doors of several daemons that speak TLS (R17, R19)."""
+"""WebHDFS doors of several daemons with TLS (R17, R19)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spark_jms.store.net.tls import client_context
 from spark_jms.testing.waiting import wait_until
 from tests.certificates import certificate
 from tests.daemons import Daemons
-from tests.process.regions_cluster import settled
+from tests.process.regions_cluster import has_all_copies
 
 TOKEN = "0123456789abcdef-secret"
 
@@ -24,13 +24,15 @@ class Doors:
         tokens.chmod(0o600)
         self.trust = client_context(cert.read_text())
         settings = {
-            "RS_DOOR_CERTIFICATE": str(cert), "RS_DOOR_KEY": str(key), "RS_DOOR_TOKENS": str(tokens),
+            "RS_DOOR_CERTIFICATE": str(cert),
+            "RS_DOOR_KEY": str(key),
+            "RS_DOOR_TOKENS": str(tokens),
             "RS_DOOR_REGION_MB": "8",
-        }  # fmt: skip
+        }
         self.daemons = Daemons(path / "global", 3, "64M", settings, doors=True)
 
     def ask(self, number: int, method: str, path: str, op: str, data: bytes | None = None) -> bytes | int:
-        """The body, or the status that says why there is none."""
+        """The body, or the status of a refusal; 0 when the door is down."""
         url = f"https://127.0.0.1:{self.daemons.doors[number]}/webhdfs/v1{path}?op={op}&data=true"
         request = urllib.request.Request(url, data, {"Authorization": f"Bearer {TOKEN}"}, method=method)
         try:
@@ -39,7 +41,7 @@ class Doors:
         except urllib.error.HTTPError as error:
             error.close()
             return error.code
-        except OSError:  # it is down
+        except OSError:
             return 0
 
     def serving(self) -> int:
@@ -47,8 +49,8 @@ class Doors:
         return self.daemons.doors.index(int(told["door"].rpartition(":")[2]))
 
 
-def test_doors_pass_requests_on_over_tls(tmp_path: Path) -> None:
-    """R17, R19: any door answers for the one that serves, encrypted all the way; when that one dies, another one serves."""
+def test_doors_forward_requests_over_tls(tmp_path: Path) -> None:
+    """R17, R19: any door forwards to the one that serves, with TLS throughout; when that one dies, another one serves."""
     doors = Doors(tmp_path)
     data = os.urandom(2_000_000)
     try:
@@ -57,7 +59,7 @@ def test_doors_pass_requests_on_over_tls(tmp_path: Path) -> None:
         others = [number for number in range(3) if number != serving]
         assert doors.ask(others[0], "PUT", "/d/f", "CREATE", data) == b""
         assert [doors.ask(number, "GET", "/d/f", "OPEN") for number in range(3)] == [data] * 3
-        wait_until(lambda: settled(doors.daemons.path, range(3)), 30.0)
+        wait_until(lambda: has_all_copies(doors.daemons.path, range(3)), 30.0)
         doors.daemons.signal(serving, 9)
         wait_until(lambda: [doors.ask(number, "GET", "/d/f", "OPEN") for number in others] == [data] * 2, 30.0)
         assert doors.serving() in others

@@ -1,4 +1,4 @@
-"""What becomes of regions when daemons die, stop, wake, or are gone for good (R9, R10, R15, R18)."""
+"""Regions when daemons die, stop, wake, or never return (R9, R10, R15, R18)."""
 
 from __future__ import annotations
 
@@ -12,22 +12,30 @@ import pytest
 from spark_jms.store.errors import DaemonUnavailableError, FencedError, RegionLostError
 from spark_jms.store.regions.admin.api import Admin
 from spark_jms.testing.waiting import wait_until
-from tests.process.regions_cluster import FaultyDaemons, Make, gone_at, lists, opened, settle, store_at
+from tests.process.regions_cluster import (
+    FaultyDaemons,
+    Make,
+    lists,
+    opened,
+    store_at,
+    wait_for_copies,
+    wait_until_missed,
+)
 
 MB = 1 << 20
 
 
 def take_over(daemons: FaultyDaemons, number: int) -> tuple[float, float]:
-    """Seconds until the loss is noticed, and until another daemon serves the region. SIGKILL or SIGSTOP."""
+    """Seconds until the others notice the loss, and until another daemon serves the region. SIGKILL or SIGSTOP."""
 
     async def run() -> tuple[float, float]:
         first = await opened(daemons.path, "s", 0)
         objects = await first.connection("c")
         handle = await objects.create(b"before")
-        await asyncio.to_thread(settle, daemons)
+        await asyncio.to_thread(wait_for_copies, daemons)
         since_s = time.monotonic()
         daemons.signal(0, number)
-        noticed = asyncio.create_task(asyncio.to_thread(gone_at, daemons, 0, 2))
+        noticed = asyncio.create_task(asyncio.to_thread(wait_until_missed, daemons, 0, 2))
         async with store_at(daemons.path, "s", 1) as second:
             objects = await second.connection("c")
             assert await objects.read(handle) == b"before"
@@ -46,20 +54,20 @@ def take_over(daemons: FaultyDaemons, number: int) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_another_daemon_takes_over(make_daemons: Make, number: int) -> None:
-    """R10: the figures are printed, not asserted: a slow machine is no error."""
+def test_secondary_takes_over(make_daemons: Make, number: int) -> None:
+    """R10: the test prints the times and does not assert them, because machines differ."""
     daemons = make_daemons()
     times = []
     for _ in range(3):
-        settle(daemons)
+        wait_for_copies(daemons)
         times.append(take_over(daemons, number))
     for what, seconds in zip(("noticed", "served elsewhere"), zip(*times, strict=True), strict=True):
         least, middle, most = sorted(seconds)
         print(f"\n{signal.Signals(number).name}: {what} after {least:.2f} / {middle:.2f} / {most:.2f} s", end="")
 
 
-def test_a_daemon_that_wakes_is_fenced(make_daemons: Make) -> None:
-    """R10: what it had in its buffers is not acknowledged, and its client is told."""
+def test_stopped_primary_is_fenced_when_it_wakes(make_daemons: Make) -> None:
+    """R10: it does not acknowledge the requests in its buffers, and its client gets an error."""
     daemons = make_daemons()
 
     async def run() -> None:
@@ -82,16 +90,16 @@ def test_a_daemon_that_wakes_is_fenced(make_daemons: Make) -> None:
             assert [await objects.read(handle) for handle in objects.handles()] == [b"first", b"second"]
             assert objects.handles() == [first, second]
         await old.close()
-        settle(daemons)
-        async with store_at(daemons.path, "s", 0) as again:  # also on the one that woke
+        wait_for_copies(daemons)
+        async with store_at(daemons.path, "s", 0) as again:  # also on the daemon that woke
             objects = await again.connection("c")
             assert [await objects.read(handle) for handle in objects.handles()] == [b"first", b"second"]
 
     asyncio.run(run())
 
 
-def test_both_daemons_of_a_region_gone(make_daemons: Make) -> None:
-    """R18: those regions are lost and no other ones; nothing partial is served; `rmr` makes room for a new one."""
+def test_region_is_lost_with_both_its_daemons(make_daemons: Make) -> None:
+    """R18: only those regions are lost; no daemon serves a part of them; `rmr` frees their names."""
     daemons = make_daemons(4)
 
     async def run() -> None:
@@ -117,13 +125,13 @@ def test_both_daemons_of_a_region_gone(make_daemons: Make) -> None:
             daemons.start(0)
             daemons.start(1)
             await asyncio.to_thread(daemons.cluster.wait_healthy)
-            with pytest.raises(RegionLostError, match=r"lost\.000"):  # their memory is another life's
+            with pytest.raises(RegionLostError, match=r"lost\.000"):  # they have another incarnation and empty memory
                 await opened(daemons.path, "lost", 0)
             with Admin(str(daemons.path), 3) as admin:
                 removal = admin.remove_regions("lost.000", force=True)
             assert removal.removed == ("lost.000",)
-            async with store_at(daemons.path, "lost", 3) as anew:
-                objects = await anew.connection("c")
+            async with store_at(daemons.path, "lost", 3) as created:
+                objects = await created.connection("c")
                 assert objects.handles() == []
                 await objects.create(b"new")
         await lost.close()
@@ -132,8 +140,8 @@ def test_both_daemons_of_a_region_gone(make_daemons: Make) -> None:
 
 
 @pytest.mark.soak
-def test_a_gigabyte_is_resilvered_while_service_goes_on(make_daemons: Make) -> None:
-    """R10: seconds until each region of a dead daemon has two copies again, and what was written meanwhile."""
+def test_daemons_resilver_a_gigabyte_while_they_serve(make_daemons: Make) -> None:
+    """R10: prints the seconds until each region of a dead daemon has two copies again, and the writes meanwhile."""
     daemons = make_daemons(3, "3G")
 
     async def run() -> None:
@@ -146,12 +154,12 @@ def test_a_gigabyte_is_resilvered_while_service_goes_on(make_daemons: Make) -> N
                 for _ in range(6):
                     await objects.create(os.urandom(10 * MB))
                 stores.append(store)
-            await asyncio.to_thread(settle, daemons)
+            await asyncio.to_thread(wait_for_copies, daemons)
             since_s = time.monotonic()
             daemons.signal(0, signal.SIGKILL)
             for each in (1, 2):
-                await asyncio.to_thread(gone_at, daemons, 0, each)
-            done = asyncio.create_task(asyncio.to_thread(settle, daemons))
+                await asyncio.to_thread(wait_until_missed, daemons, 0, each)
+            done = asyncio.create_task(asyncio.to_thread(wait_for_copies, daemons))
             waits = []
             while not done.done():
                 begun_s = time.monotonic()

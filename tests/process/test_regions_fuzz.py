@@ -1,4 +1,5 @@
-"""What is not ours at the port of a daemon and of its client: named refusals, no hang, no growth, service goes on (R17)."""
+"""Foreign bytes at the port of a daemon and of its client: each refusal is named, nothing hangs or grows, and the daemon
+continues to serve (R17)."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from spark_jms.store.regions.global_directory import GlobalDirectory
 from tests.process.regions_cluster import MB, FaultyDaemons, Make, store_at
 
 SEED = 20_261_121
-ROUND = 50  # frames of one connection, at the most
+ROUND = 50  # frames of one connection, at most
 GROWTH_BYTES = 64 * MB
 ANSWER_S = 20.0
 
@@ -34,7 +35,7 @@ NAMES = ["s.000", "fuzz.000", "", ".", "..", "../../x", "a/b", "\0", "x" * 300, 
 
 
 def value_for(kind: Any, chance: random.Random) -> Any:
-    """Of this type more or less, mostly at an edge."""
+    """A value of about this type, mostly a boundary value."""
     text = str(kind)
     if chance.random() < 0.01:
         return chance.choice([None, -1, "x", b"y", [], {}, 1.5, True, [[[]]]])
@@ -56,7 +57,7 @@ def value_for(kind: Any, chance: random.Random) -> Any:
 def frame(number: int, chance: random.Random) -> bytes:
     kind = chance.choice(TYPES)
     if kind is RegionMessage or kind.__name__ in ("Shutdown", "Drain", "Halt", "Remove", "RemoveRequest"):
-        kind = protocol.Ping  # these are taken at their word
+        kind = protocol.Ping  # the daemon would do these
     fields = {name: value_for(annotation, chance) for name, annotation in kind.__annotations__.items()}
     body = msgspec.msgpack.encode([kind.__name__, *fields.values()])
     how = chance.random()
@@ -90,8 +91,8 @@ class Fuzzer:
         self.chance = random.Random(SEED)
         self.frames = 0
 
-    async def strangers(self) -> None:
-        """Without a proof: random bytes, a handshake that is a little wrong, and silence."""
+    async def unauthenticated(self) -> None:
+        """Without proof of the secret: random bytes, a damaged handshake, and silence."""
         reader, writer = await asyncio.open_connection(self.spec.address, self.spec.port)
         hello = (
             DAEMON.magic
@@ -109,8 +110,8 @@ class Fuzzer:
         writer.transport.abort()
         self.frames += 1
 
-    async def proved(self) -> None:
-        """After a valid handshake and, mostly, a valid hello."""
+    async def authenticated(self) -> None:
+        """Random frames after a valid handshake and, mostly, a valid hello."""
         secret, identity = self.directory.secret(0), self.directory.identity(self.config)
         connection = await connect(self.spec.address, self.spec.port, secret, identity)
         try:
@@ -138,7 +139,7 @@ async def drained(reader: asyncio.StreamReader) -> None:
 
 
 def resident(daemons: FaultyDaemons) -> int:
-    """What is the process's own: shared memory is counted by its limit."""
+    """Memory of the process without shared memory, which has a limit of its own."""
     info = psutil.Process(daemons.processes[0].pid).memory_info()
     return int(info.rss - info.shared)
 
@@ -153,7 +154,7 @@ def storm(daemons: FaultyDaemons, frames: int) -> None:
             while fuzzer.frames < frames:
                 if not before and fuzzer.frames > frames // 10:
                     before = resident(daemons)
-                kinds: list[Callable[[], Any]] = [fuzzer.proved] * 6 + [fuzzer.strangers] * 2
+                kinds: list[Callable[[], Any]] = [fuzzer.authenticated] * 6 + [fuzzer.unauthenticated] * 2
                 for done in await asyncio.gather(*(kind() for kind in kinds), return_exceptions=True):
                     if isinstance(done, BaseException) and not isinstance(done, OSError):
                         raise done
@@ -169,29 +170,29 @@ def storm(daemons: FaultyDaemons, frames: int) -> None:
             assert growth < GROWTH_BYTES
 
     asyncio.run(run())
-    must_be_named(daemons)
+    check_daemons(daemons)
 
 
-def must_be_named(daemons: FaultyDaemons) -> None:
+def check_daemons(daemons: FaultyDaemons) -> None:
     assert [process.poll() for process in daemons.processes.values()] == [None, None]
-    said = daemons.said()
+    said = daemons.output()
     assert "Traceback" not in said, said[said.index("Traceback") - 500 :][:3000]
     assert "a fault of the daemon itself" not in said
 
 
-def test_frames_and_requests(make_daemons: Make) -> None:
-    """R17: 20,000, from strangers and from those who know the secret."""
+def test_daemon_survives_random_frames_and_requests(make_daemons: Make) -> None:
+    """R17: 20,000, with and without the secret."""
     storm(make_daemons(2, "64M"), 20_000)
 
 
 @pytest.mark.soak
-def test_many_frames_and_requests(make_daemons: Make) -> None:
+def test_daemon_survives_many_random_frames_and_requests(make_daemons: Make) -> None:
     """R17: 200,000."""
     storm(make_daemons(2, "64M"), 200_000)
 
 
-def test_thousands_of_slow_connections(make_daemons: Make) -> None:
-    """R17: they say nothing, or a byte now and then; who means well is served all the time."""
+def test_slow_connections_do_not_delay_clients(make_daemons: Make) -> None:
+    """R17: 3,000 connections send nothing or a few bytes; the daemon serves legitimate clients all the time."""
     daemons = make_daemons(2, "64M")
 
     async def run() -> None:
@@ -205,7 +206,7 @@ def test_thousands_of_slow_connections(make_daemons: Make) -> None:
                 writer.write(DAEMON.magic[: number % 8])
                 writers.append(writer)
                 if number % 100 == 0:
-                    await objects.create(b"goes on")
+                    await objects.create(b"served")
             async with store_at(daemons.path, "another", 0):
                 pass
             assert resident(daemons) - before < GROWTH_BYTES
@@ -214,11 +215,11 @@ def test_thousands_of_slow_connections(make_daemons: Make) -> None:
             await objects.create(b"still")
 
     asyncio.run(run())
-    must_be_named(daemons)
+    check_daemons(daemons)
 
 
-def test_what_a_daemon_might_say_to_its_client(make_daemons: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R17: a client is given a daemon that answers with anything; it ends with an error by name, and does not hang."""
+def test_client_survives_a_daemon_that_answers_anything(make_daemons: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R17: the client ends with a named error, and does not hang."""
     daemons = make_daemons(2, "64M")
     directory = GlobalDirectory(str(daemons.path))
     config = directory.config()
@@ -243,10 +244,10 @@ def test_what_a_daemon_might_say_to_its_client(make_daemons: Make, monkeypatch: 
         )
         port = server.sockets[0].getsockname()[1]
 
-        async def to_the_liar(host: str, _: int, secret: bytes, identity: bytes) -> Any:
+        async def connect_to_liar(host: str, _: int, secret: bytes, identity: bytes) -> Any:
             return await connect(host, port, secret, identity)
 
-        monkeypatch.setattr("spark_jms.store.regions.client.attachment.connect", to_the_liar)
+        monkeypatch.setattr("spark_jms.store.regions.client.attachment.connect", connect_to_liar)
         for _ in range(100):
             with pytest.raises(StoreError):
                 await asyncio.wait_for(StoreInstance.open(directory, "s", daemon=0), ANSWER_S)

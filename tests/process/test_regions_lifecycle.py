@@ -1,4 +1,5 @@
-"""Daemons that start, leave and come back; who is refused; what lies where with which rights (R1-R6, R8, R11, R12, R17)."""
+"""Daemons start, leave and return; what they refuse; which files they make, with which modes (R1-R6, R8, R11, R12,
+R17)."""
 
 from __future__ import annotations
 
@@ -33,7 +34,15 @@ from spark_jms.store.regions.daemon.options import StartOptions
 from spark_jms.store.regions.global_directory import GlobalDirectory
 from spark_jms.testing.waiting import wait_until
 from tests.daemons import segments
-from tests.process.regions_cluster import Make, gone_at, lists, opened, settle, settled, store_at
+from tests.process.regions_cluster import (
+    Make,
+    has_all_copies,
+    lists,
+    opened,
+    store_at,
+    wait_for_copies,
+    wait_until_missed,
+)
 
 MB = 1 << 20
 
@@ -50,7 +59,7 @@ def run(*words: str, limit_s: float = 60.0, address_space: int = 0) -> tuple[int
 
 
 def start_fails(path: Path, localindex: int = 0, address_space: int = 0) -> str:
-    """The one line that a start says which does not succeed."""
+    """The single line that a failed start prints."""
     code, _, err = run(
         "spark_jms.store.regions.daemon", "-dir", str(path), "-localindex", str(localindex), address_space=address_space
     )
@@ -80,11 +89,11 @@ def read_all(path: Path, store: str, daemon: int) -> list[bytes]:
     return asyncio.run(read())
 
 
-# ---- leaving and coming back
+# ---- leaving and returning
 
 
 def test_safe_shutdown_in_four_steps(make_daemons: Make) -> None:
-    """R4, R6: refused while a region is open, then without room; then opens wait, regions move, the daemon stops."""
+    """R4, R6: refused while a region is open, and without room; then opens wait, regions move, and the daemon stops."""
     daemons = make_daemons(3, "8M")
     path = daemons.path
 
@@ -105,7 +114,7 @@ def test_safe_shutdown_in_four_steps(make_daemons: Make) -> None:
         assert not admin.attached
     daemons.processes[0].wait(10)
     assert daemons.processes[0].returncode == 0
-    wait_until(lambda: settled(path, [1, 2], 1), 30.0)
+    wait_until(lambda: has_all_copies(path, [1, 2], 1), 30.0)
     assert {region.name for region in lists(path, 1)[1]} == before == {"s.000"}
     assert segments(path)
     with Admin(str(path), 1) as admin:
@@ -117,8 +126,8 @@ def test_safe_shutdown_in_four_steps(make_daemons: Make) -> None:
     assert segments(path) == set()
 
 
-def test_sigterm_moves_everything_away_and_the_daemon_comes_back(make_daemons: Make) -> None:
-    """R4, R10, R15: also what is open; its client goes on elsewhere. In place again, it takes its part."""
+def test_daemon_moves_its_regions_on_sigterm_and_returns(make_daemons: Make) -> None:
+    """R4, R10, R15: open regions too, and their client continues elsewhere. Started again, the daemon gets copies again."""
     daemons = make_daemons(3)
     write_some(daemons.path, "closed", 0)
 
@@ -132,19 +141,19 @@ def test_sigterm_moves_everything_away_and_the_daemon_comes_back(make_daemons: M
         await instance.close()
 
     asyncio.run(leave())
-    assert settled(daemons.path, [1, 2], 1)  # not for one moment with one copy
+    assert has_all_copies(daemons.path, [1, 2], 1)  # no region had a single copy at any moment
     assert read_all(daemons.path, "open", 1) == [b"data"]
     assert read_all(daemons.path, "closed", 2) == [b"data"]
     daemons.start(0)
-    settle(daemons)
+    wait_for_copies(daemons)
     assert read_all(daemons.path, "open", 0) == [b"data"]
 
 
-# ---- who is refused
+# ---- what is refused
 
 
-def test_a_changed_cfg_is_refused(make_daemons: Make) -> None:
-    """R2: new daemons, stores and administrators; those that run go on."""
+def test_changed_cfg_is_refused(make_daemons: Make) -> None:
+    """R2: to new daemons, stores and administrators; running ones continue."""
     daemons = make_daemons(2)
     path = daemons.path
 
@@ -155,26 +164,26 @@ def test_a_changed_cfg_is_refused(make_daemons: Make) -> None:
             cfg = path / "rs_daemons.cfg"
             before = cfg.read_bytes()
             cfg.write_bytes(before + b"# edited\n")
-            await objects.create(b"goes on")
+            await objects.create(b"served")
             assert "ClusterMismatchError" in await asyncio.to_thread(start_fails, path, 1)
             with pytest.raises(ClusterMismatchError):
                 await StoreInstance.open(GlobalDirectory(str(path)), "other")
             with pytest.raises(ClusterMismatchError):
                 await asyncio.to_thread(DaemonAdmin, str(path), 0)
-            await objects.create(b"and on")
+            await objects.create(b"still served")
             cfg.write_bytes(b"nonsense\n")
             assert "DaemonConfigError" in await asyncio.to_thread(start_fails, path, 1)
             await objects.create(b"still")
             cfg.write_bytes(before)
             daemons.start(1)
-            await asyncio.to_thread(settle, daemons)
+            await asyncio.to_thread(wait_for_copies, daemons)
             await objects.create(b"two copies again")
 
     asyncio.run(check())
 
 
-def test_refused_before_the_first_frame(make_daemons: Make, tmp_path: Path) -> None:
-    """R17: a wrong secret, another directory with the same cfg, and who is no daemon of ours."""
+def test_daemon_refuses_before_the_first_frame(make_daemons: Make, tmp_path: Path) -> None:
+    """R17: a wrong secret, another directory with the same cfg, and a peer that sends no Hello."""
     daemons = make_daemons(2)
     directory = GlobalDirectory(str(daemons.path))
     config = directory.config()
@@ -191,30 +200,30 @@ def test_refused_before_the_first_frame(make_daemons: Make, tmp_path: Path) -> N
             await StoreInstance.open(GlobalDirectory(str(elsewhere)), "s")
         link = tmp_path / "link"
         link.symlink_to(daemons.path)
-        async with store_at(link, "s", 0):  # the same one by another name
+        async with store_at(link, "s", 0):  # the same directory by another name
             pass
         connection = await connect(spec.address, spec.port, secret, identity)
-        connection.send(Open(1, "s.000", 0))  # no Hello first
+        connection.send(Open(1, "s.000", 0))  # without a Hello
         with pytest.raises(OSError):
             await connection.first()
         connection.abort()
 
     asyncio.run(check())
-    said = daemons.said()
-    assert "refused: AuthenticationError" in said
-    assert "refused: ClusterMismatchError" in said
-    assert "refused: ProtocolError" in said
+    output = daemons.output()
+    assert "refused: AuthenticationError" in output
+    assert "refused: ClusterMismatchError" in output
+    assert "refused: ProtocolError" in output
     daemons.signal(0, signal.SIGKILL)
     daemons.start(0)
     daemons.cluster.wait_healthy()
     assert directory.secret(0) != secret
 
 
-# ---- what lies where
+# ---- files
 
 
-def test_rights_of_files_and_shared_memory(make_daemons: Make) -> None:
-    """R5, R8, R12, R17: secrets and locks for the user alone, logs for the group to read, shared memory for the group."""
+def test_modes_of_files_and_shared_memory(make_daemons: Make) -> None:
+    """R5, R8, R12, R17: secrets and locks are for the user, logs readable by the group, shared memory for the group."""
     daemons = make_daemons(2)
     path = daemons.path
 
@@ -225,7 +234,7 @@ def test_rights_of_files_and_shared_memory(make_daemons: Make) -> None:
             assert mode(path / "regions/s.000_client_meta.f") == 0o640
             for segment in segments(path):
                 assert mode(segment) == 0o660
-                assert segment.stat().st_blocks * 512 >= MB  # its pages are there
+                assert segment.stat().st_blocks * 512 >= MB  # its pages are allocated
             assert len(segments(path)) == 2
 
     asyncio.run(check())
@@ -238,16 +247,16 @@ def test_rights_of_files_and_shared_memory(make_daemons: Make) -> None:
     ports = [daemon.port for daemon in GlobalDirectory(str(path)).config().daemons]
     assert logs == [f"rs_daemon_00{index}_127.0.0.1_{port:05d}_000.log" for index, port in enumerate(ports)]
     assert {mode(path / "logs" / name) for name in logs} == {0o640}
-    assert not list(path.rglob(".*"))  # nothing temporary is left
+    assert not list(path.rglob(".*"))  # no temporary file remains
 
 
-def test_what_a_killed_daemon_leaves_is_removed(make_daemons: Make) -> None:
-    """R12: by the tracker beside it, or, where that was killed too, by the next start; with another cfg as well."""
+def test_shared_memory_of_a_killed_daemon_is_removed(make_daemons: Make) -> None:
+    """R12: by the tracker beside it or, if that was killed too, by the next start, even with another cfg."""
     daemons = make_daemons(2)
     write_some(daemons.path, "s", 0)
     assert len(segments(daemons.path)) == 2
     for index in (0, 1):
-        os.killpg(daemons.processes[index].pid, signal.SIGKILL)  # its own session: the daemon and its tracker
+        os.killpg(daemons.processes[index].pid, signal.SIGKILL)  # the daemon and its tracker, which share a session
         daemons.processes[index].wait()
     assert len(segments(daemons.path)) == 2
     cfg = daemons.path / "rs_daemons.cfg"
@@ -262,12 +271,12 @@ def test_what_a_killed_daemon_leaves_is_removed(make_daemons: Make) -> None:
 # ---- starts that fail
 
 
-def test_a_start_that_fails_says_why_in_one_line(make_daemons: Make, tmp_path: Path) -> None:
-    """R1, R3, R12, R18."""
+def test_failed_start_prints_its_reason_in_one_line(make_daemons: Make, tmp_path: Path) -> None:
+    """R1, R3, R12, R18: with the file, the value and the limit."""
     daemons = make_daemons(2)
     path = daemons.path
-    said = start_fails(path)
-    assert f"daemon 0 runs already, as process {daemons.processes[0].pid}" in said
+    output = start_fails(path)
+    assert f"daemon 0 runs already, as process {daemons.processes[0].pid}" in output
     spec = GlobalDirectory(str(path)).config().daemons[1]
     daemons.signal(1, signal.SIGKILL)
     with socket.create_server((spec.address, spec.port)):
@@ -294,8 +303,8 @@ def elsewhere(tmp_path: Path, cfg: str) -> Path:
     return path
 
 
-def test_two_start_with_a_new_cfg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R2: one that has locked its file and not yet told of its new life is no daemon of the old cfg."""
+def test_daemons_starting_together_accept_a_new_cfg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R2: a daemon that has locked its file and not yet published its incarnation does not count for the old cfg."""
     path = elsewhere(tmp_path, "127.0.0.1 7000 7000 1M\n127.0.0.1 7001 7001 1M")
     directory = GlobalDirectory(str(path))
     lock = directory.lock_daemon(1, "old", "another checksum")
@@ -314,8 +323,8 @@ def test_two_start_with_a_new_cfg(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         os.close(lock)
 
 
-def test_no_daemon_runs(make_daemons: Make) -> None:
-    """R18."""
+def test_open_fails_when_no_daemon_runs(make_daemons: Make) -> None:
+    """R18: for stores and administrators, with an error of its own."""
     daemons = make_daemons(2)
     for index in (0, 1):
         daemons.signal(index, signal.SIGKILL)
@@ -332,7 +341,7 @@ def test_no_daemon_runs(make_daemons: Make) -> None:
 # ---- the administration utility on a real cluster
 
 
-def test_storeadmin_from_end_to_end(make_daemons: Make) -> None:
+def test_storeadmin_runs_every_command(make_daemons: Make) -> None:
     """R6: lsd, lsr, rmr, shutdown, one command at a time."""
     daemons = make_daemons(3)
     path = str(daemons.path)
@@ -367,7 +376,7 @@ def test_storeadmin_from_end_to_end(make_daemons: Make) -> None:
     wait_until(lambda: not segments(daemons.path), 10.0)
     assert admin("shutdown", "-daemon", "2")[0] == 0
     assert daemons.processes[2].wait(10) == 0
-    gone_at(daemons, 2, by=0)
+    wait_until_missed(daemons, 2, by=0)
     assert admin("shutdown", "-daemon", "all", "-safe")[0] == 0
     assert [daemons.processes[index].wait(10) for index in (0, 1)] == [0, 0]
     assert admin("lsd")[0] == 1

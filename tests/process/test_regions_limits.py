@@ -1,4 +1,4 @@
-"""What a store does as its daemon fills up, and what it counts, on real daemons (R12, R13, R14)."""
+"""A store on a daemon that fills up, and its statistics, on real daemons (R12, R13, R14)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def overloaded(store: StoreInstance) -> bool:
     return False
 
 
-def test_message_sizes(daemons: FaultyDaemons) -> None:
+def test_store_limits_the_message_size(daemons: FaultyDaemons) -> None:
     """R13: MaximumMessageSizePercent, 1 by default, of the region size."""
 
     async def run() -> None:
@@ -68,8 +68,8 @@ def test_message_sizes(daemons: FaultyDaemons) -> None:
     asyncio.run(run())
 
 
-def test_yellow_needs_both(daemons: FaultyDaemons, caplog: pytest.LogCaptureFixture) -> None:
-    """R13: above yellow on the daemon *and* in the store new messages are rejected, until either is below."""
+def test_store_rejects_messages_above_yellow(daemons: FaultyDaemons, caplog: pytest.LogCaptureFixture) -> None:
+    """R13: while both the daemon and the store are above yellow."""
     caplog.set_level(logging.INFO, "store.replicated")
 
     async def run() -> None:
@@ -79,34 +79,36 @@ def test_yellow_needs_both(daemons: FaultyDaemons, caplog: pytest.LogCaptureFixt
         handles = [await objects.create(b"x" * (MB // 2)) for _ in range(2)]
         store.check_new_message(100)  # the store is above, the daemon is not
         while not any("SpaceLoggingStartPercent" in record.message for record in caplog.records):
-            await asyncio.sleep(0.01)  # it looks at its daemon every few seconds
+            await asyncio.sleep(0.01)  # the store asks its daemon every few seconds
         while "SpaceLoggingStartPercent" not in caplog.text:
             await asyncio.sleep(0.01)
-        other = await opened(daemons.path, "other", 2)  # now both
+        other = await opened(daemons.path, "other", 2)  # now both are above
         while not overloaded(store):
             await asyncio.sleep(0.01)
-        other.check_new_message(100)  # by its own settings it is not
+        other.check_new_message(100)  # not above by its own settings
         await objects.delete(handles[0])
         store.check_new_message(100)  # the daemon is above, the store is not
         await store.close()
         await other.close()
 
     asyncio.run(asyncio.wait_for(run(), 60))
-    said = [(record.levelname, record.getMessage()) for record in caplog.records if "store s: daemon" in record.message]
-    assert [level for level, _ in said] == ["INFO", "WARNING"]
-    assert "2 of 8 MB used (25.00 %), SpaceLoggingStartPercent=10" in said[0][1]
-    assert "4 of 8 MB used (50.00 %), above SpaceOverloadYellowPercent=40" in said[1][1]
+    lines = [
+        (record.levelname, record.getMessage()) for record in caplog.records if "store s: daemon" in record.message
+    ]
+    assert [level for level, _ in lines] == ["INFO", "WARNING"]
+    assert "2 of 8 MB used (25.00 %), SpaceLoggingStartPercent=10" in lines[0][1]
+    assert "4 of 8 MB used (50.00 %), above SpaceOverloadYellowPercent=40" in lines[1][1]
 
 
-def test_red_refuses_to_open(daemons: FaultyDaemons, caplog: pytest.LogCaptureFixture) -> None:
-    """R13, R15: new stores and those that come from elsewhere; an open one goes on."""
+def test_store_does_not_open_above_red(daemons: FaultyDaemons, caplog: pytest.LogCaptureFixture) -> None:
+    """R13, R15: new stores and those from other daemons; an open store continues."""
 
     async def run() -> None:
         first = await opened(daemons.path, "first", 4)
         with pytest.raises(MemoryLimitError, match="store second: 4194304 of 8388608 bytes"):
             await opened(daemons.path, "second", 1, space_overload_red=49)
         assert [region.name for region in lists(daemons.path, 0)[1]] == ["first.000"]
-        await (await first.connection("c")).create(b"goes on")
+        await (await first.connection("c")).create(b"served")
         await (await opened(daemons.path, "second", 1, space_overload_red=50)).close()
         await first.close()
 
@@ -114,8 +116,8 @@ def test_red_refuses_to_open(daemons: FaultyDaemons, caplog: pytest.LogCaptureFi
     assert "ERROR" in {record.levelname for record in caplog.records if "SpaceOverloadRedPercent=49" in record.message}
 
 
-def test_record_sets_are_refused_new_values(daemons: FaultyDaemons, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R13: with one setting for this store; deleting still works, and what was refused was not written."""
+def test_record_sets_reject_new_values_above_yellow(daemons: FaultyDaemons, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R13: with a setting for this store alone; deleting still works, and refused values are not written."""
     monkeypatch.setenv("store.replicated.full.SpaceOverloadYellowPercent", "20")
     with open_store(daemons.uri("full", region_mb=2)) as store, store.connect("c") as session:
         handle = session.open("r")
@@ -128,8 +130,8 @@ def test_record_sets_are_refused_new_values(daemons: FaultyDaemons, monkeypatch:
         assert len(session.open("another").objects()) == 0
 
 
-def test_a_door_takes_nothing_new(tmp_path: Path) -> None:
-    """R13, R19: above yellow, with one setting for the namespace in its daemon's environment; deleting makes room."""
+def test_door_rejects_new_files_above_yellow(tmp_path: Path) -> None:
+    """R13, R19: with a setting for all namespaces in the daemon's environment; deleting makes room."""
     settings = {"store.replicated.webhdfs.SpaceOverloadYellowPercent": "20", "RS_DOOR_REGION_MB": "2"}
     daemons = Daemons(tmp_path, 1, "8M", settings, doors=True)
     door = f"http://127.0.0.1:{daemons.doors[0]}/webhdfs/v1"
@@ -141,8 +143,8 @@ def test_a_door_takes_nothing_new(tmp_path: Path) -> None:
                 return int(answer.status)
         except urllib.error.HTTPError as error:
             with error:
-                said = error.read()
-                return -error.code if b"DSQuota" in said and b"YellowPercent is 20" in said else error.code
+                body = error.read()
+                return -error.code if b"DSQuota" in body and b"YellowPercent is 20" in body else error.code
 
     try:
         wait_until(lambda: ask("PUT", "/d", "MKDIRS") == 200, 30.0)
@@ -160,8 +162,8 @@ def fill(handle: Handle) -> None:
         handle.commit([Put(f"k{number}", b"x" * 50_000)])
 
 
-def test_no_memory_for_another_region(daemons: FaultyDaemons) -> None:
-    """R12: a store that needs one more than the daemons hold is told; what it has is whole; deleting frees room for it."""
+def test_store_is_full_without_memory_for_another_region(daemons: FaultyDaemons) -> None:
+    """R12: StoreFullError; the existing objects are complete, and deleting some makes room for others."""
 
     async def run() -> None:
         store = await opened(daemons.path, "s", 2, maximum_message_size=25)
@@ -182,15 +184,15 @@ def test_no_memory_for_another_region(daemons: FaultyDaemons) -> None:
         for handle in handles[::2]:
             await objects.delete(handle)
         for _ in handles[::2]:
-            await objects.create(b"x" * 420_000)  # recycled
+            await objects.create(b"x" * 420_000)  # into freed space
         assert len(lists(daemons.path, 0)[1]) == 4
         await store.close()
 
     asyncio.run(run())
 
 
-def test_statistics(daemons: FaultyDaemons) -> None:
-    """R14: of the store and of each connection; requests that come together share a physical write."""
+def test_store_counts_its_operations(daemons: FaultyDaemons) -> None:
+    """R14: for the store and for each connection; simultaneous requests share a physical write."""
 
     async def run() -> None:
         store = await opened(daemons.path, "s")
@@ -218,8 +220,8 @@ def test_statistics(daemons: FaultyDaemons) -> None:
     asyncio.run(run())
 
 
-def test_how_full_regions_are(daemons: FaultyDaemons, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R6: `lsr` shows what the store says of itself, at any daemon, while it is open and afterwards."""
+def test_lsr_shows_how_full_regions_are(daemons: FaultyDaemons, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R6: as the store reports it, at any daemon, while the store is open and afterwards."""
     monkeypatch.setattr(attachments, "PING_S", 0.05)
 
     def shown(daemon: int) -> int:
@@ -245,8 +247,8 @@ def test_how_full_regions_are(daemons: FaultyDaemons, monkeypatch: pytest.Monkey
     assert f"{left * 100 / MB:.2f}" in table
 
 
-def test_daemon_memory_follows_regions_only(daemons: FaultyDaemons) -> None:
-    """R12: deleting what is in a region frees no memory; deleting the region does."""
+def test_daemon_memory_depends_on_regions_alone(daemons: FaultyDaemons) -> None:
+    """R12: deleting objects frees no memory; removing their region does."""
 
     async def run() -> None:
         store = await opened(daemons.path, "s", 2, maximum_message_size=25)

@@ -1,4 +1,4 @@
-"""A replicated store on three machines: its domain's processes everywhere, machines and networks that fail (R10, R15, R17)."""
+"""A region store on three machines, with processes of its domain on each; machines and networks fail (R10, R15, R17)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ with Admin(sys.argv[1]) as admin:
 
 
 class Remote(Peer):
-    """A process of the domain on one of the machines."""
+    """A process of the domain on one machine."""
 
     def __init__(self, site: Site, number: int, name: str) -> None:
         command = site.machines[number].command([sys.executable, "-c", PEER, site.uri, name])
@@ -40,12 +40,12 @@ class Remote(Peer):
         kill(self.process)
         for stream in (self.process.stdin, self.process.stdout):
             assert stream is not None
-            with contextlib.suppress(BrokenPipeError):  # of a machine that went down
+            with contextlib.suppress(BrokenPipeError):  # the machine went down
                 stream.close()
 
 
 class Site:
-    """A daemon on each machine, and the URI of a store that is the same on all of them."""
+    """A daemon on each machine, and a store with the same URI on all of them."""
 
     def __init__(self, machines: Machines, path: Path) -> None:
         self.machines = machines
@@ -78,14 +78,14 @@ class Site:
         up, regions = json.loads(done.stdout)
         return up, regions
 
-    def settle(self, number: int) -> None:
+    def wait_for_copies(self, number: int) -> None:
         wait_until(lambda: {row[0] for row in self.look(number)[1]} <= {"OPEN", "CLOSED"}, 30.0, "two copies")
 
-    def missed(self, number: int) -> None:
-        wait_until(lambda: sum(self.look(number)[0]) == COUNT - 1, 30.0, "one daemon is missed")
+    def wait_until_missed(self, number: int) -> None:
+        wait_until(lambda: sum(self.look(number)[0]) == COUNT - 1, 30.0, "the others miss one daemon")
 
     def engine(self) -> int:
-        """The machine that serves now."""
+        """The machine whose process serves the records now."""
         host = self.directory.published_service("records")["host"]
         return next(machine.number for machine in self.machines.all if machine.address == host)
 
@@ -107,7 +107,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
         made.close()
     finally:
         machines.close()
-        for segment in segments(tmp_path / "global"):  # a machine that goes down takes its memory with it
+        for segment in segments(tmp_path / "global"):  # a real machine that goes down loses its memory
             segment.unlink()
 
 
@@ -116,13 +116,13 @@ def opened(site: Site) -> list[Remote]:
     for number, peer in enumerate(peers):
         assert peer.do(f"open r{number}") == "open 1"
         assert peer.do(f"put r{number} first v{number}") == "done"
-    site.settle(0)
+    site.wait_for_copies(0)
     return peers
 
 
-def test_the_service_moves(site: Site) -> None:
-    """R15, R17: processes on three machines use one store, encrypted; the one that serves is killed, and the store opens on
-    another machine; a process that starts on its old machine finds the store there."""
+def test_engine_moves_to_another_machine(site: Site) -> None:
+    """R15, R17: processes on three machines use one store over TLS. After its engine is killed, the store opens on another
+    machine, and a process that starts on the old machine finds it there."""
     peers = opened(site)
     assert site.engine() == 0
     regions = site.look(1)[1]
@@ -142,8 +142,8 @@ def test_the_service_moves(site: Site) -> None:
     assert site.engine() in (1, 2)
 
 
-def test_a_machine_goes_down(site: Site) -> None:
-    """R10, R15: with daemon, engine and all; what was acknowledged is there, and two copies are made of it again."""
+def test_store_survives_a_machine_that_goes_down(site: Site) -> None:
+    """R10, R15: with its daemon and engine; acknowledged writes remain, and every region gets two copies again."""
     peers = opened(site)
     site.machines[site.engine()].power_off()
     for number in (1, 2):
@@ -152,43 +152,44 @@ def test_a_machine_goes_down(site: Site) -> None:
         assert peers[number].do(f"get r{number} second") == f"w{number}"
     assert peers[1].do("open r0") == "open 2"
     assert peers[1].do("get r0 first") == "v0"
-    site.settle(1)
+    site.wait_for_copies(1)
     assert [{row[1], row[2]} for row in site.look(1)[1]] == [{1, 2}]
 
 
-def test_the_network_of_the_engines_machine_is_cut(site: Site) -> None:
-    """R10, R15: one side goes on, the other waits; when the network is back all agree, and each handle is at its epoch."""
+def test_store_survives_a_cut_network(site: Site) -> None:
+    """R10, R15: the network of the engine's machine is cut; one side continues, the other waits. Once it is back, all
+    processes agree, and each handle has its epoch."""
     peers = opened(site)
     for round_ in range(2):
         cut = site.machines[site.engine()]
         cut.plug(False)
         for number, peer in enumerate(peers):
             peer.begin(f"put r{number} round{round_} x{number}")
-        site.missed((cut.number + 1) % COUNT)
+        site.wait_until_missed((cut.number + 1) % COUNT)
         cut.plug(True)
         for number, peer in enumerate(peers):
             answer = peer.answer()
-            if answer != "done":  # it was silent for longer than its session lasts
+            if answer != "done":  # its session expired while it was cut off
                 assert answer.split()[0] in ("SessionLostError", "StaleEpochError"), answer
                 peer.kill()
                 peers[number] = site.peer(number)
                 assert peers[number].do(f"open r{number}").startswith("open ")
                 assert peers[number].do(f"put r{number} round{round_} x{number}") == "done"
-        site.settle(0)
+        site.wait_for_copies(0)
     for number, peer in enumerate(peers):
         assert peer.do(f"get r{number} first") == f"v{number}"
         assert [peer.do(f"get r{number} round{round_}") for round_ in range(2)] == [f"x{number}"] * 2
 
 
-def test_a_store_starts_again_in_place(site: Site) -> None:
-    """R15: on the same machine, whose daemon was restarted too; its region was kept by the others, and comes back here."""
+def test_store_starts_again_on_its_machine(site: Site) -> None:
+    """R15: the daemon there was restarted too; the others kept the region, and it moves back."""
     peer = site.peer(0)
     assert peer.do("open r") == "open 1"
     assert peer.do("put r a b") == "done"
-    site.settle(1)
+    site.wait_for_copies(1)
     peer.kill()
     kill(site.daemons[0])
-    site.settle(1)
+    site.wait_for_copies(1)
     assert site.look(1)[1][0][1:3] == [1, 2]
     site.daemons[0] = site.start(0)
     wait_until(lambda: site.look(0)[0] == [True] * COUNT, 30.0)
@@ -196,5 +197,5 @@ def test_a_store_starts_again_in_place(site: Site) -> None:
     assert again.do("open r") == "open 2"
     assert again.do("get r a") == "b"
     assert site.engine() == 0
-    site.settle(0)
+    site.wait_for_copies(0)
     assert site.look(0)[1][0][1:3] == [0, 1]

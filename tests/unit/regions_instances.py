@@ -1,4 +1,4 @@
-"""Regions of bytes for tests of what is planned for them."""
+"""Regions as bytes in memory, for tests of the writes planned for them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def apply_all(memories: dict[str, bytearray], planned: Planned) -> None:
 
 
 def blocks_of(name: str, memory: bytearray, chunk_bytes: int = 0) -> Sequence[Block]:
-    """As a client reads them, in chunks that hold the largest object."""
+    """The blocks as a client reads them, in chunks that hold the largest object."""
     check_header(name, bytes(memory[:HEADER_BYTES]), len(memory))
     walker = walk(name, len(memory))
     while (start := walker.wanted()) is not None:
@@ -45,7 +45,7 @@ def payload_of(memory: bytearray, block: Block) -> bytes:
 
 
 def check_row(space: RegionSpace, memory: bytearray) -> None:
-    """What the map says, the bytes say: blocks side by side from the header to the end, no two free ones together."""
+    """The bytes agree with the map: blocks without gaps from the header to the end, no two free ones side by side."""
     blocks = blocks_of(space.name, memory)
     end = HEADER_BYTES
     for before, block in zip((None, *blocks), blocks, strict=False):

@@ -1,4 +1,4 @@
-"""An administrator's attachment (R4): what it does while it waits."""
+"""An administrator's attachment while it waits (R4)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from spark_jms.store.regions.admin.port import DaemonInfo
 from spark_jms.store.regions.global_directory import GlobalDirectory
 
 
-def test_a_shutdown_that_is_given_up_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R4: the daemon found that it has to stay; whoever waits for its end is told, by name."""
+def test_shutdown_reports_a_daemon_that_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R4: the daemon gave its shutdown up; the administrator who waits gets ShutdownRefusedError."""
     monkeypatch.setattr(admin_client, "GIVEN_UP_S", 0.0)
     admin = DaemonAdmin.__new__(DaemonAdmin)
     admin._global, admin.local_index = GlobalDirectory(str(tmp_path)), 0
@@ -43,8 +43,8 @@ async def _answers(value: int) -> int:
     return value
 
 
-def test_a_loop_answers_who_waits_in_a_thread() -> None:
-    """R4: with the value or the error; what it still does when it is closed, with CancelledError."""
+def test_loop_answers_waiting_threads() -> None:
+    """R4: with the value or the error; calls under way at its close get CancelledError."""
     began, failed = threading.Semaphore(0), list[BaseException]()
 
     async def hangs() -> None:
@@ -71,8 +71,8 @@ def test_a_loop_answers_who_waits_in_a_thread() -> None:
     assert len(failed) == 10
 
 
-def test_a_loop_answers_who_was_cancelled_before_it_began() -> None:
-    """R4: nobody waits for good."""
+def test_loop_answers_a_call_cancelled_before_it_began() -> None:
+    """R4: so that no thread waits for ever."""
 
     def cancelled(loop: asyncio.AbstractEventLoop, coroutine: Any, **named: Any) -> asyncio.Task[Any]:
         task = asyncio.Task(coroutine, loop=loop, **named)

@@ -1,4 +1,4 @@
-"""storeadmin: its commands, its session, one-shot use, Python and the keyboard (R6, R4)."""
+"""storeadmin: commands, sessions, single commands, Python and the keyboard (R6, R4)."""
 
 from __future__ import annotations
 
@@ -40,11 +40,18 @@ def cluster(limit_mb: int = 100) -> FakeCluster:
     """Three daemons; `open` on 0 and 1, `closed` on 1 and 2, `other` on 2 and 0."""
     daemons = [
         DaemonInfo(
-            index, "127.0.0.1", 4545 + index, 4545 + index, limit_mb * MIB, up=True, reachable=True,
-            started_us=NOW_US - 60_000_000, now_us=NOW_US,
+            index,
+            "127.0.0.1",
+            4545 + index,
+            4545 + index,
+            limit_mb * MIB,
+            up=True,
+            reachable=True,
+            started_us=NOW_US - 60_000_000,
+            now_us=NOW_US,
         )
         for index in range(3)
-    ]  # fmt: skip
+    ]
     regions = [
         RegionInfo("closed", 10 * MIB, "CLOSED", 1, 1, 2, "", NOW_US, 0),
         RegionInfo("open", 20 * MIB, "OPEN", 2, 0, 1, "store s", NOW_US, MIB),
@@ -54,7 +61,7 @@ def cluster(limit_mb: int = 100) -> FakeCluster:
 
 
 class Talk:
-    """A session and what it printed since it was last looked at."""
+    """A session; a call runs one line and returns its output."""
 
     def __init__(self, fake: FakeCluster) -> None:
         self.stream = io.StringIO()
@@ -72,14 +79,14 @@ class Talk:
 # ---- the table of commands
 
 
-def test_the_commands_are_the_references_and_top() -> None:
-    """R6."""
+def test_commands_are_those_of_the_reference_and_top() -> None:
+    """R6: in the order of the reference."""
     names = "rshelp rsattach rsdetach lsd shutdown lsr rmr top quit"
     assert " ".join(command.name for command in COMMANDS) == names
 
 
-def test_help_as_in_the_reference() -> None:
-    """R6: byte for byte as far as it is shown there; examples follow."""
+def test_help_matches_the_reference() -> None:
+    """R6: byte for byte as far as the reference shows it; examples follow."""
     shown = (
         "Command:\n   rsdetach\nSummary:\n    detach from a RS Daemon Cluster\nUsage:\n   rsdetach\nDescription:\n"
         'Use "rsdetach" to detach from a RS Daemon Cluster.\n \nWhen an rsdetach succeeds, the command prompt will\n'
@@ -88,14 +95,14 @@ def test_help_as_in_the_reference() -> None:
     assert help_on("rsdetach") == shown + "Examples:\n   rsdetach\n"
 
 
-def test_help_on_all() -> None:
-    """R6: every command with usage and examples."""
+def test_help_covers_every_command() -> None:
+    """R6: with usage and examples."""
     assert help_on("") == (GOLDEN / "rshelp.txt").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
-def test_every_example_is_right(command: object) -> None:
-    """R6: what the help shows can be typed."""
+def test_examples_in_the_help_parse(command: object) -> None:
+    """R6: every example of the help is a valid command line."""
     for example in next(each for each in COMMANDS if each is command).examples:
         assert parse(split(example)).command == split(example)[0]
 
@@ -120,7 +127,7 @@ def test_every_example_is_right(command: object) -> None:
         ("top -refresh 7 -once", Arguments("top", refresh_seconds=7, once=True)),
     ],
 )
-def test_parsing(line: str, expected: Arguments) -> None:
+def test_parse_reads_options(line: str, expected: Arguments) -> None:
     """R6: options, their order, their defaults."""
     assert parse(split(line)) == expected
 
@@ -149,16 +156,16 @@ def test_parsing(line: str, expected: Arguments) -> None:
         ("lsd 'open quote", "No closing quotation"),
     ],
 )
-def test_what_is_wrong_is_named(line: str, reason: str) -> None:
-    """R6."""
+def test_parse_names_the_wrong_word(line: str, reason: str) -> None:
+    """R6: with what is allowed."""
     with pytest.raises(CommandUsageError) as caught:
         parse(split(line))
     assert caught.value.reason.startswith(reason)
 
 
 @given(st.text(max_size=40))
-def test_any_line_is_a_command_or_the_named_error(line: str) -> None:
-    """R6."""
+def test_parse_gives_a_command_or_a_usage_error(line: str) -> None:
+    """R6: for any line."""
     try:
         words = split(line)
         command = parse(words).command if words else "rshelp"
@@ -170,7 +177,7 @@ def test_any_line_is_a_command_or_the_named_error(line: str) -> None:
 # ---- the session
 
 
-def test_attach_and_detach() -> None:
+def test_session_attaches_and_detaches() -> None:
     """R6: the prompts and the messages."""
     talk = Talk(cluster())
     assert talk.session.prompt == "storeadmin->"
@@ -182,16 +189,16 @@ def test_attach_and_detach() -> None:
 
 
 @pytest.mark.parametrize("line", ["rsdetach", "lsd", "lsr", "rmr x", "shutdown -daemon all", "top"])
-def test_what_needs_an_attachment(line: str) -> None:
-    """R6: says so, and goes on."""
+def test_commands_without_an_attachment_fail(line: str) -> None:
+    """R6: with a message, and the session continues."""
     talk = Talk(cluster())
     assert talk(line) == "ERROR: Not attached to a Daemon. Use rsattach.\n"
     assert talk.code == 1
     assert talk("rshelp quit").startswith("Command:\n   quit\n")
 
 
-def test_a_failed_attach() -> None:
-    """R6, R18: is told, and the prompt stays."""
+def test_failed_attach_is_reported() -> None:
+    """R6, R18: and the prompt stays the same."""
     talk = Talk(FakeCluster([]))
     assert talk("rsattach -dir /gd").startswith(
         "ERROR: Failed to attach to a Daemon with global dir [/gd]: /gd. No daemon"
@@ -199,8 +206,8 @@ def test_a_failed_attach() -> None:
     assert (talk.code, talk.session.prompt) == (1, "storeadmin->")
 
 
-def test_lists() -> None:
-    """R6: selected, sorted, in both formats."""
+def test_lists_are_selected_and_sorted() -> None:
+    """R6: in both formats."""
     talk = Talk(cluster())
     talk("rsattach")
     table = talk("lsd -sort size").splitlines()
@@ -213,31 +220,31 @@ def test_lists() -> None:
     assert talk.code == 1
 
 
-def test_removing_regions() -> None:
-    """R6: an open one only by force, and it holds up no other."""
+def test_rmr_removes_regions() -> None:
+    """R6: an open one by force only; the others are removed all the same."""
     talk = Talk(cluster())
     talk("rsattach")
-    said = talk("rmr o*").splitlines()
-    assert (said[0], talk.code) == ("INFO:  Removed Region other.", 1)
-    assert said[1].startswith("ERROR: Region open was not removed: open. Another client has the region open.")
+    output = talk("rmr o*").splitlines()
+    assert (output[0], talk.code) == ("INFO:  Removed Region other.", 1)
+    assert output[1].startswith("ERROR: Region open was not removed: open. Another client has the region open.")
     assert talk("rmr -force open") == "INFO:  Removed Region open.\n"
     assert talk.code == 0
     assert talk("rmr nothing") == "ERROR: No Region matches [nothing].\n"
 
 
-def test_shutdown_detaches_from_the_local_daemon() -> None:
-    """R6: by itself, and only then."""
+def test_shutdown_of_the_local_daemon_detaches() -> None:
+    """R6: and no other shutdown does."""
     talk = Talk(cluster())
     talk("rsattach")
     assert talk("shutdown -daemon 2") == "INFO:  Shut down Daemon 2.\n"
     assert talk.session.prompt == "storeadmin:[RS]->"
-    said = talk("shutdown -daemon local -force")
-    assert said == "INFO:  Shut down Daemon 0.\nINFO:  Detached from Daemon 0 with global dir [.].\n"
+    output = talk("shutdown -daemon local -force")
+    assert output == "INFO:  Shut down Daemon 0.\nINFO:  Detached from Daemon 0 with global dir [.].\n"
     assert talk.session.prompt == "storeadmin->"
 
 
-def test_a_safe_shutdown_is_refused() -> None:
-    """R4: open regions, then memory; nothing has changed."""
+def test_safe_shutdown_is_refused() -> None:
+    """R4: with open regions, then without memory; nothing changes."""
     talk = Talk(cluster(limit_mb=55))
     talk("rsattach")
     assert talk("shutdown -daemon 1").startswith("ERROR: region open is open. Nothing was shut down.")
@@ -252,20 +259,20 @@ def test_a_safe_shutdown_is_refused() -> None:
     assert talk("lsd").count("DOWN") == 0
 
 
-def test_a_daemon_that_dies() -> None:
-    """R10: the attachment ends with it, which is told."""
+def test_session_detaches_from_a_daemon_that_dies() -> None:
+    """R10: and reports it."""
     fake = cluster()
     talk = Talk(fake)
     talk("rsattach")
     fake.crash(0)
-    said = talk("lsd").splitlines()
-    assert said[0].startswith("ERROR: daemon 0. The daemon cannot be reached")
-    assert said[1] == "INFO:  Detached from Daemon 0 with global dir [.]."
+    output = talk("lsd").splitlines()
+    assert output[0].startswith("ERROR: daemon 0. The daemon cannot be reached")
+    assert output[1] == "INFO:  Detached from Daemon 0 with global dir [.]."
     assert talk("rsattach") == "INFO:  Attached to Daemon 1 with global dir [.].\n"
     assert "SINGLE" in talk("lsr")
 
 
-# ---- one-shot, scripts and Python
+# ---- single commands, scripts and Python
 
 
 def run_main(fake: FakeCluster, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -274,8 +281,8 @@ def run_main(fake: FakeCluster, capsys: pytest.CaptureFixture[str], *words: str)
     return code, printed.out, printed.err
 
 
-def test_one_shot(capsys: pytest.CaptureFixture[str]) -> None:
-    """R6: the command's output and nothing else, and an exit code."""
+def test_main_runs_a_single_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """R6: prints its output and nothing else, and returns an exit code."""
     fake = cluster()
     code, out, err = run_main(
         fake, capsys, "lsd", "-dir", "/gd", "-localindex", "1", "-format", "list", "-daemon", "local"
@@ -304,22 +311,22 @@ def test_one_shot(capsys: pytest.CaptureFixture[str]) -> None:
         (["lsd", "-daemon", "9"], 1, "ERROR: there is no daemon 9"),
     ],
 )
-def test_exit_codes(words: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """R6: 1 when it failed, 2 when it was no command; the reason is on stderr."""
+def test_main_returns_exit_codes(words: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """R6: 1 when the command failed, 2 when it is no command; the reason is on stderr."""
     found, out, err = run_main(cluster(), capsys, *words)
     assert (found, out) == (code, "")
     assert err.startswith(message)
 
 
-def test_one_shot_without_a_daemon(capsys: pytest.CaptureFixture[str]) -> None:
-    """R18."""
+def test_main_without_a_daemon_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    """R18: with the reason on stderr."""
     code, out, err = run_main(FakeCluster([]), capsys, "lsd", "-dir", "/gd")
     assert (code, out) == (1, "")
     assert err.startswith("ERROR: Failed to attach to a Daemon with global dir [/gd]: ")
 
 
-def test_lines_of_a_script() -> None:
-    """R6: all of them run; the code is that of the last failure."""
+def test_script_runs_all_its_lines() -> None:
+    """R6: the exit code is that of the last failure."""
     talk = Talk(cluster())
     lines = ["rsattach\n", "# a comment\n", "\n", "ls\n", "lsd 'x\n", "rmr none\n", "rsdetach\n", "quit\n", "lsd\n"]
     assert run_lines(talk.session, lines, talk.stream, talk.stream) == 1
@@ -328,10 +335,8 @@ def test_lines_of_a_script() -> None:
     assert text.endswith("with global dir [.].\nstoreadmin->quit\n")
 
 
-def test_main_reads_stdin_when_it_is_no_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """R6."""
+def test_main_reads_commands_from_a_pipe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """R6: when stdin is no terminal."""
     monkeypatch.setattr(sys, "stdin", io.StringIO("rsattach\nlsr\n"))
     assert main([], cluster().attach) == 0
     out = capsys.readouterr().out
@@ -339,8 +344,8 @@ def test_main_reads_stdin_when_it_is_no_terminal(
     assert out.endswith("storeadmin:[RS]->\n")
 
 
-def test_from_python() -> None:
-    """R6: values, and errors by name."""
+def test_admin_works_from_python() -> None:
+    """R6: it returns values and raises named errors."""
     fake = cluster()
     with Admin("/gd", 1, attach=fake.attach) as admin:
         assert (admin.local_index, admin.directory) == (1, "/gd")
@@ -364,8 +369,8 @@ def test_from_python() -> None:
         assert not admin.attached
 
 
-def test_an_attachment_is_closed_at_the_end() -> None:
-    """R6: of the context, of a second attach, and not when that fails."""
+def test_admin_closes_its_attachment() -> None:
+    """R6: at the end of the context and on a second attach, but not when that attach fails."""
     ports: list[AdminPort] = []
     fake = cluster()
 
@@ -402,13 +407,13 @@ def test_an_attachment_is_closed_at_the_end() -> None:
         ("unknown", "", []),
     ],
 )
-def test_completion(before: str, word: str, expected: Sequence[str]) -> None:
-    """R6: commands, options not yet given, their values, names of regions."""
+def test_completion_offers_words(before: str, word: str, expected: Sequence[str]) -> None:
+    """R6: commands, options that are not given yet, their values, and region names."""
     assert completions(before.split(), word, Known((0, 1), ("billing", "b2", "audit"))) == expected
 
 
-def test_at_the_keyboard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """R6: errors and Control-C do not end it; history is kept for this user alone."""
+def test_shell_survives_errors_and_control_c(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """R6: and its history file is readable by the user alone."""
     from prompt_toolkit.input import create_pipe_input
     from prompt_toolkit.output import DummyOutput
 
@@ -426,8 +431,8 @@ def test_at_the_keyboard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert history.stat().st_mode & 0o077 == 0
 
 
-def test_what_tab_offers() -> None:
-    """R6: in the place of the word that has begun."""
+def test_tab_completes_the_current_word() -> None:
+    """R6: in its place in the line."""
     from prompt_toolkit.completion import CompleteEvent
     from prompt_toolkit.document import Document
 
@@ -444,8 +449,8 @@ def test_what_tab_offers() -> None:
     assert offered("rmr -force o") == [("open", -1), ("other", -1)]
 
 
-def test_the_end_of_input_ends_it(tmp_path: Path) -> None:
-    """R6: and a home that cannot be written is no obstacle."""
+def test_shell_ends_with_its_input(tmp_path: Path) -> None:
+    """R6: even with a home directory that cannot be written."""
     from prompt_toolkit.input import create_pipe_input
     from prompt_toolkit.output import DummyOutput
 
@@ -454,8 +459,8 @@ def test_the_end_of_input_ends_it(tmp_path: Path) -> None:
         assert interact(Talk(cluster()).session, tmp_path / "none", keys, DummyOutput()) == 0
 
 
-def test_completion_never_fails() -> None:
-    """R6: the daemon that it asks may be gone."""
+def test_completion_survives_a_dead_daemon() -> None:
+    """R6: it then knows no names."""
     fake = cluster()
     talk = Talk(fake)
     assert talk.session.known() == Known()
@@ -473,21 +478,21 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_top_once() -> None:
-    """R6: for scripts; the same when the output is no terminal."""
+def test_top_prints_once() -> None:
+    """R6: with -once, and when the output is no terminal."""
     fake = cluster()
     talk = Talk(fake)
     talk("rsattach")
     fake.crash(1)
     for line in ("top -once", "top -refresh 9"):
-        said = talk(line)
-        assert "daemons 2 of 3 up   regions 3" in said
-        assert "DOWN" in said
-        assert said.index("closed") < said.index("other")
+        output = talk(line)
+        assert "daemons 2 of 3 up   regions 3" in output
+        assert "DOWN" in output
+        assert output.index("closed") < output.index("other")
 
 
-def test_top_goes_on_until_control_c() -> None:
-    """R6: at the refresh asked for."""
+def test_top_repeats_until_control_c() -> None:
+    """R6: at the given interval."""
     waits: list[float] = []
 
     def wait(seconds: float) -> None:
@@ -502,7 +507,7 @@ def test_top_goes_on_until_control_c() -> None:
 
 
 def test_top_shows_trouble_first() -> None:
-    """R6: and never more than a screen."""
+    """R6: and never more than one screen."""
     from rich.console import Console
 
     regions = [RegionInfo(f"r{n}", 8, "CLOSED", 1, 0, 1, "[x]", NOW_US, n) for n in range(50)]
@@ -515,8 +520,8 @@ def test_top_shows_trouble_first() -> None:
     assert "[x]" in out.getvalue()
 
 
-def test_help_needs_neither_rich_nor_a_client() -> None:
-    """R6: light; and the module can be run."""
+def test_help_imports_neither_rich_nor_the_client() -> None:
+    """R6: so that it starts quickly."""
     program = (
         "import sys; from spark_jms.store.regions.admin import main; main(['rshelp', 'lsd']);"
         "print(sorted({'rich', 'prompt_toolkit', 'asyncio', 'spark_jms.store.regions.admin.client'} & set(sys.modules)))"

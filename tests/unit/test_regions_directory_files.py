@@ -1,4 +1,4 @@
-"""The entries of regions as files: what is tidied away, and what readers and writers then find (R8, R10)."""
+"""Region entries as files: what housekeeping removes, and what readers and writers find then (R8, R10)."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def names(path: Path) -> list[str]:
     return sorted(os.listdir(path))
 
 
-def test_what_dead_writers_left_is_removed(files: DirectoryFiles, tmp_path: Path) -> None:
-    """R10: versions before the last two, and old files under another name, wherever they are; nothing else."""
+def test_housekeeping_removes_files_of_dead_writers(files: DirectoryFiles, tmp_path: Path) -> None:
+    """R10: versions before the last two and old temporary files, in every folder; nothing else."""
     grow(files, 9)
     assert files.swap("s.000", at(9), None)
     folder = tmp_path / "daemons" / "entries" / "s.000"
-    for version in (2, 3, 5):  # of one that died between making the next version and removing these
+    for version in (2, 3, 5):  # their writer died after writing the next version, before it removed these
         (folder / str(version)).write_text("old")
     left = [folder / ".10.77.0123abcd", tmp_path / "daemons" / ".d000.secret.1.00000000"]
     left += [tmp_path / "regions" / ".s.000_client_meta.f.5.ffffffff", tmp_path / ".rs_daemons.cfg.5.ffffffff"]
@@ -52,7 +52,7 @@ def test_what_dead_writers_left_is_removed(files: DirectoryFiles, tmp_path: Path
     for path in (*left, *others):
         path.write_text("")
     now_s = left[0].stat().st_mtime
-    assert len(files.tidy(now_s + 60.0)) == 3, "young ones may be somebody's still"
+    assert len(files.tidy(now_s + 60.0)) == 3, "young files may still be in use"
     assert names(folder) == [".10.77.0123abcd", ".nfs0000000012", "10", "9", "notes"]
     assert sorted(files.tidy(now_s + 3_700.0)) == sorted(left)
     assert all(path.exists() for path in others)
@@ -61,8 +61,8 @@ def test_what_dead_writers_left_is_removed(files: DirectoryFiles, tmp_path: Path
     assert files.swap("s.000", None, replace(FIRST, region_id="id2"))
 
 
-def test_a_reader_that_slept(files: DirectoryFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R10: it has listed the versions, and finds the newest all the same."""
+def test_reader_that_slept_finds_the_newest_entry(files: DirectoryFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R10: though housekeeping removed the versions that it had listed."""
     grow(files, 2)
     listed = global_directory._versions
 
@@ -77,10 +77,9 @@ def test_a_reader_that_slept(files: DirectoryFiles, monkeypatch: pytest.MonkeyPa
     assert files.read("s.000") == at(7)
 
 
-def test_a_writer_that_slept_before_it_gave_its_file_a_name(
-    files: DirectoryFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """R10: its file was taken for a dead one's: it is told that nobody knows, nothing has happened, and it does it again."""
+def test_writer_whose_file_was_removed_tries_again(files: DirectoryFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R10: it slept, and housekeeping took its temporary file for that of a dead writer: it gets an error, nothing has
+    happened, and its next attempt succeeds."""
     grow(files, 3)
     link = os.link
 
@@ -96,8 +95,8 @@ def test_a_writer_that_slept_before_it_gave_its_file_a_name(
     grow(files, 5, 3)
 
 
-def test_a_writer_whose_number_was_used_and_tidied_away(files: DirectoryFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R10: what it writes under the old number is nobody's entry."""
+def test_writer_of_a_removed_version_changes_nothing(files: DirectoryFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R10: it slept, and its version was used and removed meanwhile: readers ignore what it writes under that number."""
     grow(files, 2)
     link = os.link
 
@@ -115,13 +114,13 @@ def test_a_writer_whose_number_was_used_and_tidied_away(files: DirectoryFiles, m
     assert files.read("s.000") == at(6)
 
 
-def test_everybody_at_once(files: DirectoryFiles) -> None:
-    """R10: while one writes and two tidy up, no reader sees an epoch go back, or nothing."""
+def test_readers_never_see_an_epoch_go_back(files: DirectoryFiles) -> None:
+    """R10: nor a missing entry, while one thread writes and two run housekeeping."""
     grow(files, 1)
     done = threading.Event()
     faults: list[str] = []
 
-    def tidy() -> None:
+    def keep_house() -> None:
         while not done.is_set():
             files.tidy(0.0)
 
@@ -134,7 +133,7 @@ def test_everybody_at_once(files: DirectoryFiles) -> None:
                 return
             newest = entry.epoch
 
-    threads = [threading.Thread(target=target) for target in (tidy, tidy, read, read)]
+    threads = [threading.Thread(target=target) for target in (keep_house, keep_house, read, read)]
     for thread in threads:
         thread.start()
     grow(files, 150, 1)

@@ -1,4 +1,4 @@
-"""Objects across regions (R7, R12, R14): planned, written, cut off in the middle, read back."""
+"""Objects across regions: planned, written, interrupted, read back (R7, R12, R14)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from spark_jms.store.regions.core.instance import InstanceCore, Planned
 from tests.unit.regions_instances import apply, apply_all, blocks_of, check_row, payload_of
 
 SIZE = 2048
-OPERATIONS = st.lists(
-    st.tuples(st.sampled_from(["create", "create", "update", "delete", "again"]), st.integers(0, 1000), st.integers(0, 900)),
-    max_size=60,
-)  # fmt: skip
+KINDS = st.sampled_from(["create", "create", "update", "delete", "reopen"])
+OPERATIONS = st.lists(st.tuples(KINDS, st.integers(0, 1000), st.integers(0, 900)), max_size=60)
 
 
 class Store:
-    """An instance with its regions in memory, as one client after another has it."""
+    """An instance with its regions in memory, for one client after another."""
 
     def __init__(self, regions: int) -> None:
         self.core = InstanceCore()
@@ -26,7 +24,7 @@ class Store:
         for name in self.memories:
             apply(self.memories[name], self.core.add_region(name, SIZE))
 
-    def again(self) -> None:
+    def reopen(self) -> None:
         self.core = InstanceCore()
         for name, memory in self.memories.items():
             self.core.load_region(name, SIZE, blocks_of(name, memory))
@@ -45,14 +43,14 @@ class Store:
 
 
 @given(st.integers(1, 3), OPERATIONS)
-def test_what_was_written_is_read_back(regions: int, operations: list[tuple[str, int, int]]) -> None:
-    """R7, R12: through moves between regions and re-opening; handles are never given out twice."""
+def test_objects_survive_moves_and_reopening(regions: int, operations: list[tuple[str, int, int]]) -> None:
+    """R7, R12: with their last value; the core never gives a handle out twice."""
     store, objects, given_out = Store(regions), dict[int, bytes](), set[int]()
     for number, (what, which, length) in enumerate(operations):
         payload, known = bytes([number]) * length, list(objects)
         try:
-            if what == "again":
-                store.again()
+            if what == "reopen":
+                store.reopen()
             elif what == "create":
                 handle, planned = store.core.plan_create(1, payload)
                 assert handle not in given_out, "a handle was given out twice"
@@ -76,8 +74,8 @@ def test_what_was_written_is_read_back(regions: int, operations: list[tuple[str,
         assert store.objects() == objects
 
 
-def test_a_handle_stays_used_when_its_traces_are_gone() -> None:
-    """R7: the only free block told of the last handle, and an update took its place."""
+def test_handle_is_not_reused_when_its_block_was_overwritten() -> None:
+    """R7: only one free block recorded the last handle, and an update took its place."""
     store = Store(1)
     first, planned = store.core.plan_create(1, b"a" * 16)
     apply_all(store.memories, planned)
@@ -86,13 +84,13 @@ def test_a_handle_stays_used_when_its_traces_are_gone() -> None:
     apply_all(store.memories, planned)
     apply_all(store.memories, store.core.plan_delete(last))
     apply_all(store.memories, store.core.plan_update(first, b"c" * rest)[0])
-    store.again()
+    store.reopen()
     apply_all(store.memories, store.core.plan_delete(first))
     assert store.core.plan_create(1, b"")[0] > last
 
 
 def moved() -> tuple[Store, int, Planned, str]:
-    """An update that has to change regions, planned and not yet written."""
+    """An update that moves an object to another region, planned and not yet written."""
     store = Store(2)
     handle, planned = store.core.plan_create(1, b"old" * 100)
     apply_all(store.memories, planned)
@@ -105,30 +103,30 @@ def moved() -> tuple[Store, int, Planned, str]:
 
 
 @pytest.mark.parametrize(("written", "expected"), [(0, b"old" * 100), (1, b"new" * 300), (2, b"new" * 300)])
-def test_a_crash_between_the_two_writes_of_a_move(written: int, expected: bytes) -> None:
-    """R7: whole or not at all, with a crash before, between and after; the loser's space is free again."""
+def test_move_is_atomic_across_a_crash(written: int, expected: bytes) -> None:
+    """R7: with a crash before, between and after its two writes; the space of the stale block becomes free."""
     store, handle, planned, leftover = moved()
     if written > 0:
         apply_all(store.memories, planned)
     if written > 1:
         apply_all(store.memories, store.core.plan_forget(leftover, handle))
-    store.again()
+    store.reopen()
     assert store.objects()[handle] == expected
     store.check()
     assert sum(handle in space.used for space in store.core.regions.values()) == 1
 
 
-def test_regions_may_be_read_in_any_order() -> None:
-    """R7: of two blocks with one handle the later one is true, not the one read last."""
+def test_later_block_wins_in_any_order_of_regions() -> None:
+    """R7: of two blocks with one handle the later one counts, not the one that is read last."""
     store, handle, planned, _ = moved()
     apply_all(store.memories, planned)
     store.memories = dict(reversed(store.memories.items()))
-    store.again()
+    store.reopen()
     assert store.objects()[handle] == b"new" * 300
 
 
-def test_what_does_not_fit_is_named() -> None:
-    """R7: an object larger than any region, a full store, a handle of nothing; and nothing has changed."""
+def test_objects_that_do_not_fit_are_refused() -> None:
+    """R7: an object larger than any region, a full store, an unknown handle; the store does not change."""
     store = Store(1)
     with pytest.raises(ObjectTooLargeError):
         store.core.plan_create(1, bytes(SIZE))

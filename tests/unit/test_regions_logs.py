@@ -1,4 +1,4 @@
-"""The log files of a daemon and what it says of its memory (R5)."""
+"""The log files of a daemon, and its lines about memory use (R5)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def daemon_log(path: Path, **settings: int) -> Iterator[DaemonLog]:
 
 
 def lines(log: DaemonLog, number: int = 0) -> list[str]:
-    """Without their times."""
+    """The lines without their times."""
     return [line.partition(" ")[2] for line in log.path(number).read_text(encoding="utf-8").splitlines()]
 
 
@@ -48,7 +48,7 @@ def files(path: Path) -> list[str]:
     return sorted(each.name for each in path.iterdir())
 
 
-def test_the_name() -> None:
+def test_file_name_has_fixed_width_numbers() -> None:
     """R5: three digits, the address, five digits, three digits."""
     assert log_file_name(3, "192.168.0.127", 8000, 0) == "rs_daemon_003_192.168.0.127_08000_000.log"
     assert re.fullmatch(r"rs_daemon_\d{3}_\d+\.\d+\.\d+\.\d+_\d{5}_\d{3}\.log", log_file_name(0, "10.0.0.1", 49151, 9))
@@ -63,12 +63,12 @@ def test_the_name() -> None:
         ("/var/log/rs", "/var/log/rs"),
     ],
 )
-def test_the_directory(logdir: str, expected: str) -> None:
-    """R5, R3: relative to the Global Directory's logs, or absolute."""
+def test_log_directory_is_relative_to_the_global_directory(logdir: str, expected: str) -> None:
+    """R5, R3: to its logs folder; an absolute one stays as it is."""
     assert log_directory("/scratch/rs_global_dir", logdir) == Path(expected)
 
 
-def test_the_defaults() -> None:
+def test_log_settings_have_defaults() -> None:
     """R5, R3: level 2, 500 MB, 10 files."""
     assert LogSettings() == LogSettings(level=2, file_size_mb=500, file_max=10)
 
@@ -77,8 +77,8 @@ def test_the_defaults() -> None:
     ("setting", "value"),
     [("level", -1), ("file_size_mb", 0), ("file_max", 0), ("file_max", 1001), ("file_size_mb", 1 << 21)],
 )
-def test_settings_have_ranges(setting: str, value: int) -> None:
-    """R5."""
+def test_log_settings_have_ranges(setting: str, value: int) -> None:
+    """R5: the error names them."""
     with pytest.raises(SettingInvalidError, match="allowed are"):
         LogSettings(**{setting: value})
 
@@ -87,8 +87,8 @@ def test_settings_have_ranges(setting: str, value: int) -> None:
     ("level", "expected"),
     [(1, "e"), (2, "ewi"), (3, "ewid"), (4, "ewidt"), (99, "ewidt")],
 )
-def test_levels(tmp_path: Path, level: int, expected: str) -> None:
-    """R5: 1 errors, 2 warnings and information too, 3 debugging, any number above traces."""
+def test_level_selects_lines(tmp_path: Path, level: int, expected: str) -> None:
+    """R5: 1 errors, 2 also warnings and information, 3 also debugging, every higher number also traces."""
     with daemon_log(tmp_path, level=level) as log:
         for number, text in (
             (logging.ERROR, "e"),
@@ -103,7 +103,7 @@ def test_levels(tmp_path: Path, level: int, expected: str) -> None:
 
 
 def test_level_0_writes_nothing(tmp_path: Path) -> None:
-    """R5: no file, not even a directory; what a daemon says while it starts is on stdout all the same."""
+    """R5: no file and no directory; the lines of a start still go to stdout."""
     stdout = io.StringIO()
     log = DaemonLog(tmp_path / "logs", 0, "127.0.0.1", 4545, LogSettings(level=0), stdout)
     log.bootstrap("ready")
@@ -113,8 +113,8 @@ def test_level_0_writes_nothing(tmp_path: Path) -> None:
     log.close()
 
 
-def test_bootstrap_goes_to_both(tmp_path: Path) -> None:
-    """R5: the file has all that stdout has, at level 1 too."""
+def test_start_lines_go_to_file_and_stdout(tmp_path: Path) -> None:
+    """R5: at level 1 too."""
     stdout = io.StringIO()
     log = DaemonLog(tmp_path, 0, "127.0.0.1", 4545, LogSettings(level=1), stdout)
     log.bootstrap("listening on 127.0.0.1:4545")
@@ -125,8 +125,9 @@ def test_bootstrap_goes_to_both(tmp_path: Path) -> None:
     log.close()
 
 
-def test_rotation_keeps_000_newest(tmp_path: Path) -> None:
-    """R5: each rotation adds one to all; what would be number logfilemax is deleted; no file is above its maximum."""
+def test_rotation_keeps_the_newest_file_as_000(tmp_path: Path) -> None:
+    """R5: each rotation adds one to every number and deletes the file that would get number logfilemax; no file exceeds
+    its maximum size."""
     line = "x" * (MIB // 2 - 200)
     with daemon_log(tmp_path, file_size_mb=1, file_max=3) as log:
         for number in range(9):
@@ -137,8 +138,8 @@ def test_rotation_keeps_000_newest(tmp_path: Path) -> None:
         assert log.statistics().rotations == 4
 
 
-def test_one_file_only(tmp_path: Path) -> None:
-    """R5: logfilemax 1, and a line larger than a file."""
+def test_rotation_with_a_single_file(tmp_path: Path) -> None:
+    """R5: logfilemax 1, and a line larger than the file."""
     with daemon_log(tmp_path, file_size_mb=1, file_max=1) as log:
         log.logger.info("%s", "a" * (MIB + 1))
         log.logger.info("b")
@@ -146,8 +147,8 @@ def test_one_file_only(tmp_path: Path) -> None:
         assert lines(log) == ["INFO    b"]
 
 
-def test_a_restart_goes_on_in_000(tmp_path: Path) -> None:
-    """R5: and a smaller logfilemax holds for what is there; other daemons' files are left alone."""
+def test_restart_appends_to_000(tmp_path: Path) -> None:
+    """R5: and deletes files above a smaller logfilemax, but none of other daemons."""
     for number in (0, 1, 2, 7):
         (tmp_path / log_file_name(3, "192.168.0.127", 8000, number)).write_text(f"t old {number}\n")
     other = log_file_name(4, "192.168.0.127", 8000, 9)
@@ -158,30 +159,30 @@ def test_a_restart_goes_on_in_000(tmp_path: Path) -> None:
         assert files(tmp_path) == [log.path(0).name, log.path(1).name, other]
 
 
-def test_modes_are_tight(tmp_path: Path) -> None:
-    """R5, R17: nothing for others."""
+def test_log_files_are_closed_to_others(tmp_path: Path) -> None:
+    """R5, R17: file and directory."""
     with daemon_log(tmp_path / "a" / "logs") as log:
         assert stat.S_IMODE(log.path().stat().st_mode) & 0o027 == 0
         assert stat.S_IMODE(log.directory.stat().st_mode) & 0o027 == 0
 
 
-def test_a_link_in_the_place_of_the_file_is_not_followed(tmp_path: Path) -> None:
-    """R17."""
+def test_log_does_not_follow_a_symbolic_link(tmp_path: Path) -> None:
+    """R17: in the place of its file."""
     (tmp_path / log_file_name(3, "192.168.0.127", 8000, 0)).symlink_to(tmp_path / "victim")
     with pytest.raises(OSError), daemon_log(tmp_path):
         pass
     assert not (tmp_path / "victim").exists()
 
 
-def test_a_message_cannot_pass_for_two(tmp_path: Path) -> None:
-    """R5: what follows a line end is set in, and no text is too strange to write."""
+def test_log_indents_further_lines_of_a_message(tmp_path: Path) -> None:
+    """R5: so a message cannot forge another line; any text can be written."""
     with daemon_log(tmp_path) as log:
         log.logger.info("one\n2026-01-01T00:00:00.000Z ERROR   forged \ud800")
         assert log.path().read_text(encoding="utf-8").splitlines()[1].startswith("    2026")
 
 
-def test_a_full_disk_loses_lines_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R5: the daemon goes on."""
+def test_log_counts_lines_lost_to_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R5: the daemon continues, and the next line tells how many were lost."""
     with daemon_log(tmp_path) as log:
 
         def full(fd: int, data: bytes) -> int:
@@ -205,8 +206,8 @@ def fed(log: UtilizationLog, *used: int) -> list[tuple[Level, str]]:
     return [(line.level, line.text.partition(":")[0]) for each in used for line in log.feed(each)]
 
 
-def test_a_line_at_each_tenth() -> None:
-    """R5: up and down, INFO below 80 % and WARNING from it."""
+def test_utilization_logs_each_tenth() -> None:
+    """R5: upwards and downwards, INFO below 80 % and WARNING from there."""
     log = UtilizationLog(1000, 3)
     went = "memory utilization went"
     assert fed(log, 99, 100, 150, 199, 200) == [(Level.INFO, f"{went} above 10 %"), (Level.INFO, f"{went} above 20 %")]
@@ -217,26 +218,26 @@ def test_a_line_at_each_tenth() -> None:
     assert fed(log, 1000)[-1] == (Level.WARNING, f"{went} above 100 %")
 
 
-def test_the_line_tells_the_use() -> None:
-    """R5."""
+def test_utilization_line_shows_the_use() -> None:
+    """R5: in MB and percent."""
     (line,) = UtilizationLog(1024 * MIB, 3).feed(200 * MIB)
     assert line == LogLine(Level.INFO, "memory utilization went above 10 %: 200 of 1024 MB (19.53 %)")
 
 
-def test_only_at_trace_level_3_or_higher() -> None:
-    """R5: but what was passed is remembered."""
+def test_utilization_is_logged_from_level_3() -> None:
+    """R5: and not below."""
     assert fed(UtilizationLog(100, 2), 50, 90) == []
     assert len(fed(UtilizationLog(100, 7), 50)) == 5
 
 
-def test_the_standard_librarys_levels() -> None:
-    """R5: a line goes to the log as it is."""
+def test_levels_are_those_of_logging() -> None:
+    """R5: so that a line needs no translation."""
     assert [int(level) for level in Level] == [logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR]
 
 
 @given(st.lists(st.integers(0, 1300), max_size=40))
-def test_every_tenth_passed_has_its_line(used: list[int]) -> None:
-    """R5: ups less downs are the tenth where it stands."""
+def test_every_tenth_passed_is_logged(used: list[int]) -> None:
+    """R5: lines upwards minus lines downwards give the present tenth."""
     log = UtilizationLog(1000, 3)
     texts = [text for _, text in fed(log, *used)]
     ups, downs = sum("above" in text for text in texts), sum("below" in text for text in texts)

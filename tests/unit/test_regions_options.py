@@ -1,4 +1,4 @@
-"""The command lines that start and stop a daemon (R3)."""
+"""Command lines that start and stop a daemon (R3)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from spark_jms.store.regions.daemon.options import (
 )
 
 
-def test_the_defaults() -> None:
-    """R3, R5: as the reference has them; safe is the default of stopping."""
+def test_options_have_defaults() -> None:
+    """R3, R5: those of the reference; a stop is safe by default."""
     assert parse_start([]) == StartOptions(".", 0, 2, ".", 500, 10)
     assert parse_stop([]) == StopOptions(".", 0, force=False)
     assert parse_stop(["-safe"]) == StopOptions()
@@ -31,29 +31,16 @@ def test_the_defaults() -> None:
     assert (defaults.level, defaults.file_size_mb, defaults.file_max) == (2, 500, 10)
 
 
-def test_all_options() -> None:
-    """R3: in any order."""
-    words = [
-        "-logfilemax",
-        "3",
-        "-dir",
-        "/gd",
-        "-localindex",
-        "2",
-        "-loglevel",
-        "7",
-        "-logdir",
-        "/var/log",
-        "-logfilesize",
-        "20",
-    ]
-    assert parse_start(words) == StartOptions("/gd", 2, 7, "/var/log", 20, 3)
+def test_options_may_come_in_any_order() -> None:
+    """R3: for starting and stopping."""
+    words = "-logfilemax 3 -dir /gd -localindex 2 -loglevel 7 -logdir /var/log -logfilesize 20"
+    assert parse_start(words.split()) == StartOptions("/gd", 2, 7, "/var/log", 20, 3)
     assert parse_stop(["-force", "-localindex", "1", "-dir", "x"]) == StopOptions("x", 1, force=True)
 
 
 @pytest.mark.parametrize("word", ["-help", "-h", "-?"])
-def test_help(word: str) -> None:
-    """R3: wherever it stands, and whatever else is wrong."""
+def test_help_is_found_anywhere(word: str) -> None:
+    """R3: even beside wrong options."""
     assert parse_start(["-dir", word]).help
     assert parse_stop(["-nonsense", word]).help
 
@@ -75,7 +62,7 @@ def test_help(word: str) -> None:
         ("here", "unexpected 'here'"),
     ],
 )
-def test_what_is_wrong_is_named(words: str, reason: str) -> None:
+def test_usage_error_names_the_wrong_option(words: str, reason: str) -> None:
     """R3: with the usage."""
     with pytest.raises(CommandUsageError) as caught:
         parse_start(words.split(), "jmsq store daemon start")
@@ -85,13 +72,13 @@ def test_what_is_wrong_is_named(words: str, reason: str) -> None:
 
 
 def test_force_and_safe_exclude_each_other() -> None:
-    """R3, R4."""
+    """R3, R4: with a usage error."""
     with pytest.raises(CommandUsageError, match="-force and -safe exclude each other"):
         parse_stop(["-safe", "-force"])
 
 
-def test_the_help_names_every_option() -> None:
-    """R3."""
+def test_help_names_every_option() -> None:
+    """R3: in lines of at most 120 characters."""
     assert usage(STOP_TABLE) == "[-dir path] [-localindex idx] [-force | -safe]"
     for table in (START_TABLE, STOP_TABLE):
         text = help_text("program", table)
@@ -101,8 +88,8 @@ def test_the_help_names_every_option() -> None:
 
 
 @given(st.lists(st.one_of(st.sampled_from([o.name for o in START_TABLE]), st.text(max_size=12)), max_size=8))
-def test_any_words_give_options_or_the_named_error(words: list[str]) -> None:
-    """R3."""
+def test_parse_gives_options_or_a_usage_error(words: list[str]) -> None:
+    """R3: for any words."""
     try:
         options = parse_start(words)
     except CommandUsageError:

@@ -1,4 +1,4 @@
-"""Which daemons and regions a command is about, and in which order (R6)."""
+"""Which daemons and regions a command selects, and in which order (R6)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from spark_jms.store.regions.admin.selection import (
         ("2-2", (2,)),
     ],
 )
-def test_daemons(word: str, expected: tuple[int, ...]) -> None:
+def test_selection_names_daemons(word: str, expected: tuple[int, ...]) -> None:
     """R6: all|local|n[,n]*|n-n."""
     assert DaemonSelection.parse(word).of(5, local_index=2) == expected
 
@@ -38,15 +38,15 @@ def test_daemons(word: str, expected: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     "word", ["", "All", "1,", ",1", "1-", "-1", "1-2-3", "1,2-3", "1 2", "x", "3-1", "0-99999999", "٣", "9" * 5000]
 )
-def test_anything_else_is_refused(word: str) -> None:
-    """R6: and nothing large is made of it."""
+def test_selection_refuses_other_words(word: str) -> None:
+    """R6: without building large ranges."""
     with pytest.raises(ValueError):
         DaemonSelection.parse(word)
 
 
 @pytest.mark.parametrize("word", ["5", "0,7", "3-5", "123456789"])
-def test_a_daemon_that_is_not_there(word: str) -> None:
-    """R6: named, with the last that there is."""
+def test_selection_refuses_daemons_outside_the_cluster(word: str) -> None:
+    """R6: the error names the last daemon."""
     with pytest.raises(ValueError, match="the last is 4"):
         DaemonSelection.parse(word).of(5, 0)
 
@@ -72,20 +72,20 @@ def test_a_daemon_that_is_not_there(word: str) -> None:
         ("x?", "xy", False),
     ],
 )
-def test_expressions(expression: str, name: str, expected: bool) -> None:
+def test_expression_matches_names(expression: str, name: str, expected: bool) -> None:
     """R6: the star is the only wildcard."""
     assert matches(expression, name) is expected
 
 
 @given(st.text(alphabet="ab*", max_size=8), st.text(alphabet="ab", max_size=10))
-def test_expressions_are_what_a_regular_expression_says(expression: str, name: str) -> None:
-    """R6."""
+def test_expression_matches_like_a_regular_expression(expression: str, name: str) -> None:
+    """R6: with .* for each star."""
     pattern = ".*".join(re.escape(piece) for piece in expression.split("*"))
     assert matches(expression, name) is (re.fullmatch(pattern, name) is not None)
 
 
-def test_an_expression_cannot_take_long() -> None:
-    """R6: the time limit of the test is the judge."""
+def test_expression_matches_in_bounded_time() -> None:
+    """R6: the time limit of the test would end it."""
     assert not matches("*a" * 1000 + "*b", "a" * 100_000)
 
 
@@ -108,7 +108,7 @@ REGIONS = [
 
 
 @pytest.mark.parametrize(("sort", "expected"), [("name", [0, 1, 2]), ("time", [2, 0, 1]), ("size", [1, 2, 0])])
-def test_sorts_of_daemons(sort: str, expected: list[int]) -> None:
+def test_daemons_are_sorted(sort: str, expected: list[int]) -> None:
     """R6: by number, newest to oldest, smallest to largest."""
     assert [each.index for each in sort_daemons(DAEMONS[::-1], sort)] == expected
 
@@ -117,7 +117,7 @@ def test_sorts_of_daemons(sort: str, expected: list[int]) -> None:
     ("sort", "expected"),
     [("name", ["c", "b", "a", "lost"]), ("time", ["c", "a", "lost", "b"]), ("size", ["lost", "a", "c", "b"])],
 )
-def test_sorts_of_regions(sort: str, expected: list[str]) -> None:
+def test_regions_are_sorted(sort: str, expected: list[str]) -> None:
     """R6: by daemon number and then by name, newest to oldest, smallest to largest."""
     assert [each.name for each in sort_regions(REGIONS, sort)] == expected
 
@@ -132,8 +132,8 @@ def test_sorts_of_regions(sort: str, expected: list[str]) -> None:
         ("all", "*o*", ["lost"]),
     ],
 )
-def test_regions_of_daemons(word: str, expression: str, expected: list[str]) -> None:
-    """R6: those with a copy there; of all, lost ones too."""
+def test_regions_are_selected_by_daemon(word: str, expression: str, expected: list[str]) -> None:
+    """R6: those with a copy there; `all` includes lost regions."""
     selection = DaemonSelection.parse(word)
     found = regions_of(REGIONS, selection, selection.of(3, local_index=2), expression)
     assert [each.name for each in found] == expected

@@ -1,4 +1,4 @@
-"""Memory pressure of the replicated store: settings, and what follows from them (R13)."""
+"""Memory pressure of the region store: its settings and their effects (R13)."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from spark_jms.store.regions.core.utilization import Level
 DEFAULT = Thresholds()
 
 
-def test_the_defaults() -> None:
-    """R13."""
+def test_thresholds_have_defaults() -> None:
+    """R13: those of the reference."""
     assert parse_thresholds({}, "s") == Thresholds(1, 70, 10, 80, 90)
 
 
 @pytest.mark.parametrize("prefix", ["store.replicated.", "weblogic.store.replicated."])
 @pytest.mark.parametrize(("place", "setting"), list(enumerate(SETTINGS)))
-def test_each_for_all_and_for_one(prefix: str, place: int, setting: str) -> None:
-    """R13: the store's own goes before that of all; another store's is nothing to it."""
+def test_settings_apply_to_all_stores_or_to_one(prefix: str, place: int, setting: str) -> None:
+    """R13: a store's own setting overrides the common one; those of other stores do not count."""
     settings = {
         f"{prefix}{setting}": "33",
         f"{prefix}my.store.{setting}": 44,
@@ -48,16 +48,16 @@ def test_each_for_all_and_for_one(prefix: str, place: int, setting: str) -> None
     assert getattr(parse_thresholds(settings, "s"), fields[place]) == 33
 
 
-def test_nested_as_yaml_has_it() -> None:
-    """R13: at the dots."""
+def test_settings_may_be_nested() -> None:
+    """R13: as YAML nests them at the dots."""
     settings = {"store": {"replicated": {"SpaceOverloadRedPercent": 95, "billing": {"SpaceOverloadRedPercent": 97}}}}
     assert parse_thresholds(settings, "billing").space_overload_red_percent == 97
     assert parse_thresholds(settings, "orders").space_overload_red_percent == 95
 
 
 @pytest.mark.parametrize("value", ["0", 0, 101, "101", "-1", "1%", "", "1.5", 1.5, True, None, "٣", "9" * 5000])
-def test_a_value_out_of_range_names_its_setting(value: object) -> None:
-    """R13: 1 to 100."""
+def test_value_out_of_range_is_refused(value: object) -> None:
+    """R13: the error names the setting and the range, 1 to 100."""
     name = "store.replicated.s.SpaceLoggingDeltaPercent"
     with pytest.raises(SettingInvalidError) as caught:
         parse_thresholds({name: value}, "another")
@@ -65,28 +65,28 @@ def test_a_value_out_of_range_names_its_setting(value: object) -> None:
     assert "1 to 100" in str(pickle.loads(pickle.dumps(caught.value)))
 
 
-def test_a_misspelt_setting_is_refused() -> None:
-    """R13: it would be the default in silence."""
+def test_misspelt_setting_is_refused() -> None:
+    """R13: it would otherwise leave the default in force."""
     with pytest.raises(SettingInvalidError, match="there is no 'SpaceOverloadYelowPercent'; there are Max"):
         parse_thresholds({"store.replicated.SpaceOverloadYelowPercent": 50}, "s")
 
 
-def test_two_prefixes_must_agree() -> None:
-    """R13."""
+def test_both_prefixes_must_agree() -> None:
+    """R13: when a setting is given with each of them."""
     both = {f"{prefix}store.replicated.SpaceOverloadRedPercent": 95 for prefix in ("", "weblogic.")}
     assert parse_thresholds(both, "s").space_overload_red_percent == 95
     with pytest.raises(SettingInvalidError, match="both name one setting"):
         parse_thresholds({**both, "store.replicated.SpaceOverloadRedPercent": 96}, "s")
 
 
-def test_values_are_checked_when_made() -> None:
-    """R13."""
+def test_thresholds_check_their_values() -> None:
+    """R13: when they are made."""
     with pytest.raises(SettingInvalidError, match="SpaceLoggingStartPercent=0"):
         Thresholds(space_logging_start_percent=0)
 
 
-def test_message_size() -> None:
-    """R13: a percentage of the region; one byte more is refused by name."""
+def test_message_size_is_limited() -> None:
+    """R13: to a percentage of the region; one byte more raises ResourceAllocationException."""
     assert maximum_message_size_bytes(DEFAULT, 1000) == 10
     check_message_size(DEFAULT, 10, 1000)
     with pytest.raises(ResourceAllocationException, match="11 bytes, at most 10"):
@@ -98,8 +98,8 @@ def test_message_size() -> None:
 @pytest.mark.parametrize(
     ("daemon_used", "store_used", "rejected"), [(81, 81, True), (80, 81, False), (81, 80, False), (100, 0, False)]
 )
-def test_yellow_needs_both(daemon_used: int, store_used: int, rejected: bool) -> None:
-    """R13: and is exceeded, not reached."""
+def test_messages_are_rejected_above_yellow(daemon_used: int, store_used: int, rejected: bool) -> None:
+    """R13: when both the daemon and the store exceed it."""
     assert rejects_new_messages(DEFAULT, daemon_used, 100, store_used, 100) is rejected
     if rejected:
         with pytest.raises(ResourceAllocationException, match=r"81\.00 % used"):
@@ -108,14 +108,14 @@ def test_yellow_needs_both(daemon_used: int, store_used: int, rejected: bool) ->
         check_new_message(DEFAULT, daemon_used, 100, store_used, 100)
 
 
-def test_a_store_without_a_region_takes_messages() -> None:
-    """R13: nothing stored exceeds no percentage."""
+def test_store_without_a_region_accepts_messages() -> None:
+    """R13: an empty store exceeds no percentage."""
     assert not rejects_new_messages(DEFAULT, 100, 100, 0, 0)
 
 
 @pytest.mark.parametrize(("used", "refused"), [(90, False), (91, True)])
-def test_red_refuses_opens(used: int, refused: bool) -> None:
-    """R13."""
+def test_stores_do_not_open_above_red(used: int, refused: bool) -> None:
+    """R13: at the threshold they still do."""
     assert refuses_open(DEFAULT, used, 100) is refused
 
 
@@ -124,14 +124,14 @@ def seen(thresholds: Thresholds, *used: int) -> list[tuple[int, Level]]:
     return [(each, line.level) for each in used if (line := log.observe(each, 100))]
 
 
-def test_lines_on_the_way_up() -> None:
+def test_log_lines_as_use_rises() -> None:
     """R13: INFO from start, WARNING above yellow, ERROR above red."""
     used = range(101)
     assert seen(DEFAULT, *used) == [(70, Level.INFO), (80, Level.INFO), (81, Level.WARNING), (91, Level.ERROR)]
 
 
-def test_lines_on_the_way_down() -> None:
-    """R13: at the level of what it fell to; the last says that it is over."""
+def test_log_lines_as_use_falls() -> None:
+    """R13: at the level of the band it falls to; the last line ends the episode."""
     assert seen(DEFAULT, 95, 91, 90, 85, 80, 75, 69, 50, 0) == [
         (95, Level.ERROR),
         (90, Level.WARNING),
@@ -140,15 +140,15 @@ def test_lines_on_the_way_down() -> None:
     ]
 
 
-def test_the_delta_is_from_what_was_logged() -> None:
-    """R13: a finer delta logs more, inside a band too."""
+def test_delta_counts_from_the_last_line() -> None:
+    """R13: a smaller delta logs more lines, inside a band too."""
     finer = Thresholds(space_logging_delta_percent=3)
     assert [used for used, _ in seen(finer, *range(69, 80))] == [70, 73, 76, 79]
     assert [used for used, _ in seen(finer, 70, 71, 72, 71, 70, 74, 72, 71)] == [70, 74, 71]
 
 
-def test_the_text() -> None:
-    """R13: store, use, and the setting that made the line."""
+def test_log_line_names_store_use_and_setting() -> None:
+    """R13: and the effect of the setting."""
     line = SpaceLog(DEFAULT, "billing").observe(850 << 20, 1000 << 20)
     assert line is not None
     assert line.text == (
@@ -161,9 +161,8 @@ percents = st.integers(1, 100)
 
 
 @given(st.builds(Thresholds, percents, percents, percents, percents, percents), st.lists(st.integers(0, 120)))
-def test_whatever_the_settings(thresholds: Thresholds, used: list[int]) -> None:
-    """R13: in any order of the three, the level is that of the highest band passed, and every change of band has its
-    line."""
+def test_every_change_of_band_is_logged(thresholds: Thresholds, used: list[int]) -> None:
+    """R13: with any settings; the level of a line is that of the highest band passed."""
     log = SpaceLog(thresholds, "s")
     band = Band.BELOW_START
     for each in used:
