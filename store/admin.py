@@ -12,7 +12,8 @@ from spark_jms.store.administration import ledger_store
 from spark_jms.store.contract import Store
 from spark_jms.store.errors import StoreError, StoreInUseError
 from spark_jms.store.ledger.chunks import chunks
-from spark_jms.store.ledger.ledger import Entry, Ledger, Prepared, Restored
+from spark_jms.store.ledger.entries import Entry, Prepared, Restored
+from spark_jms.store.ledger.ledger import Ledger
 from spark_jms.store.ledger.session import LedgerStore, Transaction
 from spark_jms.store.reports import Checked, DumpedRecord, LockStatus, Migrated
 from spark_jms.store.uri import administration_of, open_store

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spark_jms.store.contract import SessionInfo
-from spark_jms.store.ledger.ledger import Entry
+from spark_jms.store.ledger.entries import Entry
 
 
 @dataclass(frozen=True)

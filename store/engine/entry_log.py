@@ -27,7 +27,9 @@ from enum import Enum
 from spark_jms.store.engine.persistence import LedgerBatch, Loaded
 from spark_jms.store.engine.scratch_ledger import ScratchLedger
 from spark_jms.store.engine.shared_write import Proposal, SharedWrite
-from spark_jms.store.ledger.ledger import Entry, Ledger, LedgerError, Restored, Written
+from spark_jms.store.ledger.entries import Entry, Restored, Written
+from spark_jms.store.ledger.ledger import Ledger
+from spark_jms.store.ledger.record import LedgerError
 
 HISTORY_ENTRIES = 8_192
 HISTORY_BYTES = 32 * 1024 * 1024

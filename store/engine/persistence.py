@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from spark_jms.store.errors import StoreError
-from spark_jms.store.ledger.ledger import Entry, Ledger
+from spark_jms.store.ledger.entries import Entry
+from spark_jms.store.ledger.ledger import Ledger
 
 
 class OwnershipLostError(StoreError):

@@ -27,8 +27,9 @@ from spark_jms.store.engine.session_process import process_gone
 from spark_jms.store.engine.shared_write import Proposal, SharedWrite
 from spark_jms.store.errors import ObjectTooLargeError, ResourceAllocationException, StoreError, StoreFullError
 from spark_jms.store.ledger.codec import DecodeError
+from spark_jms.store.ledger.entries import Ended
 from spark_jms.store.ledger.group import Drain, GroupCommit, GroupRequest, serve
-from spark_jms.store.ledger.ledger import Ended, Ledger
+from spark_jms.store.ledger.ledger import Ledger
 
 log = logging.getLogger("store.served")
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from spark_jms.store.engine.link import Address
 from spark_jms.store.engine.persistence import Clock, LedgerBatch, Loaded, OwnershipLostError, Persistence
 from spark_jms.store.engine.server import Server, monotonic_ms
 from spark_jms.store.errors import StoreError
-from spark_jms.store.ledger.ledger import Entry
+from spark_jms.store.ledger.entries import Entry
 
 
 @dataclass

@@ -15,7 +15,7 @@ import msgspec
 from spark_jms.store.engine.entry_log import Page, Verdict
 from spark_jms.store.errors import StoreError
 from spark_jms.store.ledger.codec import decode, encode
-from spark_jms.store.ledger.ledger import Entry
+from spark_jms.store.ledger.entries import Entry
 from spark_jms.store.net.channel import Channel
 from spark_jms.store.net.handshake import Service
 

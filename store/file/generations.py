@@ -20,7 +20,7 @@ from spark_jms.store.file.disk import Disk
 from spark_jms.store.file.frame import HEADER_BYTES, Header, decode_header, encode_frame, encode_header
 from spark_jms.store.ledger.chunks import chunks
 from spark_jms.store.ledger.codec import encode_sections
-from spark_jms.store.ledger.ledger import Entry
+from spark_jms.store.ledger.entries import Entry
 
 _NAME = re.compile(r"^journal-(\d{10})\.log$")
 _GENERATION_AT = 16

@@ -28,7 +28,8 @@ from spark_jms.store.file.generations import Generations
 from spark_jms.store.file.lock import Hint, JournalLock
 from spark_jms.store.file.replay import Replay
 from spark_jms.store.ledger.codec import encode_sections
-from spark_jms.store.ledger.ledger import Entry, Ledger
+from spark_jms.store.ledger.entries import Entry
+from spark_jms.store.ledger.ledger import Ledger
 
 _REFRESH_TRIES = 100
 

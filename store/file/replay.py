@@ -18,7 +18,9 @@ from spark_jms.store.file.frame import HEADER_BYTES, Header
 from spark_jms.store.file.generations import Generations, OpenJournal
 from spark_jms.store.file.judge import Judged, judge
 from spark_jms.store.ledger.codec import DecodeError, decode_sections
-from spark_jms.store.ledger.ledger import Damaged, Entry, Ledger, LedgerError
+from spark_jms.store.ledger.entries import Damaged, Entry
+from spark_jms.store.ledger.ledger import Ledger
+from spark_jms.store.ledger.record import LedgerError
 
 log = logging.getLogger("store.file")
 

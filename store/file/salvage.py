@@ -25,23 +25,22 @@ from spark_jms.store.file.generations import Generations
 from spark_jms.store.file.lock import read_hint
 from spark_jms.store.file.session_locks import SessionLocks
 from spark_jms.store.ledger.codec import DecodeError, decode_sections
-from spark_jms.store.ledger.ledger import (
+from spark_jms.store.ledger.entries import (
     Cancelled,
     Change,
     Closed,
     Damaged,
     Ended,
     Entry,
-    Ledger,
-    LedgerError,
     Opened,
     Prepared,
-    Record,
     Resolved,
     Restored,
     Waited,
     Written,
 )
+from spark_jms.store.ledger.ledger import Ledger
+from spark_jms.store.ledger.record import LedgerError, Record
 from spark_jms.store.reports import Salvaged
 
 SESSION_TIMEOUT_MS = 10_000
@@ -205,13 +204,13 @@ class _Fold:
             case Written(changes):
                 self._resolve_stale(changes)
                 for change in changes:
-                    ledger._operate(self._record(change.name, change.epoch), change.operations)
+                    ledger.change_objects(self._record(change.name, change.epoch), change.operations)
             case Restored(name, epoch, holder, waiters, objects):
                 record = self._record(name, epoch)
                 for session_id in (*([holder] if holder else []), *waiters):
                     ledger.sessions.setdefault(session_id, "")
                 record.holder, record.waiters = holder, list(waiters)
-                ledger._operate(record, [Put(key, value) for key, value in objects])
+                ledger.change_objects(record, [Put(key, value) for key, value in objects])
             case Prepared(xid, changes):
                 self._resolve_stale(changes)
                 for change in changes:
@@ -228,7 +227,7 @@ class _Fold:
     def _resolve_stale(self, changes: tuple[Change, ...]) -> None:
         """A prepared transaction locks its keys: one whose keys are written by others was resolved in what is lost. To
         keep it would undo, when it is committed again, what is newer."""
-        while (xid := self.ledger.locked_by(changes)) is not None:
+        while (xid := self.ledger.prepared.locked_by(changes)) is not None:
             del self.ledger.prepared[xid]
             self._left_out.append(f"transaction {xid}: it was resolved, but whether committed or rolled back is lost")
 

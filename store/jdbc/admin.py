@@ -19,7 +19,7 @@ from spark_jms.store.jdbc.salvage import salvage_rows
 from spark_jms.store.jdbc.schema import ensure_tables
 from spark_jms.store.jdbc.settings import SQLITE, JdbcSettings, parse_jdbc
 from spark_jms.store.jdbc.tables import Tables, make_tables, sqlite_file
-from spark_jms.store.ledger.ledger import Prepared, Restored
+from spark_jms.store.ledger.entries import Prepared, Restored
 from spark_jms.store.reports import Checked, LockStatus, Salvaged
 
 

@@ -12,7 +12,7 @@ from spark_jms.store.jdbc.outcomes import StoredOutcome, Transactions, outcome_o
 from spark_jms.store.jdbc.restoration import Restoration, restore
 from spark_jms.store.jdbc.rows import RECORD, StoredRow, row_of
 from spark_jms.store.jdbc.tables import Tables
-from spark_jms.store.ledger.ledger import Damaged, Entry, Prepared
+from spark_jms.store.ledger.entries import Damaged, Entry, Prepared
 
 
 @dataclass(frozen=True)

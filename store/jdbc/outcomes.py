@@ -30,7 +30,7 @@ import msgspec
 from spark_jms.store.errors import StoreCorruptError
 from spark_jms.store.jdbc.rows import MISMATCH, bytes_of, number_of, text_of
 from spark_jms.store.ledger.codec import DecodeError, decode_sections, encode_sections
-from spark_jms.store.ledger.ledger import Change, Damaged, Entry, Prepared
+from spark_jms.store.ledger.entries import Change, Damaged, Entry, Prepared
 from spark_jms.store.ledger.sections import Lost, pack, unpack
 
 COMMITTED, PREPARED = "COMMITTED", "PREPARED"

@@ -28,7 +28,7 @@ from spark_jms.store.jdbc.rows import (
     StoredRow,
     describe,
 )
-from spark_jms.store.ledger.ledger import Connected, Damaged, Entry, Restored
+from spark_jms.store.ledger.entries import Connected, Damaged, Entry, Restored
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from spark_jms.store.contract import Operation
 from spark_jms.store.engine.persistence import LedgerBatch
 from spark_jms.store.jdbc.rows import HOLDER, OBJECT, RECORD, SESSION, WAITER, Row, RowKey
-from spark_jms.store.ledger.ledger import (
+from spark_jms.store.ledger.entries import (
     Cancelled,
     Change,
     Closed,
@@ -19,12 +19,12 @@ from spark_jms.store.ledger.ledger import (
     Ended,
     Opened,
     Prepared,
-    Record,
     Resolved,
     Restored,
     Waited,
     Written,
 )
+from spark_jms.store.ledger.record import Record
 
 
 @dataclass

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from spark_jms.store.jdbc.outcomes import Transactions
 from spark_jms.store.jdbc.rows import MISMATCH, OBJECT, RECORD, Row, StoredRow, describe
-from spark_jms.store.ledger.ledger import Entry, Prepared, Restored
+from spark_jms.store.ledger.entries import Entry, Prepared, Restored
 from spark_jms.store.reports import Salvaged
 
 

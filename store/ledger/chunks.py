@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from spark_jms.store.ledger.ledger import Entry, Restored
+from spark_jms.store.ledger.entries import Entry, Restored
 
 CHUNK_BYTES = 8 * 1024 * 1024
 CHUNK_ENTRIES = 500

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from spark_jms.store.contract import Delete, Operation, Put
 from spark_jms.store.errors import StoreError
-from spark_jms.store.ledger.ledger import (
+from spark_jms.store.ledger.entries import (
     Cancelled,
     Change,
     Closed,

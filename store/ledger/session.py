@@ -37,7 +37,8 @@ from spark_jms.store.errors import (
     StoreWriteError,
     ValueInvalidError,
 )
-from spark_jms.store.ledger.ledger import Cancelled, Change, Closed, Connected, Ended, Entry, Ledger, Opened, Tally
+from spark_jms.store.ledger.entries import Cancelled, Change, Closed, Connected, Ended, Entry, Opened
+from spark_jms.store.ledger.ledger import Ledger, Tally
 
 T = TypeVar("T")
 

@@ -23,7 +23,7 @@ from spark_jms.store.errors import (
     StoreError,
 )
 from spark_jms.store.ledger.codec import DecodeError, decode, encode
-from spark_jms.store.ledger.ledger import Entry, Prepared, Written
+from spark_jms.store.ledger.entries import Entry, Prepared, Written
 from spark_jms.store.regions.client.object_journal import JournaledState, ObjectJournal, SnapshotPolicy
 from spark_jms.store.regions.client.objects import Objects
 

@@ -8,19 +8,19 @@ from random import Random
 from spark_jms.store.contract import Delete, Operation, Put
 from spark_jms.store.file.frame import Header, encode_frame, encode_header
 from spark_jms.store.ledger.codec import encode_sections
-from spark_jms.store.ledger.ledger import (
+from spark_jms.store.ledger.entries import (
     Cancelled,
     Change,
     Closed,
     Connected,
     Ended,
     Entry,
-    Ledger,
     Prepared,
-    Record,
     Resolved,
     Written,
 )
+from spark_jms.store.ledger.ledger import Ledger
+from spark_jms.store.ledger.record import Record
 
 HEADER = Header(1, b"0123456789abcdef")
 
@@ -64,9 +64,9 @@ def history(random: Random, length: int = 40) -> list[Entry]:
                 entry = Ended((session_id,))
             case "cancel" if record.waiters:
                 entry = Cancelled(name, random.choice(record.waiters))
-            case "write" if record.holder and ledger.locked_by(changes) is None:
+            case "write" if record.holder and ledger.prepared.locked_by(changes) is None:
                 entry = Written(changes)
-            case "prepare" if record.holder and ledger.locked_by(changes) is None:
+            case "prepare" if record.holder and ledger.prepared.locked_by(changes) is None:
                 entry = Prepared(f"t{made}", changes)
             case "resolve" if ledger.prepared:
                 entry = Resolved(random.choice(sorted(ledger.prepared)), random.random() < 0.5)

@@ -23,18 +23,9 @@ from spark_jms.store.engine.session_process import new_session_id, process_gone,
 from spark_jms.store.engine.shared_write import Proposal
 from spark_jms.store.engine.testing import SharedMemory
 from spark_jms.store.errors import ProtocolError, ResourceAllocationException, error_of
-from spark_jms.store.ledger.ledger import (
-    Change,
-    Closed,
-    Connected,
-    Ended,
-    Entry,
-    Ledger,
-    LedgerError,
-    Opened,
-    Waited,
-    Written,
-)
+from spark_jms.store.ledger.entries import Change, Closed, Connected, Ended, Entry, Opened, Waited, Written
+from spark_jms.store.ledger.ledger import Ledger
+from spark_jms.store.ledger.record import LedgerError
 from spark_jms.store.ledger.session import LedgerStore
 from spark_jms.testing.waiting import wait_until
 

@@ -16,7 +16,7 @@ from spark_jms.store.engine import LedgerBatch, OwnershipLostError
 from spark_jms.store.engine.entry_log import Verdict
 from spark_jms.store.engine.shared_write import Proposal
 from spark_jms.store.errors import FencedError, StoreClosedError, StoreError
-from spark_jms.store.ledger.ledger import Change, Prepared, Written
+from spark_jms.store.ledger.entries import Change, Prepared, Written
 from spark_jms.store.regions.admin.client import Loop
 from spark_jms.store.regions.client.instance import StoreInstance
 from spark_jms.store.regions.client.thresholds import Thresholds

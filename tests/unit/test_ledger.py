@@ -12,24 +12,20 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from spark_jms.store.contract import Delete, Operation, Put
 from spark_jms.store.errors import FencedError, SessionLostError, StaleEpochError
 from spark_jms.store.ledger.codec import DecodeError, decode, encode
-from spark_jms.store.ledger.ledger import (
-    TRANSITIONS,
+from spark_jms.store.ledger.entries import (
     Cancelled,
     Change,
     Closed,
     Connected,
     Ended,
     Entry,
-    Event,
-    Ledger,
-    LedgerError,
     Opened,
-    RecordState,
     Restored,
-    Tally,
     Waited,
     Written,
 )
+from spark_jms.store.ledger.ledger import Ledger, Tally
+from spark_jms.store.ledger.record import TRANSITIONS, Event, LedgerError, NoTransitionError, Record, RecordState
 
 NAMES = st.sampled_from(["a", "b", "ü/c"])
 SESSIONS = st.integers(0, 5).map(lambda number: f"s{number}")
@@ -158,7 +154,28 @@ TestLedger = LedgerMachine.TestCase
 def test_the_table_is_whole() -> None:
     """Every event has a row; nothing leads back to ABSENT (an epoch is never used again)."""
     assert {event for _, event in TRANSITIONS} == set(Event)
-    assert RecordState.ABSENT not in TRANSITIONS.values()
+    assert RecordState.ABSENT not in {transition.next for transition in TRANSITIONS.values()}
+
+
+@pytest.mark.parametrize("event", Event)
+@pytest.mark.parametrize("state", RecordState)
+def test_the_table_decides_every_step(state: RecordState, event: Event) -> None:
+    """C9: a step leads where its row says; without a row it is refused by name and changes nothing."""
+    record = {
+        RecordState.ABSENT: Record(),
+        RecordState.FREE: Record(2),
+        RecordState.HELD: Record(2, "a", ["b"]),
+    }[state]
+    before = record.copy()
+    epoch = record.epoch + 1 if event is Event.OPENED else record.epoch
+    session_id = "b" if event is Event.CANCELLED else "c"
+    if (state, event) not in TRANSITIONS:
+        with pytest.raises(NoTransitionError):
+            record.step(event, epoch, session_id)
+        assert record == before
+    else:
+        record.step(event, epoch, session_id)
+        assert record.state is TRANSITIONS[state, event].next
 
 
 def test_a_refused_entry_changes_nothing() -> None:

@@ -9,7 +9,8 @@ import pytest
 from spark_jms.store import Put
 from spark_jms.store.engine import LedgerBatch, Loaded
 from spark_jms.store.errors import MemoryLimitError, StoreClosedError
-from spark_jms.store.ledger.ledger import Change, Connected, Entry, Ledger, Opened, Written
+from spark_jms.store.ledger.entries import Change, Connected, Entry, Opened, Written
+from spark_jms.store.ledger.ledger import Ledger
 from spark_jms.store.records import log as records
 from spark_jms.store.records.log import RecordLog
 from spark_jms.store.regions.client.object_journal import CHUNK, SnapshotPolicy

@@ -28,18 +28,9 @@ from spark_jms.store.file import FileStore
 from spark_jms.store.file.frame import HEADER_BYTES, decode_header, scan
 from spark_jms.store.file.judge import judge
 from spark_jms.store.ledger.codec import decode, decode_sections, encode
-from spark_jms.store.ledger.ledger import (
-    Change,
-    Connected,
-    Damaged,
-    Entry,
-    Ledger,
-    LedgerError,
-    Opened,
-    Prepared,
-    Restored,
-    Written,
-)
+from spark_jms.store.ledger.entries import Change, Connected, Damaged, Entry, Opened, Prepared, Restored, Written
+from spark_jms.store.ledger.ledger import Ledger
+from spark_jms.store.ledger.record import LedgerError
 from tests.unit.store_histories import HEADER, flip, history, journal
 
 ALL = "the whole store"

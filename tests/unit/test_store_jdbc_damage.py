@@ -37,7 +37,7 @@ from spark_jms.store.jdbc.rows import OBJECT, RECORD, SESSION, WAITER, Row, Stor
 from spark_jms.store.jdbc.settings import parse_jdbc
 from spark_jms.store.jdbc.store import open_backend
 from spark_jms.store.ledger.codec import encode
-from spark_jms.store.ledger.ledger import Change, Connected, Entry, Opened, Prepared, Restored, Written
+from spark_jms.store.ledger.entries import Change, Connected, Entry, Opened, Prepared, Restored, Written
 from spark_jms.store.ledger.sections import unpack
 from spark_jms.store.ledger.session import LedgerStore
 

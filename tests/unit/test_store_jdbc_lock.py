@@ -24,7 +24,7 @@ from spark_jms.store.jdbc.retry import Clocks
 from spark_jms.store.jdbc.states import EngineState
 from spark_jms.store.jdbc.store import open_backend
 from spark_jms.store.jdbc.tables import VERSION
-from spark_jms.store.ledger.ledger import Change, Written
+from spark_jms.store.ledger.entries import Change, Written
 from spark_jms.store.ledger.session import LedgerStore
 from spark_jms.testing.waiting import wait_until
 from tests.unit.jdbc_raw import Raw, fill

@@ -16,13 +16,12 @@ from spark_jms.store.file import FileStore
 from spark_jms.store.file.frame import FRAME_HEADER_BYTES, HEADER_BYTES, decode_header, scan
 from spark_jms.store.file.salvage import salvage as salvage_journal
 from spark_jms.store.file.salvage import salvage_directory
-from spark_jms.store.ledger.ledger import (
+from spark_jms.store.ledger.entries import (
     Change,
     Closed,
     Connected,
     Ended,
     Entry,
-    Ledger,
     Opened,
     Prepared,
     Resolved,
@@ -30,6 +29,7 @@ from spark_jms.store.ledger.ledger import (
     Waited,
     Written,
 )
+from spark_jms.store.ledger.ledger import Ledger
 from spark_jms.store.ledger.sections import TABLE_ROW_BYTES
 from spark_jms.store.reports import Salvaged
 from tests.unit.store_histories import HEADER, flip, history, journal
