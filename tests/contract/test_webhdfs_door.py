@@ -1,4 +1,4 @@
-"""The WebHDFS door over HTTP (R19): every operation, every refusal, as Hadoop's clients and fsspec see them."""
+"""The WebHDFS door over HTTP (R19): every operation and every refusal, as Hadoop's clients and fsspec see them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from spark_jms.store.errors import DaemonUnavailableError, FencedError
 from spark_jms.store.regions.client.objects import MemoryObjects
 from spark_jms.store.webhdfs.door import Door, DoorOptions
 from spark_jms.store.webhdfs.files import Files
-from tests.contract.webhdfs_house import OPTIONS, House, in_house
+from tests.contract.webhdfs_harness import OPTIONS, DoorHarness, run_with_door
 
 
 def test_every_operation_of_files_and_directories() -> None:
-    """R19: one walk through the public REST document."""
+    """R19: every operation of the public REST document answers as described there."""
 
-    async def walk(house: House) -> None:
-        assert await house.ok("PUT", "/a/b", "MKDIRS", permission="750", user_name="alice") == {"boolean": True}
+    async def use(harness: DoorHarness) -> None:
+        assert await harness.ok("PUT", "/a/b", "MKDIRS", permission="750", user_name="alice") == {"boolean": True}
         big = random.Random(1).randbytes(5000)
-        await house.put("/a/b/big", big, permission="640", replication=2, blocksize=4096, user_name="bob")
-        status = (await house.ok("GET", "/a/b/big", "GETFILESTATUS"))["FileStatus"]
+        await harness.put("/a/b/big", big, permission="640", replication=2, blocksize=4096, user_name="bob")
+        status = (await harness.ok("GET", "/a/b/big", "GETFILESTATUS"))["FileStatus"]
         assert status == {
             "accessTime": 1_700_000_000_000,
             "blockSize": 4096,
@@ -40,82 +40,82 @@ def test_every_operation_of_files_and_directories() -> None:
             "storagePolicy": 0,
             "type": "FILE",
         }
-        assert (await house.ok("GET", "/a/b/big", "GETFILELINKSTATUS"))["FileStatus"] == status
-        assert (await house.ok("GET", "/a", "LISTSTATUS"))["FileStatuses"]["FileStatus"][0]["permission"] == "750"
-        assert await house.get("/a/b/big") == big
-        assert await house.get("/a/b/big", offset=1000, length=2000) == big[1000:3000]
-        assert await house.get("/a/b/big", offset=4999, length=9) == big[4999:]
-        assert await house.refused("GET", "/a/b/big", "OPEN", offset=5000) == (403, "IOException")
-        assert (await house.ask("POST", "/a/b/big", "APPEND", b"tail"))[0] == 200
-        assert await house.get("/a/b/big", offset=4998) == big[4998:] + b"tail"
-        assert await house.ok("POST", "/a/b/big", "TRUNCATE", newlength=10) == {"boolean": True}
-        assert await house.get("/a/b/big") == big[:10]
-        await house.put("/a/b/x", b"xx")
-        await house.put("/a/b/y", b"yy")
-        await house.ok("POST", "/a/b/big", "CONCAT", sources="/a/b/x,/a/b/y")
-        assert await house.get("/a/b/big") == big[:10] + b"xxyy"
-        summary = (await house.ok("GET", "/a", "GETCONTENTSUMMARY"))["ContentSummary"]
+        assert (await harness.ok("GET", "/a/b/big", "GETFILELINKSTATUS"))["FileStatus"] == status
+        assert (await harness.ok("GET", "/a", "LISTSTATUS"))["FileStatuses"]["FileStatus"][0]["permission"] == "750"
+        assert await harness.get("/a/b/big") == big
+        assert await harness.get("/a/b/big", offset=1000, length=2000) == big[1000:3000]
+        assert await harness.get("/a/b/big", offset=4999, length=9) == big[4999:]
+        assert await harness.refused("GET", "/a/b/big", "OPEN", offset=5000) == (403, "IOException")
+        assert (await harness.ask("POST", "/a/b/big", "APPEND", b"tail"))[0] == 200
+        assert await harness.get("/a/b/big", offset=4998) == big[4998:] + b"tail"
+        assert await harness.ok("POST", "/a/b/big", "TRUNCATE", newlength=10) == {"boolean": True}
+        assert await harness.get("/a/b/big") == big[:10]
+        await harness.put("/a/b/x", b"xx")
+        await harness.put("/a/b/y", b"yy")
+        await harness.ok("POST", "/a/b/big", "CONCAT", sources="/a/b/x,/a/b/y")
+        assert await harness.get("/a/b/big") == big[:10] + b"xxyy"
+        summary = (await harness.ok("GET", "/a", "GETCONTENTSUMMARY"))["ContentSummary"]
         assert (summary["directoryCount"], summary["fileCount"], summary["length"]) == (2, 1, 14)
         assert summary["spaceConsumed"] == 28
-        usage = (await house.ok("GET", "/a", "GETQUOTAUSAGE"))["QuotaUsage"]
+        usage = (await harness.ok("GET", "/a", "GETQUOTAUSAGE"))["QuotaUsage"]
         assert (usage["fileAndDirectoryCount"], usage["quota"]) == (3, -1)
-        checksum = (await house.ok("GET", "/a/b/big", "GETFILECHECKSUM"))["FileChecksum"]
+        checksum = (await harness.ok("GET", "/a/b/big", "GETFILECHECKSUM"))["FileChecksum"]
         assert checksum["algorithm"] == "MD5-of-0MD5-of-512CRC32"
         assert (checksum["length"], len(checksum["bytes"])) == (28, 56)
-        assert await house.ok("GET", "/", "GETHOMEDIRECTORY", user_name="eve") == {"Path": "/user/eve"}
-        assert await house.ok("GET", "/", "GETTRASHROOT", user_name="eve") == {"Path": "/user/eve/.Trash"}
-        defaults = (await house.ok("GET", "/", "GETSERVERDEFAULTS"))["FsServerDefaults"]
+        assert await harness.ok("GET", "/", "GETHOMEDIRECTORY", user_name="eve") == {"Path": "/user/eve"}
+        assert await harness.ok("GET", "/", "GETTRASHROOT", user_name="eve") == {"Path": "/user/eve/.Trash"}
+        defaults = (await harness.ok("GET", "/", "GETSERVERDEFAULTS"))["FsServerDefaults"]
         assert defaults["encryptDataTransfer"] is False
-        assert (await house.ok("GET", "/", "GETSTATUS"))["FsStatus"]["used"] > 0
-        located = (await house.ok("GET", "/a/b/big", "GETFILEBLOCKLOCATIONS"))["BlockLocations"]["BlockLocation"]
+        assert (await harness.ok("GET", "/", "GETSTATUS"))["FsStatus"]["used"] > 0
+        located = (await harness.ok("GET", "/a/b/big", "GETFILEBLOCKLOCATIONS"))["BlockLocations"]["BlockLocation"]
         assert [(block["offset"], block["length"]) for block in located] == [(0, 14)]
-        await house.ok("PUT", "/a/b/big", "SETPERMISSION", permission="1700")
-        await house.ok("PUT", "/a/b/big", "SETOWNER", owner="carol", group="staff")
-        await house.ok("PUT", "/a/b/big", "SETTIMES", modificationtime=5, accesstime=-1)
-        assert await house.ok("PUT", "/a/b/big", "SETREPLICATION", replication=3) == {"boolean": True}
-        assert await house.ok("PUT", "/a", "SETREPLICATION", replication=3) == {"boolean": False}
-        status = (await house.ok("GET", "/a/b/big", "GETFILESTATUS"))["FileStatus"]
+        await harness.ok("PUT", "/a/b/big", "SETPERMISSION", permission="1700")
+        await harness.ok("PUT", "/a/b/big", "SETOWNER", owner="carol", group="staff")
+        await harness.ok("PUT", "/a/b/big", "SETTIMES", modificationtime=5, accesstime=-1)
+        assert await harness.ok("PUT", "/a/b/big", "SETREPLICATION", replication=3) == {"boolean": True}
+        assert await harness.ok("PUT", "/a", "SETREPLICATION", replication=3) == {"boolean": False}
+        status = (await harness.ok("GET", "/a/b/big", "GETFILESTATUS"))["FileStatus"]
         kept = [status[name] for name in ("permission", "owner", "group", "modificationTime", "replication")]
         assert kept == ["1700", "carol", "staff", 5, 3]
         assert status["accessTime"] == 1_700_000_000_000
-        assert (await house.ok("GET", "/a/b/big", "GETACLSTATUS"))["AclStatus"]["stickyBit"] is True
-        await house.ok("GET", "/a/b/big", "CHECKACCESS", fsaction="rw-", user_name="carol")
-        await house.ok("GET", "/a/b/big", "CHECKACCESS", fsaction="rwx", user_name="owner")
-        assert await house.refused("GET", "/a/b/big", "CHECKACCESS", fsaction="r--", user_name="eve") == (
+        assert (await harness.ok("GET", "/a/b/big", "GETACLSTATUS"))["AclStatus"]["stickyBit"] is True
+        await harness.ok("GET", "/a/b/big", "CHECKACCESS", fsaction="rw-", user_name="carol")
+        await harness.ok("GET", "/a/b/big", "CHECKACCESS", fsaction="rwx", user_name="owner")
+        assert await harness.refused("GET", "/a/b/big", "CHECKACCESS", fsaction="r--", user_name="eve") == (
             403,
             "AccessControlException",
         )
         xattr = {"xattr_name": "user.k"}
-        await house.ok("PUT", "/a", "SETXATTR", xattr_value="0x6869", flag="CREATE", **xattr)
-        assert await house.refused("PUT", "/a", "SETXATTR", xattr_value="1", flag="CREATE", **xattr) == (
+        await harness.ok("PUT", "/a", "SETXATTR", xattr_value="0x6869", flag="CREATE", **xattr)
+        assert await harness.refused("PUT", "/a", "SETXATTR", xattr_value="1", flag="CREATE", **xattr) == (
             403,
             "IOException",
         )
-        assert (await house.ok("GET", "/a", "GETXATTRS", encoding="text"))["XAttrs"] == [
+        assert (await harness.ok("GET", "/a", "GETXATTRS", encoding="text"))["XAttrs"] == [
             {"name": "user.k", "value": '"hi"'}
         ]
-        assert await house.ok("GET", "/a", "LISTXATTRS") == {"XAttrNames": '["user.k"]'}
-        await house.ok("PUT", "/a", "REMOVEXATTR", **xattr)
-        assert await house.refused("GET", "/a", "GETXATTRS", **xattr) == (403, "IOException")
-        assert await house.ok("GET", "/", "GETDELEGATIONTOKEN", renewer="x") == {"Token": None}
-        assert await house.refused("PUT", "/", "RENEWDELEGATIONTOKEN", token="x") == (403, "InvalidToken")
-        assert await house.refused("DELETE", "/a", "DELETE") == (403, "PathIsNotEmptyDirectoryException")
-        assert await house.ok("DELETE", "/a", "DELETE", recursive="true") == {"boolean": True}
-        assert await house.ok("DELETE", "/a", "DELETE") == {"boolean": False}
+        assert await harness.ok("GET", "/a", "LISTXATTRS") == {"XAttrNames": '["user.k"]'}
+        await harness.ok("PUT", "/a", "REMOVEXATTR", **xattr)
+        assert await harness.refused("GET", "/a", "GETXATTRS", **xattr) == (403, "IOException")
+        assert await harness.ok("GET", "/", "GETDELEGATIONTOKEN", renewer="x") == {"Token": None}
+        assert await harness.refused("PUT", "/", "RENEWDELEGATIONTOKEN", token="x") == (403, "InvalidToken")
+        assert await harness.refused("DELETE", "/a", "DELETE") == (403, "PathIsNotEmptyDirectoryException")
+        assert await harness.ok("DELETE", "/a", "DELETE", recursive="true") == {"boolean": True}
+        assert await harness.ok("DELETE", "/a", "DELETE") == {"boolean": False}
 
-    in_house(walk)
+    run_with_door(use)
 
 
-def test_renames() -> None:
-    """R19: the old rename answers false, the one with options refuses by name."""
+def test_old_and_strict_rename() -> None:
+    """R19: the old rename answers false where the one with options refuses by name."""
 
-    async def walk(house: House) -> None:
-        await house.put("/f", b"f")
-        await house.put("/g", b"g")
-        await house.ok("PUT", "/d", "MKDIRS")
+    async def use(harness: DoorHarness) -> None:
+        await harness.put("/f", b"f")
+        await harness.put("/g", b"g")
+        await harness.ok("PUT", "/d", "MKDIRS")
 
         async def old(source: str, target: str) -> bool:
-            found: bool = (await house.ok("PUT", source, "RENAME", destination=target))["boolean"]
+            found: bool = (await harness.ok("PUT", source, "RENAME", destination=target))["boolean"]
             return found
 
         assert not await old("/none", "/x")
@@ -124,7 +124,7 @@ def test_renames() -> None:
         assert not await old("/f", "/no/parent")
         assert await old("/f", "/f")
         assert await old("/f", "/d")
-        assert await house.get("/d/f") == b"f"
+        assert await harness.get("/d/f") == b"f"
         strict = {"renameoptions": "NONE"}
         for source, target, error in [
             ("/none", "/x", (404, "FileNotFoundException")),
@@ -135,68 +135,68 @@ def test_renames() -> None:
             ("/d", "/d/e", (403, "IOException")),
             ("/", "/e", (403, "IOException")),
         ]:
-            assert await house.refused("PUT", source, "RENAME", destination=target, **strict) == error
-        assert await house.refused("PUT", "/g", "RENAME", destination="/d", renameoptions="OVERWRITE") == (
+            assert await harness.refused("PUT", source, "RENAME", destination=target, **strict) == error
+        assert await harness.refused("PUT", "/g", "RENAME", destination="/d", renameoptions="OVERWRITE") == (
             403,
             "IOException",
         )
-        assert await house.ask("PUT", "/g", "RENAME", destination="/d/f", renameoptions="OVERWRITE") == (200, b"")
-        assert await house.get("/d/f") == b"g"
-        assert await house.refused("PUT", "/d", "RENAME", destination="/e", renameoptions="LATER") == (
+        assert await harness.ask("PUT", "/g", "RENAME", destination="/d/f", renameoptions="OVERWRITE") == (200, b"")
+        assert await harness.get("/d/f") == b"g"
+        assert await harness.refused("PUT", "/d", "RENAME", destination="/e", renameoptions="LATER") == (
             400,
             "IllegalArgumentException",
         )
 
-    in_house(walk)
+    run_with_door(use)
 
 
-def test_create_and_append_go_in_two_steps() -> None:
+def test_create_and_append_take_two_steps() -> None:
     """R19: the first step answers 307, or 200 with the address, and writes nothing."""
 
-    async def walk(house: House) -> None:
-        async with house.session.put(house.url("/f", "CREATE"), allow_redirects=False) as first:
+    async def use(harness: DoorHarness) -> None:
+        async with harness.session.put(harness.url("/f", "CREATE"), allow_redirects=False) as first:
             assert (first.status, await first.read()) == (307, b"")
             assert "Content-Type" not in first.headers
             location = first.headers["Location"]
-        assert await house.refused("GET", "/f", "GETFILESTATUS") == (404, "FileNotFoundException")
-        async with house.session.put(location, data=b"data") as second:
+        assert await harness.refused("GET", "/f", "GETFILESTATUS") == (404, "FileNotFoundException")
+        async with harness.session.put(location, data=b"data") as second:
             assert second.status == 201
-            assert second.headers["Location"] == f"webhdfs://127.0.0.1:{house.door.port}/f"
+            assert second.headers["Location"] == f"webhdfs://127.0.0.1:{harness.door.port}/f"
         for method, op in [("PUT", "CREATE"), ("POST", "APPEND"), ("GET", "OPEN"), ("GET", "GETFILECHECKSUM")]:
-            answer = await house.ok(method, "/f", op, noredirect="true")
-            assert answer["Location"].startswith(f"http://127.0.0.1:{house.door.port}/webhdfs/v1/f?op={op}")
-        assert await house.get("/f") == b"data"
-        assert await house.refused("POST", "/none", "APPEND") == (404, "FileNotFoundException")
-        assert await house.refused("PUT", "/f", "CREATE") == (403, "FileAlreadyExistsException")
-        await house.put("/f", b"new", overwrite="true")
-        await house.put("/f", b"newer", createflag="CREATE,OVERWRITE", createparent="false")
-        assert await house.get("/f") == b"newer"
-        assert await house.refused("PUT", "/no/f", "CREATE", createparent="false") == (404, "FileNotFoundException")
-        assert await house.refused("PUT", "/f/x", "CREATE") == (403, "ParentNotDirectoryException")
-        assert await house.refused("PUT", "/f", "CREATE", createflag="MAYBE") == (400, "IllegalArgumentException")
-        assert await house.refused("PUT", "/f/x", "MKDIRS") == (403, "ParentNotDirectoryException")
-        assert await house.refused("PUT", "/f", "MKDIRS") == (403, "FileAlreadyExistsException")
+            answer = await harness.ok(method, "/f", op, noredirect="true")
+            assert answer["Location"].startswith(f"http://127.0.0.1:{harness.door.port}/webhdfs/v1/f?op={op}")
+        assert await harness.get("/f") == b"data"
+        assert await harness.refused("POST", "/none", "APPEND") == (404, "FileNotFoundException")
+        assert await harness.refused("PUT", "/f", "CREATE") == (403, "FileAlreadyExistsException")
+        await harness.put("/f", b"new", overwrite="true")
+        await harness.put("/f", b"newer", createflag="CREATE,OVERWRITE", createparent="false")
+        assert await harness.get("/f") == b"newer"
+        assert await harness.refused("PUT", "/no/f", "CREATE", createparent="false") == (404, "FileNotFoundException")
+        assert await harness.refused("PUT", "/f/x", "CREATE") == (403, "ParentNotDirectoryException")
+        assert await harness.refused("PUT", "/f", "CREATE", createflag="MAYBE") == (400, "IllegalArgumentException")
+        assert await harness.refused("PUT", "/f/x", "MKDIRS") == (403, "ParentNotDirectoryException")
+        assert await harness.refused("PUT", "/f", "MKDIRS") == (403, "FileAlreadyExistsException")
 
-    in_house(walk)
+    run_with_door(use)
 
 
-def test_list_in_batches() -> None:
-    """R19: LISTSTATUS_BATCH goes through a large directory."""
+def test_listing_in_batches_is_complete() -> None:
+    """R19: LISTSTATUS_BATCH lists a large directory without a gap."""
 
-    async def walk(house: House) -> None:
-        assert house.files is not None
-        await asyncio.gather(*(house.files.mkdirs(f"/d/{n:05d}") for n in range(2500)))
+    async def use(harness: DoorHarness) -> None:
+        assert harness.files is not None
+        await asyncio.gather(*(harness.files.mkdirs(f"/d/{n:05d}") for n in range(2500)))
         seen: list[str] = []
         remaining = [1]
         while remaining[-1]:
-            listing = await house.ok("GET", "/d", "LISTSTATUS_BATCH", startAfter=seen[-1] if seen else "")
+            listing = await harness.ok("GET", "/d", "LISTSTATUS_BATCH", startAfter=seen[-1] if seen else "")
             found = listing["DirectoryListing"]["partialListing"]["FileStatuses"]["FileStatus"]
             seen += [status["pathSuffix"] for status in found]
             remaining.append(listing["DirectoryListing"]["remainingEntries"])
         assert seen == [f"{n:05d}" for n in range(2500)]
         assert remaining[1:] == [1500, 500, 0]
 
-    in_house(walk)
+    run_with_door(use)
 
 
 @pytest.mark.parametrize(
@@ -233,20 +233,20 @@ def test_list_in_batches() -> None:
         ("GET", "/x", "op=GETLINKTARGET", 404, "FileNotFoundException"),
     ],
 )
-def test_refusals_are_hadoops(method: str, path: str, query: str, status: int, name: str) -> None:
-    """R19: bad escapes, numbers, paths and operations end in the named error with its HTTP status."""
+def test_refusals_have_hadoop_names(method: str, path: str, query: str, status: int, name: str) -> None:
+    """R19: bad escapes, numbers, paths and operations are refused with HDFS's exception and HTTP status."""
 
-    async def knock(house: House) -> None:
-        found = await raw(house, f"{method} /webhdfs/v1{path}?{query} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
+    async def use(harness: DoorHarness) -> None:
+        found = await raw(harness, f"{method} /webhdfs/v1{path}?{query} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
         assert found[0] == status
         assert json.loads(found[1])["RemoteException"]["exception"] == name
 
-    in_house(knock)
+    run_with_door(use)
 
 
-async def raw(house: House, request: bytes, end: bool = False) -> tuple[int, bytes]:
-    """What the door answers to these bytes; (0, b"") when it just hangs up."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", house.door.port)
+async def raw(harness: DoorHarness, request: bytes, end: bool = False) -> tuple[int, bytes]:
+    """The door's answer to these bytes; (0, b"") when it closes the connection without one."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", harness.door.port)
     try:
         writer.write(request)
         if end:
@@ -270,24 +270,24 @@ async def raw(house: House, request: bytes, end: bool = False) -> tuple[int, byt
     ],
     ids=["length", "chunked", "nonsense"],
 )
-def test_a_body_that_breaks_off_leaves_nothing(body: bytes) -> None:
-    """R19: half a file is no file: the old content stays, and the lease goes."""
+def test_interrupted_body_leaves_nothing(body: bytes) -> None:
+    """R19: after half a body the old content stays and the lease ends."""
 
-    async def cut(house: House) -> None:
-        await house.put("/old", b"old")
+    async def cut(harness: DoorHarness) -> None:
+        await harness.put("/old", b"old")
         for path in ("/new", "/old"):
             target = f"PUT /webhdfs/v1{path}?op=CREATE&overwrite=true&data=true HTTP/1.1\r\nHost: h\r\n"
-            _, writer = await asyncio.open_connection("127.0.0.1", house.door.port)
+            _, writer = await asyncio.open_connection("127.0.0.1", harness.door.port)
             writer.write(target.encode() + body)
             await writer.drain()
             if b"zz" not in body:
-                await until(lambda: house.door.statistics().open_streams > 0)
+                await until(lambda: harness.door.statistics().open_streams > 0)
             writer.transport.abort()
-            await until(lambda: house.door.statistics().open_streams == 0)
-        assert await house.refused("GET", "/new", "GETFILESTATUS") == (404, "FileNotFoundException")
-        assert await house.get("/old") == b"old"
+            await until(lambda: harness.door.statistics().open_streams == 0)
+        assert await harness.refused("GET", "/new", "GETFILESTATUS") == (404, "FileNotFoundException")
+        assert await harness.get("/old") == b"old"
 
-    in_house(cut)
+    run_with_door(cut)
 
 
 async def until(true: Callable[[], bool]) -> None:
@@ -298,77 +298,77 @@ async def until(true: Callable[[], bool]) -> None:
     await asyncio.wait_for(wait(), 10)
 
 
-def test_a_body_that_stands_still_is_given_up() -> None:
+def test_stalled_body_ends_the_lease() -> None:
     """R19: a writer that sends nothing loses its lease after the idle timeout."""
 
-    async def stall(house: House) -> None:
+    async def stall(harness: DoorHarness) -> None:
         head = b"PUT /webhdfs/v1/f?op=CREATE&data=true HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\n123"
-        status, body = await raw(house, head)
+        status, body = await raw(harness, head)
         assert status == 403
         assert json.loads(body)["RemoteException"]["exception"] == "IOException"
-        assert await house.refused("GET", "/f", "GETFILESTATUS") == (404, "FileNotFoundException")
+        assert await harness.refused("GET", "/f", "GETFILESTATUS") == (404, "FileNotFoundException")
 
-    in_house(stall, DoorOptions(superuser="owner", idle_timeout_ms=50))
+    run_with_door(stall, DoorOptions(superuser="owner", idle_timeout_ms=50))
 
 
 def test_large_files_are_streamed() -> None:
-    """R19: a file larger than what is answered at once comes block by block, ranges too."""
+    """R19: a file above `answer_at_once_bytes` is sent block by block, and so are ranges of it."""
 
-    async def walk(house: House) -> None:
+    async def use(harness: DoorHarness) -> None:
         data = random.Random(2).randbytes(3_000_000)
-        await house.put("/large", data)
-        assert await house.get("/large") == data
-        assert await house.get("/large", offset=100_001, length=2_000_000) == data[100_001:2_100_001]
-        assert house.door.statistics().received_bytes == len(data)
+        await harness.put("/large", data)
+        assert await harness.get("/large") == data
+        assert await harness.get("/large", offset=100_001, length=2_000_000) == data[100_001:2_100_001]
+        assert harness.door.statistics().received_bytes == len(data)
 
-    in_house(walk, DoorOptions(superuser="owner", answer_at_once_bytes=4096))
-
-
-def test_a_lost_store_is_told_so_that_clients_try_again() -> None:
-    """R19: 503 with RetriableException while the namespace is lost, StandbyException while nobody serves it."""
-
-    async def walk(house: House) -> None:
-        await house.put("/f", b"1")
-        house.objects.failure = FencedError("planned")
-        assert await house.refused("PUT", "/d", "MKDIRS") == (503, "RetriableException")
-        assert await house.refused("GET", "/f", "OPEN") == (503, "RetriableException")
-        house.files = None
-        assert await house.refused("GET", "/f", "OPEN") == (503, "StandbyException")
-        house.objects = MemoryObjects(max_object_bytes=64 * 1024, contents=house.objects.contents)
-        house.files = await Files.open(house.objects, lambda: 1, OPTIONS)
-        assert await house.get("/f") == b"1"
-
-    in_house(walk)
+    run_with_door(use, DoorOptions(superuser="owner", answer_at_once_bytes=4096))
 
 
-def test_a_block_that_fails_in_mid_stream_cuts_the_connection() -> None:
-    """R19: a body that cannot be finished is short, never wrong."""
+def test_lost_store_answers_retriable_or_standby() -> None:
+    """R19: 503 with RetriableException while the namespace is lost, with StandbyException while no daemon serves it."""
 
-    async def walk(house: House) -> None:
-        await house.put("/large", bytes(500_000))
-        async with house.session.get(house.url("/large", "OPEN")) as answer:
+    async def use(harness: DoorHarness) -> None:
+        await harness.put("/f", b"1")
+        harness.objects.failure = FencedError("planned")
+        assert await harness.refused("PUT", "/d", "MKDIRS") == (503, "RetriableException")
+        assert await harness.refused("GET", "/f", "OPEN") == (503, "RetriableException")
+        harness.files = None
+        assert await harness.refused("GET", "/f", "OPEN") == (503, "StandbyException")
+        harness.objects = MemoryObjects(max_object_bytes=64 * 1024, contents=harness.objects.contents)
+        harness.files = await Files.open(harness.objects, lambda: 1, OPTIONS)
+        assert await harness.get("/f") == b"1"
+
+    run_with_door(use)
+
+
+def test_unreadable_block_cuts_the_connection() -> None:
+    """R19: a body that cannot be completed is short, never wrong."""
+
+    async def use(harness: DoorHarness) -> None:
+        await harness.put("/large", bytes(500_000))
+        async with harness.session.get(harness.url("/large", "OPEN")) as answer:
             await answer.content.readexactly(1000)
-            house.objects.failure = DaemonUnavailableError("planned")
+            harness.objects.failure = DaemonUnavailableError("planned")
             with pytest.raises(aiohttp.ClientError):
                 await answer.read()
 
-    in_house(walk, DoorOptions(superuser="owner", answer_at_once_bytes=1024))
+    run_with_door(use, DoorOptions(superuser="owner", answer_at_once_bytes=1024))
 
 
-def test_another_daemon_serves() -> None:
-    """R19: a door that does not serve the namespace passes requests on, both steps, large bodies too; and never on and on."""
+def test_door_forwards_requests() -> None:
+    """R19: a door that does not serve the namespace forwards both steps and large bodies, but never a forwarded request."""
 
-    async def walk(house: House) -> None:
-        target: list[str] = [f"127.0.0.1:{house.door.port}"]
-        front = House()
+    async def use(harness: DoorHarness) -> None:
+        target: list[str] = [f"127.0.0.1:{harness.door.port}"]
+        front = DoorHarness()
         front.door = Door(lambda: None, forward_to=lambda: target[0])
         await front.door.start()
-        front.session = house.session
+        front.session = harness.session
         try:
             data = random.Random(3).randbytes(2_500_000)
-            async with house.session.put(front.url("/f", "CREATE"), allow_redirects=False) as first:
+            async with harness.session.put(front.url("/f", "CREATE"), allow_redirects=False) as first:
                 assert first.headers["Location"].startswith(f"http://127.0.0.1:{front.door.port}/"), (
-                    "back through this door"
+                    "the second step comes back through this door"
                 )
             await front.put("/f", data)
             assert await front.get("/f") == data
@@ -383,18 +383,18 @@ def test_another_daemon_serves() -> None:
         finally:
             await front.door.stop()
 
-    in_house(walk)
+    run_with_door(use)
 
 
-# ---- clients of others
+# ---- other clients
 
 
-def test_fsspec() -> None:
-    """R19: fsspec's webhdfs filesystem, unchanged."""
+def test_fsspec_works() -> None:
+    """R19: fsspec's webhdfs filesystem works unchanged."""
     fsspec = pytest.importorskip("fsspec")
     pytest.importorskip("requests")
 
-    def use(port: int) -> None:
+    def use_fsspec(port: int) -> None:
         fs = fsspec.filesystem("webhdfs", host="127.0.0.1", port=port, user="owner", skip_instance_cache=True)
         fs.mkdir("/data")
         data = random.Random(4).randbytes(300_000)
@@ -415,7 +415,7 @@ def test_fsspec() -> None:
         assert fs.ls("/") == []
         fs.session.close()
 
-    async def walk(house: House) -> None:
-        await asyncio.to_thread(use, house.door.port)
+    async def use(harness: DoorHarness) -> None:
+        await asyncio.to_thread(use_fsspec, harness.door.port)
 
-    in_house(walk)
+    run_with_door(use)

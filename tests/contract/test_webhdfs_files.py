@@ -1,4 +1,4 @@
-"""Files on objects (R19): durable when told, whole or not at all after a crash at any point, nothing left behind."""
+"""Files on objects (R19): answered operations are durable, a crash at any point leaves no half operation and no garbage."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ STORY: list[Step] = [
 
 
 async def story(objects: Objects, options: FilesOptions) -> tuple[list[dict[str, bytes | None]], bool]:
-    """Play it; the states that may be found afterwards (the last one that was told, and perhaps the next)."""
+    """Run the story. Returns the states that a recovery may find: the last acknowledged one, and after a crash the next."""
     model: dict[str, bytes | None] = {}
     try:
         files = await opened(objects, options)
@@ -126,7 +126,7 @@ async def crash_everywhere(options: FilesOptions, done: bool) -> int:
         inner = MemoryObjects(max_object_bytes=OBJECT_BYTES)
         crashing = Crashing(inner, fail_at, done)
         allowed, complete = await story(crashing, options)
-        for _ in range(2):  # a recovery's own work must not matter to the next
+        for _ in range(2):  # the changes of one recovery must not disturb the next
             again = MemoryObjects(max_object_bytes=OBJECT_BYTES, contents=inner.contents)
             files = await opened(again, options)
             found = await everything(files)
@@ -147,16 +147,16 @@ async def crash_everywhere(options: FilesOptions, done: bool) -> int:
 
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("snapshot_batches", [1000, 3])
-def test_crash_at_every_change(snapshot_batches: int, done: bool) -> None:
-    """R19: fail the k-th object change for every k, done or not done, and recover: old or new, never between."""
+def test_crash_at_every_change_leaves_old_or_new_state(snapshot_batches: int, done: bool) -> None:
+    """R19: the k-th object change fails for every k, done or not done; recovery finds the old or the new state."""
     options = FilesOptions(
         block_bytes=64, inline_bytes=16, merge_bytes=32, refused_retry_ms=0, snapshot_batches=snapshot_batches
     )
     assert asyncio.run(crash_everywhere(options, done)) > 30
 
 
-def test_recovery_that_crashes_itself() -> None:
-    """R19: recovery may be cut at each of its deletions."""
+def test_recovery_survives_its_own_crash() -> None:
+    """R19: a recovery may crash at each of its deletions."""
 
     async def run() -> None:
         for fail_at in range(1, 40):
@@ -171,7 +171,7 @@ def test_recovery_that_crashes_itself() -> None:
             except StoreError:
                 files = await opened(MemoryObjects(max_object_bytes=OBJECT_BYTES, contents=inner.contents))
             else:
-                assert files.statistics().garbage_swept == 6  # the blocks, and the reserve of before
+                assert files.statistics().garbage_swept == 6  # the blocks, and the reserve of the previous journal
                 assert fail_at > 6
                 return
             assert await get(files, "/kept") == LONG
@@ -180,8 +180,8 @@ def test_recovery_that_crashes_itself() -> None:
     asyncio.run(run())
 
 
-def test_concurrent_changes_share_a_journal_object() -> None:
-    """R19: what comes while the journal is being written is written together, and told when it is durable."""
+def test_concurrent_changes_share_a_journal_write() -> None:
+    """R19: edits that arrive while the journal is being written share its next write, and are answered when it is durable."""
 
     async def run() -> None:
         inner = MemoryObjects(max_object_bytes=OBJECT_BYTES)
@@ -196,14 +196,14 @@ def test_concurrent_changes_share_a_journal_object() -> None:
     asyncio.run(run())
 
 
-def test_no_change_is_forgotten_by_the_journal() -> None:
-    """R19: a change that comes in the moment in which the journal's writer ends is written too (it once was not, and a
+def test_journal_writes_every_edit() -> None:
+    """R19: an edit that arrives at the moment in which the journal's task ends is written, too (once it was not, and a
     checkpoint stood still for a minute)."""
 
     async def worker(files: Files, n: int) -> None:
         for m in range(200):
             await put(files, f"/{n}/{m % 7}", b"x" * (m % 40), overwrite=True)
-            for _ in range((n + m) % 5):  # so that every distance between two changes occurs
+            for _ in range((n + m) % 5):  # so that every distance between two edits occurs
                 await asyncio.sleep(0)
 
     async def run() -> None:
@@ -214,8 +214,8 @@ def test_no_change_is_forgotten_by_the_journal() -> None:
     asyncio.run(run())
 
 
-def test_nobody_sees_what_is_not_durable() -> None:
-    """R19: a look, and a refusal, wait for what they saw; when that fails, they fail."""
+def test_answers_wait_until_they_are_durable() -> None:
+    """R19: an answer or refusal waits for the edits it has seen; if their write fails, it fails."""
 
     async def run() -> None:
         inner = MemoryObjects(max_object_bytes=OBJECT_BYTES)
@@ -231,8 +231,8 @@ def test_nobody_sees_what_is_not_durable() -> None:
     asyncio.run(run())
 
 
-def test_rename_race_through_files() -> None:
-    """R19: of twenty drivers that rename to one name at once, one wins."""
+def test_concurrent_renames_have_one_winner() -> None:
+    """R19: of twenty drivers that rename to one name at the same time, one wins."""
 
     async def run() -> None:
         files = await opened()
@@ -248,8 +248,8 @@ def test_rename_race_through_files() -> None:
     asyncio.run(run())
 
 
-def test_leases() -> None:
-    """R19: one writer a file; overwriting takes over; an abandoned writer leaves nothing."""
+def test_file_has_one_writer() -> None:
+    """R19: overwriting takes the file from its writer; an abandoned writer leaves nothing."""
 
     async def run() -> None:
         objects = MemoryObjects(max_object_bytes=OBJECT_BYTES)
@@ -299,8 +299,8 @@ def test_leases() -> None:
     asyncio.run(run())
 
 
-def test_reader_keeps_what_it_opened() -> None:
-    """R19: a file that is deleted or written over is read to its end, then its blocks go."""
+def test_reader_keeps_its_content() -> None:
+    """R19: a reader reads a deleted file to its end; then its blocks are deleted."""
 
     async def run() -> None:
         objects = MemoryObjects(max_object_bytes=OBJECT_BYTES)
@@ -315,8 +315,8 @@ def test_reader_keeps_what_it_opened() -> None:
     asyncio.run(run())
 
 
-def test_an_overloaded_store_takes_nothing_new() -> None:
-    """R13: new files, directories and contents are refused by name, also in the middle of a file; all else goes on."""
+def test_overloaded_store_refuses_growth() -> None:
+    """R13: new files, directories and contents are refused by name, even in the middle of a file; everything else works."""
 
     async def run() -> None:
         objects = MemoryObjects(max_object_bytes=OBJECT_BYTES)
@@ -341,8 +341,8 @@ def test_an_overloaded_store_takes_nothing_new() -> None:
     asyncio.run(run())
 
 
-def test_a_full_store_can_be_emptied() -> None:
-    """R13, R19: when there is no room, what grows is refused by name and deletions go on."""
+def test_full_store_can_be_emptied() -> None:
+    """R13, R19: a full store refuses growth by name and still deletes."""
 
     async def run() -> None:
         objects = Refusing(max_object_bytes=OBJECT_BYTES)
@@ -351,7 +351,7 @@ def test_a_full_store_can_be_emptied() -> None:
         objects.refusals = 1  # the next block
         with pytest.raises(errors.NoSpaceError):
             await put(files, "/g", LONG)
-        objects.refusals = 1  # the journal: the reserve is given up
+        objects.refusals = 1  # the journal uses up the reserve
         await files.delete("/f")
         objects.refusals = 1
         with pytest.raises(errors.NoSpaceError):
@@ -363,8 +363,8 @@ def test_a_full_store_can_be_emptied() -> None:
     asyncio.run(run())
 
 
-def test_refused_for_now_is_tried_again() -> None:
-    """R19: one copy left and a policy that refuses: the journal waits, within a bound, and then fails by name."""
+def test_refused_journal_write_is_repeated() -> None:
+    """R19: with one copy left and a policy that refuses, the journal repeats its write within a bound, then fails by name."""
 
     async def run() -> None:
         objects = Refusing(max_object_bytes=OBJECT_BYTES)
@@ -380,8 +380,8 @@ def test_refused_for_now_is_tried_again() -> None:
     asyncio.run(run())
 
 
-def test_fenced_namespace_answers_nothing() -> None:
-    """R19: when the instance was replaced, every operation is told to come again."""
+def test_fenced_namespace_refuses_everything() -> None:
+    """R19: once the instance was replaced, every operation answers RetriableException."""
 
     async def run() -> None:
         objects = MemoryObjects(max_object_bytes=OBJECT_BYTES)
@@ -395,8 +395,8 @@ def test_fenced_namespace_answers_nothing() -> None:
     asyncio.run(run())
 
 
-def test_damage_is_named() -> None:
-    """R16, R19: a foreign root, a newer version, a lost block and a broken batch are refused, and nothing is changed."""
+def test_damage_is_refused_by_name() -> None:
+    """R16, R19: a foreign root, a newer version, a missing block and a broken batch are refused, and nothing is changed."""
 
     async def run() -> None:
         contents: dict[int, bytes] = {}
@@ -419,8 +419,8 @@ def test_damage_is_named() -> None:
     asyncio.run(run())
 
 
-def test_large_file_is_never_whole_in_memory() -> None:
-    """R19: a writer holds at most one block, whatever it is given."""
+def test_writer_holds_one_block() -> None:
+    """R19: a writer keeps less than one block in memory, however long the file is."""
 
     async def run() -> None:
         files = await opened()
@@ -435,8 +435,8 @@ def test_large_file_is_never_whole_in_memory() -> None:
     asyncio.run(run())
 
 
-def test_many_small_files_fill_the_inline_budget() -> None:
-    """R19: small contents live in the journal while they fit their budget, then in blocks."""
+def test_small_contents_have_a_budget() -> None:
+    """R19: small contents are kept in the journal while they fit their budget, then in blocks."""
 
     async def run() -> None:
         objects = MemoryObjects(max_object_bytes=OBJECT_BYTES)

@@ -152,7 +152,7 @@ ALLOWED = {200, 201, 307, 400, 401, 403, 404, 503}
 
 
 def request(rng: random.Random) -> bytes:
-    """One that is nearly right, with a body that fits its head, so that the connection goes on."""
+    """A request that is nearly right. Its body matches its head, so that the connection stays usable."""
     method, op = (
         rng.choice(OPS) if rng.random() < 0.95 else (rng.choice(["GET", "PUT", "HEAD", "PATCH", "OPTIONS"]), "OPEN")
     )
@@ -176,7 +176,7 @@ def request(rng: random.Random) -> bytes:
 
 
 def broken(rng: random.Random) -> bytes:
-    """Bytes changed, cut, doubled or put in anywhere; the connection is closed afterwards."""
+    """A request with bytes changed, cut, repeated or inserted anywhere. The connection is closed afterwards."""
     data = bytearray(request(rng))
     for _ in range(rng.randrange(1, 6)):
         at = rng.randrange(len(data) + 1)
@@ -247,7 +247,7 @@ class Fuzz:
             except (asyncio.IncompleteReadError, ConnectionError):
                 self.seen["closed"] += 1
             except asyncio.TimeoutError:
-                self.seen["waits for the rest"] += 1  # and this client hangs up
+                self.seen["waits for the rest"] += 1  # this client closes the connection
             finally:
                 writer.close()
 
@@ -257,7 +257,7 @@ def resident_bytes() -> int:
 
 
 async def rounds(seed: int, count: int, parts: int) -> list[int]:
-    """`count` requests in `parts`; after each the tree is emptied. The memory after each part."""
+    """Send `count` requests in `parts` and empty the tree after each part. Returns the memory in bytes after each part."""
     objects = MemoryObjects(max_object_bytes=1024 * 1024)
     options = FilesOptions(block_bytes=1024, inline_bytes=64, snapshot_batches=200)
     files = await Files.open(objects, lambda: time.time_ns() // 1000, options)
@@ -291,21 +291,21 @@ async def rounds(seed: int, count: int, parts: int) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_mutated_requests(seed: int) -> None:
-    """R19, R17: some thousand requests, nearly right and badly wrong: every answer is a success or a named error."""
+def test_mutated_requests_are_answered_by_name(seed: int) -> None:
+    """R19, R17: thousands of requests, nearly right or badly wrong: every answer is a success or a named error."""
     asyncio.run(asyncio.wait_for(rounds(seed, 3000, 1), 100))
 
 
 @pytest.mark.soak
-def test_200_000_mutated_requests() -> None:
-    """R19, R17: the same at length, and the memory does not grow in the second half."""
+def test_200_000_mutated_requests_need_no_memory() -> None:
+    """R19, R17: the same with more requests; the memory does not grow in the second half."""
     memory = asyncio.run(rounds(int(time.time()), 200_000, 20))
     assert memory[-1] - memory[9] < 16 * 1024 * 1024, memory
 
 
 @given(method=st.sampled_from(["GET", "PUT"]), target=st.text(max_size=60), raw=st.booleans())
 def test_any_target_parses_or_is_refused(method: str, target: str, raw: bool) -> None:
-    """R19: whatever a request line holds ends in a value or in a named error."""
+    """R19: any request line becomes a value or a named error."""
     try:
         parsed = wire.parse(method, target if raw else wire.PREFIX + "/" + target)
         parsed.optional_number("offset")

@@ -1,4 +1,4 @@
-"""Who may come in at the WebHDFS door, and what is seen of it on the way (R17)."""
+"""Security of the WebHDFS door (R17): tokens, TLS, addresses, modes of files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from spark_jms.store.webhdfs.door import Door, DoorOptions
 from spark_jms.store.webhdfs.files import Files
 from spark_jms.store.webhdfs.security import Tokens
 from tests.certificates import certificate
-from tests.contract.webhdfs_house import OPTIONS, House, in_house
+from tests.contract.webhdfs_harness import OPTIONS, DoorHarness, run_with_door
 
 TOKEN = "0123456789abcdef-secret"
 
@@ -32,40 +32,40 @@ def tokens(folder: Path) -> Path:
     return path
 
 
-def test_tokens_are_asked_for(tmp_path: Path) -> None:
-    """R17: without a valid bearer token 401 with a body; with one, the user is the token's and nobody else's."""
+def test_requests_need_a_token(tmp_path: Path) -> None:
+    """R17: without a valid bearer token the door answers 401 with a body; with one, the user is the token's user."""
 
-    async def walk(house: House) -> None:
-        assert await house.refused("GET", "/", "LISTSTATUS") == (401, "AuthenticationException")
+    async def use(harness: DoorHarness) -> None:
+        assert await harness.refused("GET", "/", "LISTSTATUS") == (401, "AuthenticationException")
         for header in ("Bearer", "Bearer wrong-wrong-wrong-wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer é"):
-            house.headers = {"Authorization": header}
-            assert await house.refused("GET", "/", "LISTSTATUS") == (401, "AuthenticationException")
-        house.headers = {"Authorization": f"Bearer {TOKEN}"}
-        answer = await house.ok("GET", "/", "GETHOMEDIRECTORY", user_name="bob")
+            harness.headers = {"Authorization": header}
+            assert await harness.refused("GET", "/", "LISTSTATUS") == (401, "AuthenticationException")
+        harness.headers = {"Authorization": f"Bearer {TOKEN}"}
+        answer = await harness.ok("GET", "/", "GETHOMEDIRECTORY", user_name="bob")
         assert answer == {"Path": "/user/alice"}
-        house.headers = {}
-        url = f"http://127.0.0.1:{house.door.port}/oauth2/token"
+        harness.headers = {}
+        url = f"http://127.0.0.1:{harness.door.port}/oauth2/token"
         for field in ("client_secret", "refresh_token"):
-            async with house.session.post(url, data={"grant_type": "x", field: TOKEN}) as granted:
+            async with harness.session.post(url, data={"grant_type": "x", field: TOKEN}) as granted:
                 assert json.loads(await granted.read())["access_token"] == TOKEN
-        async with house.session.post(url, data={"client_secret": "wrong-wrong-wrong-wrong"}) as refused:
+        async with harness.session.post(url, data={"client_secret": "wrong-wrong-wrong-wrong"}) as refused:
             assert refused.status == 401
 
-    in_house(walk, DoorOptions(tokens=Tokens.from_file(tokens(tmp_path))))
+    run_with_door(use, DoorOptions(tokens=Tokens.from_file(tokens(tmp_path))))
 
 
-def test_web_pages_are_refused() -> None:
+def test_requests_of_web_pages_are_refused() -> None:
     """R17: a page in a browser on this machine cannot use the door."""
 
-    async def walk(house: House) -> None:
-        house.headers = {"Origin": "http://evil.example"}
-        assert await house.refused("POST", "/x", "TRUNCATE", newlength=0) == (403, "AccessControlException")
+    async def use(harness: DoorHarness) -> None:
+        harness.headers = {"Origin": "http://evil.example"}
+        assert await harness.refused("POST", "/x", "TRUNCATE", newlength=0) == (403, "AccessControlException")
 
-    in_house(walk)
+    run_with_door(use)
 
 
-def test_only_loopback_without_tls_and_tokens(tmp_path: Path) -> None:
-    """R17: any other address needs both."""
+def test_other_addresses_need_tls_and_tokens(tmp_path: Path) -> None:
+    """R17: on any address but loopback the door needs both."""
 
     async def start(host: str, **options: Any) -> None:
         door = Door(lambda: None, DoorOptions(**options))
@@ -82,8 +82,8 @@ def test_only_loopback_without_tls_and_tokens(tmp_path: Path) -> None:
     asyncio.run(start("localhost"))
 
 
-def test_modes_of_secret_files(tmp_path: Path) -> None:
-    """R17: a token file or key that others can read, short tokens and nonsense are refused."""
+def test_unsafe_token_files_are_refused(tmp_path: Path) -> None:
+    """R17: a token file that other users can read, short tokens and malformed lines are refused."""
     path = tokens(tmp_path)
     for mode in (0o644, 0o640, 0o601, 0o700):
         path.chmod(mode)
@@ -98,7 +98,7 @@ def test_modes_of_secret_files(tmp_path: Path) -> None:
         Tokens.from_file(tmp_path / "none")
 
 
-def test_tls(tmp_path: Path) -> None:
+def test_door_speaks_tls(tmp_path: Path) -> None:
     """R17: with TLS and tokens the door opens on any address; plain HTTP gets nothing."""
     cert, key = certificate(tmp_path)
 
@@ -122,9 +122,9 @@ def test_tls(tmp_path: Path) -> None:
     asyncio.run(walk())
 
 
-def test_passing_on_over_tls(tmp_path: Path) -> None:
-    """R17: the door that passes a request on proves the other one's certificate first, whatever names it has; one that
-    shows another certificate, or speaks no TLS, gets nothing: neither token nor content."""
+def test_forwarding_verifies_the_certificate(tmp_path: Path) -> None:
+    """R17: a door that forwards a request first verifies the other door's certificate, whatever names it has; a door with
+    another certificate or without TLS gets neither token nor content."""
     mine, other = certificate(tmp_path), certificate(tmp_path, "other-")
     data = random.Random(7).randbytes(3_000_000)
     knocks: list[bytes] = []

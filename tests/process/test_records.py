@@ -1,4 +1,4 @@
-"""Record sets on a replicated store when the process that serves them dies, or its daemon, or when it forks (C9, R10, R15)."""
+"""Record sets on a replicated store when the process of the engine dies, its daemon dies, or a process forks (C9, R10, R15)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def do(what, words):
         return (handles[words[0]].read(words[1]) or b"-").decode()
     if what == "waiters":
         return str(len(handles[words[0]].waiters()))
-    if what == "fork":  # the child has its own way to the store, and ends without a word to the parent's
+    if what == "fork":  # the child opens the store for itself, and ends without closing the parent's
         read, write = os.pipe()
         child = os.fork()
         if not child:
@@ -114,8 +114,9 @@ def start(daemons: FaultyDaemons) -> Iterator[Start]:
             peer.kill()
 
 
-def test_the_process_that_serves_is_killed(daemons: FaultyDaemons, start: Start) -> None:
-    """C9, R15: another one serves; its handles go on, its waiter has the dead one's record set, nothing is lost."""
+def test_another_process_takes_over_the_engine(daemons: FaultyDaemons, start: Start) -> None:
+    """C9, R15: after a kill -9 the next process becomes the engine; its handles stay valid, it gets the record set it waited
+    for, and nothing is lost."""
     engine = start("p0")
     assert engine.do("open mine0") == "open 1"
     for number in range(4):
@@ -138,8 +139,8 @@ def test_the_process_that_serves_is_killed(daemons: FaultyDaemons, start: Start)
         assert [store.peek(f"mine{number}").get("last") for number in range(4)] == [b"word"] * 4
 
 
-def test_the_daemon_of_the_serving_process_dies(daemons: FaultyDaemons, start: Start) -> None:
-    """R10: all go on with what they hold, at the same epoch; a stopped daemon is no other case."""
+def test_sessions_survive_the_daemon_of_the_engine(daemons: FaultyDaemons, start: Start) -> None:
+    """R10: when the daemon of the engine is killed or stopped, all sessions keep their record sets, at the same epoch."""
     peers = [start("p0"), start("p1")]
     for number, peer in enumerate(peers):
         assert peer.do(f"open r{number}") == "open 1"
@@ -164,8 +165,8 @@ def test_the_daemon_of_the_serving_process_dies(daemons: FaultyDaemons, start: S
             assert store.peek(f"r{number}") == wanted
 
 
-def test_a_process_forks(daemons: FaultyDaemons, start: Start) -> None:
-    """C9: the child's end closes nothing of the parent's, whether the parent serves or not."""
+def test_forked_child_closes_nothing_of_its_parent(daemons: FaultyDaemons, start: Start) -> None:
+    """C9: the end of the child closes nothing of its parent, whether the parent is the engine or not."""
     peers = [start("p0"), start("p1")]
     for number, peer in enumerate(peers):
         assert peer.do(f"open r{number}") == "open 1"
@@ -177,8 +178,8 @@ def test_a_process_forks(daemons: FaultyDaemons, start: Start) -> None:
     assert os.path.exists(daemons.path / "daemons" / "records.engine")
 
 
-def test_an_address_of_another_machine(daemons: FaultyDaemons, tmp_path: Path) -> None:
-    """R15: the engine cannot serve there, says so, and leaves the store to others."""
+def test_engine_refuses_an_address_of_another_machine(daemons: FaultyDaemons, tmp_path: Path) -> None:
+    """R15: the engine cannot listen there, is refused by name, and gives the regions back."""
     cert, key = certificate(tmp_path)
     elsewhere = f"&engine_host=192.0.2.77&engine_certificate={cert}&engine_key={key}"
     with pytest.raises(SettingInvalidError, match="192.0.2.77:0: cannot listen"):

@@ -63,7 +63,7 @@ asyncio.run(main())
 
 
 class Shell:
-    """FsShell in one JVM, because starting one takes seconds. What it prints is not looked at; what it does is."""
+    """FsShell in one JVM, because starting one takes seconds. The tests check its effects and exit codes, not its output."""
 
     def __init__(self, gateway: Any, folder: Path) -> None:
         self.gateway = gateway
@@ -168,8 +168,8 @@ def started(*options: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def test_hadoop_fs(shell: Shell, tmp_path: Path) -> None:
-    """R19: mkdir, put, ls, get, mv, append, truncate, checksum, concat, rights, attributes, rm, as in the manual."""
+def test_hadoop_fs_commands(shell: Shell, tmp_path: Path) -> None:
+    """R19: mkdir, put, ls, get, mv, append, truncate, checksum, concat, rights, attributes and rm behave as in the manual."""
     data = random.Random(5).randbytes(1_500_000).hex().encode()  # text: the gateway decodes what `-tail` prints
     source, more, back = tmp_path / "source", tmp_path / "more", tmp_path / "back"
     source.write_bytes(data)
@@ -180,7 +180,7 @@ def test_hadoop_fs(shell: Shell, tmp_path: Path) -> None:
         for expected, *arguments in [
             (0, "-mkdir", "-p", "/user/me/d"),
             (0, "-put", source, "/user/me/d/big"),
-            (1, "-put", source, "/user/me/d/big"),  # it exists
+            (1, "-put", source, "/user/me/d/big"),  # it exists already
             (0, "-ls", "-R", "/"),
             (0, "-get", "/user/me/d/big", back),
             (0, "-mv", "/user/me/d/big", "/user/me/d/moved"),
@@ -220,8 +220,8 @@ def test_hadoop_fs(shell: Shell, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "provider", ["ConfCredentialBasedAccessTokenProvider", "ConfRefreshTokenBasedAccessTokenProvider"]
 )
-def test_tls_and_oauth2(shell: Shell, tmp_path: Path, provider: str) -> None:
-    """R17: swebhdfs with Hadoop's own OAuth2 settings; with a wrong credential nothing goes."""
+def test_hadoop_uses_tls_and_oauth2(shell: Shell, tmp_path: Path, provider: str) -> None:
+    """R17: swebhdfs works with Hadoop's own OAuth2 settings, and refuses a wrong credential."""
     folder = shell.folder
     tokens = tmp_path / "tokens"
     tokens.write_text(f"alice {SECRET}\n", encoding="utf-8")
@@ -251,8 +251,8 @@ def test_tls_and_oauth2(shell: Shell, tmp_path: Path, provider: str) -> None:
         door.terminate()
 
 
-def test_several_addresses(shell: Shell, tmp_path: Path) -> None:
-    """R19: Hadoop's own fail-over settings: the client finds the door that serves, before and after a switch."""
+def test_client_finds_the_serving_door(shell: Shell, tmp_path: Path) -> None:
+    """R19: with Hadoop's own fail-over settings the client finds the door that serves, before and after a switch."""
     source = tmp_path / "source"
     source.write_bytes(b"kept")
     command = [sys.executable, "-c", SWITCH]
@@ -283,8 +283,8 @@ def test_several_addresses(shell: Shell, tmp_path: Path) -> None:
     assert (tmp_path / "back").read_bytes() == b"kept"
 
 
-def test_one_address_with_retries(shell: Shell, tmp_path: Path) -> None:
-    """R19: with Hadoop's retry policy a client waits for a door that does not serve yet, and for one that is not there."""
+def test_client_waits_for_the_door(shell: Shell, tmp_path: Path) -> None:
+    """R19: with Hadoop's retry policy a client waits for a door that does not serve yet, or has not started yet."""
     source = tmp_path / "source"
     source.write_bytes(b"kept")
     retry = {"dfs.http.client.retry.policy.enabled": "true", "dfs.http.client.retry.policy.spec": "20,500"}
@@ -298,7 +298,7 @@ def test_one_address_with_retries(shell: Shell, tmp_path: Path) -> None:
         assert shell.run(conf, "-mkdir", "/d") == 0
         door.stdin.close()
     with ThreadPoolExecutor(1) as thread:
-        made = thread.submit(shell.run, conf, "-mkdir", "/later")  # nobody listens on that port now
+        made = thread.submit(shell.run, conf, "-mkdir", "/later")  # no process listens on that port now
         with started("--port", port) as late:
             assert made.result(60) == 0
             late.terminate()

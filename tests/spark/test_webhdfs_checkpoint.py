@@ -65,7 +65,7 @@ def count(spark: SparkSession, folder: Path, checkpoint: str, table: str) -> Str
 @pytest.mark.parametrize("state_conf", PROVIDERS.values(), ids=PROVIDERS.keys(), indirect=True)
 @pytest.mark.usefixtures("state_conf")
 def test_stateful_query_restarts_from_the_door(spark: SparkSession, door: str, tmp_path: Path) -> None:
-    """R19: offsets, commits and state of both providers live behind the door; a restarted query goes on exactly."""
+    """R19: offsets, commits and state of both providers are kept by the door; a restarted query continues with exact counts."""
     words: Counter[str] = Counter()
     checkpoint, table = f"{door}{uuid.uuid4().hex}", f"t{uuid.uuid4().hex}"
     for first, last in [(0, 4), (4, 7)]:
@@ -107,9 +107,9 @@ asyncio.run(main())
 """
 
 
-def test_query_goes_on_when_another_door_takes_over(spark: SparkSession, tmp_path: Path) -> None:
+def test_query_survives_the_take_over_by_another_door(spark: SparkSession, tmp_path: Path) -> None:
     """R19: with Hadoop's fail-over settings a stateful query survives the door it uses, four times, with exact counts; a
-    batch that was being written when the door died may fail the query, and then it goes on from its checkpoint."""
+    batch that was being written when the door died may fail the query, which then continues from its checkpoint."""
     command = [sys.executable, "-c", FAILOVER]
     name = f"doors{uuid.uuid4().hex[:8]}"
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as doors:

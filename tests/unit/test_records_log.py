@@ -1,4 +1,4 @@
-"""The log of record sets in objects (R7, R15): small regions, snapshots, a crash between any two objects, a full store."""
+"""The log of record sets (R7, R13, R15): small regions, snapshots, a crash between any two objects, a full store."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def folded(loaded: Loaded) -> Ledger:
     return ledger
 
 
-def test_a_small_region_holds_ledger_and_tokens() -> None:
-    """R7: parts fit the objects of a region of 1 MB, whatever the number of tokens; all of it is read again."""
+def test_small_region_holds_ledger_and_tokens() -> None:
+    """R7: snapshots and batches fit into the objects of a region of 1 MB, with any number of tokens, and are read again."""
 
     async def run() -> None:
         objects = MemoryObjects(max_object_bytes=SMALL)
@@ -64,8 +64,8 @@ def test_a_small_region_holds_ledger_and_tokens() -> None:
 
 
 @pytest.mark.parametrize("step", range(0, 60, 7))
-def test_a_crash_between_two_objects(step: int) -> None:
-    """R15: what is found is all up to the last batch that was acknowledged, or the one after it."""
+def test_crash_between_two_objects_keeps_acknowledged_batches(step: int) -> None:
+    """R15: recovery finds everything up to the last acknowledged batch, or the one after it."""
 
     async def run() -> None:
         objects = MemoryObjects(max_object_bytes=SMALL)
@@ -121,8 +121,8 @@ def test_a_crash_between_two_objects(step: int) -> None:
     asyncio.run(run())
 
 
-def test_no_room_for_the_ledger_is_no_failure_of_the_batch() -> None:
-    """R13: the batch was kept, so its append succeeds, and the log is read as before."""
+def test_refused_snapshot_does_not_fail_the_batch() -> None:
+    """R13: the batch is durable, so its append succeeds, and the log is read as before."""
 
     async def run() -> None:
         objects = MemoryObjects(max_object_bytes=SMALL)
@@ -142,8 +142,8 @@ def test_no_room_for_the_ledger_is_no_failure_of_the_batch() -> None:
     asyncio.run(run())
 
 
-def test_what_does_not_fit_leaves_nothing_behind() -> None:
-    """R12, R13: the parts of a batch that was refused would take room in a store that has none."""
+def test_refused_batch_leaves_nothing() -> None:
+    """R12, R13: the chunks of a refused batch are deleted, because they would take room in a store that has none."""
 
     async def run() -> None:
         objects = MemoryObjects(max_object_bytes=SMALL)

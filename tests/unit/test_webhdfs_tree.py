@@ -1,4 +1,4 @@
-"""The WebHDFS namespace as a state table (R19): against a plain dictionary, and replay."""
+"""The directory tree of the WebHDFS namespace (R19): against a plain dictionary, and replay; requests and errors."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ PATHS = st.lists(st.sampled_from("abc"), max_size=3).map(lambda names: "/" + "/"
 
 
 @pytest.mark.parametrize("name", PURE)
-def test_pure_parts_import_no_world(name: str) -> None:
-    """R19: what decides has no clock, no file, no socket, no chance."""
+def test_pure_modules_import_no_ports(name: str) -> None:
+    """R19: the modules that decide import no clock, file, socket or source of chance."""
     source = Path(decisions.__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
     imported: set[str] = set()
     for node in ast.walk(ast.parse(source)):
@@ -66,7 +66,7 @@ def described(tree: DirectoryTree) -> dict[str, tuple[object, ...]]:
 
 
 class AgainstDictionary(RuleBasedStateMachine):
-    """The model: path -> None for a directory, else the content. Every record is kept, and replayed in the end."""
+    """The model: path -> None for a directory, else the content. Every edit is kept, and replayed at the end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -241,7 +241,7 @@ class AgainstDictionary(RuleBasedStateMachine):
             assert self.tree.get(path).status().permission == permission
 
     @rule(path=PATHS)
-    def writer_comes_and_goes(self, path: str) -> None:
+    def open_and_abandon_a_file(self, path: str) -> None:
         if self.model.get(self.parent(path), b"") is None and path not in self.model:
             inode = self.tree.begin(path, "u", "g", 0o644, self.now_us)
             assert self.tree.get(path).status().length == 0
@@ -275,7 +275,7 @@ AgainstDictionary.TestCase.settings = settings(max_examples=150, stateful_step_c
 
 
 class TestAgainstDictionary(AgainstDictionary.TestCase):  # type: ignore[misc, name-defined]
-    """R19: the tree is what a dictionary would be; replay of snapshot and records gives the same tree."""
+    """R19: the tree behaves like a dictionary; replay of snapshot and edits gives the same tree."""
 
 
 def edit_of(decision: TreeDecision) -> Edit:
@@ -310,21 +310,21 @@ def test_listing_continues_after_a_name() -> None:
 
 
 @pytest.mark.parametrize("target", ["/x", "/webhdfs/v2/a", "/webhdfs/v1x"])
-def test_other_places_are_not_found(target: str) -> None:
-    """R19: the door has one room."""
+def test_other_paths_are_not_found(target: str) -> None:
+    """R19: the door serves nothing but /webhdfs/v1."""
     with pytest.raises(errors.NoSuchFileError):
         wire.parse("GET", target)
 
 
 @pytest.mark.parametrize("target", ["/%zz", "/%f", "/%ff%fe", "/a/../b", "/./a", "/a%00b", "/?op=%zz"])
-def test_bad_paths_have_named_errors(target: str) -> None:
+def test_bad_paths_are_refused_by_name(target: str) -> None:
     """R19: a bad escape, bad UTF-8, dots and control characters are refused by name."""
     with pytest.raises(errors.IllegalArgumentError):
         wire.parse("GET", "/webhdfs/v1" + target)
 
 
-def test_limits_of_paths() -> None:
-    """R19: HDFS's limits of a path, a name, and the depth."""
+def test_paths_have_limits() -> None:
+    """R19: HDFS's limits apply to a path, a name, and the depth."""
     with pytest.raises(errors.PathComponentTooLongError):
         wire.parse("GET", "/webhdfs/v1/" + "a" * 256)
     with pytest.raises(errors.RemoteIOError):
@@ -335,7 +335,7 @@ def test_limits_of_paths() -> None:
     assert wire.parse("get", "/webhdfs/v1/?OP=open&X=a+b%2Bc").text("x") == "a b+c"
 
 
-def test_error_body_is_hadoops() -> None:
+def test_error_body_has_hadoop_fields() -> None:
     """R19: clients rebuild the Java exception from these three fields."""
     body = msgspec.json.decode(wire.error(errors.PathComponentTooLongError("why")))
     assert body == {

@@ -1,4 +1,4 @@
-"""A WebHDFS door in the loop of a test, on objects in memory."""
+"""A WebHDFS door in the event loop of a test, on objects in memory."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from spark_jms.store.webhdfs.options import FilesOptions
 OPTIONS = FilesOptions(owner="owner", block_bytes=1024, inline_bytes=64)
 
 
-class House:
-    """A door in this loop, and short ways to knock."""
+class DoorHarness:
+    """A door in this event loop, and short methods to send it requests."""
 
     def __init__(self, options: DoorOptions | None = None) -> None:
         self.objects = MemoryObjects(max_object_bytes=64 * 1024)
@@ -27,7 +27,7 @@ class House:
         self.door = Door(lambda: self.files, options or DoorOptions(superuser="owner"))
         self.headers: dict[str, str] = {}
 
-    async def __aenter__(self) -> House:
+    async def __aenter__(self) -> DoorHarness:
         self.files = await Files.open(self.objects, lambda: 1_700_000_000_000_000, OPTIONS)
         await self.door.start()
         self.session = aiohttp.ClientSession(skip_auto_headers=["Content-Type"])
@@ -76,9 +76,9 @@ class House:
         return (await self.ask("GET", path, "OPEN", **parameters))[1]
 
 
-def in_house(test: Callable[[House], Awaitable[None]], options: DoorOptions | None = None) -> None:
+def run_with_door(test: Callable[[DoorHarness], Awaitable[None]], options: DoorOptions | None = None) -> None:
     async def run() -> None:
-        async with House(options) as house:
-            await test(house)
+        async with DoorHarness(options) as harness:
+            await test(harness)
 
     asyncio.run(asyncio.wait_for(run(), 60))
