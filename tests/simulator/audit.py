@@ -1,4 +1,4 @@
-"""Compares the memory of the daemons with what the clients were promised."""
+"""Compares the memory of the daemons with the writes that they acknowledged."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class StoreAudit(Observer):
                 self._check_store(client, last)
 
     def _check_store(self, client: SimClient, last: bool) -> None:
-        """On the first or the last living copy of each region."""
+        """Reads the first or the last living copy of each region."""
         found: dict[int, tuple[Block, bytes]] = {}
         free: dict[str, int] = {}
         expected, maps = client.expected()

@@ -77,7 +77,7 @@ class SimClient(ClientEnd):
         self.checks = 0
         self.acks = 0
         self.recoveries = 0
-        self.owner = False  # it has read all its regions, and no other client has since
+        self.owner = False  # it has read all its regions, and no other client has read them since
         self.superseded = False  # another client has its store by now, and this one may not know yet
         self._progress_ms = 0.0
         self._connected_ms = 0.0
@@ -121,7 +121,7 @@ class SimClient(ClientEnd):
     # ---- what audits ask
 
     def region_removed(self, name: str) -> None:
-        """By force: its objects are removed too, or never existed."""
+        """An administrator removed the region by force, with its objects."""
         handles = self._session.handles_to_doubt(name) if self.owner else set(self.acknowledged.values)
         for handle in handles:
             self.acknowledged.allow(handle, None)
@@ -223,10 +223,10 @@ class SimClient(ClientEnd):
         directory, epochs = self._cluster.directory, self._session.epochs
         for name in self._session.core.regions:
             if name not in directory.entries or directory.opens.get(name) != epochs[name]:
-                self.region_removed(name)  # since it was read
+                self.region_removed(name)  # removed since the client read it
 
     def supersede(self) -> None:
-        """It may not know yet that it has lost its store, and continues for a while."""
+        """Another client has the store now. This one may not know yet, and continues for a while."""
         self._session.writes.in_doubt(self.acknowledged)
         self.superseded, self.owner = True, False
 
@@ -258,7 +258,7 @@ class SimClient(ClientEnd):
                 self._leave()
             return
         if writes and now_ms - self._progress_ms > ANSWER_TIMEOUT_MS and chance.random() < 0.05:
-            self._leave()  # it tries another daemon
+            self._leave()  # and tries another daemon
             return
         if self.finishing:
             if not writes:

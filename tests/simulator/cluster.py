@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 
 from spark_jms.store.regions.core.daemon import (
     Action,
@@ -62,6 +63,11 @@ class SimCluster:
     @property
     def now_ms(self) -> float:
         return self.schedule.now_ms
+
+    def until(self, condition: Callable[[], bool], limit_ms: float) -> bool:
+        """Runs until the condition holds; False: it does not hold within the limit."""
+        self.schedule.run_until(self.now_ms + limit_ms, condition)
+        return condition()
 
     # ---- what it reports
 

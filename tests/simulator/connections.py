@@ -59,12 +59,12 @@ class ClientEnd:
         """The connection was cut. Requests without an answer may or may not have happened."""
 
     def answering(self, message: RegionMessage, late: bool) -> None:
-        """The daemon has sent this answer: from now on it is a promise, wherever the frame is. `late`: the daemon stood
-        still between making sure and sending."""
+        """The daemon has sent this answer, which binds it from now on, even if the frame is lost. `late`: the daemon stood
+        still between checking its lease and sending."""
 
 
 class ClientConnection:
-    """A client at a daemon: both wires, and who is at either end."""
+    """A client at a daemon: both ends and both wires."""
 
     def __init__(self, number: int, daemon: SimDaemon, end: ClientEnd, there: Wire, back: Wire) -> None:
         self.number = number

@@ -1,4 +1,4 @@
-"""A daemon process: the core of its present life, its memory, its clock, and what waits while it stands still."""
+"""A daemon process: the core of its present life, its memory, its clock, and the events that wait while it stands still."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SimDaemon:
         return self.core is not None and self.core.me == holder
 
     def clock_ms(self) -> float:
-        """Never goes back within one life, and means nothing to other daemons."""
+        """The daemon's own clock. It never goes back within one life, and other daemons cannot compare it."""
         return self._schedule.now_ms + self.clock_offset_ms
 
     def wall_us(self) -> int:

@@ -1,4 +1,4 @@
-"""The Global Directory in memory: its contents, the laws every change obeys, and the ways in which it fails."""
+"""The Global Directory in memory: its contents, the laws that every change obeys, and its faults."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ class SimDirectory(DirectoryPort):
         return True
 
     def _land_later(self, name: str, old: RegionEntry | None, new: RegionEntry | None) -> None:
-        """The change happens some time later, whether its writer lives or not."""
+        """The change happens later, even after its writer's death."""
         faults = self.faults
 
         def land() -> None:

@@ -26,7 +26,7 @@ class Fault(Enum):
     DRAIN = "drain"  # safe shutdowns
     MEMORY = "memory"  # tight limits
     CLIENT = "client"  # clients die
-    RIVAL = "rival"  # another store takes memory, and gives it back
+    RIVAL = "rival"  # another store takes memory, and frees it again
     REMOVE = "remove"  # an administrator removes regions by force
     MASSACRE = "massacre"  # all daemons but one die at nearly the same time
     STALL = "stall"  # a daemon stands still in the middle of a call to the directory

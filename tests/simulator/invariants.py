@@ -22,7 +22,7 @@ class Invariants(Observer):
     # ---- after every event
 
     def handled(self, daemon: SimDaemon) -> None:
-        """R12: a daemon keeps its limit, and counts what it holds."""
+        """R12: a daemon stays within its limit, and its count of bytes is correct."""
         if daemon.core is None or daemon.memory is None:
             return
         used = daemon.core.copies.used_bytes

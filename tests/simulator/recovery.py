@@ -21,7 +21,7 @@ CHUNK_BYTES = 16 * 1024
 
 
 class Recovery:
-    """Every step returns True once all regions have been read."""
+    """Reads one region after the other. Every step returns True once it has read all of them."""
 
     def __init__(self, store: str, requests: Requests, core: InstanceCore, epochs: dict[str, int]) -> None:
         self._store = store
@@ -99,7 +99,7 @@ class Recovery:
         return self._read_on(name)
 
     def objects(self) -> dict[int, bytes]:
-        """By handle, as the regions hold them."""
+        """The objects in the regions, by handle."""
         found = {}
         for handle in self._core.places:
             region, block = self._core.where(handle)

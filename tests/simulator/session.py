@@ -1,4 +1,4 @@
-"""One connection of a client to its store: the objects in the regions it has open, and what it waits for."""
+"""One connection of a client to its store: the objects in its open regions, and its requests without an answer."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class StoreSession:
         return self._write_all(self.core.plan_forget(region, handle))
 
     def read(self, handle: int) -> None:
-        """Not while the object is written: then the reader may find either value."""
+        """Reads the object unless a write of it is under way, when either value would be right."""
         if handle in self.writes.handles():
             return
         region, block = self.core.where(handle)

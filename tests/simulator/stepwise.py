@@ -1,4 +1,4 @@
-"""A cluster that tests drive step by step: nothing fails unless the test does it, and messages arrive at once."""
+"""A cluster that tests drive step by step: nothing fails unless the test does it, and messages arrive immediately."""
 
 from __future__ import annotations
 
@@ -41,25 +41,22 @@ class LogLines(Observer):
 class StepClient(ClientEnd):
     """A connected client, with every answer by its request. It sends a sign of life every tick unless `silent`."""
 
-    def __init__(self, cluster: StepCluster, daemon: int, name: str) -> None:
-        self._cluster = cluster
+    def __init__(self, sim: SimCluster, daemon: int, name: str) -> None:
+        self._sim = sim
         self.daemon = daemon
         self.name = name
         self.answers: dict[int, Reply | Failure] = {}
         self.lost: list[str] = []
         self.requests = 0
         self.silent = False
-        self.connection: ClientConnection | None = None
-
-    def connect(self, connection: ClientConnection) -> None:
-        self.connection = connection
-        self._ping(connection)
+        self.connection: ClientConnection | None = sim.connect(sim.daemons[daemon], self)
+        self._ping(self.connection)
 
     def _ping(self, connection: ClientConnection) -> None:
         if self.connection is connection:
             if not self.silent:
-                self._cluster.sim.ask(connection, Ping())
-            self._cluster.sim.schedule.later(TICK_MS, lambda: self._ping(connection))
+                self._sim.ask(connection, Ping())
+            self._sim.schedule.later(TICK_MS, lambda: self._ping(connection))
 
     # ---- the connection
 
@@ -75,13 +72,13 @@ class StepClient(ClientEnd):
 
     def leave(self) -> None:
         if self.connection is not None:
-            self._cluster.sim.disconnect(self.connection)
-            self._cluster.run(0)
+            self._sim.disconnect(self.connection)
+            self._sim.until(lambda: False, 0)
 
     def tell(self, message: RegionMessage) -> None:
         """Sends a message that has no answer."""
         if self.connection is not None:
-            self._cluster.sim.ask(self.connection, message)
+            self._sim.ask(self.connection, message)
 
     # ---- requests
 
@@ -94,7 +91,7 @@ class StepClient(ClientEnd):
     def ask(self, make: Callable[[int], RegionMessage], wait_ms: float = 1_000.0) -> Any:
         """The value, or the name of the error; None while there is no answer."""
         request = self.send(make)
-        self._cluster.until(lambda: request in self.answers, wait_ms)
+        self._sim.until(lambda: request in self.answers, wait_ms)
         return self.answer(request)
 
     def answer(self, request: int) -> Any:
@@ -103,7 +100,7 @@ class StepClient(ClientEnd):
 
     def open(self, name: str = "s.000", wait_ms: float = 3_000.0, size: int = SIZE) -> Any:
         """Creates the region with this size when there is none."""
-        new = 0 if name in self._cluster.entries else size
+        new = 0 if name in self._sim.directory.entries else size
         return self.ask(lambda n: Open(n, name, new), wait_ms)
 
     def close(self, name: str = "s.000") -> Any:
@@ -153,7 +150,7 @@ class StepCluster:
         return self.sim.daemons[index].running
 
     def directory(self, index: int) -> SimDirectory:
-        """As this daemon sees it."""
+        """The Global Directory as this daemon sees it."""
         directory = self.sim.daemons[index].directory
         assert directory is not None, f"daemon {index} is down"
         return directory
@@ -168,13 +165,13 @@ class StepCluster:
         self.sim.pause(self.sim.daemons[index])
 
     def wake(self, index: int) -> None:
-        """It handles what arrived meanwhile, in order."""
+        """The daemon handles what arrived meanwhile, in order."""
         self.sim.wake(self.sim.daemons[index])
 
     # ---- the network and the directory
 
     def separate(self, a: int, b: int) -> None:
-        """They do not hear each other any more, and are not told so."""
+        """They no longer hear each other, and do not know it."""
         self.sim.network.blocked.add(frozenset((a, b)))
 
     def join(self, a: int, b: int) -> None:
@@ -198,9 +195,7 @@ class StepCluster:
 
     def client(self, daemon: int, name: str = "") -> StepClient:
         self._clients += 1
-        client = StepClient(self, daemon, name or f"client{self._clients}")
-        client.connect(self.sim.connect(self.sim.daemons[daemon], client))
-        return client
+        return StepClient(self.sim, daemon, name or f"client{self._clients}")
 
     # ---- time
 
@@ -208,10 +203,9 @@ class StepCluster:
         self.until(lambda: False, for_ms)
 
     def until(self, condition: Callable[[], bool], limit_ms: float) -> bool:
-        self.sim.schedule.run_until(self.sim.now_ms + limit_ms, condition)
-        return condition()
+        return self.sim.until(condition, limit_ms)
 
-    # ---- what there is
+    # ---- state
 
     def entry(self, name: str = "s.000") -> RegionEntry:
         return self.entries[name]

@@ -20,7 +20,7 @@ class Wish(Enum):
 
 
 class Workload:
-    """`prefix`: begins every value, so that a violation shows whose it was."""
+    """`prefix`: begins every value, so that a violation shows which client wrote it."""
 
     def __init__(self, chance: random.Random, prefix: bytes, region_bytes: int) -> None:
         self._chance = chance

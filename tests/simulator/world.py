@@ -57,7 +57,7 @@ class PrintedTrace(Observer):
 
 
 class World:
-    """The same seed does the same, as long as the drawing of random numbers is not changed anywhere."""
+    """The same seed does the same, as long as no code draws random numbers in another order."""
 
     def __init__(self, seed: int, *, trace: bool = False, core_type: type[DaemonCore] = DaemonCore) -> None:
         self.chance = chance = random.Random(seed)
@@ -117,9 +117,8 @@ class World:
     def _draw_faults(self, seed: int) -> frozenset[Fault]:
         kinds = [kind for kind in Fault if kind is not Fault.LATE]
         drawn = frozenset(self.chance.sample(kinds, self.chance.randint(1, 5)))
-        late = (
-            random.Random(f"late {seed}").random() < LATE_SHARE
-        )  # drawn apart, so that older seeds stay what they are
+        # Drawn from a generator of its own, so that older seeds keep their course.
+        late = random.Random(f"late {seed}").random() < LATE_SHARE
         return drawn | {Fault.LATE} if late else drawn
 
     # ---- its course
