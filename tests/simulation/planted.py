@@ -155,7 +155,7 @@ def delete_resurrected(patch: Patch) -> None:
 
 
 LOST = r"was acknowledged as|is there, but was deleted"
-BYTES = r"was acknowledged as|is there, but was deleted|differ|begins here|does not fit its checksum"
+BYTES = r"was acknowledged as|is there, but was deleted|differ|begins here|does not match its checksum"
 TWO = r"opened what .* has open|which .* opened at epoch|another client has the store"
 UPDATE = r"was used before|replaced without being removed|opened what|not its primary"
 

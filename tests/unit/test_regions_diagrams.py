@@ -13,7 +13,7 @@ from spark_jms.store.regions.core.directory import EntryEvent
 from spark_jms.store.regions.core.follower import FOLLOWER_STATES, FollowerEvent, FollowerState
 from spark_jms.store.regions.core.opening import ANSWERS, Situation
 from spark_jms.store.regions.core.primary import PRIMARY_STATES, PrimaryEvent, PrimaryState
-from spark_jms.store.regions.core.state_table import StateTable, Transition
+from spark_jms.store.regions.core.state_table import StateTable, StateTransition
 
 PAGE = Path(__file__).parents[2] / "docs/REPLICATED-STORE.md"
 MACHINES = [(FOLLOWER_STATES, FollowerState, FollowerEvent), (PRIMARY_STATES, PrimaryState, PrimaryEvent)]
@@ -49,7 +49,7 @@ def test_a_transition_that_is_not_in_the_table_cannot_happen(
 
 
 def test_a_state_has_one_transition_for_an_event() -> None:
-    twice = [Transition(None, FollowerEvent.WANTED, state, "") for state in FollowerState]
+    twice = [StateTransition(None, FollowerEvent.WANTED, state, "") for state in FollowerState]
     with pytest.raises(ValueError, match="two transitions"):
         StateTable(*twice)
 

@@ -1,8 +1,10 @@
-"""The decisions of the replicated store, as values and state tables: no socket, file, clock or chance inside.
+"""The decisions of the region cluster, as values and state tables: no socket, file, clock or chance inside.
 
-space       what is where inside a region          placement   which daemon holds which copy
-directory   what the Global Directory says          protocol    bytes to messages and back
-daemon      one daemon: peers, clients, time        primary     a region served here, and who follows it
-replica     a copy kept for another daemon          opening     opening and moving regions
-shutdown    draining, administration                instance    a store's objects in regions
+A daemon     daemon (routes events), and its parts:
+  shared     clock, outgoing (actions), directory_view (the directory, with its doubts), peers, clients, copies
+  serving    primaries, primary (one region), replication (its writes), follower (one copy elsewhere), creation
+  following  replica (the copies kept for other daemons), reconciliation (take over, give up, free)
+  deciding   opening, placement, heartbeats, leaving (safe shutdown), administration (lists, removal)
+Values       directory (entries and their rules), state_table, config (rs_daemons.cfg), protocol (messages), actions
+A store      instance (objects in regions), space (the blocks of one region), utilization (lines about memory)
 """

@@ -1,4 +1,4 @@
-"""What a daemon's core is told once, what it wants done, and the memory it wants it with. Pure."""
+"""The settings of a daemon's core, the actions that it returns, and the memory that it uses. Pure."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class DaemonSettings:
     resilvers_at_once: int = 4
     chunk_bytes: int = 256 * 1024
     window_bytes: int = 4 * 1024 * 1024
-    single_copy: str = "allow"  # or "refuse": what happens to writes while a region has one copy
+    single_copy: str = "allow"  # or "refuse": writes while a region has one copy
 
     def __post_init__(self) -> None:
         if self.single_copy not in ("allow", "refuse"):
-            raise ValueError(f"single_copy is allow or refuse, not {self.single_copy!r}")
+            raise ValueError(f"single_copy is {self.single_copy!r}, expected allow or refuse")
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Drop:
 
 @dataclass(frozen=True)
 class Unlink:
-    """Close the connection to this daemon and make another: nothing comes through it."""
+    """Close the connection to this daemon and open another: nothing comes through it."""
 
     daemon: int
 
@@ -60,18 +60,18 @@ class Log:
 
 @dataclass(frozen=True)
 class Stop:
-    pass
+    """End this daemon."""
 
 
 Action = ToPeer | ToClient | Drop | Unlink | Log | Stop
 
 
 class MemoryPort(ABC):
-    """Shared memory. The core keeps the limit; the port may still refuse (MemoryError)."""
+    """Shared memory. The core enforces the limit; the operating system may still refuse."""
 
     @abstractmethod
     def allocate(self, region_id: str, size: int) -> memoryview:
-        """Zeros."""
+        """`size` bytes of zeros. Raises MemoryError."""
 
     @abstractmethod
     def free(self, region_id: str) -> None: ...

@@ -32,7 +32,7 @@ class PendingRemoval:
     asked_ms: float = -1e9
 
 
-class Administration:
+class RegionAdministration:
     def __init__(
         self, shared: Shared, primaries: Primaries, heartbeats: Heartbeats, reconciliation: Reconciliation
     ) -> None:

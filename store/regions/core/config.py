@@ -1,10 +1,9 @@
-"""rs_daemons.cfg: who the daemons of a cluster are, and which of them are of this machine (R1, R2, R11).
+"""rs_daemons.cfg: the daemons of a cluster, and which of them are on this machine (R1, R2, R11). Pure.
 
-The text of the file comes in, values go out; whoever calls reads the file and knows the machine's own addresses. Two
-addresses are the same when they are the same text, letters' case and spellings of one IP number aside: looking a name up
-is no business of a pure module, so a shell that has resolved names may compare once more. For the same reason an
-address is held to the syntax of names and numbers and not to being reachable (the reference's own example has numbers
-that no network has).
+The caller reads the file and knows the machine's own addresses. Two addresses are equal when their texts are equal, apart
+from upper and lower case and the spelling of an IP number. A pure module resolves no names, so a caller that has resolved
+them may compare again. Likewise, only the syntax of an address is checked, not whether it can be reached (the reference's
+own example has numbers that no network has).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ MAX_SHMKEY = 0xFFFF_FFFF
 MAX_DAEMONS = 1000  # a daemon's number has three digits in the names of its log files
 MAX_MEMORY_LIMIT_BYTES = 1 << 50
 MAX_LOCALINDEX = 2**31 - 1
-DEFAULT_MEMORY_LIMIT_BYTES = 1 << 30  # of a line with three fields: the limit is optional
+DEFAULT_MEMORY_LIMIT_BYTES = 1 << 30  # for a line with three fields
 
 _MIB = 1 << 20
 _UNITS = {"M": _MIB, "MB": _MIB, "G": 1 << 30, "GB": 1 << 30}
@@ -46,24 +45,24 @@ class DaemonSpec:
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    """All of rs_daemons.cfg. Whoever has another `checksum` belongs to another cluster and is refused."""
+    """All of rs_daemons.cfg. Daemons and clients with another `checksum` belong to another cluster and are refused."""
 
     daemons: tuple[DaemonSpec, ...]
     checksum: str
 
     def __post_init__(self) -> None:
         if [daemon.index for daemon in self.daemons] != list(range(len(self.daemons))):
-            raise ValueError("daemons are numbered from 0 in the order of the file")
+            raise ValueError("daemons must be numbered from 0 in the order of the file")
 
 
 def checksum_of(data: bytes) -> str:
-    """As daemons and clients compare it: of the very bytes, so an edited comment is a change too."""
+    """Of the bytes as they are, so an edited comment changes it."""
     return hashlib.sha256(data).hexdigest()
 
 
 def parse(text: str, file: str) -> ClusterConfig:
-    """`text`: the file as UTF-8 (undecodable bytes as surrogate escapes), line ends untouched. The first violation is a
-    DaemonConfigError that names `file` and line."""
+    """`text` is the file as UTF-8, with surrogate escapes for undecodable bytes and line ends untouched. Raises
+    DaemonConfigError, with file and line, for the first violation."""
     daemons: list[DaemonSpec] = []
     places: dict[tuple[str, int], int] = {}  # (address, port) -> line
     keys: dict[tuple[str, int], int] = {}  # (address, key) -> line
@@ -102,20 +101,20 @@ def _unique(
     if first != line:
         raise ValueError(
             f"shared memory key {daemon.shmkey:#x} is already taken on {daemon.address!r} by line {first}; "
-            "daemons of one node need different keys"
+            "daemons on one machine need different keys"
         )
 
 
 def _address(word: str) -> str:
-    if ":" in word:  # no name has one
+    if ":" in word:  # names have none
         try:
             ipaddress.IPv6Address(word)
         except ValueError:
-            raise ValueError(f"address {word!r} is neither a name nor a numeric IP") from None
+            raise ValueError(f"address {word!r} is neither a host name nor an IP number") from None
         return word
     labels = word.removesuffix(".").split(".")
     if len(word) > _MAX_NAME_CHARACTERS or not all(_LABEL.fullmatch(label) for label in labels):
-        raise ValueError(f"address {word!r} is neither a name nor a numeric IP")
+        raise ValueError(f"address {word!r} is neither a host name nor an IP number")
     return word
 
 
@@ -138,8 +137,7 @@ def _shmkey(word: str) -> int:
 
 
 def parse_memory_limit(word: str) -> int:
-    """An integer and M, MB (2**20 bytes), G or GB (2**30 bytes), with nothing between. A ValueError says what is
-    wrong."""
+    """An integer directly followed by M or MB (2**20 bytes), or G or GB (2**30 bytes). Raises ValueError."""
     match = _LIMIT.fullmatch(word)
     if match is None:
         raise ValueError(f"memory limit {word!r}, expected an integer and M, MB, G or GB, as in 512M or 2G")
@@ -150,7 +148,7 @@ def parse_memory_limit(word: str) -> int:
 
 
 def normal_address(address: str) -> str:
-    """Equal for two spellings of one address."""
+    """The same text for every spelling of an address."""
     try:
         return ipaddress.ip_address(address).compressed
     except ValueError:
@@ -158,13 +156,13 @@ def normal_address(address: str) -> str:
 
 
 def local_daemons(config: ClusterConfig, addresses: Collection[str]) -> tuple[DaemonSpec, ...]:
-    """Those of a node that goes by `addresses` (its names and numbers), in the order of the file."""
+    """The daemons on the machine with these addresses (names and numbers), in the order of the file."""
     here = {normal_address(address) for address in addresses}
     return tuple(daemon for daemon in config.daemons if normal_address(daemon.address) in here)
 
 
 def pick_local(config: ClusterConfig, addresses: Collection[str], localindex: int) -> DaemonSpec:
-    """Number `localindex` modulo their count, of the daemons of this node."""
+    """The local daemon number `localindex`, modulo the number of local daemons (R11)."""
     if not 0 <= localindex <= MAX_LOCALINDEX:
         raise ValueError(f"localindex {localindex}, allowed are 0 to {MAX_LOCALINDEX}")
     daemons = local_daemons(config, addresses)

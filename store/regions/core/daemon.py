@@ -6,7 +6,7 @@ returns, in order. `now_ms` is a clock that never goes back; `now_us` is the tim
     leaves           DaemonClock, Outgoing, DirectoryView, Peers, Clients, Copies
     regions served   Primaries: Primary, its Replication, its Followers
     copies kept      Replicas
-    decisions        Opening, Reconciliation, Heartbeats, Leaving, Administration
+    decisions        Opening, Reconciliation, Heartbeats, Leaving, RegionAdministration
 
 A part gets the leaves (`Shared`) and parts above it in this list. No part gets the DaemonCore, which only routes.
 """
@@ -27,7 +27,7 @@ from spark_jms.store.regions.core.actions import (
     ToPeer,
     Unlink,
 )
-from spark_jms.store.regions.core.administration import Administration
+from spark_jms.store.regions.core.administration import RegionAdministration
 from spark_jms.store.regions.core.clients import Clients
 from spark_jms.store.regions.core.clock import DaemonClock
 from spark_jms.store.regions.core.copies import Copies
@@ -112,7 +112,7 @@ class DaemonCore:
         self._reconciliation = Reconciliation(shared, self.primaries, self._replicas, self._opening)
         self._heartbeats = Heartbeats(shared, self.primaries)
         self._leaving = Leaving(shared, self.primaries, self._heartbeats)
-        self._administration = Administration(shared, self.primaries, self._heartbeats, self._reconciliation)
+        self._administration = RegionAdministration(shared, self.primaries, self._heartbeats, self._reconciliation)
         self._ticked_ms = now_ms
         self._audited_ms = now_ms
 

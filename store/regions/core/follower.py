@@ -14,7 +14,7 @@ from spark_jms.store.regions.core.copies import RegionCopy
 from spark_jms.store.regions.core.directory import Holder
 from spark_jms.store.regions.core.protocol import RegionMessage, Replicate
 from spark_jms.store.regions.core.shared import Shared
-from spark_jms.store.regions.core.state_table import StateTable, Transition
+from spark_jms.store.regions.core.state_table import StateTable, StateTransition
 
 
 class FollowerState(Enum):
@@ -32,19 +32,21 @@ class FollowerEvent(Enum):
 
 
 FOLLOWER_STATES = StateTable(
-    Transition(
+    StateTransition(
         None,
         FollowerEvent.WANTED,
         FollowerState.COPYING,
         "Begin, then the region in chunks, and every write in between",
     ),
-    Transition(None, FollowerEvent.ADOPTED, FollowerState.IN_SYNC, "Adopt"),
-    Transition(FollowerState.COPYING, FollowerEvent.COPIED, FollowerState.JOINING, "writes wait for it from here on"),
-    Transition(FollowerState.JOINING, FollowerEvent.LISTED, FollowerState.IN_SYNC, "it may take over"),
-    Transition(FollowerState.IN_SYNC, FollowerEvent.LISTED, FollowerState.IN_SYNC, "nothing"),
-    Transition(FollowerState.COPYING, FollowerEvent.REMOVED, None, "Notice"),
-    Transition(FollowerState.JOINING, FollowerEvent.REMOVED, None, "Notice"),
-    Transition(FollowerState.IN_SYNC, FollowerEvent.REMOVED, None, "the directory stops listing it first; Notice"),
+    StateTransition(None, FollowerEvent.ADOPTED, FollowerState.IN_SYNC, "Adopt"),
+    StateTransition(
+        FollowerState.COPYING, FollowerEvent.COPIED, FollowerState.JOINING, "writes wait for it from here on"
+    ),
+    StateTransition(FollowerState.JOINING, FollowerEvent.LISTED, FollowerState.IN_SYNC, "it may take over"),
+    StateTransition(FollowerState.IN_SYNC, FollowerEvent.LISTED, FollowerState.IN_SYNC, "nothing"),
+    StateTransition(FollowerState.COPYING, FollowerEvent.REMOVED, None, "Notice"),
+    StateTransition(FollowerState.JOINING, FollowerEvent.REMOVED, None, "Notice"),
+    StateTransition(FollowerState.IN_SYNC, FollowerEvent.REMOVED, None, "the directory stops listing it first; Notice"),
 )
 
 

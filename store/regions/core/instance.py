@@ -1,9 +1,9 @@
-"""A store's objects in its regions: which region takes what, and what is written for it. Pure (R7, R12, R14).
+"""A store's objects in its regions: which region gets an object, and the writes that put it there (R7, R12, R14). Pure.
 
-`plan_*` changes the maps at once and returns the writes; whoever calls it sends them in the order of the calls, and
-gives the instance up when one of them fails. An update that has to change regions is two writes: the new block and, only
-when that one was acknowledged (the two regions may fail apart), the old one freed: `plan_forget`. A crash between them
-leaves two blocks of one handle; `recovered` frees the older.
+`plan_*` changes the maps at once and returns the writes. The caller sends them in the order of the calls, and discards the
+instance when a write fails. An update that moves the object to another region takes two writes: the new block, and after
+its acknowledgement `plan_forget`, which frees the old block, because the two regions may fail independently. A crash
+between them leaves two blocks with one handle; `recovered` frees the older one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from spark_jms.store.regions.core.space import (
     decode_head,
 )
 
-CATALOG = 0  # the connection that holds the names of the connections
+CATALOG = 0  # the connection whose objects name the connections
 Planned = list[tuple[str, list[Step]]]
 
 
@@ -45,7 +45,7 @@ class InstanceCore:
     # ---- regions
 
     def add_region(self, name: str, size: int) -> list[Step]:
-        """A new, empty one."""
+        """A new, empty region."""
         space = self.regions[name] = RegionSpace(name, size)
         return space.format()
 
@@ -53,8 +53,8 @@ class InstanceCore:
         space = self.regions[name] = RegionSpace(name, size)
         for block in blocks:
             space.load(block)
-        # A block that took a free one's place keeps no trace of the handles given out, but has a later order than all of
-        # them: no handle is above the order of its time.
+        # A block written over a free block erases what that block recorded about handles. But its order is higher than all
+        # of them: no handle is higher than the order at the time it was given out.
         self._order = max(self._order, space.last_order)
         self._handle = max(self._handle, space.last_handle, self._order)
         for handle, block in space.used.items():
@@ -68,7 +68,7 @@ class InstanceCore:
             self.places[handle] = Place(name, block.connection)
 
     def recovered(self) -> Planned:
-        """After the last region: frees what lost against a later block."""
+        """After the last region was loaded: frees the blocks that a later block of the same handle replaces."""
         planned: Planned = [
             (name, self.regions[name].free(handle, self._handle, self._order)) for name, handle in self._stale
         ]
@@ -86,7 +86,7 @@ class InstanceCore:
     # ---- objects
 
     def plan_create(self, connection: int, payload: bytes) -> tuple[int, Planned]:
-        """RegionFullError: another region is needed, and nothing has changed."""
+        """Raises RegionFullError when another region is needed; then nothing has changed."""
         region = self._room(len(payload))
         self._handle += 1
         self._order += 1
@@ -96,7 +96,7 @@ class InstanceCore:
         return handle, [(region, steps)]
 
     def plan_update(self, handle: int, payload: bytes) -> tuple[Planned, str | None]:
-        """The writes, and the region where `plan_forget` is due once they are acknowledged."""
+        """The writes, and the region that needs `plan_forget` once they are acknowledged, if any."""
         place = self._place(handle)
         old = self.regions[place.region]
         self._order += 1
@@ -106,13 +106,13 @@ class InstanceCore:
             region = self._room(len(payload), without=place.region)
         space = self.regions[region]
         if handle in space.used:
-            raise RegionFullError(f"object {handle} is on its way out of region {region}")
+            raise RegionFullError(f"object {handle} is still being moved out of region {region}")
         steps = space.put(place.connection, handle, self._order, payload)
         self.places[handle] = Place(region, place.connection)
         return [(region, steps)], old.name
 
     def plan_forget(self, region: str, handle: int) -> Planned:
-        """The old block of an object that changed regions."""
+        """Frees the old block of an object that moved to another region."""
         return [(region, self.regions[region].free(handle, self._handle, self._order))]
 
     def plan_delete(self, handle: int) -> Planned:
@@ -149,7 +149,7 @@ def walk(name: str, size: int) -> Walk:
 
 
 class Walk:
-    """Reads the row of blocks from chunks of the region: feed what `wanted` asks for until it is None."""
+    """Reads the blocks of a region from chunks: feed the bytes that `wanted` asks for until it is None."""
 
     def __init__(self, name: str, end: int) -> None:
         self._name = name
@@ -158,7 +158,7 @@ class Walk:
         self.blocks: list[Block] = []
 
     def wanted(self) -> int | None:
-        """Where the next bytes should begin; None at the end."""
+        """The offset at which the next chunk should begin; None at the end."""
         return self._offset if self._offset < self._end else None
 
     def feed(self, start: int, data: bytes) -> None:
@@ -173,7 +173,7 @@ class Walk:
             elif at + BLOCK_BYTES + block.length <= len(data):
                 check_payload(self._name, block, head, data[at + BLOCK_BYTES : at + BLOCK_BYTES + block.length])
             elif start < self._offset:
-                return  # its payload ends beyond this chunk: begin the next one with it
+                return  # the payload ends beyond this chunk: the next chunk begins with this block
             else:
                 raise StoreCorruptError(self._name, self._offset, "the chunk is smaller than its first object")
             self.blocks.append(block)

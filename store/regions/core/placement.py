@@ -1,4 +1,4 @@
-"""Which daemon holds a copy (R9, R10). Pure: a candidate list in, a daemon number out."""
+"""Which daemon gets a copy (R4, R9, R10). Pure functions of the candidates."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 @dataclass(frozen=True)
 class Candidate:
-    """A running daemon as its heartbeat tells it."""
+    """A running daemon, according to its heartbeat."""
 
     index: int
     free_bytes: int
@@ -26,7 +26,7 @@ class HeldCopies(NamedTuple):
 def next_daemon(
     after: int, count: int, candidates: Mapping[int, Candidate], size: int, exclude: Collection[int] = ()
 ) -> int | None:
-    """The nearest one after `after` in the order of rs_daemons.cfg, wrapping, that runs, stays and has room."""
+    """The next candidate after `after`, in the order of rs_daemons.cfg and wrapping, that is not leaving and has room."""
     for step in range(1, count):
         index = (after + step) % count
         candidate = candidates.get(index)
@@ -46,7 +46,7 @@ def with_room(candidates: Mapping[int, Candidate], index: int, size: int) -> Map
 def fits_without(
     leaving: Collection[int], copies: Mapping[str, HeldCopies], candidates: Mapping[int, Candidate]
 ) -> bool:
-    """R4, step 2: whether every copy on the leaving daemons finds room on another one. `copies` is by region name."""
+    """R4, step 2: whether every copy on the leaving daemons has room on another one. `copies` is by region name."""
     free = {index: c.free_bytes for index, c in candidates.items() if index not in leaving and not c.draining}
     for region in sorted(copies.values(), reverse=True):
         stay = [index for index in region.holders if index not in leaving]

@@ -18,7 +18,7 @@ from spark_jms.store.regions.core.placement import next_daemon, with_room
 from spark_jms.store.regions.core.protocol import Notice, ReadRegion, Revoked, WriteRegion
 from spark_jms.store.regions.core.replication import Replication
 from spark_jms.store.regions.core.shared import Shared
-from spark_jms.store.regions.core.state_table import StateTable, Transition
+from spark_jms.store.regions.core.state_table import StateTable, StateTransition
 
 
 class PrimaryState(Enum):
@@ -38,18 +38,18 @@ class PrimaryEvent(Enum):
 
 
 PRIMARY_STATES = StateTable(
-    Transition(None, PrimaryEvent.CREATED, PrimaryState.NEW, "asks the next daemon for a second copy"),
-    Transition(None, PrimaryEvent.NAMED, PrimaryState.SERVING, "adopts the second copy that the directory lists"),
-    Transition(PrimaryState.NEW, PrimaryEvent.ENTERED, PrimaryState.SERVING, "clients may open it"),
-    Transition(PrimaryState.NEW, PrimaryEvent.FENCED, None, "frees the copy"),
-    Transition(PrimaryState.SERVING, PrimaryEvent.DOUBTED, PrimaryState.IN_DOUBT, "reads the entry on every tick"),
-    Transition(PrimaryState.IN_DOUBT, PrimaryEvent.DOUBTED, PrimaryState.IN_DOUBT, "nothing"),
-    Transition(PrimaryState.IN_DOUBT, PrimaryEvent.CONFIRMED, PrimaryState.SERVING, "acknowledges what is held"),
-    Transition(PrimaryState.SERVING, PrimaryEvent.CONFIRMED, PrimaryState.SERVING, "acknowledges what is held"),
-    Transition(PrimaryState.SERVING, PrimaryEvent.DEMOTED, None, "the copy follows the new primary"),
-    Transition(PrimaryState.IN_DOUBT, PrimaryEvent.DEMOTED, None, "the copy follows the new primary"),
-    Transition(PrimaryState.SERVING, PrimaryEvent.FENCED, None, "fails pending writes, frees the copy"),
-    Transition(PrimaryState.IN_DOUBT, PrimaryEvent.FENCED, None, "fails pending writes, frees the copy"),
+    StateTransition(None, PrimaryEvent.CREATED, PrimaryState.NEW, "asks the next daemon for a second copy"),
+    StateTransition(None, PrimaryEvent.NAMED, PrimaryState.SERVING, "adopts the second copy that the directory lists"),
+    StateTransition(PrimaryState.NEW, PrimaryEvent.ENTERED, PrimaryState.SERVING, "clients may open it"),
+    StateTransition(PrimaryState.NEW, PrimaryEvent.FENCED, None, "frees the copy"),
+    StateTransition(PrimaryState.SERVING, PrimaryEvent.DOUBTED, PrimaryState.IN_DOUBT, "reads the entry on every tick"),
+    StateTransition(PrimaryState.IN_DOUBT, PrimaryEvent.DOUBTED, PrimaryState.IN_DOUBT, "nothing"),
+    StateTransition(PrimaryState.IN_DOUBT, PrimaryEvent.CONFIRMED, PrimaryState.SERVING, "acknowledges what is held"),
+    StateTransition(PrimaryState.SERVING, PrimaryEvent.CONFIRMED, PrimaryState.SERVING, "acknowledges what is held"),
+    StateTransition(PrimaryState.SERVING, PrimaryEvent.DEMOTED, None, "the copy follows the new primary"),
+    StateTransition(PrimaryState.IN_DOUBT, PrimaryEvent.DEMOTED, None, "the copy follows the new primary"),
+    StateTransition(PrimaryState.SERVING, PrimaryEvent.FENCED, None, "fails pending writes, frees the copy"),
+    StateTransition(PrimaryState.IN_DOUBT, PrimaryEvent.FENCED, None, "fails pending writes, frees the copy"),
 )
 
 

@@ -1,4 +1,7 @@
-"""The messages of the region cluster, one in the body of each frame (net/frames.py), in msgpack. Pure."""
+"""The messages of the region cluster, one in the body of each frame (net/frames.py), in msgpack. Pure.
+
+The tag of a message on the wire is the name of its class, or the `tag` that the class states.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,11 @@ import msgspec
 
 from spark_jms.store.net.frames import MAX_FRAME_BYTES, FrameReader, frame
 
-MAX_BODY_BYTES = 56 * 1024 * 1024  # of the region's bytes in one frame, either way
+MAX_BODY_BYTES = 56 * 1024 * 1024  # region bytes in one frame, in either direction
 
 
 class RegionMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    pass
+    """Base of all messages."""
 
 
 # ---- between daemons
@@ -28,7 +31,7 @@ class RegionHello(RegionMessage, frozen=True, tag="Hello"):
 
 
 class DaemonHeartbeat(RegionMessage, frozen=True, tag="Heartbeat"):
-    """Every heartbeat_ms on every connection between daemons: what others need to know for placement and for `lsd`."""
+    """Sent every heartbeat_ms on every connection between daemons: what the others need for placement and for `lsd`."""
 
     used_bytes: int
     limit_bytes: int
@@ -39,12 +42,12 @@ class DaemonHeartbeat(RegionMessage, frozen=True, tag="Heartbeat"):
     regions_open_primary: int
     regions_open_replica: int
     resilvers: int
-    clock_ms: float  # the sender's own
-    echo_ms: float  # the receiver's, as it last came here; -1 = never
+    clock_ms: float  # the sender's clock
+    echo_ms: float  # the receiver's clock in its last heartbeat; -1 = none
 
 
 class Begin(RegionMessage, frozen=True):
-    """Item 1 of a stream: make an empty copy of this region, of zeros."""
+    """Item 1 of a stream to a new copy: allocate it, filled with zeros."""
 
     stream: str
     name: str
@@ -54,7 +57,7 @@ class Begin(RegionMessage, frozen=True):
 
 
 class Adopt(RegionMessage, frozen=True):
-    """Item 1 of a stream on a copy that is complete: from now on it follows the sender."""
+    """Item 1 of a stream to a complete copy: it follows the sender from now on."""
 
     stream: str
     name: str
@@ -63,7 +66,7 @@ class Adopt(RegionMessage, frozen=True):
 
 
 class Replicate(RegionMessage, frozen=True):
-    """Item `seq` of a stream: byte writes, applied together. A resilvered chunk is a Replicate as any other."""
+    """Item `seq` of a stream: byte writes, applied together. A resilvered chunk is sent the same way."""
 
     stream: str
     name: str
@@ -73,33 +76,33 @@ class Replicate(RegionMessage, frozen=True):
 
 
 class Ack(RegionMessage, frozen=True):
-    """All items up to `seq` are in the copy."""
+    """The copy has all items up to `seq`."""
 
     stream: str
     seq: int
 
 
 class Refused(RegionMessage, frozen=True):
-    """The follower does not follow, or not any more. `reason`: stale, memory, unknown."""
+    """The receiver does not follow this stream. `reason`: stale, memory, unknown."""
 
     stream: str
     reason: str
 
 
 class MoveRequest(RegionMessage, frozen=True):
-    """Whoever is primary of this closed region: bring it to the sender (R9)."""
+    """To the primary of a closed region: move it to the sender (R9)."""
 
     name: str
 
 
 class Notice(RegionMessage, frozen=True):
-    """The directory says something new of this region: read it."""
+    """The entry of this region may have changed: read it."""
 
     name: str
 
 
 class Usage(RegionMessage, frozen=True):
-    """How many bytes of a region are taken, as the store that has it open told the sender."""
+    """How many bytes of a region are taken, as the store that has it open reported to the sender."""
 
     name: str
     used_bytes: int
@@ -127,7 +130,7 @@ class Halt(RegionMessage, frozen=True):
 class Open(RegionMessage, frozen=True):
     request: int
     name: str
-    size: int  # of a new region, which must not exist; 0 = it must exist
+    size: int  # of a region to create; 0 opens an existing one
 
 
 class Close(RegionMessage, frozen=True):
@@ -136,7 +139,7 @@ class Close(RegionMessage, frozen=True):
 
 
 class WriteRegion(RegionMessage, frozen=True):
-    """Writes (offset, bytes) and moves (to, (from, length)), in order, together."""
+    """Writes (offset, bytes) and moves inside the region (to, (from, length)), applied together in this order."""
 
     request: int
     name: str
@@ -153,13 +156,15 @@ class ReadRegion(RegionMessage, frozen=True):
 
 
 class Regions(RegionMessage, frozen=True):
-    """With a prefix: the entries of the directory whose name begins so."""
+    """The regions whose name begins with `prefix`, as RegionRow."""
 
     request: int
     prefix: str
 
 
 class Daemons(RegionMessage, frozen=True):
+    """All daemons of rs_daemons.cfg in its order, as DaemonRow or, when down, None."""
+
     request: int
 
 
@@ -176,7 +181,7 @@ class Shutdown(RegionMessage, frozen=True):
 
 
 class Ping(RegionMessage, frozen=True):
-    """A client's sign of life, and how many bytes are taken of its regions, where that has changed."""
+    """A client's heartbeat, with the bytes taken of each of its regions where that has changed."""
 
     used: list[tuple[str, int]] = []
 
@@ -187,7 +192,7 @@ class Reply(RegionMessage, frozen=True):
 
 
 class Failure(RegionMessage, frozen=True):
-    """`error` is the name of a class of store.errors, `arguments` what it is made of."""
+    """`error` is the name of a class of store.errors, `arguments` are its constructor's."""
 
     request: int
     error: str
@@ -195,7 +200,7 @@ class Failure(RegionMessage, frozen=True):
 
 
 class DaemonRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One daemon in the answer to Daemons; a daemon that is down is None there. Sizes in bytes, times in microseconds."""
+    """One daemon in the answer to Daemons."""
 
     used_bytes: int
     limit_bytes: int
@@ -223,7 +228,7 @@ class RegionRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 class Revoked(RegionMessage, frozen=True, tag="Lost"):
-    """To a client: you do not have this region open any more."""
+    """To a client: this region is no longer open for it."""
 
     name: str
     reason: str

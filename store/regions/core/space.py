@@ -1,14 +1,14 @@
-"""Where the objects of a region are: allocate, recycle, compact. Pure (R7, R12).
+"""The blocks of one region: allocate, recycle, compact (R7, R12). Pure.
 
-A region is a header and a row of blocks that leaves no gap:
+A region is a header and a row of blocks without gaps:
 
     header   magic, format version, region size, CRC                                            64 bytes
     block    magic, connection (0xFFFF = free), block size, length, handle, order, CRC          32 bytes, then payload
 
-Whoever has opened the region decides what is where and sends byte writes; daemons only keep bytes. All writes of one
-plan travel in one frame, and a copy holds a frame whole or not at all, so a plan is atomic. `order` rises with every
-write of a store: of two blocks with one handle (an update that went to another region) the later one is true. A free block
-carries the highest handle and order given out when it was written, so that none is given out twice.
+The store that has opened the region decides where objects go, and sends byte writes; daemons only keep bytes. All writes
+of one plan travel in one frame, and a copy has a frame completely or not at all, so a plan is atomic. `order` rises with
+every write of a store: of two blocks with one handle (an update that moved to another region), the one with the higher
+order is valid. A free block records the highest handle and order given out when it was written, so that none is reused.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ def region_header(size: int) -> bytes:
 
 
 def check_header(name: str, header: bytes, size: int) -> None:
-    """R16: a version that is not ours is named, and nothing is changed."""
+    """Raises StoreVersionError for another format version (R16), StoreCorruptError for anything else that is wrong."""
     packed = header[: _HEADER.size]
     magic, version, told = _HEADER.unpack(packed)
     if magic != _MAGIC:
         raise StoreCorruptError(name, 0, "not a region")
     if _CRC.unpack_from(header, _HEADER.size)[0] != zlib.crc32(packed):
-        raise StoreCorruptError(name, 0, "the region header does not fit its checksum")
+        raise StoreCorruptError(name, 0, "the region header does not match its checksum")
     if version != FORMAT_VERSION:
         raise StoreVersionError(name, version, FORMAT_VERSION)
     if told != size:
-        raise StoreCorruptError(name, 0, f"the header tells {told} bytes, the directory {size}")
+        raise StoreCorruptError(name, 0, f"the header has {told} bytes, the directory {size}")
 
 
 def encode_block(size: int, connection: int, handle: int, order: int, payload: bytes) -> bytes:
@@ -80,19 +80,19 @@ def decode_head(name: str, offset: int, head: bytes) -> Block:
 
 
 def check_payload(name: str, block: Block, head: bytes, payload: bytes) -> bytes:
-    """The payload, if it is what was written (R7)."""
+    """The payload. Raises StoreCorruptError when it is not what was written (R7)."""
     if _CRC.unpack_from(head, _BLOCK.size)[0] != zlib.crc32(payload, zlib.crc32(head[: _BLOCK.size])):
-        raise StoreCorruptError(name, block.offset, f"object {block.handle} does not fit its checksum")
+        raise StoreCorruptError(name, block.offset, f"object {block.handle} does not match its checksum")
     return payload
 
 
 def block_bytes(length: int) -> int:
-    """What an object of so many bytes takes."""
+    """The size of the block of an object of `length` bytes."""
     return -(-(BLOCK_BYTES + length) // ALIGNMENT) * ALIGNMENT
 
 
 class RegionSpace:
-    """The map of one region. Every method that changes it returns the writes that make the region say the same."""
+    """The map of one region. Every method that changes it returns the writes that bring the region in line with it."""
 
     def __init__(self, name: str, size: int) -> None:
         if not HEADER_BYTES + BLOCK_BYTES <= size <= MAX_REGION_BYTES:
@@ -119,7 +119,7 @@ class RegionSpace:
     def room_for(self, length: int) -> bool:
         return self.free_bytes >= block_bytes(length) + MIN_SPLIT_BYTES
 
-    # ---- from nothing, or from what is there
+    # ---- a new region, or an existing one
 
     def format(self) -> list[Step]:
         usable = (self.size - HEADER_BYTES) // ALIGNMENT * ALIGNMENT
@@ -127,7 +127,7 @@ class RegionSpace:
         return [(0, region_header(self.size)), (HEADER_BYTES, self._free_block(usable))]
 
     def load(self, block: Block) -> None:
-        """One block of the row, in order; `walk` reads them."""
+        """One block, in the order of the region; `Walk` reads them."""
         self.last_handle = max(self.last_handle, block.handle)
         self.last_order = max(self.last_order, block.order)
         if block.connection == FREE:
@@ -141,7 +141,7 @@ class RegionSpace:
     # ---- change
 
     def put(self, connection: int, handle: int, order: int, payload: bytes) -> list[Step]:
-        """Create or update. RegionFullError when it does not fit, and then nothing has changed."""
+        """Creates or updates an object. Raises RegionFullError when it does not fit; then nothing has changed."""
         self.last_handle, self.last_order = max(self.last_handle, handle), max(self.last_order, order)
         need = block_bytes(len(payload))
         old = self.used.get(handle)
@@ -152,7 +152,7 @@ class RegionSpace:
             if self.free_bytes < need:
                 raise RegionFullError(f"region {self.name}: {need} bytes wanted, {self.free_bytes} free")
             writes += self._compact(need)
-            old = self.used.get(handle)  # it may have moved
+            old = self.used.get(handle)  # compaction may have moved it
         offset, size = self._take(need)
         writes.append(self._place(offset, size, connection, handle, order, payload, need))
         if old is not None:
@@ -193,7 +193,7 @@ class RegionSpace:
         return offset, self._free_block(size)
 
     def _compact(self, need: int) -> Iterator[Step]:
-        """Moves blocks down into the lowest gaps until one gap is large enough."""
+        """Moves blocks down into the lowest gap until a gap is large enough."""
         while self.largest_free < need:
             gap = min(self._free)
             gap_size = self._drop_free(gap)

@@ -11,7 +11,7 @@ E = TypeVar("E", bound=Enum)
 
 
 @dataclass(frozen=True)
-class Transition(Generic[S, E]):
+class StateTransition(Generic[S, E]):
     state: S | None  # None: before the first state
     event: E
     next: S | None  # None: after the last state
@@ -19,7 +19,7 @@ class Transition(Generic[S, E]):
 
 
 class StateTable(Generic[S, E]):
-    def __init__(self, *transitions: Transition[S, E]) -> None:
+    def __init__(self, *transitions: StateTransition[S, E]) -> None:
         self.transitions = transitions
         self._next = {(t.state, t.event): t.next for t in transitions}
         if len(self._next) != len(transitions):

@@ -1,7 +1,7 @@
-"""What a daemon says of its own memory: one line for each 10 % that its use passes, up or down (R5).
+"""The log lines about a daemon's memory: one for each 10 % that its use passes, up or down (R5). Pure.
 
-The k-th increment is reached at exactly k * 10 %. A line is WARNING when the use it tells is 80 % or more, and INFO
-otherwise. At trace levels below 3 nothing is said, but what is passed is remembered.
+Increment k is reached at exactly k * 10 %. A line is WARNING when the use is 80 % or more, and INFO below. At trace levels
+below 3 no line is logged, but the passed increments are remembered.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from enum import IntEnum
 
 INCREMENT_PERCENT = 10
 WARNING_PERCENT = 80
-TRACE_LEVEL = 3  # the least at which utilization is logged
+TRACE_LEVEL = 3  # the lowest that logs utilization
 
 
 class Level(IntEnum):
-    """With the numbers of the standard library's logging."""
+    """The numbers are those of the logging module."""
 
     DEBUG = 10
     INFO = 20
@@ -26,19 +26,19 @@ class Level(IntEnum):
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line that a pure module wants logged."""
+    """A line for the caller to log."""
 
     level: Level
     text: str
 
 
 def percent_text(used: int, total: int) -> str:
-    """With two places, as `storeadmin lsd` shows it."""
+    """Two decimal places, as `storeadmin lsd` shows it."""
     return f"{used * 100 / total:.2f}" if total else "0.00"
 
 
 class UtilizationLog:
-    """Fed the daemon's memory use at every change; yields the lines that are due."""
+    """Is fed the daemon's memory use at every change, and yields the lines that are due."""
 
     def __init__(self, limit_bytes: int, trace_level: int) -> None:
         if limit_bytes < 1:
@@ -48,7 +48,7 @@ class UtilizationLog:
         self._increments = 0
 
     def feed(self, used_bytes: int) -> Iterator[LogLine]:
-        """The increments passed are remembered even when the lines are not consumed."""
+        """The passed increments are remembered even when the caller does not read the lines."""
         before, now = self._increments, used_bytes * 100 // (self._limit_bytes * INCREMENT_PERCENT)
         self._increments = now
         return self._lines(before, now, used_bytes) if self._speaks else iter(())
