@@ -16,7 +16,19 @@ from typing import Any
 
 import click
 
-from spark_jms.cli import administration, completion, describe, destinations, messages, statistics, store_group
+from spark_jms.cli import (
+    acknowledgements,
+    claims,
+    completion,
+    describe,
+    destinations,
+    housekeeping,
+    messages,
+    purge,
+    statistics,
+    store_group,
+    subscriptions,
+)
 from spark_jms.cli.settings import CommandSettings, global_options
 from spark_jms.settings.environment import DEBUG_VARIABLE
 
@@ -127,7 +139,11 @@ for _command in (
     *describe.COMMANDS,
     *statistics.COMMANDS,
     *messages.COMMANDS,
-    *administration.COMMANDS,
+    *purge.COMMANDS,
+    *subscriptions.COMMANDS,
+    *claims.COMMANDS,
+    *acknowledgements.COMMANDS,
+    *housekeeping.COMMANDS,
     *completion.COMMANDS,
     *store_group.COMMANDS,
 ):

@@ -113,6 +113,18 @@ def destinations_argument(function: _Function) -> _Function:
     return click.argument("destinations", metavar="[DEST]...", nargs=-1, shell_complete=complete_destination)(function)
 
 
+def wait_option(function: _Function) -> _Function:
+    return click.option(
+        "--wait",
+        "wait_s",
+        metavar="SECONDS",
+        type=click.FloatRange(0, 3600),
+        default=15.0,
+        show_default=True,
+        help="How long to wait for a record that a running consumer has to hand over.",
+    )(function)
+
+
 # -- completion -------------------------------------------------------------------------------------------------------
 def complete_destination(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Destination names. For a local root this lists a directory, so that the shell waits for no library to load."""

@@ -1,10 +1,9 @@
-"""`jmsq stat`: backlog, claims, holders, files and rates of destinations, once or again and again (C13, C14)."""
+"""`jmsq stat`: backlog, claims, holders, files and rates of destinations, once or repeatedly (C13, C14)."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +11,7 @@ import click
 from spark_jms.cli.settings import CommandSettings, command, destinations_argument, names_or_all
 
 if TYPE_CHECKING:
+    from spark_jms.admin.statistics import DestinationStatistics
     from spark_jms.claims.views import SubscriptionRow
     from spark_jms.log.domain import Domain
     from spark_jms.store import Store
@@ -19,94 +19,6 @@ if TYPE_CHECKING:
 _DEFAULT_WATCH_S = 2.0
 
 
-@dataclass(frozen=True)
-class MemberStatistics:
-    """`stored_messages` are in the table, finished or not; `backlog` are unfinished, summed over subscriptions."""
-
-    member: int
-    last_sequence: int
-    stored_messages: int
-    files: int
-    bytes: int
-    backlog: int
-    claimed: int
-
-
-@dataclass(frozen=True)
-class Rates:
-    """Messages a second since the look before; `finished` counts every subscription's."""
-
-    sent_per_s: float
-    finished_per_s: float
-
-
-@dataclass(frozen=True)
-class DestinationStatistics:
-    destination: str
-    kind: str
-    version: int
-    versions_since_checkpoint: int
-    files: int
-    bytes: int
-    stored_messages: int
-    sent: int
-    backlog: int
-    claimed: int
-    members: list[MemberStatistics]
-    subscriptions: list[SubscriptionRow]
-    rates: Rates | None = None
-
-
-def collect(domain: Domain, store: Store, destination: str) -> DestinationStatistics:
-    """Reads only. The sum of a topic's subscriptions counts as its backlog."""
-    from spark_jms.claims import views
-
-    log = domain.log(destination)
-    rows = views.subscriptions(domain, store, destination)
-    with log.lock:
-        snapshot = log.refresh()
-        declared = snapshot.destination
-        members = []
-        for member in range(declared.members):
-            files, own = snapshot.member_files(member).files, [row for row in rows if row.member == member]
-            members.append(
-                MemberStatistics(
-                    member,
-                    snapshot.last_sequence(member),
-                    sum(f.rows for f in files),
-                    len(files),
-                    sum(f.bytes for f in files),
-                    sum(row.backlog for row in own),
-                    sum(row.claimed for row in own),
-                )
-            )
-        version, since = snapshot.version, log.versions_since_checkpoint()
-    return DestinationStatistics(
-        destination,
-        declared.kind,
-        version,
-        since,
-        sum(m.files for m in members),
-        sum(m.bytes for m in members),
-        sum(m.stored_messages for m in members),
-        sum(m.last_sequence for m in members),
-        sum(m.backlog for m in members),
-        sum(m.claimed for m in members),
-        members,
-        rows,
-    )
-
-
-def with_rates(
-    now: DestinationStatistics, before: DestinationStatistics | None, seconds: float
-) -> DestinationStatistics:
-    if before is None or seconds <= 0:
-        return now
-    done = [sum(row.last_sequence - row.backlog for row in s.subscriptions) for s in (now, before)]
-    return replace(now, rates=Rates((now.sent - before.sent) / seconds, max(done[0] - done[1], 0) / seconds))
-
-
-# -- the command ------------------------------------------------------------------------------------------------------
 def _seconds(value: str) -> float:
     try:
         seconds = float(value)
@@ -126,11 +38,13 @@ def _seconds(value: str) -> float:
     type=_seconds,
     is_flag=False,
     flag_value=str(_DEFAULT_WATCH_S),
-    help=f"Again and again, every so many seconds (default {_DEFAULT_WATCH_S:.0f}), with rates.",
+    help=f"Repeat every so many seconds (default {_DEFAULT_WATCH_S:.0f}), with rates.",
 )
-@click.option("--times", type=click.IntRange(1), help="With --watch: stop after so many looks.")
+@click.option("--times", type=click.IntRange(1), help="With --watch: stop after this many rounds.")
 def stat(settings: CommandSettings, destinations: tuple[str, ...], watch_s: float | None, times: int | None) -> None:
     """Show backlog, claims, holders, files and rates of all destinations, or of those named."""
+    from spark_jms.admin.statistics import collect
+
     if times is not None and watch_s is None:
         raise click.UsageError("--times goes with --watch")
     with settings.opened() as (domain, store):
@@ -146,6 +60,8 @@ def stat(settings: CommandSettings, destinations: tuple[str, ...], watch_s: floa
 def _looks(
     domain: Domain, store: Store, given: tuple[str, ...], every_s: float, times: int | None
 ) -> Iterator[list[DestinationStatistics]]:
+    from spark_jms.admin.statistics import collect, with_rates
+
     before: dict[str, DestinationStatistics] = {}
     before_s = time.monotonic()
     looked = 0
@@ -199,7 +115,7 @@ def _tables(found: Sequence[DestinationStatistics]) -> list[Any]:
     from spark_jms.cli.output import human_bytes, table
 
     columns: tuple[str, ...]
-    if any(s.rates for s in found):  # what moves, so that it fits a terminal
+    if any(s.rates for s in found):  # the columns that change, so that they fit a terminal
         columns = ("name", "sent", "sent/s", "done/s", "backlog", "claimed", "stored", "files", "size")
     else:
         columns = ("name", "kind", "members", "sent", "backlog", "claimed", "stored", "files", "size", "version")

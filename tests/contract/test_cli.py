@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from spark_jms import apply, connect
-from spark_jms.admin import upkeep
+from spark_jms.admin.housekeeping import Rounds
 from spark_jms.claims import views
 from spark_jms.claims.batches import ConsumerSettings
 from spark_jms.claims.subscriber import Subscriber
@@ -374,7 +374,7 @@ def test_claim_in_doubt_is_listed_and_released(in_doubt: str, jmsq: Jmsq, js: Ca
     assert js("claims") == []
     again = lines(jmsq("receive", "invoices", "--max", "3", "--json"))
     assert [(m["text"], m["redelivered"], m["delivery_count"]) for m in again] == [(f"m{i}", True, 2) for i in range(3)]
-    assert jmsq("claims").stdout == "no message is in a consumer's hands\n"
+    assert jmsq("claims").stdout == "no message is claimed\n"
 
 
 def test_release_of_a_live_claim_fences_its_consumer(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
@@ -384,7 +384,9 @@ def test_release_of_a_live_claim_fences_its_consumer(domain: str, jmsq: Jmsq, js
         assert message is not None
         (row,) = js("claims")
         assert (row["state"], row["live"]) == ("live", True)
-        assert "1 message(s) of invoices member 0 are free again" in jmsq("claims", "--release", row["claim"]).stdout
+        assert (
+            "1 message(s) of invoices member 0 are available again" in jmsq("claims", "--release", row["claim"]).stdout
+        )
         with pytest.raises(ConsumerClosedException):
             message.acknowledge()
     assert js("stat", "invoices")["destinations"][0]["backlog"] == 1
@@ -475,7 +477,7 @@ def test_housekeeping_once(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> N
     assert [d["destination"] for d in js("housekeep", "--once")] == ["invoices", "orders", "prices"]
     opened = Domain(domain)
     with views.opened_store(opened) as store:
-        other = upkeep.Rounds(opened, store, clean_up=False)
+        other = Rounds(opened, store, clean_up=False)
         other.run(["invoices"])
         assert js("housekeep", "invoices", "--once")[0]["busy"] is True
         other.close()
@@ -485,7 +487,7 @@ def test_interrupt_exits_with_130(domain: str, jmsq: Jmsq, monkeypatch: pytest.M
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(upkeep.Rounds, "run", interrupted)
+    monkeypatch.setattr(Rounds, "run", interrupted)
     result = jmsq("housekeep", code=130)
     assert result.stderr.strip().splitlines() == ["jmsq: interrupted"]
     error = json.loads(jmsq("housekeep", "--json", code=130).stderr)["error"]

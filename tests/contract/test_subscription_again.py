@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spark_jms import connect
-from spark_jms.admin.upkeep import drop_subscription
+from spark_jms.admin.subscriptions import drop_subscription
 from spark_jms.claims import views
 from spark_jms.log.domain import Domain
 from spark_jms.testing.domain import memory_domain

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_jms.admin.statistics import DestinationStatistics, Rates, with_rates
 from spark_jms.cli.messages import _lines, _property
 from spark_jms.cli.output import Output, cell, clip, human_bytes, human_ms, plain, visible
-from spark_jms.cli.statistics import DestinationStatistics, Rates, with_rates
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Record sets in an administrator's hands: opened for a moment, changed, given back (C14, C16).
+"""Record sets that an administrator opens, changes and releases (C14, C16).
 
-An administrator is one more consumer as far as hand-over goes: it waits for the record, the owner gives it at its next
-boundary, and whatever claims it holds stay with it.
+For hand-over, an administrator is another consumer: it waits for the record, the holder hands it over at its next
+boundary, and the holder's claims stay in it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _STEP_MS = 250
 
 
 class OpenRecords:
-    """Some records, all open. `change` and `clear` are one atomic write."""
+    """Open records. `change` and `clear` are one atomic write."""
 
     def __init__(
         self, handles: Mapping[str, Handle], commit: Callable[[Mapping[Handle, Sequence[Operation]]], None]
@@ -35,19 +35,19 @@ class OpenRecords:
             self.states.update(real)
 
     def clear(self) -> None:
-        """As new, but for the position up to which the acknowledgement table has rows: that goes on, or the rows of
-        whoever begins anew under this name would be taken for those that are there already."""
+        """Reset everything but the position in the acknowledgement table. Without it, the rows of a new subscription of this
+        name would look like rows that are already written."""
         self.change({name: RecordSet(position=state.position) for name, state in self.states.items()})
 
 
 @contextmanager
 def opened_records(store: Store, names: Sequence[str], wait_s: float, purpose: str) -> Iterator[OpenRecords]:
-    """All of `names`, or MemberUnavailableError after `wait_s` and none."""
+    """Open all of `names`. After `wait_s`, MemberUnavailableError, and none is open."""
     deadline = time.monotonic() + wait_s
     session = store.connect(f"jmsq {purpose}")
     try:
         handles: dict[str, Handle] = {}
-        for name in sorted(set(names)):  # in one order, so that two administrators do not wait for each other
+        for name in sorted(set(names)):  # sorted, so that two administrators do not wait for each other
             while True:
                 left_ms = max(int((deadline - time.monotonic()) * 1000), 0)
                 try:

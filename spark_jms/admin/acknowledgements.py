@@ -1,0 +1,54 @@
+"""The state of a destination's acknowledgement table (C14)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from spark_jms.claims import views
+from spark_jms.claims.acknowledgement_table import position_id
+from spark_jms.claims.record_sets import read_state
+from spark_jms.core.destination import QUEUE_SUBSCRIPTION, record_name
+from spark_jms.log.domain import Domain
+from spark_jms.store import Store
+
+
+@dataclass(frozen=True)
+class AcknowledgementState:
+    """Counts of acknowledgements (`rows`) and of the messages they name; `waiting` rows are still in the outbox."""
+
+    subscription: str
+    member: int
+    rows: int
+    messages: int
+    waiting: int
+    last_consumer: str | None
+    last_acknowledged: datetime | None
+
+
+def acknowledgement_states(
+    domain: Domain, store: Store, destination: str, rows: Sequence[views.AcknowledgementRow]
+) -> list[AcknowledgementState]:
+    """One state per subscription and member. `rows` are those of views.acknowledgements, oldest first."""
+    declared = domain.log(destination).snapshot.destination
+    there = {(row.subscription, row.member) for row in rows}
+    keys = there | {(name, member) for name in declared.subscription_names() for member in range(declared.members)}
+    out = []
+    for name, member in sorted(keys):
+        own = [row for row in rows if (row.subscription, row.member) == (name, member)]
+        state = read_state(store, record_name(destination, name or QUEUE_SUBSCRIPTION, member))
+        position = domain.acknowledgements(destination).snapshot.transactions.get(position_id(name, member), 0)
+        last = own[-1] if own else None
+        out.append(
+            AcknowledgementState(
+                name,
+                member,
+                len(own),
+                sum(row.messages for row in own),
+                sum(a.position > position for a in state.outbox),
+                last.consumer if last else None,
+                last.acknowledged if last else None,
+            )
+        )
+    return out

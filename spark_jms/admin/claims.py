@@ -1,0 +1,31 @@
+"""Revoke a claim (C16)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from spark_jms.admin.open_records import opened_records
+from spark_jms.claims import views
+from spark_jms.core.destination import record_name
+from spark_jms.errors import JmsqError
+from spark_jms.log.domain import Domain
+from spark_jms.store import Store
+
+
+def release_claim(
+    domain: Domain, store: Store, destinations: Sequence[str], claim: str, wait_s: float
+) -> list[views.ClaimRow]:
+    """Revoke a claim on every member it covers, in one write. Returns the revoked parts."""
+    rows = [row for name in destinations for row in views.claims(domain, store, name) if row.claim == claim]
+    names = {record_name(row.destination, row.subscription, row.member): row for row in rows}
+    if rows:
+        with opened_records(store, list(names), wait_s, "claims --release") as records:
+            there = [name for name in names if claim in records.states[name].claims]
+            rows = [replace(names[name], messages=records.states[name].claims[claim].picks.count) for name in there]
+            records.change({name: records.states[name].release(claim, delivered=True) for name in there})
+    if not rows:
+        raise JmsqError(
+            f"there is no open claim {claim!r} (`jmsq claims` lists them): it was acknowledged or released already"
+        )
+    return rows

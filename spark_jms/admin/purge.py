@@ -1,0 +1,98 @@
+"""Drop a backlog, or remove the files that every subscription has finished (C13, C14)."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from spark_jms.admin.open_records import OpenRecords, opened_records
+from spark_jms.claims import views
+from spark_jms.claims.acknowledgement_table import AcknowledgementTable
+from spark_jms.claims.housekeeper import Housekeeper
+from spark_jms.core.claim import Claim
+from spark_jms.core.destination import record_name
+from spark_jms.core.ranges import Ranges
+from spark_jms.core.record_set import RecordSet
+from spark_jms.log.domain import Domain
+from spark_jms.log.purge import purge
+from spark_jms.log.report import HousekeepingReport
+from spark_jms.log.storage import now_ms
+from spark_jms.store import Store
+
+PURGER = "jmsq purge"  # the consumer in the acknowledgement table
+_MAX_PURGE_COMMITS = 10_000
+
+
+@dataclass(frozen=True)
+class Purged:
+    """`claimed` counts messages left to the consumers that have claimed them."""
+
+    dropped: int
+    claimed: int
+
+
+def backlog(domain: Domain, store: Store, destination: str, subscription: str | None, members: Iterable[int]) -> int:
+    wanted = set(members)
+    rows = views.subscriptions(domain, store, destination, subscription)
+    return sum(row.backlog - row.claimed for row in rows if row.member in wanted)
+
+
+def drop_backlog(
+    domain: Domain, store: Store, destination: str, subscription: str | None, members: Iterable[int], wait_s: float
+) -> Purged:
+    """Finish every message sent so far and not claimed, with rows in the acknowledgement table."""
+    chosen = list(members)
+    dropped = claimed = 0
+    for name in views.subscriptions_of(domain, destination, subscription):
+        names = {record_name(destination, name, member): member for member in chosen}
+        with opened_records(store, list(names), wait_s, "purge") as records:
+            snapshot = domain.log(destination).refresh()
+            states = {}
+            for record, member in names.items():
+                state = records.states[record].start_at(snapshot.destination.start_floor(name, member))
+                free = state.available(1, snapshot.last_sequence(member))
+                claimed += state.claimed.count
+                dropped += free.count
+                states[record] = _finished(state, free, records.handles[record].epoch) if free else state
+            records.change(states)
+            _write_outbox(domain, destination, name, names, records)
+    return Purged(dropped, claimed)
+
+
+def _finished(state: RecordSet, picks: Ranges, epoch: int) -> RecordSet:
+    """Claim and acknowledge in one step, by a consumer that leaves only its acknowledgement."""
+    claim, now = secrets.token_hex(8), now_ms()
+    taken = state.attach(PURGER, claim).claim(Claim(claim, PURGER, claim, picks, now, replayable=False))
+    done = taken.acknowledge(PURGER, claim, claim, epoch, now)
+    return replace(done, consumers=state.consumers)
+
+
+def _write_outbox(
+    domain: Domain, destination: str, subscription: str, names: dict[str, int], records: OpenRecords
+) -> None:
+    waiting = {member: records.states[name].outbox for name, member in names.items() if records.states[name].outbox}
+    if waiting:
+        written = AcknowledgementTable(domain.acknowledgements(destination), subscription).write(waiting)
+        records.change(
+            {
+                name: records.states[name].delivered_to_table(written[member])
+                for name, member in names.items()
+                if member in written
+            }
+        )
+
+
+def purge_files(domain: Domain, store: Store, destination: str) -> HousekeepingReport:
+    """Remove the files that every subscription has finished from the table. Safe beside other housekeeping."""
+    housekeeper = Housekeeper(domain, store, destination)
+    report = HousekeepingReport()
+    try:
+        for _ in range(_MAX_PURGE_COMMITS):
+            before = report.purged_files
+            purge(domain.log(destination), housekeeper.is_done, report)
+            if report.purged_files == before:
+                break
+    finally:
+        housekeeper.close()
+    return report

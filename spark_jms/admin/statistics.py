@@ -1,0 +1,96 @@
+"""Backlog, claims, files and rates of a destination (C13, C14)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from spark_jms.claims import views
+from spark_jms.claims.views import SubscriptionRow
+from spark_jms.log.domain import Domain
+from spark_jms.store import Store
+
+
+@dataclass(frozen=True)
+class MemberStatistics:
+    """`stored_messages` counts messages in the table, finished or not; `backlog` unfinished ones, summed over
+    subscriptions."""
+
+    member: int
+    last_sequence: int
+    stored_messages: int
+    files: int
+    bytes: int
+    backlog: int
+    claimed: int
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Messages a second since the round before; `finished` counts every subscription's."""
+
+    sent_per_s: float
+    finished_per_s: float
+
+
+@dataclass(frozen=True)
+class DestinationStatistics:
+    destination: str
+    kind: str
+    version: int
+    versions_since_checkpoint: int
+    files: int
+    bytes: int
+    stored_messages: int
+    sent: int
+    backlog: int
+    claimed: int
+    members: list[MemberStatistics]
+    subscriptions: list[SubscriptionRow]
+    rates: Rates | None = None
+
+
+def collect(domain: Domain, store: Store, destination: str) -> DestinationStatistics:
+    """Read-only. The backlog of a topic is the sum over its subscriptions."""
+    log = domain.log(destination)
+    rows = views.subscriptions(domain, store, destination)
+    with log.lock:
+        snapshot = log.refresh()
+        declared = snapshot.destination
+        members = []
+        for member in range(declared.members):
+            files, own = snapshot.member_files(member).files, [row for row in rows if row.member == member]
+            members.append(
+                MemberStatistics(
+                    member,
+                    snapshot.last_sequence(member),
+                    sum(f.rows for f in files),
+                    len(files),
+                    sum(f.bytes for f in files),
+                    sum(row.backlog for row in own),
+                    sum(row.claimed for row in own),
+                )
+            )
+        version, since = snapshot.version, log.versions_since_checkpoint()
+    return DestinationStatistics(
+        destination,
+        declared.kind,
+        version,
+        since,
+        sum(m.files for m in members),
+        sum(m.bytes for m in members),
+        sum(m.stored_messages for m in members),
+        sum(m.last_sequence for m in members),
+        sum(m.backlog for m in members),
+        sum(m.claimed for m in members),
+        members,
+        rows,
+    )
+
+
+def with_rates(
+    now: DestinationStatistics, before: DestinationStatistics | None, seconds: float
+) -> DestinationStatistics:
+    if before is None or seconds <= 0:
+        return now
+    done = [sum(row.last_sequence - row.backlog for row in s.subscriptions) for s in (now, before)]
+    return replace(now, rates=Rates((now.sent - before.sent) / seconds, max(done[0] - done[1], 0) / seconds))

@@ -1,0 +1,33 @@
+"""Drop a durable subscription (C10, C14)."""
+
+from __future__ import annotations
+
+from spark_jms.admin.open_records import opened_records
+from spark_jms.claims import views
+from spark_jms.core.destination import record_name
+from spark_jms.errors import InvalidDestinationError, JmsqError
+from spark_jms.log import subscriptions
+from spark_jms.log.domain import Domain
+from spark_jms.store import Store
+
+
+def drop_subscription(domain: Domain, store: Store, topic: str, name: str, wait_s: float) -> int:
+    """Remove a durable subscription and its positions. Returns its backlog. Refused while a consumer uses it."""
+    declared = domain.log(topic).refresh().destination
+    if not declared.is_topic:
+        raise InvalidDestinationError(
+            f"{topic} is a {declared.kind}: only a topic has subscriptions to drop; see `jmsq purge {topic}`"
+        )
+    rows = views.subscriptions(domain, store, topic, views.subscriptions_of(domain, topic, name)[0])
+    live = [row for row in views.claims(domain, store, topic, name) if row.live]
+    holders = sorted({row.holder for row in rows if row.holder} | {row.consumer for row in live})
+    if holders:
+        raise JmsqError(
+            f"subscription {name} of {topic} is in use by {', '.join(holders)}: stop that first; nothing was dropped"
+        )
+    with opened_records(
+        store, [record_name(topic, name, row.member) for row in rows], wait_s, "subscriptions --drop"
+    ) as records:
+        subscriptions.drop_subscription(domain.log(topic), name)
+        records.clear()  # a new subscription of this name starts where it is asked to
+    return sum(row.backlog for row in rows)

@@ -1,0 +1,62 @@
+"""`jmsq housekeep`: housekeeping for domains without running jobs (C13, C14)."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from spark_jms.cli.settings import (
+    CommandSettings,
+    command,
+    destinations_argument,
+    names_or_all,
+)
+
+
+@command("housekeep", short_help="Purge, compact, checkpoint and clean up.")
+@destinations_argument
+@click.option("--once", is_flag=True, help="One round, with clean-up, then stop.")
+@click.option(
+    "--every",
+    "every_s",
+    metavar="SECONDS",
+    type=click.FloatRange(0.1, 86_400),
+    default=5.0,
+    show_default=True,
+    help="Pause between rounds.",
+)
+def housekeep(settings: CommandSettings, destinations: tuple[str, ...], once: bool, every_s: float) -> None:
+    """Purge finished messages, compact small files, write Delta checkpoints and clean up, until interrupted.
+
+    Running jobs do this beside their work; the command is for domains without any. One process at a time does it for a
+    destination; this one waits while another process does.
+    """
+    from spark_jms.admin.housekeeping import Rounds
+
+    with settings.opened() as (domain, store):
+        rounds = Rounds(domain, store, clean_up=once)
+        try:
+            while True:
+                done = rounds.run(names_or_all(domain, destinations))
+                if settings.as_json:
+                    (settings.out.document if once else settings.out.record)(done)
+                elif once or any(d.busy is False and d.did_something for d in done):
+                    columns = (
+                        "destination",
+                        "purged messages",
+                        "purged files",
+                        "compacted files",
+                        "checkpoints",
+                        "deleted files",
+                        "",
+                    )
+                    settings.out.table("", columns, [d.as_row() for d in done], "there are no destinations")
+                if once:
+                    return
+                time.sleep(every_s)
+        finally:
+            rounds.close()
+
+
+COMMANDS = (housekeep,)
