@@ -27,7 +27,7 @@ from benchmarks.workbench import Workbench
 from spark_jms.store import Handle, Put, Store, open_store
 from spark_jms.store.file.backend import FileBackend
 from spark_jms.store.file.disk import Disk
-from spark_jms.store.ledger.session import LedgerStore
+from spark_jms.store.ledger.store import LedgerStore
 
 NONE, REPLICATED, FILE, SQLITE, POSTGRESQL = "none (memory)", "replicated", "file", "jdbc, SQLite", "jdbc, PostgreSQL"
 SLOW_MS = 1.0

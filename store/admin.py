@@ -5,16 +5,16 @@ Each kind of store implements `Administration`; what works on the ledger of any 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from spark_jms.store.administration import ledger_store
 from spark_jms.store.contract import Store
 from spark_jms.store.errors import StoreError, StoreInUseError
 from spark_jms.store.ledger.chunks import chunks
-from spark_jms.store.ledger.entries import Entry, Prepared, Restored
+from spark_jms.store.ledger.entries import Prepared, Restored
 from spark_jms.store.ledger.ledger import Ledger
-from spark_jms.store.ledger.session import LedgerStore, Transaction
+from spark_jms.store.ledger.store import LedgerStore
 from spark_jms.store.reports import Checked, DumpedRecord, LockStatus, Migrated
 from spark_jms.store.uri import administration_of, open_store
 
@@ -47,7 +47,7 @@ def dump(store: Store) -> Iterator[DumpedRecord]:
         found += [DumpedRecord(name, 0, None, (), damage.error().detail()) for name, damage in ledger.damaged.items()]
         return sorted(found, key=lambda record: record.name)
 
-    yield from ledger_store(store)._backend.read(question)
+    yield from ledger_store(store).read(question)
 
 
 def migrate(source_uri: str, target_uri: str) -> Migrated:
@@ -59,7 +59,7 @@ def migrate(source_uri: str, target_uri: str) -> Migrated:
     """
     with open_store(source_uri, create=False) as source:
         _require_unused(source, source_uri)
-        return _copy(ledger_store(source)._backend.read(_all_entries), target_uri)
+        return _copy(ledger_store(source).read(_all_entries), target_uri)
 
 
 def salvage(source_uri: str, target_uri: str) -> Migrated:
@@ -108,16 +108,11 @@ def _copy(entries: list[Copied], target_uri: str) -> Migrated:
 
 def _write(entries: list[Copied], target: LedgerStore) -> None:
     for chunk in chunks(entries):
-
-        def plan(transaction: Transaction, chunk: Sequence[Entry] = chunk) -> None:
-            for entry in chunk:
-                transaction.do(entry)
-
-        target._backend.write(plan)
+        target.append(chunk)
 
 
 def _names(entries: list[Copied], target: LedgerStore, condition: Callable[[Copied, Ledger], bool]) -> list[str]:
-    return target._backend.read(lambda ledger: [_name(entry) for entry in entries if condition(entry, ledger)])
+    return target.read(lambda ledger: [_name(entry) for entry in entries if condition(entry, ledger)])
 
 
 def _name(entry: Copied) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from spark_jms.store.contract import Store
 from spark_jms.store.errors import StoreError, StoreUriError
-from spark_jms.store.ledger.session import LedgerStore
+from spark_jms.store.ledger.store import LedgerStore
 from spark_jms.store.reports import Checked, LockStatus, Salvaged
 
 
@@ -58,7 +58,7 @@ class OpenedAdministration(Administration):
 
     def compact(self) -> str:
         with self._open() as store:
-            return ledger_store(store)._backend.compact()
+            return ledger_store(store).compact()
 
     def salvage(self) -> Salvaged:
         raise StoreUriError(f"only a file store or a store in a database can be salvaged, not {self._uri}")

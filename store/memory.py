@@ -14,9 +14,10 @@ from typing import TypeVar
 
 from spark_jms.store.contract import Session, StoreStatistics
 from spark_jms.store.errors import StoreClosedError
+from spark_jms.store.ledger.backend import Backend, Transaction
 from spark_jms.store.ledger.entries import Ended
 from spark_jms.store.ledger.ledger import Ledger
-from spark_jms.store.ledger.session import Backend, LedgerStore, Transaction
+from spark_jms.store.ledger.store import LedgerStore
 
 T = TypeVar("T")
 

@@ -11,9 +11,9 @@ from spark_jms.store.engine.entry_log import Verdict
 from spark_jms.store.engine.link import LinkLostError
 from spark_jms.store.engine.shared_write import Proposal
 from spark_jms.store.errors import error_of
+from spark_jms.store.ledger.backend import Transaction
 from spark_jms.store.ledger.group import GroupRequest
 from spark_jms.store.ledger.ledger import Ledger
-from spark_jms.store.ledger.session import Transaction
 
 T = TypeVar("T")
 

@@ -30,9 +30,9 @@ from spark_jms.store.engine.session_heartbeat import SessionHeartbeat
 from spark_jms.store.engine.session_process import new_session_id, process_gone
 from spark_jms.store.engine.shared_write import Proposal
 from spark_jms.store.errors import OutcomeUnknownError, StoreError
+from spark_jms.store.ledger.backend import Backend, Transaction
 from spark_jms.store.ledger.group import Drain, GroupCommit, GroupRequest, serve
 from spark_jms.store.ledger.ledger import Ledger
-from spark_jms.store.ledger.session import Backend, Transaction
 from spark_jms.store.sharing import UserCount
 
 log = logging.getLogger("store.served")

@@ -21,10 +21,10 @@ from spark_jms.store.engine.link import Address, LinkLostError, TcpLink
 from spark_jms.store.engine.scratch_ledger import ScratchLedger
 from spark_jms.store.engine.shared_write import Proposal
 from spark_jms.store.errors import StoreBusyError
+from spark_jms.store.ledger.backend import Transaction
 from spark_jms.store.ledger.codec import encode
 from spark_jms.store.ledger.group import GroupRequest
 from spark_jms.store.ledger.ledger import Ledger
-from spark_jms.store.ledger.session import Transaction
 
 T = TypeVar("T")
 

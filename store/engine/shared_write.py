@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from spark_jms.store.engine.persistence import LedgerBatch
 from spark_jms.store.engine.scratch_ledger import ScratchLedger
+from spark_jms.store.ledger.backend import Transaction
 from spark_jms.store.ledger.entries import Entry
 from spark_jms.store.ledger.ledger import Ledger
-from spark_jms.store.ledger.session import Transaction
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,10 @@ from spark_jms.store.file.disk import Disk
 from spark_jms.store.file.journal import Journal, write_error
 from spark_jms.store.file.lock import JournalLock
 from spark_jms.store.file.session_locks import SessionLocks
+from spark_jms.store.ledger.backend import Backend, Transaction
 from spark_jms.store.ledger.entries import Ended
 from spark_jms.store.ledger.group import Drain, GroupCommit, GroupRequest, finish
 from spark_jms.store.ledger.ledger import Ledger
-from spark_jms.store.ledger.session import Backend, Transaction
 from spark_jms.store.sharing import UserCount
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from spark_jms.store.file.backend import FileBackend
 from spark_jms.store.file.compaction import COMPACT_MIN_BYTES, COMPACT_RATIO
 from spark_jms.store.file.disk import Disk
-from spark_jms.store.ledger.session import LedgerStore
+from spark_jms.store.ledger.store import LedgerStore
 from spark_jms.store.sharing import SharedBackends
 
 _shared: SharedBackends[FileBackend] = SharedBackends()

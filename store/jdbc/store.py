@@ -6,7 +6,7 @@ from spark_jms.store.engine.backend import EngineBackend
 from spark_jms.store.jdbc.finder import JdbcFinder
 from spark_jms.store.jdbc.retry import Clocks
 from spark_jms.store.jdbc.settings import parse_jdbc
-from spark_jms.store.ledger.session import LedgerStore
+from spark_jms.store.ledger.store import LedgerStore
 from spark_jms.store.sharing import SharedBackends
 
 _shared: SharedBackends[EngineBackend] = SharedBackends()

@@ -1,17 +1,10 @@
-"""Store, session and handle over any backend that can agree on the order of ledger entries.
-
-A backend does two things: `read` (ask the newest ledger) and `write` (run a plan on the newest ledger while nobody else
-can write, and make the entries it does durable). All rules of the contract are here and in the ledger, once.
-"""
+"""Session and handle over any backend: what a consumer does with records, checked and fenced (C9)."""
 
 from __future__ import annotations
 
-import secrets
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 from spark_jms.store.contract import (
     COMMIT_LIMIT_BYTES,
@@ -19,13 +12,8 @@ from spark_jms.store.contract import (
     Handle,
     Operation,
     Put,
-    RecordInfo,
     Session,
-    SessionInfo,
     SessionStatistics,
-    Store,
-    StoreStatistics,
-    check_label,
     check_name,
 )
 from spark_jms.store.errors import (
@@ -37,7 +25,9 @@ from spark_jms.store.errors import (
     StoreWriteError,
     ValueInvalidError,
 )
-from spark_jms.store.ledger.entries import Cancelled, Change, Closed, Connected, Ended, Entry, Opened
+from spark_jms.store.ledger.backend import Backend, Transaction, evict_dead
+from spark_jms.store.ledger.counter import OperationCounter
+from spark_jms.store.ledger.entries import Cancelled, Change, Closed, Ended
 from spark_jms.store.ledger.ledger import Ledger, Tally
 
 T = TypeVar("T")
@@ -46,250 +36,12 @@ POLL_FIRST_MS = 2.0
 POLL_LAST_MS = 20.0
 
 
-class Transaction:
-    """What one write does: entries, each applied as it is done, so that the next plan in the same write sees it."""
+class _Held(NamedTuple):
+    """Who holds a record, and whether this session waits for it."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
-        self.entries: list[Entry] = []
-
-    def do(self, entry: Entry) -> None:
-        self.ledger.apply(entry)
-        self.entries.append(entry)
-
-
-class Backend(ABC):
-    """The port. `write` either makes all entries of the plan durable or raises and leaves none."""
-
-    @abstractmethod
-    def read(self, question: Callable[[Ledger], T]) -> T: ...
-
-    @abstractmethod
-    def write(self, plan: Callable[[Transaction], T]) -> T: ...
-
-    def new_session_id(self) -> str:
-        return secrets.token_hex(8)
-
-    @abstractmethod
-    def attach(self, session_id: str, label: str) -> None:
-        """From now on this session is alive."""
-
-    @abstractmethod
-    def detach(self, session_id: str) -> None:
-        """From now on it is not."""
-
-    @abstractmethod
-    def alive(self, session_ids: Collection[str]) -> frozenset[str]: ...
-
-    @abstractmethod
-    def clock_ms(self) -> float: ...
-
-    @abstractmethod
-    def sleep_ms(self, duration_ms: float) -> None: ...
-
-    @abstractmethod
-    def statistics(self) -> StoreStatistics:
-        """The physical half of the statistics."""
-
-    def compact(self) -> str:
-        """In place, on demand; what was done, in words."""
-        return "nothing to compact: the content is kept in memory"
-
-    @abstractmethod
-    def release(self) -> None:
-        """One user less; the last one closes the files."""
-
-
-def evict_dead(transaction: Transaction, backend: Backend, witnesses: Collection[str], me: str) -> None:
-    """If one of the witnesses is dead, end all that are: each `Ended` then grants to a live one (C9)."""
-    others = [session_id for session_id in witnesses if session_id != me]
-    if not others or len(backend.alive(others)) == len(set(others)):
-        return
-    known = [session_id for session_id in transaction.ledger.sessions if session_id != me]
-    alive = backend.alive(known)
-    transaction.do(Ended(tuple(session_id for session_id in known if session_id not in alive)))
-
-
-class _Counter:
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.create = self.read = self.update = self.delete = self.commit = 0
-
-    def add_read(self) -> None:
-        with self._lock:
-            self.read += 1
-
-    def add_commit(self, tally: Tally) -> None:
-        with self._lock:
-            self.commit += 1
-            self.create += tally.create_count
-            self.update += tally.update_count
-            self.delete += tally.delete_count
-
-
-class LedgerStore(Store):
-    """A store on a backend. Closing it ends the sessions that were connected through it."""
-
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-        self._counter = _Counter()
-        self._lock = threading.Lock()
-        self._sessions: dict[str, LedgerSession] = {}
-        self._closed = False
-
-    def connect(self, label: str = "") -> Session:
-        self._check()
-        check_label(label)
-        session_id = self._backend.new_session_id()
-
-        def plan(transaction: Transaction) -> None:
-            evict_dead(transaction, self._backend, tuple(transaction.ledger.sessions), session_id)
-            transaction.do(Connected(session_id, label))
-
-        self._backend.attach(session_id, label)
-        try:
-            self._backend.write(plan)
-        except BaseException:
-            self._backend.detach(session_id)
-            raise
-        session = LedgerSession(self, self._backend, session_id, self._counter)
-        with self._lock:
-            self._sessions[session_id] = session
-        return session
-
-    def sessions(self) -> dict[str, SessionInfo]:
-        self._check()
-        known = self._backend.read(lambda ledger: dict(ledger.sessions))
-        alive = self._backend.alive(tuple(known))
-        return {
-            session_id: SessionInfo(session_id, label) for session_id, label in known.items() if session_id in alive
-        }
-
-    def names(self, prefix: str = "") -> list[str]:
-        self._check()
-        return self._backend.read(
-            lambda ledger: sorted(name for name in (*ledger.records, *ledger.damaged) if name.startswith(prefix))
-        )
-
-    def info(self, name: str) -> RecordInfo | None:
-        self._check()
-
-        def question(ledger: Ledger) -> dict[str, RecordInfo]:
-            ledger.check_whole(name)
-            return _infos(ledger, [name])
-
-        return self._live(self._backend.read(question)).get(name)
-
-    def infos(self, prefix: str = "") -> dict[str, RecordInfo]:
-        self._check()
-        return self._live(
-            self._backend.read(
-                lambda ledger: _infos(ledger, [name for name in ledger.records if name.startswith(prefix)])
-            )
-        )
-
-    def _live(self, infos: dict[str, RecordInfo]) -> dict[str, RecordInfo]:
-        people = {person for info in infos.values() for person in (info.holder, *info.waiters) if person is not None}
-        alive = self._backend.alive(people)
-        if len(alive) == len(people):
-            return infos
-        return {
-            name: RecordInfo(
-                name,
-                info.epoch,
-                info.holder if info.holder in alive else None,
-                tuple(waiter for waiter in info.waiters if waiter in alive),
-            )
-            for name, info in infos.items()
-        }
-
-    def peek(self, name: str) -> dict[str, bytes]:
-        self._check()
-
-        def question(ledger: Ledger) -> dict[str, bytes]:
-            ledger.check_whole(name)
-            record = ledger.records.get(name)
-            return dict(record.objects) if record else {}
-
-        self._counter.add_read()
-        return self._backend.read(question)
-
-    def damaged(self) -> dict[str, str]:
-        self._check()
-        return self._backend.read(
-            lambda ledger: {name: damage.error().detail() for name, damage in ledger.damaged.items()}
-        )
-
-    def in_doubt(self) -> dict[str, tuple[str, ...]]:
-        self._check()
-        return self._backend.read(
-            lambda ledger: {
-                xid: tuple(dict.fromkeys(change.name for change in changes)) for xid, changes in ledger.prepared.items()
-            }
-        )
-
-    def resolve(self, xid: str, commit: bool) -> None:
-        self._check()
-        self._backend.write(lambda transaction: transaction.do(transaction.ledger.next_resolve(xid, commit)))
-
-    def statistics(self) -> StoreStatistics:
-        self._check()
-        objects, size, records, damaged = self._backend.read(
-            lambda ledger: (ledger.object_count, ledger.object_bytes, len(ledger.records), len(ledger.damaged))
-        )
-        physical, counter = self._backend.statistics(), self._counter
-        return StoreStatistics(
-            create_count=counter.create,
-            read_count=counter.read,
-            update_count=counter.update,
-            delete_count=counter.delete,
-            commit_count=counter.commit,
-            object_count=objects,
-            object_bytes=size,
-            record_count=records,
-            damaged_count=damaged,
-            connection_count=len(self._sessions),
-            physical_write_count=physical.physical_write_count,
-            physical_write_bytes=physical.physical_write_bytes,
-            compaction_count=physical.compaction_count,
-            failed_compaction_count=physical.failed_compaction_count,
-            torn_tail_count=physical.torn_tail_count,
-            lock_break_count=physical.lock_break_count,
-        )
-
-    def close(self) -> None:
-        with self._lock:
-            if self._closed:
-                return
-            sessions = list(self._sessions.values())
-        with ExitStack() as closing:  # all of it is closed, whatever one of them raises
-            closing.callback(self._release)
-            for session in sessions:
-                closing.callback(session.close)
-
-    def _release(self) -> None:
-        with self._lock:
-            # Two threads may close at once: the backend counts its users, so only one of them may release it.
-            closed_before, self._closed = self._closed, True
-        if not closed_before:
-            self._backend.release()
-
-    def _forget(self, session_id: str) -> None:
-        with self._lock:
-            self._sessions.pop(session_id, None)
-
-    def _check(self) -> None:
-        if self._closed:
-            raise StoreClosedError("the store is closed")
-
-
-def _infos(ledger: Ledger, names: list[str]) -> dict[str, RecordInfo]:
-    found = ((name, ledger.records.get(name)) for name in names)
-    return {
-        name: RecordInfo(name, record.epoch, record.holder, tuple(record.waiters))
-        for name, record in found
-        if record is not None
-    }
+    holder: str | None
+    epoch: int
+    waiting: bool
 
 
 def _check_size(changes: list[Change]) -> None:
@@ -303,11 +55,15 @@ def _check_size(changes: list[Change]) -> None:
 
 
 class LedgerSession(Session):
-    def __init__(self, store: LedgerStore, backend: Backend, session_id: str, counter: _Counter) -> None:
+    """`closed` is called once, with the id of this session. Its handles are part of it: each stands for one open record."""
+
+    def __init__(
+        self, backend: Backend, session_id: str, store_counter: OperationCounter, closed: Callable[[str], None]
+    ) -> None:
         self.session_id = session_id
-        self._store = store
+        self._on_closed = closed
         self._backend = backend
-        self._counters = (counter, _Counter())
+        self._counters = (store_counter, OperationCounter())
         self._lock = threading.Lock()
         self._handles: dict[str, LedgerHandle] = {}
         self._closed = False
@@ -316,43 +72,42 @@ class LedgerSession(Session):
         check_name(name, "record set name")
         deadline_ms = self._backend.clock_ms() + timeout_ms
         poll_ms = POLL_FIRST_MS
-        holder, epoch = self._try_open(name)
-        while holder != self.session_id:
+        held = self._try_open(name)
+        while held.holder != self.session_id:
             left_ms = deadline_ms - self._backend.clock_ms()
             if left_ms <= 0:
-                raise RecordHeldError(name, holder)
+                raise RecordHeldError(name, held.holder)
             self._backend.sleep_ms(min(poll_ms, left_ms))
             poll_ms = min(poll_ms * 1.5, POLL_LAST_MS)
             self._check(name)
-            holder, epoch, waiting = self._backend.read(lambda ledger: self._glimpse(ledger, name))
-            if holder == self.session_id:
+            held = self._backend.read(lambda ledger: self._held(ledger, name))
+            if held.holder == self.session_id:
                 break
-            if not waiting:  # cancelled by another thread: there is no place left to wait at
-                raise RecordHeldError(name, holder)
-            if holder is None or not self._backend.alive((holder,)):
-                holder, epoch = self._try_open(name)
-        return self._adopt(name, epoch)
+            if not held.waiting:  # another thread has cancelled the wait
+                raise RecordHeldError(name, held.holder)
+            if held.holder is None or not self._backend.alive((held.holder,)):
+                held = self._try_open(name)
+        return self._adopt(name, held.epoch)
 
-    def _try_open(self, name: str) -> tuple[str | None, int]:
+    def _try_open(self, name: str) -> _Held:
         self._check(name)
 
-        def plan(transaction: Transaction) -> tuple[str | None, int]:
+        def plan(transaction: Transaction) -> _Held:
             ledger = transaction.ledger
             ledger.check_session(self.session_id)
             evict_dead(transaction, self._backend, ledger.involved(name), self.session_id)
             entry = ledger.next_open(self.session_id, name)
             if entry is not None:
                 transaction.do(entry)
-            record = ledger.records[name]
-            return record.holder, record.epoch
+            return self._held(transaction.ledger, name)
 
         return self._backend.write(plan)
 
-    def _glimpse(self, ledger: Ledger, name: str) -> tuple[str | None, int, bool]:
+    def _held(self, ledger: Ledger, name: str) -> _Held:
         ledger.check_session(self.session_id)
         ledger.check_whole(name)
         record = ledger.records[name]
-        return record.holder, record.epoch, self.session_id in record.waiters
+        return _Held(record.holder, record.epoch, self.session_id in record.waiters)
 
     def _adopt(self, name: str, epoch: int) -> LedgerHandle:
         with self._lock:
@@ -428,7 +183,7 @@ class LedgerSession(Session):
         try:
             transaction.ledger.owned(self.session_id, name, epoch)
         except (FencedError, RecordCorruptError):
-            return  # it was taken over, or is damaged: there is nothing left to hand over
+            return  # another session has taken it over, or it is damaged: there is nothing to hand over
         evict_dead(transaction, self._backend, transaction.ledger.involved(name), self.session_id)
         transaction.do(Closed(name, epoch))
 
@@ -457,10 +212,10 @@ class LedgerSession(Session):
         try:
             self._backend.write(plan)
         except (StoreClosedError, StoreWriteError):
-            pass  # others will notice: a detached session is a dead one, and its records are free
+            pass  # detached, the session counts as dead, and its records are free
         finally:
             self._backend.detach(self.session_id)
-            self._store._forget(self.session_id)
+            self._on_closed(self.session_id)
 
     def _read(self, handle: LedgerHandle, question: Callable[[Ledger], T]) -> T:
         for counter in self._counters:
@@ -517,6 +272,3 @@ class LedgerHandle(Handle):
     def check(self) -> None:
         if self.closed:
             raise StoreClosedError(f"the handle of {self.name!r} is closed")
-
-
-__all__ = ["Backend", "LedgerHandle", "LedgerSession", "LedgerStore", "Opened", "Transaction", "evict_dead"]

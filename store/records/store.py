@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spark_jms.store.engine import EngineBackend
-from spark_jms.store.ledger.session import LedgerStore
+from spark_jms.store.ledger.store import LedgerStore
 from spark_jms.store.records.finder import RegionEngineFinder
 from spark_jms.store.records.settings import parse_replicated
 from spark_jms.store.sharing import SharedBackends

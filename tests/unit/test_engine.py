@@ -26,7 +26,7 @@ from spark_jms.store.errors import ProtocolError, ResourceAllocationException, e
 from spark_jms.store.ledger.entries import Change, Closed, Connected, Ended, Entry, Opened, Waited, Written
 from spark_jms.store.ledger.ledger import Ledger
 from spark_jms.store.ledger.record import LedgerError
-from spark_jms.store.ledger.session import LedgerStore
+from spark_jms.store.ledger.store import LedgerStore
 from spark_jms.testing.waiting import wait_until
 
 

@@ -19,7 +19,7 @@ from spark_jms.store.engine.client_connections import ClientConnections
 from spark_jms.store.engine.link import LinkLostError, TcpLink
 from spark_jms.store.engine.testing import MemoryPersistence, SharedMemory
 from spark_jms.store.errors import SecurityConfigError, StoreUriError
-from spark_jms.store.ledger.session import LedgerStore
+from spark_jms.store.ledger.store import LedgerStore
 from spark_jms.store.net.handshake import NONCE_BYTES, PROOF_BYTES, Handshake
 from spark_jms.store.net.tls import client_context, first_certificate, server_context
 from spark_jms.store.records.finder import RegionEngineFinder

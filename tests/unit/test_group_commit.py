@@ -15,8 +15,8 @@ import pytest
 
 from spark_jms.store.errors import OutcomeUnknownError, StoreError
 from spark_jms.store.ledger import group
+from spark_jms.store.ledger.backend import Transaction
 from spark_jms.store.ledger.group import Drain, GroupCommit, finish
-from spark_jms.store.ledger.session import Transaction
 from spark_jms.testing.waiting import wait_until
 
 NO_LEDGER = cast(Transaction, None)

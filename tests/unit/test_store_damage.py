@@ -223,7 +223,7 @@ def fill(path: Path, random: Random) -> dict[str, dict[str, bytes]]:
             for handle, operations in changes.items():
                 content[handle.name][operations[0].key] = operations[0].value
             if step == 10 and random.random() < 0.5:
-                store._backend.compact()  # type: ignore[attr-defined]
+                store.compact()  # type: ignore[attr-defined]
         session.prepare("tx", {handle: [Put("promised", random.randbytes(20))] for handle in handles[:2]})
     return content
 
@@ -279,7 +279,7 @@ def test_a_flipped_byte_of_a_file_store(tmp_path: Path, seed: int) -> None:
         assert (path / file.name).read_bytes().startswith(bad)
         for _ in range(2):
             with FileStore(str(path)) as store:
-                store._backend.compact()  # type: ignore[attr-defined]
+                store.compact()  # type: ignore[attr-defined]
             open_again(path, content, {owner.whose})
             kept = next(path.glob("damaged-*.log"))
             assert kept.read_bytes().startswith(bad)
@@ -316,7 +316,7 @@ def test_damage_is_told(damaged: Path, caplog: pytest.LogCaptureFixture) -> None
     """S9: in the log, once, when the store is opened; by check and dump; and a migration does not leave it out."""
     with caplog.at_level(logging.WARNING, "store.file"), FileStore(str(damaged)) as store:
         store.peek("r")
-        store._backend.compact()  # type: ignore[attr-defined]
+        store.compact()  # type: ignore[attr-defined]
         store._backend._journal.close()  # type: ignore[attr-defined]
         assert store.peek("t") == {"k": b"value of t"}
         assert [(record.name, bool(record.damage)) for record in dump(store)] == [
@@ -347,7 +347,7 @@ def test_damage_under_an_open_handle(tmp_path: Path) -> None:
             other.commit([Put("j", b"1")])
             assert handle.objects() == {"k": b"value", "j": b"1"}
             assert (second.damaged().keys(), second.peek("s")) == ({"r"}, {"j": b"1"})
-            second._backend.compact()  # type: ignore[attr-defined]
+            second.compact()  # type: ignore[attr-defined]
             for action in (handle.objects, handle.waiters, lambda: handle.commit([Put("k", b"v")])):
                 with pytest.raises(RecordCorruptError, match="'r'"):
                     action()  # type: ignore[operator]
@@ -366,7 +366,7 @@ def test_who_knows_better_heals(tmp_path: Path) -> None:
         file.write_bytes(flip(file.read_bytes(), file.read_bytes().index(b"value")))
         with FileStore(str(path)) as second:
             assert second.damaged().keys() == {"r"}
-            first._backend.compact()  # type: ignore[attr-defined]
+            first.compact()  # type: ignore[attr-defined]
             assert (second.damaged(), second.peek("r")) == ({}, {"k": b"value"})
             assert check(str(path)).problems == ()
 

@@ -15,9 +15,9 @@ from spark_jms.store.errors import StoreWriteError
 from spark_jms.store.file import backend as file_backend
 from spark_jms.store.file import lock as file_lock
 from spark_jms.store.file.backend import FileBackend
+from spark_jms.store.ledger.backend import Transaction
 from spark_jms.store.ledger.entries import Connected
 from spark_jms.store.ledger.ledger import Ledger
-from spark_jms.store.ledger.session import Transaction
 from tests.unit.test_engine import Nobody, Pair
 
 

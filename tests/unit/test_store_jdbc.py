@@ -47,8 +47,9 @@ from spark_jms.store.jdbc.settings import JdbcSettings, parse_jdbc, with_engine
 from spark_jms.store.jdbc.states import EngineState
 from spark_jms.store.jdbc.store import open_backend
 from spark_jms.store.jdbc.tables import ddl, make_tables
+from spark_jms.store.ledger.backend import Transaction
 from spark_jms.store.ledger.entries import Cancelled, Waited
-from spark_jms.store.ledger.session import LedgerStore, Transaction
+from spark_jms.store.ledger.store import LedgerStore
 from tests.process.proxy import Proxy
 from tests.unit.jdbc_raw import Raw, fill
 

@@ -39,7 +39,7 @@ from spark_jms.store.jdbc.store import open_backend
 from spark_jms.store.ledger.codec import encode
 from spark_jms.store.ledger.entries import Change, Connected, Entry, Opened, Prepared, Restored, Written
 from spark_jms.store.ledger.sections import unpack
-from spark_jms.store.ledger.session import LedgerStore
+from spark_jms.store.ledger.store import LedgerStore
 
 # ---- rows: whose is each column?
 

@@ -25,7 +25,7 @@ from spark_jms.store.jdbc.states import EngineState
 from spark_jms.store.jdbc.store import open_backend
 from spark_jms.store.jdbc.tables import VERSION
 from spark_jms.store.ledger.entries import Change, Written
-from spark_jms.store.ledger.session import LedgerStore
+from spark_jms.store.ledger.store import LedgerStore
 from spark_jms.testing.waiting import wait_until
 from tests.unit.jdbc_raw import Raw, fill
 

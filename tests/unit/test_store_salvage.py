@@ -291,7 +291,7 @@ def test_a_record_set_that_was_refused_before_a_compaction(tmp_path: Path) -> No
     file = next(source.glob("journal-*.log"))
     file.write_bytes(flip(file.read_bytes(), file.read_bytes().index(b"lost")))
     with FileStore(str(source)) as store:
-        store._backend.compact()
+        store.compact()
     assert next(source.glob("journal-*.log")) != file
     done = salvage(str(source), target)
     assert done.uncertain == ("r",)

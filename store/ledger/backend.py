@@ -1,0 +1,82 @@
+"""The port between the rules of a store and the medium that keeps its ledger: `Backend`, and the `Transaction` of one write."""
+
+from __future__ import annotations
+
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
+from typing import TypeVar
+
+from spark_jms.store.contract import StoreStatistics
+from spark_jms.store.ledger.entries import Ended, Entry
+from spark_jms.store.ledger.ledger import Ledger
+
+T = TypeVar("T")
+
+
+class Transaction:
+    """The entries of one write. Each is applied as it is done, so that the next plan in the same write sees it."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.entries: list[Entry] = []
+
+    def do(self, entry: Entry) -> None:
+        self.ledger.apply(entry)
+        self.entries.append(entry)
+
+
+class Backend(ABC):
+    """How a store keeps its ledger. All rules of the contract are in the ledger and in the sessions above it, so a backend
+    only has to agree with the other processes on the order of entries."""
+
+    @abstractmethod
+    def read(self, question: Callable[[Ledger], T]) -> T:
+        """The answer of the newest ledger. The question must not change it."""
+
+    @abstractmethod
+    def write(self, plan: Callable[[Transaction], T]) -> T:
+        """Run the plan on the newest ledger while no other writes, and make its entries durable: all of them or, when it
+        raises StoreError, none; OutcomeUnknownError when it cannot tell."""
+
+    def new_session_id(self) -> str:
+        return secrets.token_hex(8)
+
+    @abstractmethod
+    def attach(self, session_id: str, label: str) -> None:
+        """The session is alive from now on."""
+
+    @abstractmethod
+    def detach(self, session_id: str) -> None:
+        """The session is dead from now on."""
+
+    @abstractmethod
+    def alive(self, session_ids: Collection[str]) -> frozenset[str]: ...
+
+    @abstractmethod
+    def clock_ms(self) -> float: ...
+
+    @abstractmethod
+    def sleep_ms(self, duration_ms: float) -> None: ...
+
+    @abstractmethod
+    def statistics(self) -> StoreStatistics:
+        """The physical half of the statistics."""
+
+    def compact(self) -> str:
+        """Rewrite the stored ledger in place. Returns what was done, in words."""
+        return "nothing to compact: the content is kept in memory"
+
+    @abstractmethod
+    def release(self) -> None:
+        """Count one user less; the last one closes the backend."""
+
+
+def evict_dead(transaction: Transaction, backend: Backend, witnesses: Collection[str], me: str) -> None:
+    """If one of the witnesses is dead, end all dead sessions, so that their records go to live ones (C9)."""
+    others = [session_id for session_id in witnesses if session_id != me]
+    if not others or len(backend.alive(others)) == len(set(others)):
+        return
+    known = [session_id for session_id in transaction.ledger.sessions if session_id != me]
+    alive = backend.alive(known)
+    transaction.do(Ended(tuple(session_id for session_id in known if session_id not in alive)))

@@ -1,0 +1,204 @@
+"""A store over any backend: connects sessions, and answers what may be asked without opening a record."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TypeVar
+
+from spark_jms.store.contract import RecordInfo, Session, SessionInfo, Store, StoreStatistics, check_label
+from spark_jms.store.errors import StoreClosedError
+from spark_jms.store.ledger.backend import Backend, Transaction, evict_dead
+from spark_jms.store.ledger.counter import OperationCounter
+from spark_jms.store.ledger.entries import Connected, Entry
+from spark_jms.store.ledger.ledger import Ledger
+from spark_jms.store.ledger.session import LedgerSession
+
+T = TypeVar("T")
+
+
+class LedgerStore(Store):
+    """Closing the store ends the sessions that were connected through it."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._counter = OperationCounter()
+        self._lock = threading.Lock()
+        self._sessions: dict[str, LedgerSession] = {}
+        self._closed = False
+
+    def connect(self, label: str = "") -> Session:
+        self._check()
+        check_label(label)
+        session_id = self._backend.new_session_id()
+
+        def plan(transaction: Transaction) -> None:
+            evict_dead(transaction, self._backend, tuple(transaction.ledger.sessions), session_id)
+            transaction.do(Connected(session_id, label))
+
+        self._backend.attach(session_id, label)
+        try:
+            self._backend.write(plan)
+        except BaseException:
+            self._backend.detach(session_id)
+            raise
+        session = LedgerSession(self._backend, session_id, self._counter, self._forget)
+        with self._lock:
+            self._sessions[session_id] = session
+        return session
+
+    def sessions(self) -> dict[str, SessionInfo]:
+        self._check()
+        known = self._backend.read(lambda ledger: dict(ledger.sessions))
+        alive = self._backend.alive(tuple(known))
+        return {
+            session_id: SessionInfo(session_id, label) for session_id, label in known.items() if session_id in alive
+        }
+
+    def names(self, prefix: str = "") -> list[str]:
+        self._check()
+        return self._backend.read(
+            lambda ledger: sorted(name for name in (*ledger.records, *ledger.damaged) if name.startswith(prefix))
+        )
+
+    def info(self, name: str) -> RecordInfo | None:
+        self._check()
+
+        def question(ledger: Ledger) -> dict[str, RecordInfo]:
+            ledger.check_whole(name)
+            return _infos(ledger, [name])
+
+        return self._live(self._backend.read(question)).get(name)
+
+    def infos(self, prefix: str = "") -> dict[str, RecordInfo]:
+        self._check()
+        return self._live(
+            self._backend.read(
+                lambda ledger: _infos(ledger, [name for name in ledger.records if name.startswith(prefix)])
+            )
+        )
+
+    def _live(self, infos: dict[str, RecordInfo]) -> dict[str, RecordInfo]:
+        named = {session_id for info in infos.values() for session_id in (info.holder, *info.waiters) if session_id}
+        alive = self._backend.alive(named)
+        if len(alive) == len(named):
+            return infos
+        return {
+            name: RecordInfo(
+                name,
+                info.epoch,
+                info.holder if info.holder in alive else None,
+                tuple(waiter for waiter in info.waiters if waiter in alive),
+            )
+            for name, info in infos.items()
+        }
+
+    def peek(self, name: str) -> dict[str, bytes]:
+        self._check()
+
+        def question(ledger: Ledger) -> dict[str, bytes]:
+            ledger.check_whole(name)
+            record = ledger.records.get(name)
+            return dict(record.objects) if record else {}
+
+        self._counter.add_read()
+        return self._backend.read(question)
+
+    def damaged(self) -> dict[str, str]:
+        self._check()
+        return self._backend.read(
+            lambda ledger: {name: damage.error().detail() for name, damage in ledger.damaged.items()}
+        )
+
+    def in_doubt(self) -> dict[str, tuple[str, ...]]:
+        self._check()
+        return self._backend.read(
+            lambda ledger: {
+                xid: tuple(dict.fromkeys(change.name for change in changes)) for xid, changes in ledger.prepared.items()
+            }
+        )
+
+    def resolve(self, xid: str, commit: bool) -> None:
+        self._check()
+        self._backend.write(lambda transaction: transaction.do(transaction.ledger.next_resolve(xid, commit)))
+
+    # ---- the ledger itself, for administration
+
+    def read(self, question: Callable[[Ledger], T]) -> T:
+        """The answer of the newest ledger; the question must not change it."""
+        self._check()
+        return self._backend.read(question)
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        """Make the entries durable in one write. LedgerError when one does not fit the ledger."""
+        self._check()
+
+        def plan(transaction: Transaction) -> None:
+            for entry in entries:
+                transaction.do(entry)
+
+        self._backend.write(plan)
+
+    def compact(self) -> str:
+        """Rewrite the stored ledger in place. Returns what was done, in words."""
+        self._check()
+        return self._backend.compact()
+
+    def statistics(self) -> StoreStatistics:
+        self._check()
+        counter, physical = self._counter, self._backend.statistics()
+
+        def counted(ledger: Ledger) -> StoreStatistics:
+            return replace(
+                physical,
+                object_count=ledger.object_count,
+                object_bytes=ledger.object_bytes,
+                record_count=len(ledger.records),
+                damaged_count=len(ledger.damaged),
+            )
+
+        return replace(
+            self._backend.read(counted),
+            create_count=counter.create,
+            read_count=counter.read,
+            update_count=counter.update,
+            delete_count=counter.delete,
+            commit_count=counter.commit,
+            connection_count=len(self._sessions),
+        )
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            sessions = list(self._sessions.values())
+        with ExitStack() as closing:  # everything closes, whatever one of them raises
+            closing.callback(self._release)
+            for session in sessions:
+                closing.callback(session.close)
+
+    def _release(self) -> None:
+        with self._lock:
+            # Two threads may close at once, and the backend counts its users: only one thread may release it.
+            closed_before, self._closed = self._closed, True
+        if not closed_before:
+            self._backend.release()
+
+    def _forget(self, session_id: str) -> None:
+        with self._lock:
+            self._sessions.pop(session_id, None)
+
+    def _check(self) -> None:
+        if self._closed:
+            raise StoreClosedError("the store is closed")
+
+
+def _infos(ledger: Ledger, names: list[str]) -> dict[str, RecordInfo]:
+    found = ((name, ledger.records.get(name)) for name in names)
+    return {
+        name: RecordInfo(name, record.epoch, record.holder, tuple(record.waiters))
+        for name, record in found
+        if record is not None
+    }
