@@ -1,4 +1,4 @@
-"""DaemonCore, feature by feature, with two or three of them (R4, R8-R10, R12, R15, R18)."""
+"""DaemonCore, feature by feature, in clusters of two to four (R4, R8-R10, R12, R15, R18)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def closed_region(cluster: StepCluster, data: bytes = b"kept", daemon: int = 0, 
 # ---- R4: the safe shutdown in its four steps
 
 
-def test_step_1_an_open_region_refuses() -> None:
-    """R4: nothing has changed."""
+def test_safe_shutdown_is_refused_with_an_open_region() -> None:
+    """R4, step 1: nothing changes."""
     cluster = StepCluster(3)
     opened(cluster)
     assert cluster.client(2).shutdown(0) == "ShutdownRefusedError"
@@ -34,8 +34,8 @@ def test_step_1_an_open_region_refuses() -> None:
     assert not cluster.core(0).draining
 
 
-def test_step_2_no_room_elsewhere_refuses() -> None:
-    """R4: of three daemons two have the copies, and the third has no memory."""
+def test_safe_shutdown_is_refused_without_room_elsewhere() -> None:
+    """R4, step 2: of three daemons two have the copies, and the third has no memory."""
     cluster = StepCluster(3, limit=SIZE)
     closed_region(cluster, name="s.000")
     closed_region(cluster, daemon=2, name="t.000")
@@ -45,15 +45,15 @@ def test_step_2_no_room_elsewhere_refuses() -> None:
     assert not cluster.core(0).draining
 
 
-def test_step_2_counts_all_that_leave_at_once() -> None:
-    """R4: two copies on two daemons, both leave, one stays."""
+def test_safe_shutdown_counts_all_leaving_daemons() -> None:
+    """R4, step 2: two daemons with the two copies leave, and one stays."""
     cluster = StepCluster(3)
     closed_region(cluster)
     assert cluster.client(2).shutdown(0, 1) == "ShutdownRefusedError"
 
 
-def test_step_3_opens_wait_until_the_copies_are_away() -> None:
-    """R4: and then they are answered."""
+def test_opens_wait_during_a_safe_shutdown() -> None:
+    """R4, step 3: until the copies have moved; then the daemon answers them."""
     cluster = StepCluster(3, resilver_bytes_per_s=100_000)
     closed_region(cluster, bytes(range(256)) * 200)
     admin, client = cluster.client(2), cluster.client(2)
@@ -67,8 +67,8 @@ def test_step_3_opens_wait_until_the_copies_are_away() -> None:
     assert client.read(client.answer(1)[0], 256) == bytes(range(256))
 
 
-def test_step_4_a_daemon_without_copies_stops() -> None:
-    """R4: both copies of every region are on those that stay."""
+def test_daemon_without_copies_stops() -> None:
+    """R4, step 4: both copies of every region are on the daemons that stay."""
     cluster = StepCluster(3)
     closed_region(cluster)
     cluster.client(2).shutdown(0)
@@ -78,8 +78,8 @@ def test_step_4_a_daemon_without_copies_stops() -> None:
     assert cluster.bytes_of(1)[:4] == cluster.bytes_of(2)[:4] == b"kept"
 
 
-def test_force_stops_at_once() -> None:
-    """R4: with open regions; the second copy takes over."""
+def test_forced_shutdown_stops_at_once() -> None:
+    """R4: with open regions; the secondary takes over."""
     cluster = StepCluster(3)
     client, epoch = opened(cluster)
     assert client.write(epoch, b"kept")
@@ -89,8 +89,8 @@ def test_force_stops_at_once() -> None:
     assert cluster.bytes_of(1)[:4] == b"kept"
 
 
-def test_two_shutdowns_at_once_do_not_wait_for_each_other() -> None:
-    """R4: both were allowed, one daemon would be left: the last one stays, opens go on."""
+def test_simultaneous_shutdowns_do_not_wait_for_each_other() -> None:
+    """R4: both were allowed, and one daemon would be left: the last one stays, and opens continue."""
     cluster = StepCluster(3)
     closed_region(cluster, b"kept")
     cluster.core(0).leave(force=False)
@@ -104,8 +104,8 @@ def test_two_shutdowns_at_once_do_not_wait_for_each_other() -> None:
 # ---- R8: open for one client
 
 
-def test_who_wants_a_new_region_gets_no_other_one() -> None:
-    """R8: it would be written over as an empty one; two who make it at once get one region, and one of them."""
+def test_open_of_a_new_region_refuses_an_existing_one() -> None:
+    """R8: its client would overwrite it. Of two clients that create a region at once, one gets it."""
     cluster = StepCluster(3)
     closed_region(cluster, b"kept")
     for daemon in range(3):
@@ -118,8 +118,8 @@ def test_who_wants_a_new_region_gets_no_other_one() -> None:
 
 
 @pytest.mark.parametrize("daemon", [0, 1, 2])
-def test_an_open_region_is_not_opened_again(daemon: int) -> None:
-    """R8: at its daemon or at another one; after the close it is."""
+def test_open_region_is_not_opened_again(daemon: int) -> None:
+    """R8: at its daemon or at another one; once it is closed, it opens."""
     cluster = StepCluster(3)
     first, _ = opened(cluster)
     second = cluster.client(daemon)
@@ -129,8 +129,8 @@ def test_an_open_region_is_not_opened_again(daemon: int) -> None:
     assert cluster.where()[0] == daemon
 
 
-def test_the_first_opener_does_nothing_with_an_old_epoch() -> None:
-    """R8: nor does anybody who has not opened it."""
+def test_requests_at_a_wrong_epoch_are_refused() -> None:
+    """R8: and those of clients that have not opened the region."""
     cluster = StepCluster(2)
     client, epoch = opened(cluster)
     assert not cluster.client(0).write(epoch, b"x")
@@ -139,8 +139,8 @@ def test_the_first_opener_does_nothing_with_an_old_epoch() -> None:
     assert cluster.bytes_of(0) == bytes(SIZE)
 
 
-def test_a_write_that_is_refused_writes_nothing() -> None:
-    """R7: the first step fits, the second one does not: neither copy has any of it, and both stay the same."""
+def test_refused_write_changes_neither_copy() -> None:
+    """R7: its first step fits, and its second one does not."""
     cluster = StepCluster(2)
     client, epoch = opened(cluster)
     for bad in ((SIZE - 2, b"long"), (-1, b"x"), (0, (SIZE - 1, 2)), (0, (0, -1)), (SIZE, (0, 1))):
@@ -157,8 +157,9 @@ def used(cluster: StepCluster, daemon: int, name: str = "s.000") -> int:
     return int(rows[0].used_bytes)
 
 
-def test_how_full_a_region_is_as_its_store_last_told() -> None:
-    """R6: at every daemon, after the close, the death of the one that was told, and at one that is started later."""
+def test_daemons_know_how_full_a_region_is() -> None:
+    """R6: as its store last reported it: at every daemon, after the close, after the death of the daemon that was told, and
+    at a daemon that starts later."""
     cluster = StepCluster(3)
     client, _ = opened(cluster)
 
@@ -168,7 +169,7 @@ def test_how_full_a_region_is_as_its_store_last_told() -> None:
 
     assert used(cluster, 0) == used(cluster, 2) == 0
     tell(client, ("s.000", 1234), ("nothing.000", 5))
-    tell(cluster.client(0), ("s.000", 99))  # by somebody who has not opened it
+    tell(cluster.client(0), ("s.000", 99))  # from a client that has not opened it
     tell(client, ("s.000", SIZE + 1))
     assert [used(cluster, daemon) for daemon in range(3)] == [1234] * 3
     client.leave()
@@ -187,16 +188,16 @@ def test_how_full_a_region_is_as_its_store_last_told() -> None:
 # ---- R9: placement
 
 
-def test_primary_on_the_local_daemon_secondary_on_the_next() -> None:
-    """R9: wrapping."""
+def test_new_region_lies_on_the_local_daemon_and_the_next() -> None:
+    """R9: the order wraps."""
     cluster = StepCluster(3)
     for daemon in range(3):
         opened(cluster, daemon, f"s.00{daemon}")
         assert cluster.where(f"s.00{daemon}") == (daemon, (daemon + 1) % 3)
 
 
-def test_the_next_one_without_memory_is_passed_over() -> None:
-    """R9, R12."""
+def test_daemon_without_memory_gets_no_copy() -> None:
+    """R9, R12: the next one does."""
     cluster = StepCluster(4, limit=2 * SIZE)
     opened(cluster, 1, "a.000")
     opened(cluster, 1, "a.001")
@@ -205,8 +206,8 @@ def test_the_next_one_without_memory_is_passed_over() -> None:
     assert cluster.where("b.000") == (0, 3), "daemon 1 and daemon 2 are full"
 
 
-def test_an_open_brings_a_copy_and_the_secondary_moves_to_the_next() -> None:
-    """R9: from (0, 1) to (2, 0), by resilvering."""
+def test_open_moves_a_region_to_its_daemon() -> None:
+    """R9: and the second copy to the next one, by resilvering: from (0, 1) to (2, 3)."""
     cluster = StepCluster(4)
     closed_region(cluster, b"moved")
     assert cluster.where() == (0, 1)
@@ -221,8 +222,8 @@ def test_an_open_brings_a_copy_and_the_secondary_moves_to_the_next() -> None:
 # ---- R10: failure
 
 
-def test_the_second_copy_takes_over_and_another_one_is_made() -> None:
-    """R10: though no client comes back; all within three seconds."""
+def test_secondary_takes_over_and_resilvers() -> None:
+    """R10: within three seconds, even if no client returns."""
     cluster = StepCluster(3)
     client, epoch = opened(cluster)
     assert client.write(epoch, b"kept")
@@ -233,8 +234,8 @@ def test_the_second_copy_takes_over_and_another_one_is_made() -> None:
     assert again.read(epoch, 4) == b"kept"
 
 
-def test_a_resilver_target_that_dies_is_replaced() -> None:
-    """R10."""
+def test_resilver_target_that_dies_is_replaced() -> None:
+    """R10: by the next daemon."""
     cluster = StepCluster(4, resilver_bytes_per_s=60_000)
     closed_region(cluster, bytes(range(256)) * 200)
     cluster.kill(1)
@@ -244,8 +245,8 @@ def test_a_resilver_target_that_dies_is_replaced() -> None:
     assert cluster.bytes_of(3) == cluster.bytes_of(0)
 
 
-def test_a_stopped_primary_that_wakes_is_fenced() -> None:
-    """R10: what its client wrote meanwhile is not acknowledged, and its copy is freed."""
+def test_stopped_primary_that_wakes_is_fenced() -> None:
+    """R10: it does not acknowledge what its client wrote meanwhile, and it frees its copy."""
     cluster = StepCluster(3)
     client, epoch = opened(cluster)
     assert client.write(epoch, b"one")
@@ -259,21 +260,21 @@ def test_a_stopped_primary_that_wakes_is_fenced() -> None:
     assert cluster.bytes_of(1)[:3] == b"one"
 
 
-def test_a_primary_cut_off_serves_nobody_once_it_was_replaced() -> None:
-    """R10: nobody told it, and its client is still there."""
+def test_primary_cut_off_does_not_serve_once_replaced() -> None:
+    """R10: though no daemon told it, and its client is still connected."""
     cluster = StepCluster(3)
     client, epoch = opened(cluster)
     assert client.write(epoch, b"one")
     cluster.separate(0, 1)
     cluster.separate(0, 2)
-    cluster.blind(0)  # else whoever is first strikes the other off
+    cluster.blind(0)  # otherwise the first of the two strikes the other one off
     assert cluster.until(lambda: cluster.where()[0] == 1, 4_000)
     assert client.read(epoch, 3) == "FencedError"
     assert not client.write(epoch, b"two")
 
 
-def test_a_copy_that_catches_up_is_not_listed_after_it_was_given_up() -> None:
-    """R10: the last acknowledgement is on its way to a primary that stands still, and its sender gives the copy up."""
+def test_copy_that_was_given_up_is_not_listed() -> None:
+    """R10: it had caught up, and its last acknowledgement was on its way to a primary that stood still."""
     cluster = StepCluster(3, resilver_bytes_per_s=1_000_000, chunk_bytes=8192)
     closed_region(cluster, bytes(range(256)) * 200)
     cluster.sim.network.hold(lambda source, message: isinstance(message, Ack) and message.seq > 1 and source == 2)
@@ -285,7 +286,7 @@ def test_a_copy_that_catches_up_is_not_listed_after_it_was_given_up() -> None:
     epoch = cluster.entry().epoch
     assert cluster.until(lambda: "s.000" not in cluster.core(2).copies, 8_000)
     cluster.sim.network.release()
-    assert cluster.entry().epoch == epoch + 1, "it frees without a word"
+    assert cluster.entry().epoch == epoch + 1, "it freed the copy without renouncing it"
     cluster.wake(0)
     for _ in range(100):
         cluster.run(50)
@@ -295,8 +296,8 @@ def test_a_copy_that_catches_up_is_not_listed_after_it_was_given_up() -> None:
     assert cluster.bytes_of(0) == cluster.bytes_of(2)
 
 
-def test_a_move_whose_outcome_is_unknown_is_found_out() -> None:
-    """R10: the primary asked for the move, the directory did it and did not answer: its copy is the second one now."""
+def test_primary_resolves_a_move_without_an_answer() -> None:
+    """R10: the directory made the change and did not answer: the former primary is now the secondary."""
     cluster = StepCluster(2)
     closed_region(cluster, b"kept")
     cluster.directory(0).answering = False
@@ -312,8 +313,8 @@ def test_a_move_whose_outcome_is_unknown_is_found_out() -> None:
 # ---- R12: memory
 
 
-def test_memory_grows_with_regions_alone_and_has_a_limit() -> None:
-    """R12: a named error at the limit; a removed region gives its memory back."""
+def test_memory_depends_on_regions_and_has_a_limit() -> None:
+    """R12: MemoryLimitError at the limit; a removed region frees its memory."""
     cluster = StepCluster(2, limit=2 * SIZE)
     client, epoch = opened(cluster, name="s.000")
     assert cluster.core(0).copies.used_bytes == SIZE
@@ -328,8 +329,8 @@ def test_memory_grows_with_regions_alone_and_has_a_limit() -> None:
     assert cluster.core(0).copies.used_bytes == cluster.core(1).copies.used_bytes == SIZE
 
 
-def test_open_regions_are_removed_by_force_only() -> None:
-    """R6, R8: and then their client is told; the same name is another region."""
+def test_open_region_is_removed_by_force_only() -> None:
+    """R6, R8: its client is then told, and the name is free for another region."""
     cluster = StepCluster(3)
     client, epoch = opened(cluster)
     assert client.write(epoch, b"gone")
@@ -343,8 +344,8 @@ def test_open_regions_are_removed_by_force_only() -> None:
     assert again.read(epoch, 4) == bytes(4)
 
 
-def test_a_region_whose_primary_only_seems_dead_is_not_removed() -> None:
-    """R8, R10: it may still serve its client; when its life is over for certain, it is removed."""
+def test_region_with_a_suspected_primary_is_not_removed() -> None:
+    """R8, R10: the primary may still serve its client."""
     cluster = StepCluster(2)
     client, epoch = opened(cluster)
     cluster.kill(1)
@@ -360,8 +361,8 @@ def test_a_region_whose_primary_only_seems_dead_is_not_removed() -> None:
 # ---- R15, R18
 
 
-def test_a_store_restarts_at_any_daemon() -> None:
-    """R15: in place, and on a host after the other."""
+def test_region_opens_at_any_daemon() -> None:
+    """R15: in place, and on one host after the other."""
     cluster = StepCluster(3)
     closed_region(cluster, b"kept")
     for daemon in (0, 1, 2, 0, 2):
@@ -372,8 +373,8 @@ def test_a_store_restarts_at_any_daemon() -> None:
         cluster.run(300)
 
 
-def test_both_copies_gone_is_said_of_exactly_that_region() -> None:
-    """R18: RegionLostError, nothing of it is served, the others are; removed, its name is free."""
+def test_region_without_copies_is_lost() -> None:
+    """R18: RegionLostError for that region alone; once it is removed, its name is free."""
     cluster = StepCluster(3)
     closed_region(cluster, name="s.000")
     closed_region(cluster, daemon=1, name="t.000")
@@ -390,8 +391,8 @@ def test_both_copies_gone_is_said_of_exactly_that_region() -> None:
     assert isinstance(client.open(), list)
 
 
-def test_a_region_that_does_not_exist_is_named() -> None:
-    """R18: and one of a size below nothing is refused."""
+def test_open_of_an_unknown_region_fails() -> None:
+    """R18: as does one with a negative size."""
     cluster = StepCluster(2)
     client = cluster.client(0)
     assert client.ask(lambda n: Open(n, "s.000", 0)) == "RegionUnavailableError"
@@ -402,8 +403,9 @@ def test_a_region_that_does_not_exist_is_named() -> None:
 
 
 @pytest.mark.parametrize("policy", ["allow", "refuse"])
-def test_what_happens_with_one_copy_is_explicit(policy: str) -> None:
-    """Issue 4: served and shown as SINGLE, or refused by name until the second copy is back; reads go on."""
+def test_single_copy_setting_decides_about_writes(policy: str) -> None:
+    """R7: a region with one copy is shown as SINGLE; its writes are accepted, or refused until the second copy is back.
+    Reads continue."""
     cluster = StepCluster(2, single_copy=policy)
     client, epoch = opened(cluster)
     assert client.write(epoch, b"two")
@@ -421,11 +423,11 @@ def test_what_happens_with_one_copy_is_explicit(policy: str) -> None:
     assert cluster.bytes_of(0) == cluster.bytes_of(1)
 
 
-# ---- R10: a change of the directory that nobody answered, and that happens later
+# ---- R10: a change of the directory that gets no answer and happens later
 
 
-def test_a_take_over_that_was_given_up_does_not_happen_later() -> None:
-    """R10: the primary is back, and the secondary has made sure."""
+def test_unanswered_take_over_cannot_happen_later() -> None:
+    """R10: once the primary is back, the secondary raises the epoch, so that its late change no longer fits."""
     cluster = StepCluster(2)
     client, epoch = opened(cluster)
     assert client.write(epoch, b"one")
@@ -443,8 +445,8 @@ def test_a_take_over_that_was_given_up_does_not_happen_later() -> None:
     assert cluster.where() == (0, 1)
 
 
-def test_a_take_over_that_happens_later_is_found_out_by_both() -> None:
-    """R10: until the new primary knows, its directory being away, the old one asks before each read."""
+def test_late_take_over_is_found_by_both_daemons() -> None:
+    """R10: the directory does not answer the new primary; until it knows, the old one asks the directory before each read."""
     cluster = StepCluster(2)
     client, epoch = opened(cluster)
     assert client.write(epoch, b"one")
@@ -461,20 +463,21 @@ def test_a_take_over_that_happens_later_is_found_out_by_both() -> None:
     assert again.read(epoch, 3) == b"one"
 
 
-def test_who_hears_again_may_have_taken_over_meanwhile() -> None:
-    """R10: the primary heard the secondary all the time, the secondary not the primary. That it hears again is no lease."""
-    cluster = StepCluster(2, audit_ms=60_000.0)  # which would find out too
+def test_secondary_that_hears_again_may_have_taken_over() -> None:
+    """R10: the primary heard the secondary all the time, but not the other way round. That the secondary hears it again is
+    no lease."""
+    cluster = StepCluster(2, audit_ms=60_000.0)  # otherwise the audit would find it
     client, epoch = opened(cluster)
     assert client.write(epoch, b"one")
     cluster.sim.network.hold(lambda source, message: source == 0)
     assert cluster.until(lambda: cluster.where()[0] == 1, 6_000)
-    cluster.sim.network.hold(lambda source, message: isinstance(message, Begin))  # that would tell
+    cluster.sim.network.hold(lambda source, message: isinstance(message, Begin))  # which would tell the old primary
     assert cluster.until(lambda: cluster.core(0).peers.confirmed(1), 1_000)
     assert client.read(epoch, 3) == "FencedError"
 
 
-def test_a_region_that_is_made_too_late() -> None:
-    """R7, R10: its maker has made it anew by then, or has given it up and removes it."""
+def test_region_created_too_late_is_removed() -> None:
+    """R7, R10: its daemon has created it again by then, or has given it up and removes it."""
     cluster = StepCluster(2)
     change = cluster.delay_change(0, lambda new: True)
     opened(cluster)
@@ -495,8 +498,9 @@ def test_a_region_that_is_made_too_late() -> None:
 
 
 @pytest.mark.parametrize("in_time", [True, False])
-def test_a_copy_that_a_dead_primary_lists_later(in_time: bool) -> None:
-    """R10: it is complete, so it takes over if it is listed in time; it is not given up before its listing is impossible."""
+def test_copy_listed_late_by_a_dead_primary(in_time: bool) -> None:
+    """R10: it is complete, so its daemon takes over if the listing lands in time; otherwise the daemon makes the listing
+    impossible before it frees the copy."""
     cluster = StepCluster(3)
     closed_region(cluster, b"kept")
     change = cluster.delay_change(
@@ -519,8 +523,8 @@ def test_a_copy_that_a_dead_primary_lists_later(in_time: bool) -> None:
         assert not change.land()
 
 
-def test_a_region_whose_maker_died_before_anybody_opened_it() -> None:
-    """R18: nothing was in it, so nothing is lost: it is made anew."""
+def test_region_never_opened_is_created_again() -> None:
+    """R18: its daemon died before the first open; it was empty, so nothing is lost."""
     cluster = StepCluster(2)
     cluster.kill(1)
     cluster.run(3_000)
