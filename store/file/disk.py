@@ -1,4 +1,4 @@
-"""What the file store asks of the operating system. Tests inject a disk that is full, slow, or stops in the middle."""
+"""The system calls of the file store. Tests inject a disk that is full, slow, or stops after any call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Disk:
     """One method per call, no state."""
 
     def pwrite_all(self, fd: int, data: bytes, offset: int) -> None:
-        """A short write is continued; the operating system then either finishes or says why not."""
+        """Continues after a short write, until all is written or the operating system raises."""
         view = memoryview(data)
         while view:
             done = self.pwrite(fd, view, offset)
@@ -20,7 +20,7 @@ class Disk:
         return os.pwrite(fd, data, offset)
 
     def pread_all(self, fd: int, length: int, offset: int) -> bytes:
-        """Up to length bytes: fewer only at the end of the file."""
+        """`length` bytes, fewer only at the end of the file."""
         parts: list[bytes] = []
         while length > 0:
             part = os.pread(fd, min(length, 1 << 26), offset)
@@ -37,7 +37,7 @@ class Disk:
         os.ftruncate(fd, length)
 
     def link(self, source: str, target: str) -> None:
-        """Fails when the target exists: that is what makes it a compare-and-swap."""
+        """FileExistsError when the target exists, so that of two processes only one succeeds."""
         os.link(source, target)
 
     def unlink(self, path: str) -> None:
@@ -51,11 +51,11 @@ class Disk:
             os.close(fd)
 
     def boottime_ns(self) -> int:
-        """Runs on while the machine sleeps and is the same for all processes, unlike the monotonic clock."""
+        """Also advances while the machine sleeps, and is the same for all processes."""
         return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
     def wall_s(self) -> float:
-        """The clock of the file system's time stamps."""
+        """Comparable with the time stamps of files."""
         return time.time()
 
     def sleep_ms(self, duration_ms: float) -> None:

@@ -4,12 +4,12 @@
     frame   mark, number of sections, own offset, checksum of these and of the table; the table of the sections (length
             and checksum of each); then the sections
 
-The first section of a frame is its *head*: it says what the others are (store/ledger/codec.py). So a frame whose table and head
-are good is understood, whatever is damaged in the sections behind; without them nothing of it is.
+The first section of a frame is its *head*, which tells what the others are (store/ledger/codec.py). A frame whose table and
+head are good is understood, whatever is damaged in its other sections; without them nothing of the frame is.
 
-A frame header names its own offset and its checksum is seeded with the journal id, so that the bytes of an older
-journal, or of a journal stored as a value, are never taken for a frame. That makes it safe to look for good frames
-*behind* a bad one, which tells a torn last write from damage.
+A frame header contains its own offset, and its checksum is seeded with the journal id. So bytes of an older journal, or of a
+journal that is stored as a value, are never taken for a frame. That makes it safe to look for good frames *behind* a bad
+one, which tells a torn last write from damage.
 
 Version 2 is the first with sections.
 """
@@ -63,7 +63,7 @@ def decode_header(data: bytes, file: str) -> Header:
         raise StoreCorruptError(file, _PREAMBLE.size, "the header is cut off")
     generation, journal_id, check = _BODY.unpack_from(data, _PREAMBLE.size)
     if check != zlib.crc32(data[_PREAMBLE.size : HEADER_BYTES - 4]):
-        raise StoreCorruptError(file, _PREAMBLE.size, "the checksum of the header does not fit")
+        raise StoreCorruptError(file, _PREAMBLE.size, "the checksum of the header does not match")
     return Header(generation, journal_id)
 
 
@@ -76,7 +76,7 @@ def encode_frame(sections: Sequence[bytes], offset: int, seed: int) -> bytes:
 
 @dataclass(frozen=True)
 class Frame:
-    """One whose table and head are good."""
+    """A frame whose table and head are good; other sections of it may be lost."""
 
     offset: int
     end: int
@@ -89,7 +89,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class FrameScan:
-    """Frames, the offset after the last of them, and what is wrong there ("" = nothing)."""
+    """Frames, the offset after the last of them, and what is wrong there ("" at the end of the data)."""
 
     frames: tuple[Frame, ...]
     end: int
@@ -97,7 +97,7 @@ class FrameScan:
 
 
 def _table(data: bytes, at: int, base: int, seed: int) -> bytes | None:
-    """The table of the sections, when a good frame header stands here."""
+    """The table of the sections; None unless a good frame header begins here."""
     start = at + FRAME_HEADER_BYTES
     if start > len(data):
         return None
@@ -110,7 +110,7 @@ def _table(data: bytes, at: int, base: int, seed: int) -> bytes | None:
 
 
 def scan(data: bytes, base: int, seed: int) -> FrameScan:
-    """All frames from the start of data (which is at `base` in its file) to the first that cannot be understood."""
+    """All frames from the start of `data` to the first that cannot be understood. `base` is the offset of `data` in its file."""
     frames: list[Frame] = []
     at = 0
 
@@ -127,14 +127,14 @@ def scan(data: bytes, base: int, seed: int) -> FrameScan:
             return stopped("a frame is cut off")
         sections, end = found
         if isinstance(sections[0], Lost):
-            return stopped("the checksum of the head of a frame does not fit")
+            return stopped("the checksum of the head of a frame does not match")
         frames.append(Frame(base + at, base + end, sections))
         at = end
     return stopped("")
 
 
 def find_frame(data: bytes, base: int, seed: int) -> int | None:
-    """The offset of the first good frame header behind the start of data: proof that more was written later."""
+    """The offset of the first good frame header after the start of `data`: proof that more was written later."""
     at = data.find(MARK, 1)
     while at >= 0:
         if _table(data, at, base, seed) is not None:

@@ -1,17 +1,17 @@
 """What the bytes of a journal mean when not all of them are good (S9). Pure.
 
-    what is not good                      where                                         judged
-    a section that is not the head of     something stands behind its frame, or it      damage of one record set, which the
-    its frame                             was acknowledged                              head names: refused, all else goes on
+    what is damaged                       where                                         judgement
+    a section other than the head of      a frame follows, or it was acknowledged       damage of one record set, which the head
+    its frame                                                                           names: that record set is refused
     the same                              last in the file, not acknowledged            a torn last write: cut off
-    the header, table or head of a frame  good frames behind it, or it was acknowledged damage, nobody knows of what: the whole
-                                                                                        store is refused
+    the header, table or head of a frame  good frames follow, or it was acknowledged    damage of unknown extent: the whole store
+                                                                                        is refused
     the same                              last in the file, not acknowledged            a torn last write: cut off
-    the file ends before what was         –                                             damage: the whole store is refused
-    acknowledged
+    the file ends before the              –                                             damage: the whole store is refused
+    acknowledged length
 
-A frame is begun when the one before it is whole, so only the last one can be torn. What was acknowledged says the lock
-file (lock.py); without it, 0, damage of the last frame cannot be told from a torn write.
+A frame is written only when the one before it is complete, so only the last one can be torn. The lock file (lock.py) knows
+the acknowledged length. Without it the length counts as 0, and damage of the last frame looks like a torn write.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from spark_jms.store.file.frame import Frame, find_frame, scan
 
 @dataclass(frozen=True)
 class Judged:
-    """What counts, up to `end`; `torn`: behind it is what has to be cut off."""
+    """The frames that count, up to `end`. `torn`: what follows has to be cut off."""
 
     frames: tuple[Frame, ...]
     end: int
@@ -32,7 +32,7 @@ class Judged:
 
 
 def judge(data: bytes, base: int, seed: int, acknowledged: int, file: str) -> Judged:
-    """Of the rest of a journal, from `base` on. StoreCorruptError when the whole store is to be refused."""
+    """Judges `data`, which begins at offset `base` of `file`. StoreCorruptError when the whole store must be refused."""
     found, size = scan(data, base, seed), base + len(data)
     if size < acknowledged:
         raise StoreCorruptError(file, size, f"the file ends here, and {acknowledged} bytes were acknowledged")

@@ -1,14 +1,17 @@
-"""`journal.lock`: who may write now, and how far the journal is good.
+"""`journal.lock`: which process may write now, and up to where the journal is acknowledged.
 
-One small file with slots. HINT: generation and length up to which everything is written, synced and
-acknowledged; readers look at nothing else to see whether there is news (one pread), and never read beyond it. STAMP:
-set while somebody writes; found set after taking the lock, its owner died in the middle and the journal must be
-looked through. SWITCH: the owner before was stopped (SIGSTOP) for too long while it held the lock, so that the lock
-file was replaced; set until the journal goes on in a new generation.
+One small file with slots.
 
-Breaking a lock is safe since the breaker goes on in a new generation of the journal: whatever the stopped process
-still writes goes to the old file, and before it acknowledges it looks whether the file it locked still has its name.
-The operating system's lock (flock) is released at death, so that a crash never needs the breaking.
+    HINT    generation and length up to which everything is written, synced and acknowledged. Readers look only at the hint to
+            learn whether there is news (one pread), and never read beyond it.
+    STAMP   set while a process writes. A writer that finds it set after taking the lock knows that the one before died while it
+            wrote, and reads the journal to its end.
+    SWITCH  set when a writer was stopped (SIGSTOP) for too long while it held the lock, so that the lock file was replaced;
+            cleared when the journal continues in a new generation.
+
+Breaking a lock is safe because the journal continues in a new generation: whatever the stopped process still writes goes to
+the old file, and before it acknowledges, it checks whether the file it locked still has its name. The operating system
+releases the lock (flock) when a process dies, so a crash never needs a broken lock.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ _NO_STAMP = bytes(_STAMP.size)
 
 @dataclass(frozen=True)
 class Hint:
-    """`synced` is False when the writer did not ask for durability: after a power loss such a hint proves nothing."""
+    """`length` bytes of the generation are acknowledged. `synced` is False when the writer does not sync: after a power loss
+    such a hint proves nothing."""
 
     generation: int
     length: int
@@ -58,7 +62,7 @@ def _decode_hint(data: bytes) -> Hint | None:
 
 
 def read_hint(directory: str) -> Hint | None:
-    """By a look at the file alone, whoever has it. None when it is not there, or damaged."""
+    """Reads the file without its lock. None when the file is missing or the hint is damaged."""
     try:
         with open(os.path.join(directory, _FILE), "rb") as file:
             return _decode_hint(file.read(_HINT.size))
@@ -67,14 +71,14 @@ def read_hint(directory: str) -> Hint | None:
 
 
 class JournalLock:
-    """Taken by one thread of a process at a time (the backend sees to that)."""
+    """The backend lets only one thread of a process take it at a time."""
 
     def __init__(self, directory: str, disk: Disk, break_after_ms: float) -> None:
         self.path = os.path.join(directory, _FILE)
         self._disk = disk
         self._break_after_ms = break_after_ms
         self.break_count = 0
-        # Two descriptors: readers follow a replaced lock file at once, the writer must go on seeing the one it locked.
+        # Two descriptors: readers follow a replaced lock file at once, the writer must keep the one that it locked.
         self._read_fd = self._open_file()
         try:
             self._write_fd = self._open_file()
@@ -86,7 +90,7 @@ class JournalLock:
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         if os.fstat(fd).st_size < _SLOTS_BYTES:
             try:
-                # Only the part that is missing: another process may be writing its slots at this moment.
+                # Writes only the missing part: another process may be writing its slots at this moment.
                 os.pwrite(fd, b"\0", _SLOTS_BYTES - 1)
             except OSError:
                 os.close(fd)
@@ -96,7 +100,7 @@ class JournalLock:
     # ---- readers
 
     def look(self) -> tuple[bytes, Hint | None]:
-        """The raw hint (to compare) and the hint; follows a replaced lock file."""
+        """The raw hint, to compare, and the hint; None while it is unreadable. Follows a replaced lock file."""
         if os.fstat(self._read_fd).st_nlink == 0:
             self._reopen(self._read_fd)
         raw = os.pread(self._read_fd, _HINT.size, 0)
@@ -110,11 +114,12 @@ class JournalLock:
     # ---- the writer
 
     def acquire(self) -> bool:
-        """Takes the lock. True when the owner before died or was stopped in the middle: look the journal through."""
+        """Takes the lock. True when the writer before died or was stopped while it held the lock: then the journal must be read
+        to its end. StoreBusyError after _BREAK_LIMIT broken locks."""
         try:
             return self._acquire()
         except BaseException:
-            self.release(False)  # wherever it failed
+            self.release(False)
             raise
 
     def _acquire(self) -> bool:
@@ -132,7 +137,7 @@ class JournalLock:
             if locked:
                 os.pwrite(self._write_fd, _STAMP.pack(os.getpid(), self._disk.boottime_ns()), _STAMP_AT)
                 return replaced or stamp != _NO_STAMP
-            # A pause of our own (we may have been stopped, or the machine) must not count as one of the owner's.
+            # A pause of this process, which may have been stopped itself, must not count as a pause of the owner.
             now_ns = self._disk.boottime_ns()
             waited_ms = waited_ms + min((now_ns - before_ns) / 1e6, _PAUSE_CREDIT_MS) if stamp == before_stamp else 0.0
             before_ns, before_stamp = now_ns, stamp
@@ -154,7 +159,7 @@ class JournalLock:
         return True
 
     def superseded(self) -> bool:
-        """The file that this process locked is no longer the lock."""
+        """True when another process replaced the file that this process locked."""
         return os.fstat(self._write_fd).st_nlink == 0
 
     def publish(self, hint: Hint) -> None:
@@ -162,13 +167,15 @@ class JournalLock:
 
     def release(self, clean: bool) -> None:
         if clean:
-            with contextlib.suppress(OSError):  # it stays marked then: the next one looks the journal through
+            with contextlib.suppress(
+                OSError
+            ):  # the lock then stays marked, and the next writer reads the whole journal
                 os.pwrite(self._write_fd, _NO_STAMP, _STAMP_AT)
         with contextlib.suppress(OSError):
             fcntl.flock(self._write_fd, fcntl.LOCK_UN)
 
     def _supersede(self, stamp: bytes) -> None:
-        """Replace the lock file under `breaker.lock`, unless its owner has moved meanwhile."""
+        """Replaces the lock file, under `breaker.lock`, unless its owner wrote a new stamp meanwhile."""
         fresh = f"{self.path}.{os.getpid()}.tmp"
         breaker = os.open(
             os.path.join(os.path.dirname(self.path), "breaker.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
@@ -178,7 +185,7 @@ class JournalLock:
             if self.superseded() or os.pread(self._write_fd, _STAMP.size, _STAMP_AT) != stamp:
                 return
             slots = bytearray(os.pread(self._write_fd, _SLOTS_BYTES, 0))
-            # The stamp stays set in the new file: whoever takes it looks the journal through.
+            # The stamp stays set in the new file, so the next writer reads the whole journal.
             slots[_SWITCH_AT] = 1
             new = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
             try:
@@ -191,7 +198,8 @@ class JournalLock:
             os.close(breaker)
 
     def must_switch(self) -> bool:
-        """The owner before was broken off and may still write to the journal it knows: go on in a new generation."""
+        """True when the lock of a stopped writer was broken. That writer may still write to its journal, so the next one
+        continues in a new generation."""
         return os.pread(self._write_fd, 1, _SWITCH_AT) not in (b"", b"\0")
 
     def switched(self) -> None:

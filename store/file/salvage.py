@@ -1,13 +1,13 @@
-"""What can be read of a damaged journal, up to and around the damage. Nothing is changed, no lock is taken.
+"""What is readable of a damaged journal, up to and around the damage (S9). Changes nothing and takes no lock.
 
-Theory. Values in the journal are absolute, so a key that was written after the damage is right again; of all others it
-is unknown whether what is lost changed them. Of a damaged section it is known whose it is: that record set *may* have
-lost changes, and its epoch is right. Of a gap, where nothing can be understood, nothing is known: every record set may
-have lost changes, but one whose first opening stands after the last gap. A lost entry can hide at most one change of owner
-of a record set, and takes at least one byte; so can an entry that is there but does not fit what is left, and a waiter
-that was dropped. Epochs grow by the number of all these, so that whoever owned one stays fenced.
+Theory. Values in the journal are absolute, so a key that was written after the damage is right again; whether a lost entry
+changed another key is unknown. For a damaged section the record set is known: it *may* have lost changes, and its epoch is
+right. For a gap, where nothing can be understood, nothing is known: every record set may have lost changes, except one whose
+first opening follows the last gap. A lost entry hides at most one change of owner of a record set and takes at least one
+byte. An entry that does not fit what is left, and a waiter that was dropped, hide at most one each. Epochs grow by the number
+of all these, so every old owner stays fenced.
 
-A record set that was refused already when the journal was compacted is taken from the journal of then, which was kept.
+A record set that was already refused when the journal was compacted is taken from the journal of that time, which was kept.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class _Gap:
 
 
 def salvage_directory(directory: str) -> Salvaged:
-    """StoreCorruptError when not even the header of the journal can be read: without its id no frame can be trusted; and
-    when the whole journal is gone."""
+    """StoreCorruptError when the header of the journal is unreadable, because without its id no frame can be trusted, and when
+    the newest journal is missing. StoreInUseError while a session is alive."""
     generations = Generations(directory, Disk())
     listed = generations.listed() if os.path.isdir(directory) else []
     if not listed:
@@ -64,11 +64,11 @@ def salvage_directory(directory: str) -> Salvaged:
     data, header = _read(path)
     hint = read_hint(directory)
     if hint is not None and hint.generation > header.generation:
-        raise StoreCorruptError(path, 0, f"it is not the newest journal: generation {hint.generation} is gone")
+        raise StoreCorruptError(path, 0, f"it is not the newest journal: generation {hint.generation} is missing")
     known = hint is not None and hint.synced and hint.generation == header.generation
     found = salvage(data, header.seed, path, hint.length if known and hint else 0, functools.cache(_kept))
     heartbeat = SessionLocks(directory, Disk(), SESSION_TIMEOUT_MS)
-    # That a session connected may be lost; that it lives is not.
+    # The entry of a session may be lost; its lock file is not.
     if alive := heartbeat.alive({*found.sessions, *_listed(heartbeat.directory)}):
         raise StoreInUseError(f"{directory} is used by session {', '.join(sorted(alive))}")
     return found
@@ -102,8 +102,8 @@ def salvage(
     acknowledged: int = 0,
     kept: Callable[[str], Salvaged | None] = lambda path: None,
 ) -> Salvaged:
-    """Pure: of a whole journal, its header included. `acknowledged`: so long it was at the least; `kept`: what there is in a
-    journal of before."""
+    """Pure. `data` is a whole journal with its header. `acknowledged` is its least length; `kept` returns what is readable of a
+    journal that was kept when it was compacted."""
     fold = _Fold(path, kept)
     for piece in _pieces(data, seed):
         if isinstance(piece, _Gap):
@@ -116,7 +116,7 @@ def salvage(
 
 
 def _pieces(data: bytes, seed: int) -> Iterator[_Gap | Frame]:
-    """Good frames and, between them, what is none."""
+    """Good frames, and the gaps between them."""
     at = HEADER_BYTES
     while at < len(data):
         found = scan(data[at:], at, seed)
@@ -136,9 +136,9 @@ class _Fold:
         self._kept = kept
         self._left_out: list[str] = []
         self._gaps = False
-        self._hidden = 0  # at most so many changes of owner
-        self._whole: set[str] = set()  # first opened after the last gap
-        self._strange: set[str] = set()
+        self._hidden = 0  # upper bound of lost changes of owner
+        self._whole: set[str] = set()  # record sets whose first opening follows the last gap
+        self._strange: set[str] = set()  # record sets with an entry that did not fit
         self._damaged: set[str] = set()
 
     def gap(self, gap: _Gap) -> None:
@@ -165,8 +165,8 @@ class _Fold:
                 self._force(entry, f"{self._path}: frame at byte {frame.offset}: {error}")
 
     def _damage(self, entry: Damaged) -> None:
-        """What is left of the record set counts; of one that was damaged before this journal began, what is left there. Its
-        epoch was raised there, if need be, and nobody has owned it since."""
+        """Keeps what is left of the record set. If it was damaged before this journal began, that is what the kept journal has;
+        its epoch was raised there, and no session has owned it since."""
         place = os.path.join(os.path.dirname(self._path), entry.file)
         self._left_out.append(f"{place}: {entry.reason} (record set {entry.name!r})")
         self._damaged.add(entry.name)
@@ -181,10 +181,10 @@ class _Fold:
             self._left_out += [line for line in kept.left_out if line not in self._left_out]
         else:
             self.ledger.apply(entry)
-            self._left_out.append(f"record set {entry.name!r}: {place} has nothing of it that can be read")
+            self._left_out.append(f"record set {entry.name!r}: {place} has nothing readable of it")
 
     def _force(self, entry: Entry, why: str) -> None:
-        """It was written on what is lost: what it says about objects and epochs counts all the same."""
+        """Applies an entry that was made on lost entries: its objects and epochs count all the same."""
         ledger = self.ledger
         self._hidden += 1
         self._gaps = True
@@ -217,19 +217,21 @@ class _Fold:
                     self._record(change.name, change.epoch)
                 ledger.prepared[xid] = changes
             case Resolved(xid, commit):
-                said = "committed" if commit else "rolled back"
-                self._left_out.append(f"transaction {xid} was {said}; what it promised is lost")
+                outcome = "committed" if commit else "rolled back"
+                self._left_out.append(f"transaction {xid} was {outcome}; the changes that it promised are lost")
             case _:
-                pass  # who is connected does not move
+                pass  # sessions are not salvaged
         if not self._left_out:
-            self._left_out.append(why)  # no damage before it: the writer was faulty
+            self._left_out.append(why)  # without damage before it, the writer was faulty
 
     def _resolve_stale(self, changes: tuple[Change, ...]) -> None:
-        """A prepared transaction locks its keys: one whose keys are written by others was resolved in what is lost. To
-        keep it would undo, when it is committed again, what is newer."""
+        """Drops prepared transactions whose keys a later entry writes. They lock their keys, so each was resolved in a lost
+        entry; keeping one would undo newer values when it is committed again."""
         while (xid := self.ledger.prepared.locked_by(changes)) is not None:
             del self.ledger.prepared[xid]
-            self._left_out.append(f"transaction {xid}: it was resolved, but whether committed or rolled back is lost")
+            self._left_out.append(
+                f"transaction {xid}: it was resolved; whether it was committed or rolled back is lost"
+            )
 
     def _record(self, name: str, epoch: int) -> Record:
         self._strange.add(name)

@@ -1,4 +1,4 @@
-"""`FileStore`: what users open. Openings of one directory by one process share one backend, and so one group commit."""
+"""`FileStore`, which users open. All openings of one directory by one process share one backend, and so one group commit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _shared: SharedBackends[FileBackend] = SharedBackends()
 
 
 class FileStore(LedgerStore):
-    """A store in one directory of a local file system. Its own backend; `shared` takes the one the process has."""
+    """A store in one directory of a local file system. Each has its own backend; `shared` uses the one of this process."""
 
     def __init__(
         self,

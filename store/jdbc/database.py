@@ -1,10 +1,10 @@
 """Connections to the database, and what its errors mean. The only file that knows both drivers.
 
-Keepalive (S8). On PostgreSQL every connection sets both ends: the client's (libpq) so that an engine notices within
-`statement_limit_s` that the database is gone, the server's so that the database notices within `orphan_limit_s` that the
-engine is gone and drops its lock. With the system's own setting that takes two hours. A connection that waits longer
-than `statement_limit_s` for an answer is cut by the `Watchdog`: a proxy or a firewall that swallows everything keeps the
-TCP connection alive for the kernel.
+Keepalive (S8). On PostgreSQL every connection sets keepalives on both ends: on the client (libpq), so that an engine notices
+within `statement_limit_s` that the database is gone, and on the server, so that the database notices within
+`orphan_limit_s` that the engine is gone and drops its lock. With the system's default that takes two hours. A proxy or
+firewall that swallows everything keeps the TCP connection alive for the kernel; so a watchdog thread cuts a connection that
+waits longer than `statement_limit_s` for an answer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from spark_jms.store.errors import (
 from spark_jms.store.jdbc.settings import SQLITE, JdbcSettings
 
 CONNECT_TIMEOUT_S = 10
-LOCK_TIMEOUT_MS = 50  # of who starts; an engine at work waits behind such a one, so it waits longer
+LOCK_TIMEOUT_MS = 50  # of a starting engine; a serving engine may queue up behind it, so it waits longer
 SQLITE_BUSY_S = 5.0
 _FULL = ("53100", "53200", "54000")  # disk_full, out_of_memory, program_limit_exceeded
 _RIGHTS = ("42501", "28000", "28P01")
@@ -43,18 +43,18 @@ _LOCKED = ("55P03", "40P01", "57014")  # lock_not_available, deadlock_detected, 
 
 
 class ConnectionLostError(Exception):
-    """The connection to the database is of no use any more; what was under way may have been done."""
+    """The connection to the database is lost. Whether the statement under way was executed is unknown."""
 
 
 def keepalives(limit_s: float) -> dict[str, int]:
-    """Idle, interval, count: together the limit, in whole seconds."""
+    """Idle time, interval and count, in whole seconds; together at most the limit."""
     count = 6
     interval_s = max(1, int(limit_s / 12))
     return {"idle": max(1, int(limit_s - count * interval_s)), "interval": interval_s, "count": count}
 
 
 def client_keepalives(settings: JdbcSettings) -> dict[str, int]:
-    """libpq's parameters."""
+    """Parameters of libpq."""
     ours = keepalives(settings.statement_limit_s)
     return {
         "keepalives": 1,
@@ -65,7 +65,8 @@ def client_keepalives(settings: JdbcSettings) -> dict[str, int]:
 
 
 def server_settings(settings: JdbcSettings) -> dict[str, str]:
-    """Of each session at the server. The lock's transaction is idle for life, so no time-out may end it."""
+    """Settings of each session at the server. The transaction with the lock idles for the engine's whole life, so no
+    idle time-out may end it."""
     theirs = keepalives(settings.orphan_limit_s)
     return {
         **{f"tcp_keepalives_{name}": str(value) for name, value in theirs.items()},
@@ -77,20 +78,20 @@ def server_settings(settings: JdbcSettings) -> dict[str, str]:
 
 
 class DatabaseConnection:
-    """One physical connection; used by one thread at a time. Errors come out by their names."""
+    """One physical connection, used by one thread at a time. It raises StoreErrors by name, and ConnectionLostError."""
 
-    def __init__(self, database: Database, raw: sa.Connection) -> None:
-        self._database = database
+    def __init__(self, settings: JdbcSettings, raw: sa.Connection) -> None:
+        self._settings = settings
         self._raw = raw
         self.lost = False
         self.busy_since_s: float | None = None
 
     @property
     def _is_sqlite(self) -> bool:
-        return self._database.settings.dialect == SQLITE
+        return self._settings.dialect == SQLITE
 
     def begin(self, mode: str = "IMMEDIATE") -> None:
-        """SQLite: DEFERRED, IMMEDIATE, EXCLUSIVE. PostgreSQL begins by itself with the first statement."""
+        """`mode` is SQLite's: DEFERRED, IMMEDIATE or EXCLUSIVE. PostgreSQL begins by itself with the first statement."""
         if self._is_sqlite:
             self.run(f"BEGIN {mode}")
 
@@ -114,7 +115,7 @@ class DatabaseConnection:
                 self._raw.commit()
 
     def rollback(self) -> None:
-        """ConnectionLostError when it is not certain."""
+        """ConnectionLostError when it is not certain that the transaction was rolled back."""
         with self._errors():
             if self._is_sqlite:
                 if getattr(self._raw.connection.driver_connection, "in_transaction", False):
@@ -124,7 +125,7 @@ class DatabaseConnection:
 
     @contextmanager
     def transaction(self, mode: str = "IMMEDIATE") -> Iterator[None]:
-        """Committed when the block ends; rolled back when it raises."""
+        """Commits when the block ends, rolls back when it raises."""
         try:
             self.begin(mode)
             yield
@@ -143,7 +144,7 @@ class DatabaseConnection:
         try:
             yield
         except DBAPIError as error:
-            named = self._database.name_error(error)
+            named = name_error(self._settings, error)
             if isinstance(named, ConnectionLostError):
                 self.lost = True
             raise named from error
@@ -154,24 +155,24 @@ class DatabaseConnection:
             self.busy_since_s = None
 
     def wait_for_locks(self, limit_ms: float) -> None:
-        """In place of LOCK_TIMEOUT_MS. Not in a transaction."""
+        """Replaces LOCK_TIMEOUT_MS. Call outside of a transaction."""
         if self._is_sqlite:
             return
         self.run(f"SET lock_timeout = {int(limit_ms)}")
         self.commit()
 
     def autocommit(self) -> None:
-        """For statements that run in no transaction. PostgreSQL only, on a fresh connection."""
+        """For statements outside of any transaction. PostgreSQL only, on a fresh connection."""
         with self._errors():
             self._raw = self._raw.execution_options(isolation_level="AUTOCOMMIT")
 
     def cut(self) -> None:
-        """From any thread: whoever waits for an answer gets a ConnectionLostError at once."""
+        """From any thread: the thread that waits for an answer gets a ConnectionLostError at once."""
         fd = self._fd()
         if fd is None:
             return
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as copy:
-            if self._fd() == fd:  # else it was closed meanwhile, and the copy may be somebody else's
+            if self._fd() == fd:  # otherwise it was closed meanwhile, and the copy may be of another file
                 copy.shutdown(socket.SHUT_RDWR)
 
     def _fd(self) -> int | None:
@@ -182,8 +183,7 @@ class DatabaseConnection:
         return None
 
     def close(self) -> None:
-        """Ends the connection, and with it its transaction and locks."""
-        self._database.forget(self)
+        """Ends the connection, and with it the transaction and its locks."""
         with contextlib.suppress(SQLAlchemyError, sa.exc.ResourceClosedError):
             if self.lost:
                 self._raw.invalidate()
@@ -193,13 +193,14 @@ class DatabaseConnection:
             self._raw.close()
 
     def abandon(self) -> None:
-        """In a forked child: drop the parent's connection and say nothing, or its lock would outlive the parent. The
-        driver closes the number of the descriptor once more when it is collected: until then it leads nowhere."""
+        """In a forked child: drops the parent's connection without a message to the server, or the lock would outlive the
+        parent. The driver closes the descriptor's number again when it is collected, so until then the number stays open on
+        /dev/null and cannot become another file."""
         if (fd := self._fd()) is not None:
             with contextlib.suppress(OSError):
-                nowhere = os.open(os.devnull, os.O_RDWR)
-                os.dup2(nowhere, fd, inheritable=False)
-                os.close(nowhere)
+                null = os.open(os.devnull, os.O_RDWR)
+                os.dup2(null, fd, inheritable=False)
+                os.close(null)
 
     def server_pid(self) -> int | None:
         if self._is_sqlite:
@@ -208,7 +209,7 @@ class DatabaseConnection:
 
 
 class Database:
-    """Makes connections, names errors, watches over answers that do not come."""
+    """Opens connections, and cuts those whose answers do not come."""
 
     def __init__(self, settings: JdbcSettings) -> None:
         self.settings = settings
@@ -219,21 +220,21 @@ class Database:
         self._watchdog: threading.Thread | None = None
 
     def connect(self, path: str = "") -> DatabaseConnection:
-        """`path`: the SQLite file; else the database of the settings. DatabaseUnreachableError, StoreRightsError."""
+        """`path` is an SQLite file; without it, the database of the settings. DatabaseUnreachableError, StoreRightsError."""
         engine = self._engines.get(path) or self._engines.setdefault(path, self._make_engine(path))
         try:
-            connection = DatabaseConnection(self, engine.connect())
+            connection = DatabaseConnection(self.settings, engine.connect())
             if self.settings.dialect == SQLITE:
                 connection.run("PRAGMA synchronous=FULL")
             else:
                 listed = ", ".join(f"('{k}', '{v}')" for k, v in server_settings(self.settings).items())
-                connection.run(  # only those that this version of the server knows
+                connection.run(  # only those settings that this version of the server knows
                     "SELECT set_config(known.name, wanted.setting, false) "
                     f"FROM (VALUES {listed}) AS wanted(name, setting) JOIN pg_settings AS known USING (name)"
                 )
                 connection.commit()
         except DBAPIError as error:
-            named = self.name_error(error)
+            named = name_error(self.settings, error)
             if isinstance(named, ConnectionLostError | StoreWriteError) and not isinstance(named, StoreRightsError):
                 raise DatabaseUnreachableError(f"{self.settings.shown}: {_first_line(error)}") from error
             raise named from error
@@ -250,13 +251,20 @@ class Database:
         settings = self.settings
         if settings.dialect == SQLITE:
             return sa.create_engine(
-                f"sqlite:///{path or settings.path}", poolclass=NullPool, isolation_level="AUTOCOMMIT",
+                f"sqlite:///{path or settings.path}",
+                poolclass=NullPool,
+                isolation_level="AUTOCOMMIT",
                 connect_args={"check_same_thread": False, "timeout": SQLITE_BUSY_S},
-            )  # fmt: skip
+            )
         url = sa.URL.create(
-            "postgresql+psycopg", settings.user or None, settings.password or None, settings.host, settings.port,
-            settings.database, query={"application_name": f"spark-jms {os.getpid()}", **dict(settings.libpq)},
-        )  # fmt: skip
+            "postgresql+psycopg",
+            username=settings.user or None,
+            password=settings.password or None,
+            host=settings.host,
+            port=settings.port,
+            database=settings.database,
+            query={"application_name": f"spark-jms {os.getpid()}", **dict(settings.libpq)},
+        )
         return sa.create_engine(
             url, poolclass=NullPool, isolation_level="READ COMMITTED", connect_args=client_keepalives(settings)
         )
@@ -271,10 +279,6 @@ class Database:
                 if since_s is not None and time.monotonic() - since_s > limit_s:
                     connection.cut()
 
-    def forget(self, connection: DatabaseConnection) -> None:
-        with self._lock:
-            self._open.discard(connection)
-
     def close(self) -> None:
         self._stop.set()
         for engine in self._engines.values():
@@ -284,19 +288,20 @@ class Database:
         for connection in list(self._open):
             connection.abandon()
 
-    def name_error(self, error: DBAPIError) -> StoreError | ConnectionLostError:
-        text = f"{self.settings.shown}: {_first_line(error)}"
-        if self.settings.dialect == SQLITE:
-            return _name_sqlite(error, text)
-        state = getattr(error.orig, "sqlstate", None) or ""
-        if state in _RIGHTS or "permission denied" in text or "password authentication failed" in text:
-            return StoreRightsError(text)
-        if state in _LOCKED:
-            return StoreBusyError(text)
-        # Class 57P: the server is shutting down, or an administrator ended the session. 08: connection exceptions.
-        if error.connection_invalidated or state.startswith(("57P", "08")) or not state:
-            return ConnectionLostError(text)
-        return StoreFullError(text) if state in _FULL else StoreWriteError(text)
+
+def name_error(settings: JdbcSettings, error: DBAPIError) -> StoreError | ConnectionLostError:
+    text = f"{settings.shown}: {_first_line(error)}"
+    if settings.dialect == SQLITE:
+        return _name_sqlite(error, text)
+    state = getattr(error.orig, "sqlstate", None) or ""
+    if state in _RIGHTS or "permission denied" in text or "password authentication failed" in text:
+        return StoreRightsError(text)
+    if state in _LOCKED:
+        return StoreBusyError(text)
+    # Class 57P: the server is shutting down, or an administrator ended the session. 08: connection exceptions.
+    if error.connection_invalidated or state.startswith(("57P", "08")) or not state:
+        return ConnectionLostError(text)
+    return StoreFullError(text) if state in _FULL else StoreWriteError(text)
 
 
 def _name_sqlite(error: DBAPIError, text: str) -> StoreError | ConnectionLostError:

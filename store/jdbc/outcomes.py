@@ -1,21 +1,20 @@
-"""SIBXACTS: what became of the last commits, and the prepared transactions (S2). Pure.
+"""SIBXACTS: the outcomes of the last commits, and the prepared transactions (S2). Pure.
 
-    state        xid                     data                                     stays
-    COMMITTED    g: base : first token   the tokens of the appends of one batch   the last OUTCOMES_KEPT
-    PREPARED     x: its id               what it promises, in sections            until it is resolved
+    state        xid                     data                                     kept
+    COMMITTED    g: base : first token   the tokens of the appends of one batch   the last OUTCOMES_KEPT (writing.py)
+    PREPARED     x: its id               the promised changes, in sections        until it is resolved
 
 A damaged row is left as it is, and (S9)
 
-    whose identity fits, COMMITTED    nothing is refused. Which appends it told of is not known, so of every append of that time
-                                      that is not among the other outcomes the outcome is unknown; never "not committed"
-    whose identity fits, PREPARED     it stays in doubt and cannot be resolved. The record sets whose part of the promise is
-                                      damaged are refused; all that it names, when the parts are good and the row is not
-    whose identity does not fit, or   the whole store is refused: which commits it told of, or which record sets it has
-    which record sets it names        locked, nobody knows
-    cannot be read
+    COMMITTED, identity matches        nothing is refused. The tokens are unknown, so the outcome of every append of that time
+                                       that no other row names is unknown, never "not committed"
+    PREPARED, identity matches         it stays in doubt and cannot be resolved. The record sets whose part of the promise is
+                                       damaged are refused; if all parts are good, every record set that it names
+    PREPARED, names unreadable         the whole store is refused: the record sets that it locks are unknown
+    identity does not match            the whole store is refused: what the row was about is unknown
 
-`identity` is over xid, state, base and position; `checksum` over these and the data. Batches follow one another without a
-gap in their positions: where there is one, a row is missing, and what was said before it is unknown too.
+`identity` covers xid, state, base and position; `checksum` covers these and the data. Each batch begins at the position where
+the one before it ended. At a gap a row is missing, and every outcome before the gap is unknown too.
 """
 
 from __future__ import annotations
@@ -59,9 +58,13 @@ class OutcomeRow:
 
 
 def outcome_of(found: Any) -> OutcomeRow:
-    """Of a row of SIBXACTS, as the database gives it."""
+    """From a result row of SIBXACTS."""
     return OutcomeRow(
-        text_of(found.xid), text_of(found.state), number_of(found.base), number_of(found.position), bytes_of(found.data)
+        xid=text_of(found.xid),
+        state=text_of(found.state),
+        base=number_of(found.base),
+        position=number_of(found.position),
+        data=bytes_of(found.data),
     )
 
 
@@ -84,7 +87,7 @@ def prepared_xid(xid: str) -> str:
 
 @dataclass(frozen=True)
 class StoredOutcome:
-    """A row as it stands in the table, with the checksums that stand there."""
+    """A row as the table has it, with the two checksums of the table."""
 
     outcome: OutcomeRow
     identity: int
@@ -101,8 +104,9 @@ class StoredOutcome:
 
 @dataclass
 class Transactions:
-    """What SIBXACTS says. `kept`: the xids of damaged rows, which nothing may remove. A damaged row is in one of the last
-    three."""
+    """The content of SIBXACTS. `outcomes` are (token, position), oldest first, complete since `known_since`. `kept` are the xids
+    of damaged rows, which no trim may remove. Each damaged row is in one of the last three: `damaged` (a record set is
+    refused), `passed_over` (nothing is refused), `refusals` (the whole store is refused)."""
 
     prepared: list[Entry] = field(default_factory=list)
     outcomes: list[tuple[str, int]] = field(default_factory=list)
@@ -119,13 +123,13 @@ class Transactions:
 
 
 def read_outcomes(found: Iterable[StoredOutcome], place: str) -> Transactions:
-    """In any order."""
+    """`found` in any order; `place` names the table in problems."""
     read = Transactions()
     first = True
     for one in sorted(found, key=lambda one: one.outcome.position):
         row, where = one.outcome, f"{place}, xid {one.outcome.xid!r}"
         if not one.known:
-            read.refusals.append(StoreCorruptError(where, row.position, "the identity of the row does not fit"))
+            read.refusals.append(StoreCorruptError(where, row.position, "the identity of the row does not match"))
             continue
         if not one.good:
             read.kept.append(row.xid)
@@ -140,7 +144,7 @@ def read_outcomes(found: Iterable[StoredOutcome], place: str) -> Transactions:
             read.outcomes += [(token, row.position) for token in tokens]
         else:
             read.known_since = row.position
-            read.passed_over.append(f"{where}: {MISMATCH}: what it was an outcome of is unknown")
+            read.passed_over.append(f"{where}: {MISMATCH}: which commits it recorded is unknown")
     return read
 
 
@@ -148,7 +152,7 @@ def _read_prepared(one: StoredOutcome, where: str, read: Transactions) -> None:
     sections = unpack(one.outcome.data)
     try:
         if sections is None or isinstance(sections[0], Lost):
-            raise DecodeError("which record sets the transaction changes cannot be read")
+            raise DecodeError("the names of the record sets that the transaction changes are unreadable")
         entries = decode_sections(sections, where)
     except DecodeError as error:
         read.refusals.append(StoreCorruptError(where, one.outcome.position, str(error)))

@@ -1,21 +1,22 @@
-"""How an engine gets its data store's lock, step by step (S4). STEPS is the protocol; docs/DATA-STORES draws it from there.
+"""How an engine gets the lock of its data store, step by step (S4). STEPS is the protocol: the code executes it, and
+docs/DATA-STORES shows it.
 
     connection  lock                             from   to
-    first       SIBOWNER0, exclusive             1      the end of the start: nobody else is in the middle of one
-    second      SIBOWNER, exclusive              3      the change of the incarnation id is committed
-    third       SIBOWNER, shared                 6      the end of the engine's life
+    first       SIBOWNER0, exclusive             2      the end of the start: no two starts run at once
+    second      SIBOWNER, exclusive              4      the commit of the new incarnation id
+    third       SIBOWNER, shared                 9      the end of the engine's life
 
-The exclusive lock on SIBOWNER is refused while an engine lives, for that one holds it shared. Every start writes an
-incarnation id of its own; whatever an older start still sends is refused by that, for each write reads the id under a
-lock of its own that excludes a change (`verify`, and persistence.py).
+A living engine holds SIBOWNER shared, so the exclusive lock on it is refused to every other start. Each start writes a new
+incarnation id. Each write of an engine reads the id under a lock that excludes a change of it (`verify`, persistence.py), so
+the database refuses what an older start still sends.
 
-PostgreSQL: table locks. A lock that is not free is waited for 50 ms, not longer, since others queue up behind a waiting
-one; the start is tried again instead (engine.py).
+PostgreSQL has table locks. A start waits 50 ms for a lock that is taken, not longer, because others queue up behind it; then
+finder.py tries the whole start again.
 
-SQLite has no table locks, only locks of a whole file. So SIBOWNER0 and SIBOWNER are each alone in a file beside the
-store's, `BEGIN EXCLUSIVE` there is the exclusive lock, a read transaction the shared one. What is seen is the same, but:
-the locks are the operating system's, so they fall with the process and are never orphaned; they hold on one host; and
-nobody can look into SIBOWNER while it is locked exclusively.
+SQLite has no table locks, only locks on a whole file. So SIBOWNER0 and SIBOWNER are each alone in a file beside the store's.
+`BEGIN EXCLUSIVE` there is the exclusive lock, a read transaction the shared one. The order is the same, with three
+differences: the locks belong to the operating system, so they fall with the process and are never orphaned; they hold on one
+host; and SIBOWNER cannot be read while it is locked exclusively.
 """
 
 from __future__ import annotations
@@ -96,12 +97,12 @@ def read_owner(connection: DatabaseConnection, tables: Tables) -> OwnerRow | Non
     owner = tables.owner.c
     found = connection.rows(sa.select(owner.me_uuid, owner.inc_uuid, owner.version, owner.migration_version))
     if len(found) > 1:
-        raise ForeignOwnerError(tables.owner.fullname, ", ".join(row[0] for row in found), "one of them")
+        raise ForeignOwnerError(tables.owner.fullname, ", ".join(row.me_uuid for row in found), "one of them")
     return OwnerRow(*found[0]) if found else None
 
 
 def check_owner(row: OwnerRow | None, wanted: str, place: str) -> None:
-    """Whose it is, before anything is changed. `wanted`: "" takes whoever it is."""
+    """Refuses a foreign store before anything is changed. `wanted`: the id of the engine, "" for any."""
     if row is None:
         return
     if row.version != VERSION:
@@ -111,7 +112,7 @@ def check_owner(row: OwnerRow | None, wanted: str, place: str) -> None:
 
 
 class Ownership:
-    """The shared lock on the third connection, for life."""
+    """The shared lock on the third connection, held for the engine's whole life. `before`: the owner until this start."""
 
     def __init__(
         self, database: Database, tables: Tables, third: DatabaseConnection, row: OwnerRow, before: OwnerRow | None
@@ -122,19 +123,19 @@ class Ownership:
         self._tables = tables
         self._third = third
         self._lock = threading.Lock()
-        self._inode = self._look_inode()
+        self._inode = self._read_inode()
 
     @property
     def incarnation(self) -> str:
         return self.row.inc_uuid
 
     def verify(self) -> bool:
-        """The lock is still held, and SIBOWNER still says what we wrote. ConnectionLostError when nobody answers."""
+        """True while the lock is held and SIBOWNER holds what this start wrote. ConnectionLostError without an answer."""
         with self._lock:
-            return read_owner(self._third, self._tables) == self.row and self._look_inode() == self._inode
+            return read_owner(self._third, self._tables) == self.row and self._read_inode() == self._inode
 
-    def _look_inode(self) -> int:
-        """SQLite's lock is on a file: one that was replaced is not locked."""
+    def _read_inode(self) -> int:
+        """SQLite locks a file; if that file was replaced, the new one is not locked."""
         if self._database.settings.dialect != SQLITE:
             return 0
         try:
@@ -154,10 +155,11 @@ class Ownership:
 
 
 def acquire(database: Database, tables: Tables, me_uuid: str, *, again: OwnerRow | None = None) -> Ownership:
-    """All steps, once. LockTakenError when a lock is not free; ForeignOwnerError, StoreVersionError: nothing was changed.
+    """Executes all steps once. LockTakenError when a lock is taken; ForeignOwnerError or StoreVersionError before anything is
+    changed.
 
-    `again`: the engine had the lock and lost its connection. It goes on as the same incarnation, if nobody had the store
-    in between; else ForeignOwnerError.
+    `again` is the row of an engine that had the lock and lost its connection. It continues as the same incarnation if no
+    other engine had the store in between; otherwise ForeignOwnerError.
     """
     return _Start(database, tables, me_uuid, again).run()
 
@@ -194,7 +196,7 @@ class _Start:
                 table = self._tables.owner0 if step.table == "SIBOWNER0" else self._tables.owner
                 path = sqlite_file(self._database.settings.path, table) if sqlite else ""
                 self._connections[step.connection] = self._database.connect(path)
-                if sqlite:  # busy means: not now
+                if sqlite:  # as LOCK_TIMEOUT_MS does on PostgreSQL
                     self._connections[step.connection].run("PRAGMA busy_timeout=50")
             case Step.LOCK_EXCLUSIVE | Step.LOCK_SHARE if sqlite:
                 exclusive = step.step is Step.LOCK_EXCLUSIVE
@@ -222,9 +224,7 @@ class _Start:
                 raise ForeignOwnerError(self._database.settings.shown, str(found), str(self._again))
             self._before = found
         elif found != self._row:
-            raise LockTakenError(
-                f"{self._database.settings.shown}: somebody changed SIBOWNER in the middle of the start"
-            )
+            raise LockTakenError(f"{self._database.settings.shown}: another program changed SIBOWNER during the start")
 
     def _update(self, connection: DatabaseConnection) -> None:
         me_uuid = self._before.me_uuid if self._before else self._me_uuid or secrets.token_hex(16)
@@ -232,7 +232,7 @@ class _Start:
         self._row = OwnerRow(me_uuid, incarnation, VERSION, self._before.migration_version if self._before else 0)
         values = {"inc_uuid": incarnation, "version": VERSION, "migration_version": self._row.migration_version}
         owner = self._tables.owner
-        if self._before is None:  # the first start on new tables
+        if self._before is None:  # the first start of a new store
             connection.run(sa.insert(owner), {"me_uuid": me_uuid, **values})
         else:
             connection.run(sa.update(owner).where(owner.c.me_uuid == me_uuid).values(**values))
@@ -246,7 +246,7 @@ def draw() -> str:
         mark = f" ({step.mark})" if step.mark else ""
         lines.append(f"    E{arrow}D: {step.number}{mark} {step.connection}: {step.statement()}".replace("->>+", "->>"))
         if step.step is Step.READ:
-            lines.append("    D-->>E: the row; refused if it is foreign, of another version, or not ours")
+            lines.append("    D-->>E: the row; refused if it is foreign, of another version, or another start's")
         if step.mark == "D":
-            lines.append("    Note over E,D: the third connection keeps the shared lock for life")
+            lines.append("    Note over E,D: the third connection keeps the shared lock for the engine's life")
     return "\n".join(lines)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from spark_jms.store.jdbc.outcomes import Transactions
-from spark_jms.store.jdbc.rows import MISMATCH, OBJECT, RECORD, Row, StoredRow, describe
+from spark_jms.store.jdbc.rows import MISMATCH, OBJECT, RECORD, StoredRow, describe
 from spark_jms.store.ledger.entries import Entry, Prepared, Restored
 from spark_jms.store.reports import Salvaged
 
@@ -32,7 +32,7 @@ def salvage_rows(found: list[StoredRow], transactions: Transactions) -> Salvaged
         if row.class_id == OBJECT and row.parent_id in objects:
             objects[row.parent_id].append((row.name, row.data))
         elif row.class_id != RECORD:
-            left_out.append(f"{describe(row)}: record set {row.parent_id}, to which it belongs, is not there")
+            left_out.append(f"{describe(row)}: it belongs to record set {row.parent_id}, which has no readable row")
     entries: list[Entry] = [
         Restored(row.name, row.number, None, (), tuple(objects[record_id])) for record_id, row in records.items()
     ]
@@ -49,9 +49,10 @@ def salvage_rows(found: list[StoredRow], transactions: Transactions) -> Salvaged
 
 
 def _owners(damaged: StoredRow, records: Iterable[int]) -> list[int]:
-    row: Row = damaged.row
+    """The ids of the record sets that a damaged row may belong to."""
+    row = damaged.row
     known = [row.parent_id] if row.parent_id in records else []
     if damaged.known:
         return known
-    fits = [record_id for record_id in records if replace(row, parent_id=record_id).checksum == damaged.checksum]
-    return list(dict.fromkeys((*known, *fits)))
+    matching = [record_id for record_id in records if replace(row, parent_id=record_id).checksum == damaged.checksum]
+    return list(dict.fromkeys((*known, *matching)))

@@ -1,21 +1,23 @@
-"""The seven tables (S1). What they are for is in the texts' words; who writes them stands behind.
+"""The seven tables (S1): what each holds, and the module that writes it.
 
-    SIBOWNER      me_uuid, inc_uuid, version, migration_version     whose the store is, and which start of it (protocol.py)
-    SIBOWNER0     empty_column                                      only to be locked; never holds a row (protocol.py)
-    SIBCLASSMAP   class_id, name, persistent                        the kinds of objects (rows.py)
-    SIBLISTING    table_id, table_name, persistent                  the SIBnnn tables (persistence.py)
+    SIBOWNER      me_uuid, inc_uuid, version, migration_version     which engine owns the store, and its current start
+                                                                    (protocol.py)
+    SIBOWNER0     empty_column                                      nothing: the table is only locked (protocol.py)
+    SIBCLASSMAP   class_id, name, persistent                        the kinds of objects (schema.py)
+    SIBLISTING    table_id, table_name, persistent                  the SIBnnn tables (schema.py)
     SIBXACTS      xid, state, base, position, data, identity, checksum
                                                                     outcomes of commits, prepared transactions (outcomes.py)
-    SIBKEYS       key_id, last_key                                  ids, handed out in blocks (persistence.py)
+    SIBKEYS       key_id, last_key                                  ids, handed out in blocks (ids.py)
     SIBnnn        id, parent_id, class_id, name, number, data, identity, checksum       the objects (rows.py)
 
-Persistent (SIB000 …): record sets with their epochs, and their objects. Non-persistent (after them): sessions, who holds
-and who waits, and where the engine serves; all that the engine can do without: restored from a copy of the persistent
-tables alone, a store has every record set and every object, and all are free.
+The persistent SIBnnn tables (SIB000 and following) hold record sets with their epochs, and their objects. The non-persistent
+ones after them hold sessions, holders, waiters and where the engine serves. The engine can do without these: a store that is
+restored from a copy of the persistent tables alone has every record set and every object, and all record sets are free.
 
-`checksum` is over a whole row, `identity` over what tells whose row it is: so of a damaged row it is known whom it concerns.
+`checksum` covers a whole row; `identity` covers the part that tells which record set the row concerns, so that this is known
+of most damaged rows as well.
 
-Names are lower case for the database, so that they need no quotes: SIBOWNER, sibowner and SibOwner are one table.
+All names are lower case in the database and need no quotes: SIBOWNER, sibowner and SibOwner are one table.
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, Strin
 from sqlalchemy.engine.interfaces import Dialect
 from sqlalchemy.schema import CreateTable
 
-from spark_jms.store.jdbc.settings import POSTGRESQL, SQLITE, JdbcSettings
+from spark_jms.store.jdbc.settings import POSTGRESQL, JdbcSettings
 
-VERSION = 2  # 2: rows have an identity
+VERSION = 2  # since 2, rows have an identity
 NAME_CHARS = 512
 _XID_CHARS = NAME_CHARS + 2
 
@@ -72,32 +74,42 @@ def make_tables(settings: JdbcSettings) -> Tables:
     def data() -> Column[object]:
         return Column("data", LargeBinary, nullable=False)
 
+    def checked(*columns: Column[object]) -> tuple[Column[object], ...]:
+        return (*columns, number("identity"), number("checksum"))
+
     return Tables(
-        metadata,
-        table("owner", name("me_uuid", 64, True), name("inc_uuid", 64), small("version"), small("migration_version")),
-        table("owner0", Column("empty_column", Integer)),
-        table("classmap", small("class_id", True), name("name", 64), small("persistent")),
-        table("listing", small("table_id", True), name("table_name", 64), small("persistent")),
-        table(
-            "xacts",
-            name("xid", _XID_CHARS, True), name("state", 16), number("base"), number("position"), data(),
-            number("identity"), number("checksum"),
+        metadata=metadata,
+        owner=table(
+            "owner", name("me_uuid", 64, True), name("inc_uuid", 64), small("version"), small("migration_version")
         ),
-        table("keys", name("key_id", 64, True), number("last_key")),
-        tuple(
+        owner0=table("owner0", Column("empty_column", Integer)),
+        class_map=table("classmap", small("class_id", True), name("name", 64), small("persistent")),
+        listing=table("listing", small("table_id", True), name("table_name", 64), small("persistent")),
+        transactions=table(
+            "xacts",
+            *checked(name("xid", _XID_CHARS, True), name("state", 16), number("base"), number("position"), data()),
+        ),
+        keys=table("keys", name("key_id", 64, True), number("last_key")),
+        objects=tuple(
             table(
                 f"{nnn:03}",
-                number("id", True), number("parent_id"), small("class_id"), name("name", NAME_CHARS), number("number"),
-                data(), number("identity"), number("checksum"),
+                *checked(
+                    number("id", True),
+                    number("parent_id"),
+                    small("class_id"),
+                    name("name", NAME_CHARS),
+                    number("number"),
+                    data(),
+                ),
             )
             for nnn in range(settings.permanent_tables + settings.temporary_tables)
         ),
-        settings.permanent_tables,
-    )  # fmt: skip
+        persistent_count=settings.permanent_tables,
+    )
 
 
 def ddl(settings: JdbcSettings) -> str:
-    """For administrators who make the tables themselves; what the store would do is the same."""
+    """The statements for an administrator who creates the tables; the store would execute the same."""
     tables = make_tables(settings)
     dialect: Dialect
     lines = [f"-- {settings.shown}: tables of a spark-jms data store, version {VERSION}"]
@@ -121,8 +133,5 @@ def ddl(settings: JdbcSettings) -> str:
 
 
 def sqlite_file(path: str, table: Table) -> str:
-    """SQLite locks whole files, so each of the two lock tables has its own (see protocol.py)."""
+    """SQLite locks whole files, so each of the two lock tables has a file of its own (protocol.py)."""
     return f"{path}-{table.name}"
-
-
-assert {SQLITE, POSTGRESQL} == {"sqlite", "postgresql"}

@@ -373,7 +373,7 @@ def test_a_damaged_outcome_refuses_nothing(uri: str, caplog: pytest.LogCaptureFi
     token = msgspec.msgpack.decode(bytes(damaged[4]), type=list[str])[0]
     with caplog.at_level(logging.WARNING, "store.jdbc"):
         use(uri, content, set())
-    assert "what it was an outcome of is unknown" in caplog.text
+    assert "which commits it recorded is unknown" in caplog.text
     backend = open_backend(uri)
     try:
         server = backend._route.finder._engine.server  # type: ignore[attr-defined]

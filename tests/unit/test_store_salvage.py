@@ -74,7 +74,9 @@ def test_damage_in_the_middle() -> None:
     _, starts = journal(frames)
     found, size = salvaged(frames, 3)
     assert found.uncertain == ("r",)
-    assert found.left_out == (f"j: bytes {starts[3]} to {starts[4]}: the checksum of the head of a frame does not fit",)
+    assert found.left_out == (
+        f"j: bytes {starts[3]} to {starts[4]}: the checksum of the head of a frame does not match",
+    )
     assert dict(records(found)["r"].objects) == {"old": b"1", "again": b"3"}
     assert records(found)["r"].epoch == 1 + size
     assert records(found)["new"] == Restored("new", 1, None, (), (("k", b"v"),))
@@ -238,7 +240,7 @@ def test_a_transaction_whose_beginning_is_lost() -> None:
     change = Change("r", 1, (Put("k", b"1"),))
     frames: list[list[Entry]] = [[A], [Opened("r", 1, "a")], [Prepared("tx", (change,))], [Resolved("tx", True)]]
     found, _ = salvaged(frames, 2)
-    assert "transaction tx was committed; what it promised is lost" in found.left_out
+    assert "transaction tx was committed; the changes that it promised are lost" in found.left_out
     assert found.uncertain == ("r",)
 
 
