@@ -1,14 +1,14 @@
-"""Openings of one store by one process share one backend, and so one group commit."""
+"""All users of one store in a process share one backend, and so one group commit."""
 
 from __future__ import annotations
 
 import os
 import threading
-import weakref
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from spark_jms.store.errors import StoreClosedError
+from spark_jms.store.forks import abandon_in_child
 
 
 class UserCount:
@@ -62,7 +62,7 @@ class SharedBackends(Generic[B]):
     def __init__(self) -> None:
         self._backends: dict[tuple[str, int], B] = {}
         self._lock = threading.Lock()
-        _all.add(self)
+        abandon_in_child(self)
 
     def take(self, key: tuple[str, int], make: Callable[[], B]) -> B:
         with self._lock:
@@ -71,17 +71,6 @@ class SharedBackends(Generic[B]):
                 backend = self._backends[key] = make()
             return backend
 
-    def forget(self) -> None:
-        self._lock = threading.Lock()  # a thread of the parent may have held it at the fork
+    def abandon(self) -> None:
+        self._lock = threading.Lock()  # a thread of the parent may have held the old one
         self._backends.clear()
-
-
-_all: weakref.WeakSet[SharedBackends[Any]] = weakref.WeakSet()
-
-
-def _forget_in_child() -> None:
-    for shared in list(_all):
-        shared.forget()
-
-
-os.register_at_fork(after_in_child=_forget_in_child)

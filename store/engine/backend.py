@@ -9,10 +9,8 @@ plan runs again.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar, cast
 
@@ -30,6 +28,7 @@ from spark_jms.store.engine.session_heartbeat import SessionHeartbeat
 from spark_jms.store.engine.session_process import new_session_id, process_gone
 from spark_jms.store.engine.shared_write import Proposal
 from spark_jms.store.errors import OutcomeUnknownError, StoreError
+from spark_jms.store.forks import abandon_in_child
 from spark_jms.store.ledger.backend import Backend, Transaction
 from spark_jms.store.ledger.group import Drain, GroupCommit, GroupRequest, serve
 from spark_jms.store.ledger.ledger import Ledger
@@ -67,7 +66,7 @@ class EngineBackend(Backend):
             sleep_ms=sleep_ms,
         )
         self._group = GroupCommit(self._lead)
-        _backends.add(self)
+        abandon_in_child(self)
         try:
             self._route.access()
         except BaseException:
@@ -201,14 +200,3 @@ class EngineBackend(Backend):
     def abandon(self) -> None:
         """In a forked child, without any lock."""
         self._route.abandon()
-
-
-_backends: weakref.WeakSet[EngineBackend] = weakref.WeakSet()
-
-
-def _abandon_in_child() -> None:
-    for backend in list(_backends):
-        backend.abandon()
-
-
-os.register_at_fork(after_in_child=_abandon_in_child)

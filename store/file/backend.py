@@ -10,7 +10,6 @@ import contextlib
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Collection
 from typing import TypeVar
 
@@ -27,6 +26,7 @@ from spark_jms.store.file.disk import Disk
 from spark_jms.store.file.journal import Journal, write_error
 from spark_jms.store.file.lock import JournalLock
 from spark_jms.store.file.session_locks import SessionLocks
+from spark_jms.store.forks import abandon_in_child
 from spark_jms.store.ledger.backend import Backend, Transaction
 from spark_jms.store.ledger.entries import Ended
 from spark_jms.store.ledger.group import Drain, GroupCommit, GroupRequest, finish
@@ -70,7 +70,7 @@ class FileBackend(Backend):
         self._session_locks = SessionLocks(directory, self._disk, session_timeout_ms)
         compaction = CompactionPolicy(compact_min_bytes, compact_ratio)
         self._journal = Journal(directory, self._lock, self._disk, compaction, fsync=fsync)
-        _backends.add(self)
+        abandon_in_child(self)
         try:
             self.write(lambda transaction: self._session_locks.remove_orphans(transaction.ledger.sessions))
         except BaseException:
@@ -205,14 +205,3 @@ class FileBackend(Backend):
 
 def _named(error: BaseException) -> BaseException:
     return write_error(error, "the store's files") if isinstance(error, OSError) else error
-
-
-_backends: weakref.WeakSet[FileBackend] = weakref.WeakSet()
-
-
-def _abandon_in_child() -> None:
-    for backend in list(_backends):
-        backend.abandon()
-
-
-os.register_at_fork(after_in_child=_abandon_in_child)

@@ -25,11 +25,11 @@ from spark_jms.store.errors import (
     StoreNotFoundError,
     StoreWriteError,
 )
+from spark_jms.store.net.event_loop import EventLoopThread
 from spark_jms.store.net.tls import first_certificate, is_loopback, server_context
 from spark_jms.store.records.log import RecordLog
 from spark_jms.store.records.persistence import ReplicatedPersistence
 from spark_jms.store.records.settings import ReplicatedSettings
-from spark_jms.store.regions.admin.client import Loop
 from spark_jms.store.regions.client.instance import StoreInstance
 from spark_jms.store.regions.global_directory import CONFIG, DirectoryFiles, GlobalDirectory
 
@@ -65,7 +65,7 @@ class RegionEngineFinder(EngineFinder):
             raise SecurityConfigError(f"engine_host={self._host} is not loopback, and there is no engine_certificate")
         self._session_timeout_ms = session_timeout_ms
         self._lock = threading.Lock()
-        self._loop: Loop | None = None
+        self._loop: EventLoopThread | None = None
         self._server: Server | None = None
         self._closed = False
         self._reached_before = False
@@ -102,7 +102,7 @@ class RegionEngineFinder(EngineFinder):
                 return None
 
     def _start_engine(self) -> Server:
-        loop = self._loop = self._loop or Loop(f"store-{self.settings.store}")
+        loop = self._loop = self._loop or EventLoopThread(f"store-{self.settings.store}")
         persistence = loop.call(self._open_regions(loop))
         try:
             server = Server(
@@ -146,7 +146,7 @@ class RegionEngineFinder(EngineFinder):
             raise StoreWriteError(f"{detail}: {error.strerror or error}") from error
         log.info("store %s: served by process %d at %s:%d", self.settings.store, os.getpid(), host, port)
 
-    async def _open_regions(self, loop: Loop) -> ReplicatedPersistence:
+    async def _open_regions(self, loop: EventLoopThread) -> ReplicatedPersistence:
         settings = self.settings
         instance = await StoreInstance.open(
             self.directory,

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from spark_jms.store.engine import LedgerBatch, Loaded, OwnershipLostError, Persistence
 from spark_jms.store.errors import StoreError
+from spark_jms.store.net.event_loop import EventLoopThread
 from spark_jms.store.records.log import LOST, RecordLog, writes_values
-from spark_jms.store.regions.admin.client import Loop
 from spark_jms.store.regions.client.instance import StoreInstance
 
 T = TypeVar("T")
@@ -20,7 +20,7 @@ T = TypeVar("T")
 class ReplicatedPersistence(Persistence):
     """Ownership lasts as long as the instance. Called from the engine's threads; the log runs on `loop`."""
 
-    def __init__(self, loop: Loop, instance: StoreInstance, log_: RecordLog) -> None:
+    def __init__(self, loop: EventLoopThread, instance: StoreInstance, log_: RecordLog) -> None:
         self.incarnation = secrets.token_hex(8)
         self.instance = instance
         self._loop = loop

@@ -17,7 +17,7 @@ from spark_jms.store.engine.entry_log import Verdict
 from spark_jms.store.engine.shared_write import Proposal
 from spark_jms.store.errors import FencedError, StoreClosedError, StoreError
 from spark_jms.store.ledger.entries import Change, Prepared, Written
-from spark_jms.store.regions.admin.client import Loop
+from spark_jms.store.net.event_loop import EventLoopThread
 from spark_jms.store.regions.client.instance import StoreInstance
 from spark_jms.store.regions.client.thresholds import Thresholds
 from spark_jms.testing.waiting import wait_until
@@ -175,7 +175,7 @@ def test_who_asks_late_whether_an_instance_failed_is_told() -> None:
 
 def test_a_loop_that_is_closed_keeps_nobody_waiting() -> None:
     """R15: what is called before is cancelled, what is called after is refused."""
-    loop, ends = Loop("test"), []
+    loop, ends = EventLoopThread("test"), []
 
     async def never() -> None:
         await asyncio.sleep(3600)

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from spark_jms.store.errors import ShutdownRefusedError
+from spark_jms.store.net.event_loop import EventLoopThread
 from spark_jms.store.regions.admin import client as admin_client
-from spark_jms.store.regions.admin.client import DaemonAdmin, Loop
+from spark_jms.store.regions.admin.client import DaemonAdmin
 from spark_jms.store.regions.admin.port import DaemonInfo
 from spark_jms.store.regions.global_directory import GlobalDirectory
 
@@ -57,7 +58,7 @@ def test_loop_answers_waiting_threads() -> None:
         except CancelledError as error:
             failed.append(error)
 
-    loop = Loop("test")
+    loop = EventLoopThread("test")
     assert loop.call(_answers(1)) == 1
     with pytest.raises(LookupError):
         loop.call(_answers(0))
@@ -79,7 +80,7 @@ def test_loop_answers_a_call_cancelled_before_it_began() -> None:
         task.cancel()
         return task
 
-    loop = Loop("test")
+    loop = EventLoopThread("test")
     loop.loop.set_task_factory(cancelled)
     with pytest.raises(CancelledError):
         loop.call(_answers(1))

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import CancelledError
-from functools import partial
-from queue import SimpleQueue
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
-from spark_jms.store.errors import DaemonUnavailableError, ShutdownRefusedError, StoreClosedError, StoreError
+from spark_jms.store.errors import DaemonUnavailableError, ShutdownRefusedError, StoreError
+from spark_jms.store.net.event_loop import EventLoopThread
 from spark_jms.store.regions.admin.port import AdminPort, DaemonInfo, RegionInfo
 from spark_jms.store.regions.client.attachment import DAEMON_ROWS, REGION_ROWS, Attachment, client_name
 from spark_jms.store.regions.core.protocol import Daemons, RegionMessage, Regions, Remove, Shutdown
@@ -24,86 +20,13 @@ SHUTDOWN_POLL_S = 0.1
 GIVEN_UP_S = 2.0  # longer than the news of a shutdown takes to go round
 
 
-class Loop:
-    """An event loop in a thread of its own, for callers that block."""
-
-    def __init__(self, name: str) -> None:
-        self.loop = _new_loop()
-        self._gate = threading.Lock()
-        self._closed = False
-        self._thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
-        self._thread.start()
-
-    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Answered in the coroutine's last turn of the loop: `run_coroutine_threadsafe` takes one more, and two locks."""
-        answer: SimpleQueue[Callable[[], T]] = SimpleQueue()
-        tasks: list[asyncio.Task[None]] = []  # the loop itself keeps no hold of what it runs
-
-        async def run() -> None:
-            try:
-                value = await coroutine
-            except Exception as error:  # noqa: BLE001 - raised in the thread that waits
-                answer.put(partial(_throw, error))
-            else:
-                answer.put(lambda: value)
-
-        def begin() -> None:
-            tasks.append(self.loop.create_task(run()))
-            tasks[0].add_done_callback(ended)
-
-        def ended(task: asyncio.Task[None]) -> None:
-            """Of one that was cancelled, maybe before it began, or that ends the loop."""
-            coroutine.close()
-            error = CancelledError() if task.cancelled() else task.exception()
-            if error is not None:
-                answer.put(partial(_throw, error))
-
-        with self._gate:
-            if self._closed:
-                coroutine.close()
-                raise StoreClosedError("its event loop was closed")
-            self.loop.call_soon_threadsafe(begin)
-        return answer.get()()
-
-    def close(self) -> None:
-        with self._gate:
-            closed_before, self._closed = self._closed, True
-        if closed_before:
-            return
-        # Behind all that was called before: each has a task by then, and is told of its end.
-        asyncio.run_coroutine_threadsafe(_cancel_all(), self.loop).result()
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
-
-
-def _throw(error: BaseException) -> NoReturn:
-    raise error
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop
-    except ImportError:  # Windows
-        return asyncio.new_event_loop()
-    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-    return loop
-
-
-async def _cancel_all() -> None:
-    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
 class DaemonAdmin(AdminPort):
     def __init__(self, directory: str, localindex: int) -> None:
         self._global = GlobalDirectory(directory)
         self.directory = directory
         self._config = self._global.config()
         spec = self._global.local_daemon(self._config, localindex)
-        self._loop = Loop("storeadmin")
+        self._loop = EventLoopThread("storeadmin")
         try:
             self._attachment = self._loop.call(
                 Attachment.to(self._global, self._config, spec.index, client_name("admin"), role="admin")
