@@ -77,6 +77,9 @@ def door_from_environment(environment: Mapping[str, str]) -> ServiceFactory | No
 
 
 class NamespaceDoor:
+    """The door of one daemon. A background task opens the namespace here when no other daemon has it open, closes it when
+    the daemon leaves or the store failed, and otherwise tells the door which daemon serves it."""
+
     name = "WebHDFS"
 
     def __init__(self, host: Host, plan: DoorPlan) -> None:

@@ -6,15 +6,16 @@ import asyncio
 
 import pytest
 
-from spark_jms.store import Put
+from spark_jms.store import Delete, Put
 from spark_jms.store.engine import LedgerBatch, Loaded
-from spark_jms.store.errors import MemoryLimitError, StoreClosedError
+from spark_jms.store.errors import MemoryLimitError, StoreClosedError, StoreFullError
 from spark_jms.store.ledger.entries import Change, Connected, Entry, Opened, Written
 from spark_jms.store.ledger.ledger import Ledger
 from spark_jms.store.records import log as records
 from spark_jms.store.records.log import RecordLog
 from spark_jms.store.regions.client.object_journal import CHUNK, SnapshotPolicy
 from spark_jms.store.regions.client.objects import MemoryObjects
+from tests.faulty_objects import Refusing
 
 SMALL = 10_485  # an object of a region of 1 MB
 
@@ -165,5 +166,28 @@ def test_refused_batch_leaves_nothing() -> None:
         assert objects.handles() == kept
         objects.create = create  # type: ignore[method-assign]
         assert folded(await RecordLog(objects).load()).records["r"].objects == ledger.records["r"].objects
+
+    asyncio.run(run())
+
+
+def test_full_store_keeps_deletions() -> None:
+    """R13: a full store refuses a batch that writes values. A deletion uses up the reserve, and a snapshot makes room."""
+
+    async def run() -> None:
+        objects = Refusing(max_object_bytes=SMALL)
+        log, ledger = RecordLog(objects), Ledger()
+        position = await write(log, entries(10), ledger, (await log.load()).position)
+        batches = len(objects.contents)
+        growth = Written((Change("r", 1, (Put("k0", b"more"),)),))
+        objects.refusals = 1
+        with pytest.raises(StoreFullError):
+            await log.append(LedgerBatch(position, (growth,), ("t",), ledger, ledger))
+        objects.refusals = 1
+        position = await write(log, [Written((Change("r", 1, (Delete("k0"),)),))], ledger, position)
+        assert log.snapshot_count == 1
+        assert len(objects.contents) < batches
+        await write(log, [growth], ledger, position)
+        loaded = await RecordLog(objects).load()
+        assert folded(loaded).records["r"].objects == ledger.records["r"].objects
 
     asyncio.run(run())
