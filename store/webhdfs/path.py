@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from spark_jms.store.webhdfs.errors import IllegalArgumentError, PathComponentTooLongError, RemoteIOError
 
 MAX_PATH_CHARACTERS = 8000  # HDFS's own limits
@@ -9,6 +11,7 @@ MAX_PATH_LEVELS = 1000
 MAX_NAME_BYTES = 255
 
 
+@lru_cache(256)  # an operation takes the same path apart several times
 def parts_of(path: str) -> tuple[str, ...]:
     """The names of a path. `//` and a slash at the end do not count; `.`, `..` and control characters are refused."""
     if not path.startswith("/"):

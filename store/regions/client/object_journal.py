@@ -38,7 +38,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -101,7 +101,7 @@ class SnapshotPolicy:
     data_bytes: int = 2**63 - 1
 
 
-@dataclass(frozen=True)
+@dataclass
 class JournalGrowth:
     """What was written since the snapshot, and a recovery would read now."""
 
@@ -236,12 +236,12 @@ class ObjectJournal:
             root = msgspec.structs.replace(self._root, position=position, levels=levels, snapshot=rest)
             await self.objects.update(self._root_handle, _encoded(root))
         except StoreWriteError as error:
-            self._refused = self.growth
+            self._refused = replace(self.growth)
             await self._take_back(made, error)
             raise
         garbage = self._chunks + self._batches
         self._root, self._chunks, self._batches, self.position = root, made, [], position
-        self.growth = self._refused = JournalGrowth()
+        self.growth, self._refused = JournalGrowth(), JournalGrowth()
         self.snapshot_bytes = len(data)
         self.snapshot_count += 1
         return garbage
@@ -277,8 +277,9 @@ class ObjectJournal:
     # ---- parts
 
     def _grow(self, batches: int = 0, batch_bytes: int = 0, data_bytes: int = 0) -> None:
-        old = self.growth
-        self.growth = JournalGrowth(old.batches + batches, old.batch_bytes + batch_bytes, old.data_bytes + data_bytes)
+        self.growth.batches += batches
+        self.growth.batch_bytes += batch_bytes
+        self.growth.data_bytes += data_bytes
 
     async def _create(self, data: bytes, spend: bool) -> int:
         try:
