@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from spark_jms.store.regions.core.daemon import DaemonCore
 from spark_jms.store.regions.core.directory import Holder
@@ -35,7 +36,7 @@ class DaemonFaults:
         spared = self._draw.chance.choice(self._cluster.daemons)
         for daemon in self._cluster.daemons:
             if daemon is not spared and daemon.core is not None:
-                self._draw.later(self._draw.chance.uniform(0, 20), lambda daemon=daemon: self._kill(daemon))  # type: ignore[misc]
+                self._draw.later(self._draw.chance.uniform(0, 20), partial(self._kill, daemon))
 
     def _kill(self, daemon: SimDaemon) -> None:
         if daemon.core is not None and (self._may_lose or not self._holds_a_last_copy(daemon)):

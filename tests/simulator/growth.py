@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 
 from spark_jms.store.regions.core.protocol import RegionMessage, WriteRegion, encode
 from tests.simulator.connections import ClientConnection
@@ -59,10 +60,10 @@ def measure(daemons: int, frames: int = 50) -> Growth:
     cluster.run(2_000.0)
     traffic = Traffic()
     cluster.sim.observe(traffic)
-    data = [(n * 1024, bytes(1024)) for n in range(FRAME_WRITES)]
+    data: list[tuple[int, bytes | tuple[int, int]]] = [(n * 1024, bytes(1024)) for n in range(FRAME_WRITES)]
     for _ in range(frames):
         for store, epoch in zip(stores, epochs, strict=True):
-            store.ask(lambda n, name=f"{store.name}.000", epoch=epoch: WriteRegion(n, name, epoch, list(data)))  # type: ignore[misc]
+            store.ask(partial(WriteRegion, name=f"{store.name}.000", epoch=epoch, steps=data))
     return Growth(daemons, frames * FRAME_WRITES * daemons, max(traffic.bytes.values()))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from spark_jms.store.regions.core.instance import InstanceCore, Planned
 from spark_jms.store.regions.core.protocol import Close, Open, ReadRegion, RegionMessage, Remove
@@ -50,7 +51,7 @@ class StoreSession:
 
     def close(self) -> None:
         for name in list(self.epochs):
-            self.requests.ask("close", lambda n, name=name: Close(n, name))  # type: ignore[misc]
+            self.requests.ask("close", partial(Close, name=name))
 
     def free_stale_blocks(self) -> None:
         for region, steps in self.core.recovered():

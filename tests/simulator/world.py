@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from spark_jms.store.regions.core.daemon import DaemonCore, DaemonSettings
@@ -126,7 +127,7 @@ class World:
     def run(self) -> SeedOutcome:
         later, chance = self.cluster.schedule.later, self.chance
         for client in self.clients:
-            later(chance.uniform(400, 900), lambda client=client: self._client_turn(client))  # type: ignore[misc]
+            later(chance.uniform(400, 900), partial(self._client_turn, client))
         later(chance.uniform(1000, 1500), self._faults.turn)
         later(CHECK_COPIES_MS, self._copies_turn)
         self._run_for(FAULTY_MS)
@@ -156,7 +157,7 @@ class World:
         else:
             client.act()
             pause_ms = self.chance.expovariate(1 / 40.0)
-        self.cluster.schedule.later(pause_ms, lambda: self._client_turn(client))
+        self.cluster.schedule.later(pause_ms, partial(self._client_turn, client))
 
     def _copies_turn(self) -> None:
         self._invariants.check_copies()
