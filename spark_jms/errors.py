@@ -1,7 +1,7 @@
-"""Every error spark-jms raises by name.
+"""The errors of spark-jms.
 
-The docstring of a class is its default message: it says what is wrong and what to do. Errors are picklable,
-because Spark carries them from a worker to the driver as text and tests carry them between processes.
+The docstring of a class is its default message: what is wrong, and what to do. Errors pickle, because tests and workers
+send them between processes.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ class JmsqError(Exception):
         super().__init__(message or " ".join((type(self).__doc__ or "").split()))
 
 
-# -- what the caller wrote ---------------------------------------------------------------------------------------------
+# -- wrong arguments ----------------------------------------------------------------------------------------------------
 class OptionError(JmsqError):
     """An option of format("jmsq") is unknown, missing or out of range."""
 
 
 class ModuleFileError(JmsqError):
-    """The module file is not valid: the message names file, line, key, value and what is allowed."""
+    """The module file is not valid: the error names file, line, key, value and the allowed values."""
 
 
 class InvalidSelectorError(JmsqError):
@@ -28,11 +28,11 @@ class InvalidSelectorError(JmsqError):
 
 
 class InvalidDestinationError(JmsqError):
-    """There is no such destination: create it with `jmsq apply --root ROOT MODULE.yaml`."""
+    """The destination does not exist: create it with `jmsq apply --root ROOT MODULE.yaml`."""
 
 
 class MessageFormatError(JmsqError):
-    """A column or value cannot become a message: the message names the column and what is accepted."""
+    """A column or value does not fit a message: the error names the column and the accepted types."""
 
 
 class MessageSizeError(JmsqError):
@@ -41,15 +41,15 @@ class MessageSizeError(JmsqError):
 
 
 class MemberRemovalError(JmsqError):
-    """Members can be removed only when they are empty: consume or purge their messages first."""
+    """Only empty members can be removed: consume or purge their messages first."""
 
 
 class TriggerError(JmsqError):
-    """This trigger breaks the acknowledgement signal: use Trigger.AvailableNow instead of Trigger.Once."""
+    """With this trigger the last batch would never be acknowledged: use Trigger.AvailableNow instead of Trigger.Once."""
 
 
 class DuplicateTransactionError(JmsqError):
-    """txnAppId and txnVersion belong together: give both, or none."""
+    """Only one of txnAppId and txnVersion is set: set both, or neither."""
 
 
 # -- the state of a domain ---------------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ class DomainError(JmsqError):
 
 
 class FormatVersionError(JmsqError):
-    """This was written by a newer spark-jms: install that version or a later one to use it."""
+    """A newer spark-jms wrote this: install that version or a later one."""
 
 
 class UnreadableTableError(JmsqError):
@@ -66,41 +66,41 @@ class UnreadableTableError(JmsqError):
 
 
 class ForeignWriteError(JmsqError):
-    """Somebody other than spark-jms wrote to the destination's table: messages must be sent through
+    """Another program wrote to the destination's table: messages must be sent through
     format("jmsq"), the client or the command line. Restore the table to the last version before that commit."""
 
 
 class DataLossError(JmsqError):
-    """Messages this consumer still had to read are gone (purged or deleted). Set failOnDataLoss to false to go on
-    without them, or start with a fresh checkpoint."""
+    """Messages that this consumer has not read were purged or deleted. Set failOnDataLoss to false to continue without
+    them, or start with a fresh checkpoint."""
 
 
 class OffsetError(JmsqError):
-    """The offset in the checkpoint is not one of spark-jms: the checkpoint is damaged or belongs to another source.
-    Use the right checkpointLocation, or a fresh one."""
+    """The checkpoint holds no offset of spark-jms: it is damaged or belongs to another source. Use the right
+    checkpointLocation, or a fresh one."""
 
 
 class StaleCheckpointError(OffsetError):
-    """The checkpoint is older than what its query has acknowledged: it was restored from a copy, or its progress was
-    not written before the next batch was asked for. Use a fresh checkpointLocation."""
+    """The checkpoint ends before the last batch that its query acknowledged: it was restored from a copy, or Spark asked
+    for the next batch before it wrote its progress. Use a fresh checkpointLocation."""
 
 
 class RecordSetError(JmsqError):
     """The stored state of a subscription cannot be read: restore the store from a copy, or drop the subscription."""
 
 
-# -- what may happen while running -------------------------------------------------------------------------------------
+# -- at run time --------------------------------------------------------------------------------------------------------
 class CommitConflictError(JmsqError):
     """Other writers were first too many times in a row: nothing was committed; try again."""
 
 
 class ConsumerClosedException(JmsqError):
-    """This consumer was fenced out: its claim was revoked or another instance of it took over. Its messages go to
-    others; close it and create a new one."""
+    """This consumer is fenced: its claim was revoked, or another instance of it took over. Its messages go to other
+    consumers. Close it and create a new one."""
 
 
 class MemberUnavailableError(JmsqError):
-    """A member is in another consumer's hands and was not handed over in time: try again, or list the owners with
+    """Another consumer holds a member's record and did not hand it over in time: try again, or see who holds it with
     `jmsq claims`."""
 
 
@@ -109,4 +109,4 @@ class ClosedError(JmsqError):
 
 
 class IllegalStateException(JmsqError):
-    """This cannot be done in the state the object is in: the message says what it is doing instead."""
+    """The object's state does not allow this call: the error names that state."""

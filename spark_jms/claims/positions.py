@@ -1,4 +1,4 @@
-"""Where a subscription starts: earliest, latest, a sequence, a time (C6, C10)."""
+"""The starting position of a subscription: earliest, latest, a sequence, a time (C6, C10)."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _ACCEPTED = 'earliest, latest, {"sequence": {"0": 17, …}} or {"sequence": 17},
 def ensure_subscription(
     log: DeltaLog, subscription: str | None, starting_position: str | None, selector: Selector | None = None
 ) -> str:
-    """The name under which positions are kept. A topic's subscription is made at `starting_position` (default: latest, as
-    in JMS) if it is new, and goes on where it was if it is not; a queue has one set of positions for everybody.
+    """The name under which positions are kept. Makes a topic's subscription at `starting_position` (default: latest, as
+    in JMS) if it is new; an existing one keeps its position. All consumers of a queue share one set of positions.
 
-    A subscription keeps the selector it was made with: what that refuses is finished for all its consumers, so another
-    selector would lose them messages. It is an OptionError.
+    A subscription keeps the selector it was made with: messages that the selector refuses are finished for all its
+    consumers, so they would lose messages with another one. Raises OptionError.
     """
     destination = log.refresh().destination
     if not destination.is_topic:
         if starting_position not in (None, "earliest"):
             raise OptionError(
                 f"option startingPosition is {starting_position!r}, but {destination.name} is a queue, whose consumers share "
-                "its messages from the earliest on: leave the option out, or purge what nobody needs"
+                "its messages from the earliest on: leave the option out, or purge old messages"
             )
         return QUEUE_SUBSCRIPTION
     if not subscription:
@@ -47,7 +47,7 @@ def ensure_subscription(
 
 
 def find_subscription(log: DeltaLog, subscription: str | None, selector: Selector | None) -> str | None:
-    """The name under which positions are kept; None when the topic's subscription is not there any more."""
+    """The name under which positions are kept; None when the topic's subscription was dropped."""
     destination = log.refresh().destination
     if not destination.is_topic:
         return QUEUE_SUBSCRIPTION
@@ -86,7 +86,7 @@ def start_floors(snapshot: Snapshot, starting_position: str | None) -> dict[int,
         elif kind == "sequence":
             wanted = value.get(member, last + 1) if isinstance(value, dict) else value
             floors[member] = min(max(int(wanted) - 1, before_first), last)
-        else:  # the first file that has anything sent at that time or later: times are per file, so the start is inclusive
+        else:  # the first file with a message sent at that time or later
             late = [f.first for f in files if int(f.statistics["maxValues"].get("JMSTimestamp", 0)) >= value]
             floors[member] = late[0] - 1 if late else last
     return floors

@@ -1,4 +1,4 @@
-"""The offset is the batch: what a Spark offset says, and the limits and shares by which a batch is made (C5, C6)."""
+"""A batch as a Spark offset, and the limits and shares by which it is made (C5, C6)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from spark_jms.core.ranges import Ranges
 from spark_jms.errors import FormatVersionError, OffsetError
 
 OFFSET_VERSION = 1
-MAX_RANGES_PER_MEMBER = 20_000  # keeps an offset small; what is over comes in the next batch
+MAX_RANGES_PER_MEMBER = 20_000  # keeps an offset small; the next batch takes the rest
 
 
 @dataclass(frozen=True)
 class MemberPick:
-    """One member's part of a batch. `redelivered`: delivery count -> those delivered before."""
+    """One member's part of a batch. `redelivered` maps a delivery count above 1 to its messages."""
 
     epoch: int
     picks: Ranges
@@ -23,7 +23,7 @@ class MemberPick:
 
 @dataclass(frozen=True)
 class Batch:
-    """All that is needed to produce the batch again. The first offset of a query has a consumer and no claim."""
+    """Everything a task needs to produce the batch again. The first offset of a query has a consumer and no claim."""
 
     consumer: str
     claim: str = ""
@@ -34,7 +34,7 @@ class Batch:
         return sum(pick.picks.count for pick in self.members.values())
 
     def to_json(self) -> dict[str, object]:
-        """Keys in a fixed order, so that Spark sees equal batches as equal offsets."""
+        """With keys in a fixed order, so that Spark takes equal batches for equal offsets."""
         members = {}
         for member, pick in sorted(self.members.items()):
             entry: dict[str, object] = {"epoch": pick.epoch, "pick": pick.picks.to_json()}
@@ -45,7 +45,7 @@ class Batch:
 
     @staticmethod
     def from_json(value: object) -> Batch:
-        """Raises OffsetError (damaged, of another source) or FormatVersionError (newer)."""
+        """Raises OffsetError (damaged, or of another source) or FormatVersionError (of a newer spark-jms)."""
         if not isinstance(value, dict) or not {"v", "consumer", "claim", "members"} <= value.keys():
             raise OffsetError(
                 f"the offset in the checkpoint is not one of spark-jms: {str(value)[:200]!r}. Use the checkpointLocation "
@@ -76,13 +76,13 @@ class Batch:
 
 
 def claim_after(before: str, token: str) -> str:
-    """The id of the claim that follows `before` in a query's checkpoint. Ids of one consumer rise by one with each batch
-    that Spark logs, so an id tells whether it is older than what the consumer has acknowledged."""
+    """The id of the claim after `before` in a query's checkpoint. The ids of a consumer rise by one with each batch that
+    Spark logs, so an id tells whether it is older than the consumer's newest acknowledgement."""
     return f"{claim_number(before) + 1}-{token}"
 
 
 def claim_number(claim: str) -> int:
-    """0 for no claim, and for one that was made before claims had numbers."""
+    """0 for no claim, and for claims of old versions, which have no number."""
     number, dash, _ = claim.partition("-")
     return int(number) if dash and number.isdigit() else 0
 
@@ -98,8 +98,8 @@ class Limits:
 
 
 def fair_shares(limit: int, wanted: Mapping[int, int]) -> dict[int, int]:
-    """Share `limit` out among members that want so many each: nobody gets more than it wants, nothing is left over
-    while somebody still wants, and what one member gets differs from another's only if it wants less, or by 1."""
+    """Share `limit` among members that want so many each. No member gets more than it wants, nothing is left over while
+    a member wants more, and the shares of two members differ by more than 1 only if the smaller one wants no more."""
     shares = dict.fromkeys(wanted, 0)
     hungry = sorted((count, member) for member, count in wanted.items() if count > 0)
     left = limit

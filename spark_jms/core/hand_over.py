@@ -1,13 +1,13 @@
-"""Who should hold which member's record: the one rule by which consumers share members (C9).
+"""How consumers share members: which records a consumer asks for (C9).
 
-Nobody decides for others. Each consumer looks at who holds what and who waits, and asks for what it lacks; the owner
-hands over whatever is asked for at its next boundary. The rule for asking:
+No consumer decides for another. Each one looks at the holders and waiters and asks for the records it lacks; an owner
+hands every requested record over at its next boundary. A consumer asks for:
 
-    needed members (an open claim to acknowledge there)        always
-    free members                                               always
-    a consumer with a selector                                 every member, in turn: only it can take its messages
-    fewer than members // consumers                            so many more, from those who have most
-    nothing at all, more consumers than members                one, where fewest wait
+    members that it needs, to acknowledge an open claim there     always
+    free members                                                  always
+    every member, in turn                                         with a selector: only it can take its messages
+    as many as it has fewer than members // consumers             from the consumers that hold most
+    one, where the fewest wait                                    if it holds none, with more consumers than members
 """
 
 from __future__ import annotations
@@ -48,5 +48,5 @@ def wanted(
 
 
 def consumers_of(me: str, holders: Mapping[int, str | None], waiters: Mapping[int, tuple[str, ...]]) -> set[str]:
-    """Who shares these members, as far as can be seen: holders, waiters and the one who looks."""
+    """The sessions that share these members: holders, waiters and `me`."""
     return {h for h in holders.values() if h} | {w for queue in waiters.values() for w in queue} | {me}

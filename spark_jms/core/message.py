@@ -1,10 +1,10 @@
-"""The JMS message as columns: what Spark sees, what a Delta file holds, and the way between them (C2).
+"""The JMS message as columns: in Spark, in a Delta file, and the conversion between them (C2).
 
-A message has 19 columns. Fourteen of them are stored in the destination's files; the others follow from where the
-message lies (`member`, `sequence`, `JMSDestination`) and from how often it was handed out (`JMSRedelivered`,
-`JMSXDeliveryCount`). Typed properties are text in the map `properties`; the types that are not string stand in the
-vendor property `JMS_JMSQ_Types` ("amount:double,count:long"). A map message is JSON in `text`, marked by the vendor
-property `JMS_JMSQ_BodyType`. Times are milliseconds since 1970 UTC, as in JMS; 0 in JMSExpiration means never.
+A message has 19 columns. A destination's files store fourteen of them; the others follow from the position of the message
+(`member`, `sequence`, `JMSDestination`) and from its deliveries (`JMSRedelivered`, `JMSXDeliveryCount`). Typed properties
+are text in the map `properties`; the vendor property `JMS_JMSQ_Types` names the types other than string
+("amount:double,count:long"). A map message is JSON in `text`, marked by the vendor property `JMS_JMSQ_BodyType`. Times
+are milliseconds since 1970 UTC, as in JMS; 0 in JMSExpiration means never.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ COLUMNS: dict[str, pa.DataType] = {
     "member": pa.int32(),
     "sequence": pa.int64(),
 }
-# Set by whoever stores or delivers the message: accepted from a sender (a stream may be piped on) and written anew.
+# spark-jms sets these. A sender may give them (a stream may be piped on), but they are overwritten.
 PROVIDER_COLUMNS = (
     "JMSMessageID",
     "JMSTimestamp",
@@ -63,7 +63,7 @@ STORED_SCHEMA = pa.schema(
     [pa.field(ORDINAL, pa.int64())] + [pa.field(n, t) for n, t in COLUMNS.items() if n not in DERIVED_COLUMNS]
 )
 PARTITION_SCHEMA = pa.schema([pa.field("member", pa.int32()), pa.field("first_sequence", pa.int64())])
-# Columns worth a dictionary in Parquet; bodies and ids are unique, so a dictionary would only cost.
+# Columns with a dictionary in Parquet. Bodies and ids are unique, so a dictionary would only cost.
 DICTIONARY_COLUMNS = [n for n in STORED_SCHEMA.names if n not in (ORDINAL, "JMSMessageID", "text", "body")]
 STATISTICS_COLUMNS = ("JMSPriority", "JMSTimestamp", "JMSDeliveryTime", "JMSExpiration", "JMSXGroupID")
 
@@ -100,7 +100,7 @@ def arrow_schema(columns: tuple[str, ...] = tuple(COLUMNS)) -> pa.Schema:
 
 
 def check_sendable(schema: pa.Schema) -> None:
-    """Refuse a schema that cannot become messages: unknown or doubled columns, no body at all (C2)."""
+    """Raises MessageFormatError for a schema that does not fit messages: unknown or doubled columns, no body (C2)."""
     names = schema.names
     unknown = [n for n in names if n not in COLUMNS]
     if unknown:
@@ -160,9 +160,9 @@ def _property_type(kind: pa.DataType) -> str | None:
 
 
 def normalise(batch: pa.RecordBatch, now_ms: int, max_message_bytes: int) -> pa.RecordBatch:
-    """What a sender gave, as stored columns without `ordinal` and `JMSMessageID` (those depend on the file).
+    """A sender's rows as stored columns, without `ordinal` and `JMSMessageID` (which depend on the file).
 
-    `batch` must have passed `check_sendable`. Raises MessageFormatError / MessageSizeError and names the row.
+    `batch` must have passed `check_sendable`. Raises MessageFormatError or MessageSizeError, which name the row.
     """
     rows, given = batch.num_rows, dict(zip(batch.schema.names, batch.columns, strict=True))
 
@@ -253,7 +253,7 @@ def check_property_names(names: list[str]) -> None:
 
 
 def _struct_to_map(array: pa.StructArray) -> pa.MapArray:
-    """A struct of typed values as the map and its JMS_JMSQ_Types entry, by kernels: no loop over rows."""
+    """A struct of typed values as the map with its JMS_JMSQ_Types entry, by kernels: no loop over rows."""
     rows = len(array)
     fields = [array.type.field(i) for i in range(array.type.num_fields)]
     types = ",".join(f"{f.name}:{_property_type(f.type)}" for f in fields if _property_type(f.type) != "string")
@@ -288,8 +288,8 @@ def deliver(
     sequences: npt.NDArray[np.int64],
     delivery_counts: npt.NDArray[np.int32] | int,
 ) -> pa.RecordBatch:
-    """Stored rows as message columns, exactly of `arrow_schema(columns)`: adds where they lie and how often they were
-    handed out, 1 = for the first time (C2, C8)."""
+    """Stored rows as message columns, exactly of `arrow_schema(columns)`: adds position and delivery count (1 = delivered
+    for the first time) (C2, C8)."""
     rows = stored.num_rows
     arrays = []
     for name in columns:
@@ -315,7 +315,7 @@ def _counts(delivery_counts: npt.NDArray[np.int32] | int, rows: int) -> pa.Array
 
 
 def stored_columns(columns: tuple[str, ...]) -> list[str]:
-    """Which columns of a file are needed for these message columns."""
+    """The columns to read from a file for these message columns."""
     return [n for n in columns if n not in DERIVED_COLUMNS]
 
 

@@ -1,7 +1,7 @@
 """Sets of sequence numbers as sorted, disjoint, closed ranges (C5).
 
-A pick of a whole backlog is one range whatever its size; a selector's pick may be half a million single numbers. Both
-must be cheap, so the bounds are two numpy arrays and every operation is a vectorised sweep. Values are immutable.
+The pick of a whole backlog is one range, whatever its size; the pick of a selector may be half a million single numbers.
+Both must be cheap, so the bounds are two numpy arrays and every operation is a vectorised sweep. Values are immutable.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ _INLINE_RANGES = 16  # below this, JSON pairs are readable and small enough
 
 
 class Ranges:
-    """An immutable set of integers >= 1. `lo[i] <= hi[i] < lo[i+1] - 1`: neighbours are always merged."""
+    """An immutable set of integers >= 1. `lo[i] <= hi[i] < lo[i+1] - 1`: neighbours are always merged.
+
+    The class is one noun in spite of its size: about half of its methods are Python's set and sequence protocols."""
 
     __slots__ = ("hi", "lo")
 
@@ -67,12 +69,12 @@ class Ranges:
         return f"Ranges({shown}{', …' if len(self) > 8 else ''})"
 
     def __len__(self) -> int:
-        """How many ranges (not numbers: see `count`)."""
+        """The number of ranges, not of integers: see `count`."""
         return int(self.lo.size)
 
     @property
     def count(self) -> int:
-        """How many numbers."""
+        """The number of integers in the set."""
         return int((self.hi - self.lo).sum()) + len(self)
 
     @property
@@ -84,7 +86,7 @@ class Ranges:
         return int(self.hi[-1])
 
     def numbers(self) -> Int64Array:
-        """Every number, ascending; costs 8 bytes each, so only for sets that are bounded."""
+        """All integers, ascending; 8 bytes each, so only for bounded sets."""
         if not self:
             return _EMPTY
         lengths = self.hi - self.lo + 1
@@ -129,12 +131,12 @@ class Ranges:
         return Ranges(self.lo[: i + 1], hi)
 
     def take_ranges(self, ranges: int) -> Ranges:
-        """The lowest `ranges` ranges: bounds the size of what has to be written down."""
+        """The lowest `ranges` ranges; bounds the stored size."""
         return self if len(self) <= ranges else Ranges(self.lo[:ranges], self.hi[:ranges])
 
-    # -- writing down ---------------------------------------------------------------------------------------------
+    # -- stored form ----------------------------------------------------------------------------------------------
     def to_json(self) -> list[list[int]] | str:
-        """Pairs where that is short, else compressed deltas in base64: a set of one batch stays a few KB."""
+        """Pairs if there are few ranges, else compressed deltas in base64: the set of a batch takes a few KB."""
         if len(self) <= _INLINE_RANGES:
             return [[lo, hi] for lo, hi in self]
         edges = np.empty(2 * len(self), dtype=np.int64)
@@ -150,7 +152,7 @@ class Ranges:
 
     @staticmethod
     def from_json(value: object) -> Ranges:
-        """The inverse of `to_json`; ValueError says what does not fit."""
+        """The inverse of `to_json`. Raises ValueError."""
         if isinstance(value, list):
             for pair in value:
                 if not (isinstance(pair, list) and len(pair) == 2 and all(type(n) is int for n in pair)):
@@ -199,7 +201,7 @@ def _merge(lo: Int64Array, hi: Int64Array) -> Ranges:
 
 
 def _sweep(a: Ranges, b: Ranges, wanted: Callable[[Int64Array, Int64Array], npt.NDArray[np.bool_]]) -> Ranges:
-    """Walk all bounds of both sets once; `wanted(depth in a, depth in b)` says where the result is."""
+    """Walk all bounds of both sets once; `wanted(depth in a, depth in b)` is true inside the result."""
     points = np.concatenate((a.lo, a.hi + 1, b.lo, b.hi + 1))
     one = np.int64(1)
     depth_a = np.concatenate((np.full(len(a), one), np.full(len(a), -one), np.zeros(2 * len(b), np.int64)))

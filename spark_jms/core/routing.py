@@ -1,8 +1,8 @@
-"""Which member a message goes to (C4, D2).
+"""Routing: the member that a message goes to (C4, D2).
 
-A unit of order (JMSXGroupID) hashes to one of 1,024 slots, and a slot belongs to one member, so that its messages stay
-in order. Other messages go round robin, at random or by weight. Round robin deals a batch out in equal consecutive
-shares, which balances as well as dealing single messages and needs no copy of the bodies.
+A unit of order (JMSXGroupID) hashes to one of 1,024 slots, and a slot belongs to one member, so its messages stay in
+order. Other messages go round robin, at random or by weight. Round robin splits a batch into equal consecutive shares,
+which balances as well as single messages do and copies no bodies.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ SLOTS = 1024
 
 @dataclass(frozen=True)
 class Routing:
-    """The route of one destination. `epoch` rises with every change; a send planned on an old one is routed anew."""
+    """The route of one destination. `epoch` rises with every change, so that a send notices that its route is old."""
 
     epoch: int
     members: int
     policy: str = "round-robin"
     weights: tuple[int, ...] = ()
-    slot_members: int = 0  # the slots are shared out among the first so many members; 0 = among all
+    slot_members: int = 0  # the first so many members share the slots; 0 = all
 
     def __post_init__(self) -> None:
         if self.members < 1:
@@ -40,12 +40,12 @@ class Routing:
             raise ValueError(f"weighted routing needs {self.members} weights, not all 0")
 
     def slot_table(self) -> npt.NDArray[np.int32]:
-        """slot -> member. Members added later get no slots of their own: a unit of order never changes its member."""
+        """slot -> member. Members added later get no slots: a unit of order never changes its member."""
         return (np.arange(SLOTS) % (self.slot_members or self.members)).astype(np.int32)
 
 
 def slots_of(group_ids: pa.Array) -> npt.NDArray[np.int32]:
-    """The slot of each group id; -1 where there is none. Hashes each distinct id once."""
+    """The slot of each group id, -1 for null. Hashes each distinct id once."""
     encoded = pc.dictionary_encode(group_ids)
     slots = np.array(
         [zlib.crc32(value.encode()) % SLOTS for value in encoded.dictionary.to_pylist()] + [-1], dtype=np.int32
@@ -54,8 +54,8 @@ def slots_of(group_ids: pa.Array) -> npt.NDArray[np.int32]:
 
 
 def route(routing: Routing, group_ids: pa.Array, turn: int) -> npt.NDArray[np.int32]:
-    """The member of each row. `turn` is where round robin starts and seeds the random choice, so the same batch with
-    the same turn takes the same way."""
+    """The member of each row. Round robin starts at `turn`, which also seeds the random policies: the same batch with the
+    same turn takes the same route."""
     rows = len(group_ids)
     free = _free_members(routing, rows, turn)
     if group_ids.null_count == rows:
@@ -78,7 +78,7 @@ def _free_members(routing: Routing, rows: int, turn: int) -> npt.NDArray[np.int3
 
 
 def split(batch: pa.RecordBatch, members: npt.NDArray[np.int32]) -> list[tuple[int, pa.RecordBatch]]:
-    """The rows of each member, in their order. Consecutive shares are slices of the batch; others are copied once."""
+    """(member, its rows in order). Consecutive shares are slices of the batch; other rows are copied once."""
     if not batch.num_rows:
         return []
     changes = np.flatnonzero(np.diff(members)) + 1

@@ -56,7 +56,7 @@ _DOUBLE_TEXT = r"^[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|(?i:i
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """One value per row (or one for all rows): `kinds` says which lane holds it; the other lanes hold rubbish there."""
+    """One value per row (or one for all rows): `kinds` says which lane holds it; the other lanes are undefined there."""
 
     kinds: npt.NDArray[np.int8]
     longs: npt.NDArray[np.int64] | None = None
@@ -115,7 +115,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _plain(column: Any) -> Any:
-    """Without dictionary encoding and string views, which few kernels take."""
+    """Without dictionary encoding and string views, which few kernels accept."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     return column.cast(pa.string()) if pa.types.is_string_view(column.type) else column
@@ -147,7 +147,7 @@ class _Entries:
         self._declared_of_row = pc.fill_null(types.indices, -1).to_numpy(zero_copy_only=False)
 
     def _texts(self, name: str) -> Any:
-        """The text of one property for every row, null where there is none; of two equal keys the last counts."""
+        """The text of one property for every row, null for rows without it; the last of two equal keys counts."""
         code = self._names.get(name)
         if code is None:
             return pa.nulls(self.count, self._items.type)
@@ -191,7 +191,7 @@ def _read_longs(texts: Any) -> Any:
     texts = _matching(texts, _LONG_TEXT)
     try:
         return texts.cast(pa.int64())
-    except pa.ArrowInvalid:  # 19 digits that are no long
+    except pa.ArrowInvalid:  # 19 digits that do not fit a long
         wide = texts.cast(pa.decimal128(19, 0))
         fits = pc.and_(pc.greater_equal(wide, _wide(LONG_MIN)), pc.less_equal(wide, _wide(LONG_MAX)))
         return pc.if_else(fits, wide, pa.scalar(None, wide.type)).cast(pa.int64())

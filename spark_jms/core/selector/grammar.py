@@ -1,6 +1,6 @@
 """The JMS message selector grammar: text to tree (feature C7).
 
-lark does the lexing and LALR parsing; this module adds what a context-free grammar does not say: Java's number and
+lark does the lexing and LALR parsing; this module adds what a context-free grammar cannot express: Java's number and
 identifier rules, which operands an operator takes, which headers may be named, the limits on length and nesting, and
 error messages in words. It is imported only when a selector is parsed for the first time.
 """
@@ -354,7 +354,7 @@ def _parser() -> Lark:
 
 
 def parse_tree(text: str) -> Expression:
-    """The tree of a selector's text; InvalidSelectorError says what is wrong, where, and what was expected."""
+    """The tree of a selector's text. InvalidSelectorError names what is wrong, where, and what was expected."""
     try:
         size = len(text.encode())
     except UnicodeEncodeError as error:

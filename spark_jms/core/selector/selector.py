@@ -1,9 +1,9 @@
 """Message selectors: the JMS 2.0 grammar (section 3.8.1) on one message or on a table of messages (feature C7).
 
-`Selector.parse(text)` gives None for an empty or blank text (no selector) and InvalidSelectorError for a wrong one.
+`Selector.parse(text)` returns None for an empty or blank text (no selector) and raises InvalidSelectorError for a wrong one.
 A message is selected where the selector is TRUE; FALSE and unknown do not select.
 
-What the specification leaves open, or where this differs from it:
+Where the specification is open, or this implementation differs from it:
 
 - Exact numbers, whatever their property type, are Java longs: overflow wraps, division truncates, division by zero is
   NULL (so the condition is unknown). Approximate numbers are Java doubles, division by zero is IEEE's; a float is
@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from spark_jms.core.selector import evaluation as selector_eval
+from spark_jms.core.selector import evaluation
 from spark_jms.core.selector.columns import HEADER_COLUMNS, PROPERTIES_COLUMN
 from spark_jms.core.selector.matching import DELIVERY_MODES, evaluate
 from spark_jms.core.selector.tree import And, Between, Comparison, Expression, In, Literal, Name, names
@@ -70,7 +70,7 @@ class Selector:
 
     @property
     def tree(self) -> Expression:
-        """The syntax tree (`selector_tree`)."""
+        """The syntax tree (tree.py)."""
         return _tree(self.text)
 
     @property
@@ -85,7 +85,7 @@ class Selector:
 
     def mask(self, table: pa.Table | pa.RecordBatch) -> npt.NDArray[np.bool_]:
         """True for the rows where the selector is TRUE; the table holds at least `columns`."""
-        return selector_eval.mask(self.tree, self.columns, table)
+        return evaluation.mask(self.tree, self.columns, table)
 
     def matches(self, headers: Mapping[str, object], properties: Mapping[str, object]) -> bool:
         """Whether the selector is TRUE for one message of typed Python values; a missing name is NULL."""

@@ -1,8 +1,8 @@
 """The syntax tree of a message selector, and its text (feature C7).
 
-Nodes are frozen values made by `selector_grammar` and read by `selector_match` (one message) and `selector_eval`
-(a table). `unparse` writes the text of a tree, so that parsing that text gives an equal tree. AND, OR and arithmetic
-chains are flat tuples, not left-leaning trees: a selector of a thousand ANDed terms must not be a thousand frames deep.
+Nodes are frozen values made by grammar.py and read by matching.py (one message) and evaluation.py (a table). `unparse`
+writes the text of a tree, so that parsing that text gives an equal tree. Chains of AND, OR and arithmetic are flat tuples,
+not left-leaning trees: a selector of a thousand ANDed terms must not be a thousand frames deep.
 """
 
 from __future__ import annotations
