@@ -80,6 +80,37 @@ file, line, value and what is allowed. They are declared in [destination.py](../
 ## Environment variables
 
 {environment}
+
+## Environment variables of a daemon
+
+A daemon of the replicated store reads them when it starts; a wrong value is a `SettingInvalidError`. Give all daemons of
+a cluster the same values.
+
+{daemon}
+
+## Thresholds
+
+The process that opens a replicated store (for doors, the daemon) reads them from its environment, as
+`store.replicated.SpaceOverloadRedPercent` for all stores or `store.replicated.NAME.SpaceOverloadRedPercent` for one. A
+shell cannot export such names; `env` can:
+
+```bash
+env store.replicated.orders.SpaceOverloadRedPercent=100 python drain_orders.py
+```
+
+{thresholds}
+
+## Options of store URIs
+
+A wrong value is a `StoreUriError`. They are declared in [store.py](../spark_jms/settings/store.py).
+
+`replicated:///global/directory?store=NAME`; any other option is refused:
+
+{replicated}
+
+`jdbc:sqlite:///path/file.db` and `jdbc:postgresql://user@host:port/db`; any other option goes to libpq:
+
+{jdbc}
 """
 
 MODULE_HEADER = """\

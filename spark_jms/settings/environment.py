@@ -33,3 +33,6 @@ class Environment(Table):
         "JMSQ_IVY_REPOSITORIES", Text("URLs"), None, "Maven repositories from which set-up takes Delta's jars."
     )
     ivy_settings: str | None = setting("JMSQ_IVY_SETTINGS", PATH, None, "An ivysettings.xml for the same.")
+    directory: str | None = setting(
+        "RS_DIRECTORY", PATH, None, "The Global Directory, for `jmsq store` where no `--dir` is given."
+    )

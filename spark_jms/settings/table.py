@@ -102,15 +102,15 @@ def read_texts(
     return values
 
 
-def hint(name: str, known: Mapping[str, object]) -> str:
-    """`did you mean 'retention'? ` of a misspelt name, or nothing."""
+def hint(name: str, known: Mapping[str, object], form: str = "did you mean {!r}? ") -> str:
+    """For an error about an unknown name: the known one that it may mean, or nothing."""
     near = near_to(name, known)
-    return f"did you mean {near!r}? " if near else ""
+    return form.format(near) if near else ""
 
 
 def _check(instance: Table, attribute: attrs.Attribute[Any], value: object) -> None:
-    if value is None and attribute.default is None:
-        return
+    if type(value) is type(attribute.default) and value == attribute.default:
+        return  # a default need not be one of the values that people may write: None, or empty text
     row: Setting = attribute.metadata[_METADATA]
     try:
         row.type.check(value)

@@ -9,6 +9,7 @@ import attrs
 from spark_jms.settings.destination import DestinationSettings, DomainSettings
 from spark_jms.settings.environment import Environment
 from spark_jms.settings.options import Options
+from spark_jms.settings.store import DaemonSettings, DoorSettings, JdbcOptions, ReplicatedOptions, Thresholds
 from spark_jms.settings.table import Setting, Table, settings_of
 
 
@@ -31,5 +32,9 @@ GROUPS = {
         Group("options", 'Options of format("jmsq")', (Options,)),
         Group("module", "Keys of the module file", (DestinationSettings, DomainSettings)),
         Group("environment", "Environment variables", (Environment,)),
+        Group("daemon", "Environment variables of a daemon of the replicated store", (DaemonSettings, DoorSettings)),
+        Group("thresholds", "Thresholds of a replicated store", (Thresholds,)),
+        Group("replicated", "Options of a replicated:// URI", (ReplicatedOptions,)),
+        Group("jdbc", "Options of a jdbc: URI", (JdbcOptions,)),
     )
 }

@@ -82,7 +82,7 @@ class ValueType(ABC):
 @attrs.frozen
 class Whole(ValueType):
     """A whole number in plain decimal digits: YAML's 010 (eight) and 1:30 (ninety) are traps. With a `scale` the value
-    is so many times the number: megabytes are written, bytes are kept."""
+    is so many times the number: megabytes are written, bytes are kept, and a Python value may be any part of one."""
 
     low: int = 0
     high: int = MAX_WHOLE
@@ -101,12 +101,13 @@ class Whole(ValueType):
 
     def read(self, written: Any) -> int:
         text = str(written).strip()
-        if not _WHOLE.match(text):
+        if not _WHOLE.match(text) or not self.low <= int(text) <= self.high:
             raise NotAllowed(self.allowed)
-        return int(self.checked(int(text) * self.scale))
+        return int(text) * self.scale
 
     def fits(self, value: Any) -> bool:
-        return type(value) is int and self.low * self.scale <= value <= self.high * self.scale
+        low = self.low if self.scale == 1 else 1
+        return type(value) is int and low <= value <= self.high * self.scale
 
     def show(self, value: Any) -> str:
         return str(value // self.scale)
@@ -235,22 +236,39 @@ class Flag(ValueType):
 
 @attrs.frozen
 class Text(ValueType):
-    """Text of at most `high` characters that matches the whole `pattern`; `range` says so in words."""
+    """Text that matches the whole `pattern`; with `longest`, 1 to so many printable characters. `range` says so in
+    words."""
 
     range: str = "any text"
     pattern: str = r"(?s).*"
+    longest: int = 0
 
     def read(self, written: Any) -> str:
         return str(self.checked(written))
 
     def fits(self, value: Any) -> bool:
-        return isinstance(value, str) and re.fullmatch(self.pattern, value) is not None
+        if not isinstance(value, str) or (
+            self.longest and not (value.isprintable() and 1 <= len(value) <= self.longest)
+        ):
+            return False
+        return re.fullmatch(self.pattern, value, re.ASCII) is not None
 
     def store(self, value: Any) -> str:
         return str(value)
 
     def load(self, stored: str) -> str:
         return stored
+
+
+@attrs.frozen
+class HostPort(Text):
+    """A port, or host:port."""
+
+    range: str = "a port, or host:port"
+
+    def fits(self, value: Any) -> bool:
+        port = value.rpartition(":")[2] if isinstance(value, str) else ""
+        return _WHOLE.match(port) is not None and 1 <= int(port) <= 65_535
 
 
 @attrs.frozen

@@ -54,17 +54,11 @@ def _known(given: Mapping[str, str]) -> dict[str, str]:
             )
         name = known.get(key.lower())
         if name is None and key.lower() not in _FROM_SPARK and not key.lower().startswith(_PREFIXES):
-            raise OptionError(
-                f'format("jmsq") has no option {key!r}: accepted are {", ".join(ACCEPTED)} {_meant(key)}'.rstrip()
-            )
+            meant = hint(key, OPTIONS, " (did you mean {!r}?)")
+            raise OptionError(f'format("jmsq") has no option {key!r}: accepted are {", ".join(ACCEPTED)}{meant}')
         if name and (text or not isinstance(OPTIONS[name].type, Text)):
             texts[name] = text
     return texts
-
-
-def _meant(key: str) -> str:
-    found = hint(key, OPTIONS).strip()
-    return f"({found})" if found else ""
 
 
 def _refused(row: Setting, text: str, allowed: str) -> OptionError:

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Generic, TypeVar
 
-from spark_jms.store.jdbc.settings import FAILOVER, RETRY
+from spark_jms.settings.store import FAILOVER, RETRY
 
 
 class ProcessRole(Enum):

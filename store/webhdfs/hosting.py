@@ -12,9 +12,9 @@ import logging
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 
+from spark_jms.settings.store import DoorSettings, Thresholds, from_variables
 from spark_jms.store.errors import (
     MemoryLimitError,
     RegionLostError,
@@ -25,9 +25,8 @@ from spark_jms.store.errors import (
 )
 from spark_jms.store.net.tls import client_context, server_context
 from spark_jms.store.regions.client.instance import StoreInstance
-from spark_jms.store.regions.client.thresholds import Thresholds, parse_thresholds
+from spark_jms.store.regions.client.thresholds import parse_thresholds
 from spark_jms.store.regions.core.leaving import SERVICE
-from spark_jms.store.regions.daemon.settings import integer
 from spark_jms.store.regions.hosting import Host, ServiceFactory
 from spark_jms.store.webhdfs import security
 from spark_jms.store.webhdfs.door import Door, DoorOptions
@@ -40,40 +39,11 @@ PERMANENT = (RegionLostError, StoreCorruptError, StoreVersionError, MemoryLimitE
 OBJECT_PERCENT = 4  # of a region: blocks of files are larger than messages
 
 
-@dataclass(frozen=True)
-class DoorPlan:
-    """The WebHDFS door of a daemon. An address other than loopback needs TLS and tokens."""
-
-    port: int
-    host: str = "127.0.0.1"
-    certificate: str = ""
-    key: str = ""
-    tokens: str = ""
-    store: str = "webhdfs"
-    region_bytes: int = 64 * 1024 * 1024
-
-
 def door_from_environment(environment: Mapping[str, str]) -> ServiceFactory | None:
-    """None without RS_DOOR. SettingInvalidError names the variable, its value and what is allowed.
-
-    RS_DOOR                         port, or host:port
-    RS_DOOR_CERTIFICATE, RS_DOOR_KEY, RS_DOOR_TOKENS    files; needed on any address but loopback
-    RS_DOOR_REGION_MB               size of the regions that hold the namespace
-    """
-    plan = DoorPlan(
-        0,
-        certificate=environment.get("RS_DOOR_CERTIFICATE", ""),
-        key=environment.get("RS_DOOR_KEY", ""),
-        tokens=environment.get("RS_DOOR_TOKENS", ""),
-    )
-    where = environment.get("RS_DOOR", "")
-    if where:
-        host, _, port = where.rpartition(":")
-        plan = replace(plan, host=host or plan.host, port=integer("RS_DOOR", port, 1, 65_535))
-    if "RS_DOOR_REGION_MB" in environment:
-        size = integer("RS_DOOR_REGION_MB", environment["RS_DOOR_REGION_MB"], 1, 4_000)
-        plan = replace(plan, region_bytes=size << 20)
-    return (lambda host: NamespaceDoor(host, plan)) if plan.port else None
+    """None without RS_DOOR. SettingInvalidError names the variable, its value and what is allowed."""
+    given = {name: value for name, value in environment.items() if value or name != "RS_DOOR"}
+    settings: DoorSettings = from_variables(DoorSettings, given)
+    return (lambda host: NamespaceDoor(host, settings)) if settings.port else None
 
 
 class NamespaceDoor:
@@ -82,11 +52,11 @@ class NamespaceDoor:
 
     name = "WebHDFS"
 
-    def __init__(self, host: Host, plan: DoorPlan) -> None:
+    def __init__(self, host: Host, settings: DoorSettings) -> None:
         self._host = host
-        self._plan = plan
+        self._settings = settings
         self._log = host.log
-        self._thresholds = _thresholds(plan.store)
+        self._thresholds = _thresholds(settings.store)
         self._files: Files | None = None
         self._instance: StoreInstance | None = None
         self._elsewhere: str | None = None
@@ -95,12 +65,12 @@ class NamespaceDoor:
         self._door = Door(lambda: self._files, self._options(), lambda: self._elsewhere)
 
     def _options(self) -> DoorOptions:
-        plan = self._plan
+        settings = self._settings
         tls, trust = None, None
-        if plan.certificate:
-            tls = server_context(Path(plan.certificate), Path(plan.key or plan.certificate))
-            trust = client_context(Path(plan.certificate).read_text())
-        tokens = security.Tokens.from_file(Path(plan.tokens)) if plan.tokens else None
+        if settings.certificate:
+            tls = server_context(Path(settings.certificate), Path(settings.key or settings.certificate))
+            trust = client_context(Path(settings.certificate).read_text())
+        tokens = security.Tokens.from_file(Path(settings.tokens)) if settings.tokens else None
         return DoorOptions(tls=tls, tokens=tokens, forward_tls=trust)
 
     @property
@@ -108,7 +78,7 @@ class NamespaceDoor:
         return f"{self._door.host}:{self._door.port}"
 
     async def start(self) -> None:
-        await self._door.start(self._plan.host, self._plan.port)
+        await self._door.start(self._settings.host, self._settings.port)
         self._task = asyncio.create_task(self._serve())
 
     async def stop(self) -> None:
@@ -148,11 +118,11 @@ class NamespaceDoor:
             self._log.log(logging.ERROR if is_news else logging.DEBUG, "the namespace cannot be opened here: %s", error)
 
     async def _open(self) -> None:
-        plan = self._plan
+        settings = self._settings
         self._instance = await StoreInstance.open(
             self._host.directory,
-            plan.store,
-            region_bytes=plan.region_bytes,
+            settings.store,
+            region_bytes=settings.region_bytes,
             config=self._host.config,
             daemon=self._host.daemon,
             thresholds=self._thresholds,
@@ -167,7 +137,7 @@ class NamespaceDoor:
             await self._close_namespace()
             raise
         self._elsewhere = None
-        self._host.directory.publish_service(plan.store, {"door": self.address})
+        self._host.directory.publish_service(settings.store, {"door": self.address})
         self._log.info("the WebHDFS namespace is served here")
 
     async def _close_namespace(self) -> None:
@@ -181,7 +151,7 @@ class NamespaceDoor:
                 await asyncio.wait_for(instance.close(), 5.0)
 
     def _published_door(self) -> str | None:
-        door = self._host.directory.published_service(self._plan.store).get("door")
+        door = self._host.directory.published_service(self._settings.store).get("door")
         return None if door in (None, self.address) else str(door)
 
 

@@ -15,11 +15,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from spark_jms.settings.store import Thresholds
 from spark_jms.store.errors import RegionLostError, StoreError
 from spark_jms.store.regions.admin.client import DaemonAdmin
 from spark_jms.store.regions.admin.port import DaemonInfo, RegionInfo
 from spark_jms.store.regions.client.instance import StoreInstance
-from spark_jms.store.regions.client.thresholds import Thresholds
 from spark_jms.store.regions.global_directory import GlobalDirectory
 from spark_jms.testing.waiting import wait_until
 from tests.daemons import Daemons

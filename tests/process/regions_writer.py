@@ -18,10 +18,10 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from spark_jms.settings.store import Thresholds
 from spark_jms.store.errors import StoreCorruptError, StoreError
 from spark_jms.store.regions.client.instance import StoreInstance
 from spark_jms.store.regions.client.objects import Objects
-from spark_jms.store.regions.client.thresholds import Thresholds
 from spark_jms.store.regions.global_directory import GlobalDirectory
 
 REGION_BYTES = 256 * 1024

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from spark_jms.settings.store import Thresholds
 from spark_jms.store import Delete, Handle, Put, open_store
 from spark_jms.store.errors import MemoryLimitError, ObjectTooLargeError, ResourceAllocationException, StoreFullError
 from spark_jms.store.regions.admin.api import Admin
@@ -18,7 +19,6 @@ from spark_jms.store.regions.admin.formats import regions_table
 from spark_jms.store.regions.client import attachment as attachments
 from spark_jms.store.regions.client import instance as instances
 from spark_jms.store.regions.client.instance import StoreInstance
-from spark_jms.store.regions.client.thresholds import Thresholds
 from spark_jms.store.regions.global_directory import GlobalDirectory
 from spark_jms.testing.waiting import wait_until
 from tests.daemons import Daemons

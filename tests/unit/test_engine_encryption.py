@@ -226,7 +226,7 @@ def test_where_an_engine_may_serve(tmp_path: Path) -> None:
     for everywhere in ("0.0.0.0", "::", ""):
         with pytest.raises(StoreUriError, match="engine_host"):
             finder(f"engine_host={everywhere}&{encrypted}")
-    with pytest.raises(StoreUriError, match="engine_port is a number"):
+    with pytest.raises(StoreUriError, match="engine_port is .65536., but must be a whole number of 0 to 65,535, in"):
         finder("engine_port=65536")
     key.chmod(0o644)
     with pytest.raises(SecurityConfigError, match="mode 0644"):

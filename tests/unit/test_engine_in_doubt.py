@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from spark_jms.settings.store import Thresholds
 from spark_jms.store import OutcomeUnknownError, Put, StoreFullError
 from spark_jms.store.engine import LedgerBatch, OwnershipLostError
 from spark_jms.store.engine.entry_log import Verdict
@@ -19,7 +20,6 @@ from spark_jms.store.errors import FencedError, StoreClosedError, StoreError
 from spark_jms.store.ledger.entries import Change, Prepared, Written
 from spark_jms.store.net.event_loop import EventLoopThread
 from spark_jms.store.regions.client.instance import StoreInstance
-from spark_jms.store.regions.client.thresholds import Thresholds
 from spark_jms.testing.waiting import wait_until
 from tests.unit.test_engine import Nobody, Pair, entry_log
 

@@ -54,5 +54,5 @@ def test_each_variable_in_the_code_has_a_row() -> None:
     named = set()
     for path in (PROJECT / "spark_jms").rglob("*.py"):
         if "demo" not in path.parts:
-            named |= set(re.findall(r'"(JMSQ_[A-Z_]+)"', path.read_text(encoding="utf-8")))
-    assert named == set(GROUPS["environment"].settings)
+            named |= set(re.findall(r'"((?:JMSQ|RS)_[A-Z_]+)"', path.read_text(encoding="utf-8")))
+    assert named == {*GROUPS["environment"].settings, *GROUPS["daemon"].settings}

@@ -8,10 +8,10 @@ from __future__ import annotations
 import itertools
 import sqlite3
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from spark_jms.store import (
@@ -74,7 +74,7 @@ def test_a_uri_says_everything() -> None:
     assert (settings.schema, settings.prefix, settings.libpq) == ("Sib1", "MQ", (("sslmode", "require"),))
     assert (settings.on_connection_loss, settings.retry_limit_s, settings.orphan_limit_s) == ("retry", 300, 60)
     assert "p@ss" not in settings.shown + repr(settings)
-    assert parse_jdbc("sqlite:///x/y%20z.db") == replace(parse_jdbc("jdbc:sqlite:///x/y z.db"))
+    assert parse_jdbc("sqlite:///x/y%20z.db") == attrs.evolve(parse_jdbc("jdbc:sqlite:///x/y z.db"))
     assert parse_jdbc("jdbc:sqlite:////x/y.db").path == "/x/y.db"
     assert parse_jdbc(with_engine("jdbc:sqlite:///x.db", "me")).engine == "me"
     assert with_engine("jdbc:sqlite:///x.db?engine=you", "me") == "jdbc:sqlite:///x.db?engine=you"

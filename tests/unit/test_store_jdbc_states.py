@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from spark_jms.store.jdbc.settings import FAILOVER, RETRY
+from spark_jms.settings.store import FAILOVER, RETRY
 from spark_jms.store.jdbc.states import (
     CONNECTION_LOSS,
     ENGINE_STATES,

@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from spark_jms.settings.store import Thresholds
 from spark_jms.store.errors import (
     DaemonUnavailableError,
     FencedError,
@@ -32,7 +33,6 @@ from spark_jms.store.regions.client.attachment import DAEMON_ROWS, OPENED, REGIO
 from spark_jms.store.regions.client.objects import ConnectionStatistics, Objects
 from spark_jms.store.regions.client.thresholds import (
     SpaceLog,
-    Thresholds,
     check_message_size,
     check_new_message,
     maximum_message_size_bytes,

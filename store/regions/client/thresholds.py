@@ -14,44 +14,20 @@ reached (start) or exceeded (yellow, red); "moved" is the distance from the use 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 
+from spark_jms.settings.store import Thresholds
+from spark_jms.settings.table import Setting, hint, settings_of
+from spark_jms.settings.types import NotAllowed
 from spark_jms.store.errors import ResourceAllocationException, SettingInvalidError
 from spark_jms.store.regions.core.utilization import Level, LogLine, percent_text
 
 PREFIX = "store.replicated."
 FOREIGN_PREFIX = "weblogic."
-MIN_PERCENT, MAX_PERCENT = 1, 100
 
-_NUMBER = re.compile(r"[0-9]{1,9}")
-_FIELDS = {
-    "MaximumMessageSizePercent": "maximum_message_size_percent",
-    "SpaceLoggingStartPercent": "space_logging_start_percent",
-    "SpaceLoggingDeltaPercent": "space_logging_delta_percent",
-    "SpaceOverloadYellowPercent": "space_overload_yellow_percent",
-    "SpaceOverloadRedPercent": "space_overload_red_percent",
-}
-SETTINGS = tuple(_FIELDS)
-
-
-@dataclass(frozen=True)
-class Thresholds:
-    """Percentages from 1 to 100: the first of the region size, the others of the daemon's shared memory limit."""
-
-    maximum_message_size_percent: int = 1
-    space_logging_start_percent: int = 70
-    space_logging_delta_percent: int = 10
-    space_overload_yellow_percent: int = 80
-    space_overload_red_percent: int = 90
-
-    def __post_init__(self) -> None:
-        for name, field in _FIELDS.items():
-            value = getattr(self, field)
-            if not MIN_PERCENT <= value <= MAX_PERCENT:
-                raise SettingInvalidError(name, str(value), f"allowed are {MIN_PERCENT} to {MAX_PERCENT}")
+_ROWS = settings_of(Thresholds)
+SETTINGS = tuple(_ROWS)
 
 
 def parse_thresholds(settings: Mapping[str, object], store: str) -> Thresholds:
@@ -63,15 +39,15 @@ def parse_thresholds(settings: Mapping[str, object], store: str) -> Thresholds:
         place = _place(name)
         if place is None:
             continue
-        percent = _percent(name, value)
+        percent = _percent(name, _ROWS[place[1]], value)
         other_name, other = found.setdefault(place, (name, percent))
         if other != percent:
             raise SettingInvalidError(name, str(percent), f"{other_name} says {other}, and both name one setting")
     values = {}
-    for setting, field in _FIELDS.items():
+    for setting, row in _ROWS.items():
         entry = found.get((store, setting)) or found.get(("", setting))
         if entry is not None:
-            values[field] = entry[1]
+            values[row.field] = entry[1]
     return Thresholds(**values)
 
 
@@ -89,19 +65,20 @@ def _place(name: str) -> tuple[str, str] | None:
     if not own.startswith(PREFIX):
         return None
     store, _, setting = own.removeprefix(PREFIX).rpartition(".")
-    if setting in _FIELDS:
+    if setting in _ROWS:
         return store, setting
     if setting.lower().endswith("percent"):
-        raise SettingInvalidError(name, "...", f"there is no {setting!r}; there are {', '.join(SETTINGS)}")
+        meant = hint(setting, _ROWS, " (did you mean {!r}?)")
+        raise SettingInvalidError(name, "...", f"there is no {setting!r}; there are {', '.join(SETTINGS)}{meant}")
     return None
 
 
-def _percent(name: str, value: object) -> int:
-    if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not MIN_PERCENT <= value <= MAX_PERCENT:
-        raise SettingInvalidError(name, repr(value), f"allowed are whole numbers from {MIN_PERCENT} to {MAX_PERCENT}")
-    return value
+def _percent(name: str, row: Setting, value: object) -> int:
+    try:
+        percent: int = row.type.read(value) if isinstance(value, str) else row.type.checked(value)
+    except NotAllowed as error:
+        raise SettingInvalidError(name, repr(value), f"it must be {error.allowed}") from None
+    return percent
 
 
 # ---- what follows from them

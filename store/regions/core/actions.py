@@ -1,4 +1,4 @@
-"""The settings of a daemon's core, the actions that it returns, and the memory that it uses. Pure."""
+"""The actions that a daemon's core returns, and the memory that it uses. Pure."""
 
 from __future__ import annotations
 
@@ -6,24 +6,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from spark_jms.store.regions.core.protocol import RegionMessage
-
-
-@dataclass(frozen=True)
-class DaemonSettings:
-    heartbeat_ms: float = 200.0
-    failure_timeout_ms: float = 2_000.0
-    client_timeout_ms: float = 10_000.0
-    open_timeout_ms: float = 30_000.0
-    audit_ms: float = 1_000.0
-    resilver_bytes_per_s: int = 256 * 1024 * 1024
-    resilvers_at_once: int = 4
-    chunk_bytes: int = 256 * 1024
-    window_bytes: int = 4 * 1024 * 1024
-    single_copy: str = "allow"  # or "refuse": writes while a region has one copy
-
-    def __post_init__(self) -> None:
-        if self.single_copy not in ("allow", "refuse"):
-            raise ValueError(f"single_copy is {self.single_copy!r}, expected allow or refuse")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from spark_jms.store.regions.core.actions import DaemonSettings, Drop
+from spark_jms.settings.store import DaemonSettings
+from spark_jms.store.regions.core.actions import Drop
 from spark_jms.store.regions.core.clock import DaemonClock
 from spark_jms.store.regions.core.outgoing import Outgoing
 

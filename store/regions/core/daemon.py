@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from spark_jms.settings.store import DaemonSettings
 from spark_jms.store.errors import DirectoryUnavailableError
 from spark_jms.store.regions.core.actions import (
     Action,
-    DaemonSettings,
     Drop,
     Log,
     MemoryPort,

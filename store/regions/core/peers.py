@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from spark_jms.store.regions.core.actions import DaemonSettings, Unlink
+from spark_jms.settings.store import DaemonSettings
+from spark_jms.store.regions.core.actions import Unlink
 from spark_jms.store.regions.core.clock import DaemonClock
 from spark_jms.store.regions.core.directory import Holder
 from spark_jms.store.regions.core.directory_view import DirectoryView

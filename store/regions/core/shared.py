@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spark_jms.store.regions.core.actions import DaemonSettings
+from spark_jms.settings.store import DaemonSettings
 from spark_jms.store.regions.core.clock import DaemonClock
 from spark_jms.store.regions.core.copies import Copies
 from spark_jms.store.regions.core.directory import Holder
