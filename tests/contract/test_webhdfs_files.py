@@ -14,6 +14,7 @@ from spark_jms.store.errors import (
     SingleCopyError,
     StoreCorruptError,
     StoreError,
+    StoreFullError,
     StoreVersionError,
 )
 from spark_jms.store.regions.client.object_journal import BATCH, DATA, MAGIC_BYTES, ROOT
@@ -453,3 +454,37 @@ def test_small_contents_have_a_budget() -> None:
         assert again.statistics().inline_bytes == 100
 
     asyncio.run(run())
+
+
+class RefusingUpdates(MemoryObjects):
+    """Refuses the root of a new snapshot; meanwhile other requests are made."""
+
+    meanwhile: Callable[[], None] = staticmethod(lambda: None)
+
+    async def update(self, handle: int, data: bytes) -> None:
+        self.meanwhile()
+        await asyncio.sleep(0)
+        raise StoreFullError("planned")
+
+
+def test_refused_snapshot_keeps_the_namespace(caplog: pytest.LogCaptureFixture) -> None:
+    """R13, R19: when the store has no room for a snapshot the journal grows on; edits that the snapshot would have made
+    durable are written to the journal."""
+
+    async def run() -> None:
+        objects = RefusingUpdates(max_object_bytes=OBJECT_BYTES)
+        files = await opened(objects, FilesOptions(block_bytes=64, inline_bytes=16, snapshot_batches=3))
+        made: list[asyncio.Task[None]] = []
+        objects.meanwhile = lambda: made.append(asyncio.ensure_future(files.mkdirs(f"/during{len(made)}")))
+        for n in range(10):
+            await files.mkdirs(f"/{n}")
+        await asyncio.gather(*made)
+        assert made
+        assert files.failure is None
+        assert files.statistics().snapshot_count == 0
+        await files.close()
+        names = {f"/{n}" for n in range(10)} | {f"/during{n}" for n in range(len(made))}
+        assert set(await everything(await opened(MemoryObjects(contents=objects.contents)))) == names
+
+    asyncio.run(run())
+    assert "cannot write a snapshot, the journal keeps growing" in caplog.text
