@@ -43,7 +43,7 @@ DATA_MARK = "data"  # the parameter of the second step, as HttpFS names it
 TOKEN_PATH = "/oauth2/token"
 FORWARDED = "X-Jmsq-Forwarded"
 Result = TypeVar("Result")
-_LOG = logging.getLogger(__name__)
+_LOG = logging.getLogger("store.replicated.webhdfs.door")
 _HTTP_LOG = _LOG.getChild(
     "http"
 )  # aiohttp logs a stack trace for each request that is not HTTP: a client could fill the disk

@@ -14,7 +14,7 @@ from spark_jms.store.webhdfs.options import FilesOptions
 from spark_jms.store.webhdfs.tree import DirectoryTree
 from spark_jms.store.webhdfs.tree_snapshot import encode_tree
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("store.replicated")
 
 
 class EditLog:
