@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from spark_jms.store.net.frames import FrameReader
-from spark_jms.store.regions.core import creation, directory, placement
+from spark_jms.store.regions.core import directory, new_region, placement
 from spark_jms.store.regions.core.copies import Copies, FollowedStream, RegionCopy
 from spark_jms.store.regions.core.daemon import DaemonCore
 from spark_jms.store.regions.core.directory import RegionEntry
@@ -95,7 +95,7 @@ def wrong_placement(patch: Patch) -> None:
         return original((after + 1) % count, count, candidates, size, {after, *exclude})
 
     original = placement.next_daemon
-    patch.setattr(creation, "next_daemon", next_daemon)
+    patch.setattr(new_region, "next_daemon", next_daemon)
 
 
 def space_leak(patch: Patch) -> None:

@@ -2,7 +2,7 @@
 
 A daemon     daemon (routes events), and its parts:
   shared     clock, outgoing (actions), directory_view (the directory, with its doubts), peers, clients, copies
-  serving    primaries, primary (one region), replication (its writes), follower (one copy elsewhere), creation
+  serving    primaries, primary (one region), replication (its writes), follower (one copy elsewhere), new_region
   following  replica (the copies kept for other daemons), reconciliation (take over, give up, free)
   deciding   opening, placement, heartbeats, leaving (safe shutdown), administration (lists, removal)
 Values       directory (entries and their rules), state_table, config (rs_daemons.cfg), protocol (messages), actions

@@ -158,7 +158,7 @@ class RegionAdministration:
     def _delete(self, entry: RegionEntry) -> None:
         primary = self._primaries.get(entry.name)
         done = self._shared.directory.swap(entry.name, entry, None)
-        if primary is not None and primary.listed:
+        if primary is not None:
             if done:
                 primary.fence("the region was removed")
             elif done is None:

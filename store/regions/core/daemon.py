@@ -215,13 +215,10 @@ class DaemonCore:
             case Replicate():
                 self._replicas.replicate(daemon, message)
             case Ack(stream, seq):
-                found = self.primaries.stream_of(self.peers.holder_of(daemon), stream)
-                if found is not None and found.primary.acked(found.follower, seq):
+                if self.primaries.acked(self.peers.holder_of(daemon), stream, seq):
                     self._opening.tick()
             case Refused(stream, reason):
-                found = self.primaries.stream_of(self.peers.holder_of(daemon), stream)
-                if found is not None:
-                    found.primary.refused(found.follower, reason)
+                self.primaries.refused(self.peers.holder_of(daemon), stream, reason)
             case Begin():
                 self._replicas.begin(daemon, message)
             case Adopt():

@@ -11,6 +11,7 @@ from enum import Enum
 
 from spark_jms.store.regions.core import directory as rules
 from spark_jms.store.regions.core.directory import RegionEntry
+from spark_jms.store.regions.core.new_region import NewRegion
 from spark_jms.store.regions.core.primaries import Primaries
 from spark_jms.store.regions.core.primary import Primary
 from spark_jms.store.regions.core.protocol import MoveRequest, Notice, Open
@@ -56,7 +57,7 @@ class Waiting:
     size: int  # of a new region; 0 opens an existing one
     until_ms: float
     asked_ms: float = -1e9
-    made: Primary | None = None  # the region that was created for this request
+    made: NewRegion | None = None  # created for this request
 
 
 class Opening:
@@ -118,7 +119,7 @@ class Opening:
         peers = self._shared.peers
         if entry is None:
             return Situation.ABSENT
-        if waiting.size and (waiting.made is None or waiting.made is not self._primaries.get(waiting.name)):
+        if waiting.size and not self._primaries.created(waiting.name, waiting.made):
             return Situation.TAKEN
         if entry.primary == self._shared.me:
             return Situation.PRIMARY_HERE
@@ -133,7 +134,7 @@ class Opening:
 
     def _create(self, waiting: Waiting, entry: RegionEntry | None) -> bool:
         name, copies, out = waiting.name, self._shared.copies, self._shared.out
-        if name in self._primaries:
+        if self._primaries.in_work(name):
             return False  # being created
         if not waiting.size:
             return self._fail(waiting, "RegionUnavailableError", f"there is no region {name}")
@@ -145,9 +146,9 @@ class Opening:
             return self._fail_memory(waiting, waiting.size)
         now_us = self._shared.clock.now_us
         draft = rules.created(name, region_id, waiting.size, self._shared.me, None, now_us)
-        waiting.made = primary = self._primaries.create(draft, copy)
+        waiting.made = new = self._primaries.create(draft, copy)
         # In the first attempt, which is not in the list yet, a region with one copy may be ready to be opened.
-        return waiting not in self._waiting and primary.listed and self._open_here(waiting, primary.entry)
+        return waiting not in self._waiting and new.primary is not None and self._open_here(waiting, new.primary.entry)
 
     def _open_here(self, waiting: Waiting, entry: RegionEntry | None) -> bool:
         assert entry is not None

@@ -8,85 +8,105 @@ from dataclasses import dataclass
 from spark_jms.store.regions.core.copies import RegionCopy
 from spark_jms.store.regions.core.directory import Holder, RegionEntry
 from spark_jms.store.regions.core.follower import Follower, ResilverBudget
-from spark_jms.store.regions.core.primary import Primary, PrimaryEvent
+from spark_jms.store.regions.core.new_region import NewRegion
+from spark_jms.store.regions.core.primary import Primary
+from spark_jms.store.regions.core.replication import Replication
 from spark_jms.store.regions.core.shared import Shared
 
 
 @dataclass(frozen=True)
 class PrimaryStream:
-    primary: Primary
+    region: Primary | NewRegion
     follower: Follower
-
-    @property
-    def current(self) -> bool:
-        return not self.primary.ended and self.follower in self.primary.replication.followers
 
 
 class Primaries(Mapping[str, Primary]):
-    """A primary that has ended is no longer in the mapping."""
+    """Only the regions that the directory has. A primary that has ended is no longer in the mapping."""
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
-        self._by_name: dict[str, Primary] = {}
+        self._by_name: dict[str, Primary | NewRegion] = {}  # a new one stays, and leads to its primary
         self._by_stream: dict[str, PrimaryStream] = {}
         self.budget = ResilverBudget(shared.settings.resilver_bytes_per_s)
 
     def __getitem__(self, name: str) -> Primary:
-        primary = self._by_name[name]
-        if primary.ended:
+        region = _current(self._by_name[name])
+        if not isinstance(region, Primary):
             raise KeyError(name)
-        return primary
+        return region
 
     def __iter__(self) -> Iterator[str]:
-        return iter([name for name, primary in self._by_name.items() if not primary.ended])
+        return iter([name for name, region in self._by_name.items() if isinstance(_current(region), Primary)])
 
     def __len__(self) -> int:
-        return sum(not primary.ended for primary in self._by_name.values())
+        return sum(isinstance(_current(region), Primary) for region in self._by_name.values())
+
+    def in_work(self, name: str) -> bool:
+        """Whether this daemon serves the region or creates it."""
+        region = self._by_name.get(name)
+        return region is not None and _current(region) is not None
+
+    def created(self, name: str, new: NewRegion | None) -> bool:
+        """Whether the region that this daemon has in work is the one that `new` created."""
+        return new is not None and self._by_name.get(name) is new and self.in_work(name)
+
+    def _regions(self) -> list[Primary | NewRegion]:
+        return [region for region in map(_current, self._by_name.values()) if region is not None]
 
     # ---- one more
 
-    def create(self, draft: RegionEntry, copy: RegionCopy) -> Primary:
+    def create(self, draft: RegionEntry, copy: RegionCopy) -> NewRegion:
         """A region that the directory does not have yet."""
-        primary = self._add(draft, copy, PrimaryEvent.CREATED)
-        primary.place()
-        return primary
+        self._forget_ended()
+        new = self._by_name[draft.name] = NewRegion(self._shared, self.budget, draft, copy)
+        new.place()
+        return new
 
     def take_up(self, entry: RegionEntry) -> Primary | None:
         """Serves the region, as the directory names this daemon primary. None without the copy, or before it is entered."""
-        primary = self.get(entry.name)
-        if primary is not None:
-            return primary if primary.listed and primary.entry.region_id == entry.region_id else None
+        if self.in_work(entry.name):
+            primary = self.get(entry.name)
+            return primary if primary is not None and primary.entry.region_id == entry.region_id else None
         copy = self._shared.copies.get(entry.name)
         if copy is None or copy.region_id != entry.region_id:
             return None
-        self._shared.copies.unfollow(entry.name)
-        return self._add(entry, copy, PrimaryEvent.NAMED)
-
-    def _add(self, entry: RegionEntry, copy: RegionCopy, event: PrimaryEvent) -> Primary:
         self._forget_ended()
-        primary = self._by_name[entry.name] = Primary(self._shared, self.budget, entry, copy, event)
+        self._shared.copies.unfollow(entry.name)
+        primary = self._by_name[entry.name] = Primary(self._shared, self.budget, entry, Replication(self._shared, copy))
         return primary
 
     def _forget_ended(self) -> None:
-        if any(primary.ended for primary in self._by_name.values()):
-            self._by_name = dict(self)
+        if not all(map(_current, self._by_name.values())):
+            self._by_name = {name: region for name, region in self._by_name.items() if _current(region)}
             self._by_stream = {}
 
     # ---- events
 
-    def stream_of(self, holder: Holder | None, stream: str) -> PrimaryStream | None:
-        """The stream of this number to this holder, if it still runs."""
-        found = self._by_stream.get(stream)
-        if found is None:
-            streams = [PrimaryStream(p, f) for p in self.values() for f in p.replication.followers]
+    def acked(self, holder: Holder | None, stream: str, seq: int) -> bool:
+        """True when a client that waits for the region may have become able to open it."""
+        found = self._stream_of(holder, stream)
+        return found is not None and found.region.acked(found.follower, seq)
+
+    def refused(self, holder: Holder | None, stream: str, reason: str) -> None:
+        found = self._stream_of(holder, stream)
+        if found is not None:
+            found.region.refused(found.follower, reason)
+
+    def _stream_of(self, holder: Holder | None, stream: str) -> PrimaryStream | None:
+        """The stream to this holder, if it still runs."""
+        if stream not in self._by_stream:
+            streams = [PrimaryStream(r, f) for r in self._regions() for f in r.replication.followers]
             self._by_stream = {stream.follower.stream: stream for stream in streams}
-            found = self._by_stream.get(stream)
-        return found if found is not None and found.current and found.follower.holder == holder else None
+        found = self._by_stream.get(stream)
+        if found is None or found.follower.holder != holder or found.follower.state is None:
+            return None
+        region = _current(found.region)
+        return PrimaryStream(region, found.follower) if region is not None else None
 
     def linked(self, daemon: int) -> None:
         """A new connection to this daemon."""
-        for primary in self.values():
-            primary.replication.resend(daemon)
+        for region in self._regions():
+            region.replication.resend(daemon)
 
     def doubt_all(self) -> None:
         """This daemon stood still, and any of its secondaries may have taken over."""
@@ -106,18 +126,27 @@ class Primaries(Mapping[str, Primary]):
 
     def tick(self) -> None:
         self._forget_ended()
-        resilvers = self.resilvers
-        for primary in self.values():
-            resilvers -= primary.replication.resilvering
-            self._shared.directory.attempt(primary.tick, resilvers < self._shared.settings.resilvers_at_once)
-            resilvers += primary.replication.resilvering
+        resilvers, most = self.resilvers, self._shared.settings.resilvers_at_once
+        for region in self._regions():
+            resilvers -= region.replication.resilvering
+            self._shared.directory.attempt(region.tick, resilvers < most)
+            resilvers += region.replication.resilvering
 
     # ---- counts
 
     @property
     def resilvers(self) -> int:
-        return sum(primary.replication.resilvering for primary in self.values())
+        return sum(region.replication.resilvering for region in self._regions())
 
     @property
     def opened(self) -> int:
         return sum(primary.entry.opener is not None for primary in self.values())
+
+
+def _current(region: Primary | NewRegion) -> Primary | NewRegion | None:
+    """The primary of a new region once there is one; None when the region has ended."""
+    if isinstance(region, NewRegion):
+        if region.primary is None:
+            return None if region.given_up else region
+        region = region.primary
+    return None if region.ended else region

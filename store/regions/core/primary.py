@@ -10,8 +10,7 @@ from __future__ import annotations
 from enum import Enum
 
 from spark_jms.store.regions.core import directory as rules
-from spark_jms.store.regions.core.copies import FollowedStream, RegionCopy
-from spark_jms.store.regions.core.creation import Creation
+from spark_jms.store.regions.core.copies import FollowedStream
 from spark_jms.store.regions.core.directory import Holder, RegionEntry
 from spark_jms.store.regions.core.follower import Follower, FollowerEvent, Purpose, ResilverBudget
 from spark_jms.store.regions.core.placement import next_daemon, with_room
@@ -22,15 +21,12 @@ from spark_jms.store.regions.core.state_table import StateTable, StateTransition
 
 
 class PrimaryState(Enum):
-    NEW = "new"
     SERVING = "serving"
     IN_DOUBT = "in doubt"
 
 
 class PrimaryEvent(Enum):
-    CREATED = "a client wants a new region"
     NAMED = "the directory names this daemon"
-    ENTERED = "the directory has the region"
     DOUBTED = "no answer, or another daemon may have taken over"
     CONFIRMED = "the directory still names this daemon"
     DEMOTED = "the region moved to its other copy"
@@ -38,10 +34,7 @@ class PrimaryEvent(Enum):
 
 
 PRIMARY_STATES = StateTable(
-    StateTransition(None, PrimaryEvent.CREATED, PrimaryState.NEW, "asks the next daemon for a second copy"),
     StateTransition(None, PrimaryEvent.NAMED, PrimaryState.SERVING, "adopts the second copy that the directory lists"),
-    StateTransition(PrimaryState.NEW, PrimaryEvent.ENTERED, PrimaryState.SERVING, "clients may open it"),
-    StateTransition(PrimaryState.NEW, PrimaryEvent.FENCED, None, "frees the copy"),
     StateTransition(PrimaryState.SERVING, PrimaryEvent.DOUBTED, PrimaryState.IN_DOUBT, "reads the entry on every tick"),
     StateTransition(PrimaryState.IN_DOUBT, PrimaryEvent.DOUBTED, PrimaryState.IN_DOUBT, "nothing"),
     StateTransition(PrimaryState.IN_DOUBT, PrimaryEvent.CONFIRMED, PrimaryState.SERVING, "acknowledges what is held"),
@@ -54,68 +47,30 @@ PRIMARY_STATES = StateTable(
 
 
 class Primary:
-    def __init__(
-        self, shared: Shared, budget: ResilverBudget, entry: RegionEntry, copy: RegionCopy, event: PrimaryEvent
-    ) -> None:
+    def __init__(self, shared: Shared, budget: ResilverBudget, entry: RegionEntry, replication: Replication) -> None:
         self.entry = entry
         self.state: PrimaryState | None = None  # None again once it has ended
         self.client: int | None = None
         self.open_epoch = 0
-        self.replication = Replication(shared, copy)
+        self.replication = replication
         self._shared = shared
         self._budget = budget
-        self._creation = Creation(shared)
         self._closing = False
         self._wants_next = False  # the second copy should be on the next daemon (R9)
         self._declined: set[int] = set()  # daemons that had no memory when asked
-        self.step(event)
-        if event is PrimaryEvent.NAMED:
-            self.replication.adopt(entry)
+        self._step(PrimaryEvent.NAMED)
+        replication.adopt(entry)
 
-    def step(self, event: PrimaryEvent) -> None:
+    def _step(self, event: PrimaryEvent) -> None:
         self.state = PRIMARY_STATES.next(self.state, event)
 
     @property
     def ended(self) -> bool:
         return self.state is None
 
-    @property
-    def listed(self) -> bool:
-        """Whether the directory names this daemon, or did so when last asked."""
-        return self.state in (PrimaryState.SERVING, PrimaryState.IN_DOUBT)
-
     def doubt(self) -> None:
-        if self.listed:
-            self.step(PrimaryEvent.DOUBTED)
-
-    # ---- a new region
-
-    def place(self) -> None:
-        """Asks the next daemon for the second copy; enters the region with one copy when there is no such daemon."""
-        holder = self._creation.second_place(self.entry.size, self._declined)
-        if holder is None:
-            self._enter(None)
-        else:
-            self._declined.add(holder.daemon)  # each daemon is asked once
-            self.replication.begin(self.entry, holder, Purpose.CREATE)
-
-    def _enter(self, secondary: Holder | None) -> None:
-        entered = self._creation.enter(self.entry, secondary)
-        if entered.refused:
-            self.fence(entered.refused)  # the client that waits for the region tries again with another id
-        if entered.entry is None:
-            return
-        self.entry = entry = entered.entry
-        self.step(PrimaryEvent.ENTERED)
-        self._declined.clear()
-        for follower in self.replication.followers:
-            follower.purpose = Purpose.SECONDARY
-            if follower.holder == entry.secondary:
-                follower.step(FollowerEvent.LISTED)
-                follower.replicate(entry.epoch, [], 0)  # it has to answer once more before a client opens the region
-        self.replication.adopt(entry)
-        copies = " and ".join(str(holder.daemon) for holder in entry.holders())
-        self._shared.out.log(2, f"region {entry.name}: created, {entry.size} bytes, copies on {copies}")
+        """Another daemon may have taken over."""
+        self._step(PrimaryEvent.DOUBTED)
 
     # ---- the client's requests
 
@@ -128,7 +83,7 @@ class Primary:
         if not self._swap(rules.opened(self.entry, opener)):
             return False
         for follower in [f for f in self.replication.followers if f.purpose is Purpose.MOVE]:
-            self.remove(follower)
+            self._remove(follower)
         self.client, self.open_epoch, self._wants_next = client, self.entry.epoch, True
         return True
 
@@ -163,7 +118,7 @@ class Primary:
 
     def acknowledge(self) -> None:
         """Answers the pending writes, in order, that every follower that counts holds."""
-        if self.state is PrimaryState.IN_DOUBT or self._refuses():
+        if self.state is not PrimaryState.SERVING or self._refuses():
             return
         sure = self._lease()
         while self.replication.oldest_is_held():
@@ -197,22 +152,19 @@ class Primary:
     def refused(self, follower: Follower, reason: str) -> None:
         if reason == "memory":
             self._declined.add(follower.holder.daemon)
-        if not self.listed or self.refresh():
-            self.remove(follower)
+        if self.refresh():
+            self._remove(follower)
 
     def _advance(self, follower: Follower) -> None:
         if not follower.counts:
             follower.copy_chunks(self.replication.copy, self.entry.epoch, self._budget)
-        if follower.may_join and self.state in (PrimaryState.NEW, PrimaryState.SERVING):
+        if follower.may_join and self.state is PrimaryState.SERVING:
             self._join(follower)
 
     def _join(self, follower: Follower) -> None:
         entry = self.entry
-        if follower.purpose is Purpose.CREATE:
-            self._enter(follower.holder)
-            return
         if follower.purpose is Purpose.MOVE and (entry.opener is not None or self.replication.pending):
-            self.remove(follower)
+            self._remove(follower)
             return
         change = rules.moved if follower.purpose is Purpose.MOVE else rules.joined
         if not self._swap(change(entry, follower.holder)):
@@ -237,7 +189,7 @@ class Primary:
             self._swap_places()
         elif not any(f.purpose is Purpose.MOVE for f in self.replication.followers):
             for follower in [f for f in self.replication.followers if f.holder == holder]:
-                self.remove(follower)
+                self._remove(follower)
             self.replication.begin(self.entry, holder, Purpose.MOVE)
         return True
 
@@ -249,20 +201,16 @@ class Primary:
         if not self.replication.pending and not behind and self._swap(rules.moved(self.entry, secondary)):
             self._demote()
 
-    def remove(self, follower: Follower) -> None:
+    def _remove(self, follower: Follower) -> None:
         """Because it is dead, refused or no longer wanted. The directory stops listing a listed one first."""
-        if follower not in self.replication.followers or self.state in (None, PrimaryState.IN_DOUBT):
+        if follower not in self.replication.followers or self.state is not PrimaryState.SERVING:
             return  # in doubt, the directory may list it
         name, out = self.entry.name, self._shared.out
-        creating = follower.purpose is Purpose.CREATE and not follower.in_sync
-        if follower.in_sync and self.listed:
+        if follower.in_sync:
             if self.entry.secondary != follower.holder or not self._swap(rules.dropped(self.entry)):
                 return
             out.log(1, f"region {name}: ONE copy left, daemon {follower.holder.daemon} was dropped")
         self.replication.remove(follower)
-        if creating:
-            self.place()
-            return
         out.to_peer(follower.holder.daemon, Notice(name))
         self.acknowledge()
 
@@ -280,7 +228,7 @@ class Primary:
 
     def refresh(self) -> bool:
         """Adopts the directory's entry. False when it does not answer, or no longer names this daemon."""
-        if not self.listed:
+        if self.ended:
             return False
         me, replication = self._shared.me, self.replication
         known, entry = self._shared.directory.look(self.entry.name)
@@ -295,7 +243,7 @@ class Primary:
             return False
         surprise = entry.epoch != self.entry.epoch
         self.entry = entry
-        self.step(PrimaryEvent.CONFIRMED)
+        self._step(PrimaryEvent.CONFIRMED)
         for follower in list(replication.followers):
             if follower.holder == entry.secondary:
                 follower.step(FollowerEvent.LISTED)
@@ -309,7 +257,7 @@ class Primary:
     def _demote(self) -> None:
         """The directory names another primary, and this complete copy as secondary."""
         name, primary, out = self.entry.name, self.entry.primary.daemon, self._shared.out
-        self.step(PrimaryEvent.DEMOTED)
+        self._step(PrimaryEvent.DEMOTED)
         self._shared.copies.follow(
             FollowedStream(self.replication.copy, f"-{name}", primary, self.entry.epoch, 0, self._shared.clock.now_ms)
         )
@@ -319,7 +267,7 @@ class Primary:
     def fence(self, reason: str) -> None:
         """This copy is no longer valid: it serves nothing more, and no pending write is acknowledged."""
         name, out, pending = self.entry.name, self._shared.out, self.replication.pending
-        self.step(PrimaryEvent.FENCED)
+        self._step(PrimaryEvent.FENCED)
         for write in pending:
             out.fail(write.client, write.request, "FencedError", f"region {name}: {reason}")
         pending.clear()
@@ -332,16 +280,13 @@ class Primary:
     # ---- time
 
     def tick(self, may_resilver: bool) -> None:
-        if self.state is PrimaryState.NEW:
-            self._tick_new()
-            return
         if self.state is PrimaryState.IN_DOUBT and not self.refresh():
             return
         if self.client is None and (self.entry.opener is not None or self._closing):
             self._closing = self.entry.opener is not None and not self._swap(rules.closed(self.entry))
         for follower in list(self.replication.followers):
             if self._shared.peers.dead(follower.holder):
-                self.remove(follower)
+                self._remove(follower)
         if self.state is not PrimaryState.SERVING:
             return
         for follower in list(self.replication.followers):
@@ -349,16 +294,6 @@ class Primary:
             self._advance(follower)
         if self.state is PrimaryState.SERVING and may_resilver and not self.replication.resilvering:
             self._want()
-
-    def _tick_new(self) -> None:
-        for follower in list(self.replication.followers):
-            if self._shared.peers.dead(follower.holder):
-                self.remove(follower)
-            else:
-                follower.nudge()
-                self._advance(follower)
-        if self.state is PrimaryState.NEW and not self.replication.followers:
-            self._enter(None)
 
     def _want(self) -> None:
         """Starts the resilvering that is due: a second copy, a better place for it, or a way out of this daemon."""

@@ -29,8 +29,10 @@ class Reconciliation:
         primary = self._primaries.get(name)
         if primary is not None:
             primary.refresh()
+        elif self._primaries.in_work(name):
+            pass  # not in the directory yet, as far as this daemon knows
         elif entry is not None and entry.primary == self._shared.me:
-            if self._primaries.take_up(entry) is None and name not in self._primaries:
+            if self._primaries.take_up(entry) is None:
                 self._delete_copyless(entry)
         elif entry is not None and entry.secondary == self._shared.me and self._has(entry):
             if self._shared.peers.dead(entry.primary):

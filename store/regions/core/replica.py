@@ -40,7 +40,7 @@ class Replicas:
             self._follow(sender, message, copy)
 
     def _may_begin(self, sender: int, message: Begin, entry: RegionEntry | None) -> bool:
-        if message.name in self._primaries:
+        if self._primaries.in_work(message.name):
             return False
         if entry is None:
             return message.name not in self._shared.copies or self.abandoned(message.name)
@@ -58,7 +58,7 @@ class Replicas:
         if (
             entry is None
             or copy is None
-            or message.name in self._primaries
+            or self._primaries.in_work(message.name)
             or entry.region_id != message.region_id
             or copy.region_id != message.region_id
             or entry.primary != self._shared.peers.holder_of(sender)
