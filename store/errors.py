@@ -1,5 +1,8 @@
-"""Everything a store can refuse, by name. The docstring of a class is its advice; `args` are its facts, so all of them
-pickle."""
+"""Every error that a store raises, by name.
+
+The docstring of a class is its default message: what is wrong and what to do. `args` are the facts of one error, so that
+all errors pickle.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from collections.abc import Sequence
 
 
 class StoreError(Exception):
-    """The store could not do what was asked; the text before this sentence says why."""
+    """The store did not do what was asked. The text before this sentence names the reason."""
 
     def detail(self) -> str:
         return ": ".join(str(argument) for argument in self.args)
@@ -21,7 +24,7 @@ class StoreError(Exception):
 
 
 class NameInvalidError(StoreError, ValueError):
-    """Names and keys are printable text of 1 to 512 characters; labels may also be empty. Choose another name."""
+    """Names and keys are printable text of 1 to 512 characters; a label may also be empty. Choose another name."""
 
 
 class ValueInvalidError(StoreError, ValueError):
@@ -29,21 +32,21 @@ class ValueInvalidError(StoreError, ValueError):
 
 
 class StoreUriError(StoreError, ValueError):
-    """A store is named by file:///path (or a plain path), memory://NAME, jdbc:sqlite:///path/file.db or
-    jdbc:postgresql://user@host:port/db. Correct the URI."""
+    """A store URI is file:///path (or a plain path), memory://NAME, jdbc:sqlite:///path/file.db,
+    jdbc:postgresql://user@host:port/db or replicated:///directory?store=NAME. Correct the URI."""
 
 
 class StoreNotFoundError(StoreError):
-    """There is no store here. Check the path, or open it with create=True."""
+    """No store exists here. Check the path, or open it with create=True."""
 
 
 class StoreClosedError(StoreError):
-    """This store, session or handle was closed, or belongs to the parent of a forked process. Open a new one in this
+    """This store, session or handle is closed, or belongs to the parent of a forked process. Open a new one in this
     process."""
 
 
 class RecordOpenError(StoreError):
-    """This session already has the record set open. Use the handle it has, or close it first."""
+    """This session already has the record set open. Use its handle, or close the handle first."""
 
 
 class RecordHeldError(StoreError):
@@ -60,11 +63,12 @@ class RecordHeldError(StoreError):
 
 
 class FencedError(StoreError):
-    """This session lost what it held; nothing was written. Connect anew and open the record set again."""
+    """This session lost what it held, and nothing was written. Connect again and reopen the record set."""
 
 
 class StaleEpochError(FencedError):
-    """The record set has a newer owner; nothing was read or written. Drop this handle and what was planned with it."""
+    """A newer owner has the record set, and nothing was read or written. Discard this handle and the changes planned
+    with it."""
 
     def __init__(self, name: str, epoch: int, current: int) -> None:
         super().__init__(name, epoch, current)
@@ -77,21 +81,21 @@ class StaleEpochError(FencedError):
 
 
 class SessionLostError(FencedError):
-    """The session was declared dead (its process stopped for longer than session_timeout_ms). Connect anew; nothing
-    more is written through it."""
+    """The session counts as dead because its process stopped for longer than session_timeout_ms. Connect again; this
+    session writes nothing any more."""
 
 
 class TransactionInDoubtError(StoreError):
-    """A transaction was prepared and neither committed nor rolled back; its keys stay locked until then. Find out what
-    its coordinator decided, then `resolve` it, by `Store.resolve` or `jmsq store resolve`."""
+    """A transaction was prepared and not yet committed or rolled back, and its keys are locked until then. Find out
+    what its coordinator decided, then resolve it with `Store.resolve` or `jmsq store resolve`."""
 
 
 class TransactionUnknownError(StoreError):
-    """No transaction of this id is prepared: it was never prepared, or is resolved already."""
+    """No prepared transaction has this id: it was never prepared, or it is already resolved."""
 
 
 class StoreVersionError(StoreError):
-    """The store was written in a format that this version does not know. Use the version of spark-jms that wrote it."""
+    """This version of spark-jms does not know the format of the store. Use the version that wrote it."""
 
     def __init__(self, file: str, found: int, known: int) -> None:
         super().__init__(file, found, known)
@@ -100,12 +104,12 @@ class StoreVersionError(StoreError):
         self.known = known
 
     def detail(self) -> str:
-        return f"{self.file} has format version {self.found}, this program knows {self.known}"
+        return f"{self.file} has format version {self.found}; this program knows version {self.known}"
 
 
 class StoreCorruptError(StoreError):
-    """What is damaged was left as it is and nothing was changed. Stop the users of the store and keep a copy of it; then
-    restore it from a backup, or `jmsq store migrate --salvage` all that is readable into a new one."""
+    """The store was left as it is. Stop its users and keep a copy of it; then restore it from a backup, or copy all
+    that is readable into a new store with `jmsq store migrate --salvage`."""
 
     def __init__(self, file: str, offset: int, reason: str) -> None:
         super().__init__(file, offset, reason)
@@ -118,9 +122,9 @@ class StoreCorruptError(StoreError):
 
 
 class RecordCorruptError(StoreCorruptError):
-    """Only this record set is refused, the others work on. What is damaged was left as it is: `jmsq store check` lists all
-    of it. Restore the store from a backup, or stop its users and `jmsq store migrate --salvage` all that is readable into
-    a new one, which names what this record set may have lost."""
+    """Only this record set is refused; all others work. The damage was left as it is, and `jmsq store check` lists all
+    of it. Restore the store from a backup, or stop its users and copy all that is readable into a new store with `jmsq
+    store migrate --salvage`, which names what this record set may have lost."""
 
     def __init__(self, file: str, offset: int, reason: str, name: str) -> None:
         super().__init__(file, offset, reason)
@@ -132,28 +136,28 @@ class RecordCorruptError(StoreCorruptError):
 
 
 class StoreWriteError(StoreError):
-    """The operating system refused to write; nothing was acknowledged. Look at the disk and its rights, then try
-    again."""
+    """The operating system refused the write, and nothing was acknowledged. Check the disk and its access rights, then
+    try again."""
 
 
 class StoreFullError(StoreWriteError):
-    """There is no room on the disk; nothing was acknowledged and the file is consistent. Make room and try again."""
+    """The disk is full; nothing was acknowledged and the file is consistent. Free some space and try again."""
 
 
 class OutcomeUnknownError(StoreWriteError):
-    """The write may have been kept or not. Read the record set again, then decide."""
+    """The write may or may not have been kept. Read the record set again, then decide."""
 
 
 class StoreBusyError(StoreError):
-    """The store could not be read, locked or reached within its bound. Try again; if it stays, look for a stopped
-    process (`jmsq store lock` names the owner of a served store)."""
+    """The store could not be read, locked or reached within the limit. Try again; if it stays busy, look for a stopped
+    process (`jmsq store lock` names the owner of the store)."""
 
 
 # ---- the replicated store
 
 
 class ObjectNotFoundError(StoreError):
-    """No object has this handle; it was deleted, or belongs to another connection. Drop the handle."""
+    """No object has this handle: it was deleted, or it belongs to another connection. Discard the handle."""
 
     def __init__(self, handle: int) -> None:
         super().__init__(handle)
@@ -164,7 +168,8 @@ class ObjectNotFoundError(StoreError):
 
 
 class ObjectTooLargeError(StoreError, ValueError):
-    """An object must fit a region and MaximumMessageSizePercent of it. Split it, or make the region size larger."""
+    """An object must fit into a region and into MaximumMessageSizePercent of it. Split the object, or use larger
+    regions."""
 
     def __init__(self, size_bytes: int, limit_bytes: int) -> None:
         super().__init__(size_bytes, limit_bytes)
@@ -176,7 +181,8 @@ class ObjectTooLargeError(StoreError, ValueError):
 
 
 class DaemonConfigError(StoreError, ValueError):
-    """Correct rs_daemons.cfg: one daemon a line, `address port shared-memory-key memory-limit`, # begins a comment."""
+    """Correct rs_daemons.cfg: one daemon per line, `address port shared-memory-key memory-limit`; # begins a
+    comment."""
 
     def __init__(self, file: str, line: int, reason: str) -> None:
         super().__init__(file, line, reason)
@@ -189,12 +195,13 @@ class DaemonConfigError(StoreError, ValueError):
 
 
 class ClusterMismatchError(StoreError):
-    """Daemons, stores and the administration utility of one cluster use one Global Directory and one unchanged
-    rs_daemons.cfg. Stop all daemons before the file is changed."""
+    """All daemons, stores and administration utilities of a cluster use the same Global Directory and the same
+    rs_daemons.cfg. Stop all daemons before you change the file."""
 
 
 class AuthenticationError(StoreError):
-    """The other side could not prove that it reads the Global Directory. Use the same directory and user."""
+    """The other side did not prove that it can read the Global Directory. Use the same directory and user on both
+    sides."""
 
 
 class NoLocalDaemonError(StoreError):
@@ -202,38 +209,38 @@ class NoLocalDaemonError(StoreError):
 
 
 class DaemonUnavailableError(StoreError):
-    """The daemon cannot be reached or went away. Attach again, to it or to another daemon of the cluster."""
+    """The daemon cannot be reached, or it stopped. Attach again, to this daemon or to another one of the cluster."""
 
 
 class RegionOpenError(StoreError):
-    """Another client has the region open. Wait until it closes, or stop that client."""
+    """Another client has the region open. Wait until it closes the region, or stop that client."""
 
 
 class RegionUnavailableError(StoreError):
-    """No running daemon holds a copy of the region just now. It comes back with the daemon that holds it; try again."""
+    """No running daemon holds a copy of the region. The region returns with a daemon that holds one; try again."""
 
 
 class RegionLostError(StoreError):
-    """Both daemons that held the region are gone, and its memory with them. Nothing partial is served. Remove it with
-    `storeadmin rmr`, and begin anew."""
+    """Both daemons that held the region stopped, and its memory is lost with them. Remove the region with `storeadmin
+    rmr`, and begin with an empty one."""
 
 
 class RegionFullError(StoreFullError):
-    """The region has no room for this object. Delete objects, or let the store make another region."""
+    """The region has no room for this object. Delete objects, or let the store create another region."""
 
 
 class MemoryLimitError(StoreFullError):
-    """The shared memory limits of the daemons leave no room for another region copy. Raise the limits in
-    rs_daemons.cfg (all daemons stopped), delete regions, or add a daemon."""
+    """The shared memory limits of the daemons leave no room for another copy of a region. Raise the limits in
+    rs_daemons.cfg (stop all daemons first), delete regions, or add a daemon."""
 
 
 class SingleCopyError(StoreWriteError):
-    """The region has one copy left and its policy refuses writes until there are two. Start another daemon."""
+    """The region has only one copy left, and its policy refuses writes until it has two. Start another daemon."""
 
 
 class ProtocolError(StoreError):
-    """The other side sent bytes that are no frame of this protocol; the connection was closed. Look at the versions of
-    both sides."""
+    """The other side sent bytes that are no frame of this protocol, and the connection was closed. Compare the versions
+    of both sides."""
 
 
 class ShutdownRefusedError(StoreError):
@@ -241,17 +248,17 @@ class ShutdownRefusedError(StoreError):
 
 
 class DirectoryUnavailableError(StoreError):
-    """The Global Directory could not be read or written; what was asked may or may not have happened. Look at its file
-    system and rights; daemons go on as soon as it answers."""
+    """The Global Directory could not be read or written; the request may or may not have taken effect. Check its file
+    system and access rights; the daemons continue as soon as it answers."""
 
 
 class ResourceAllocationException(StoreError):  # JMS's name
-    """The message was not taken, nothing was written. Send it again when there is room, or make it smaller; the limits
-    are the `store.replicated.*Percent` settings."""
+    """The message was not accepted, and nothing was written. Send it again when there is room, or make it smaller; the
+    `store.replicated.*Percent` settings are the limits."""
 
 
 class SettingInvalidError(StoreError, ValueError):
-    """Correct the setting, or leave it out to have its default."""
+    """Correct the setting, or remove it to use its default."""
 
     def __init__(self, name: str, value: str, reason: str) -> None:
         super().__init__(name, value, reason)
@@ -264,12 +271,13 @@ class SettingInvalidError(StoreError, ValueError):
 
 
 class SecurityConfigError(StoreError, ValueError):
-    """On the loopback nothing is needed; any other address needs TLS (certificate and key), a WebHDFS door a token file
-    besides. Key and tokens are files of this user with mode 0600. See docs/REPLICATED-STORE.md, docs/WEBHDFS.md."""
+    """The loopback address needs no security. Any other address needs TLS (certificate and key), and a WebHDFS door
+    also a token file. Key and token files must belong to this user and have mode 0600. See docs/REPLICATED-STORE.md and
+    docs/WEBHDFS.md."""
 
 
 class CommandUsageError(StoreError, ValueError):
-    """Correct the command line; nothing was done."""
+    """Correct the command line. Nothing was done."""
 
     def __init__(self, command: str, reason: str, usage: str) -> None:
         super().__init__(command, reason, usage)
@@ -282,27 +290,27 @@ class CommandUsageError(StoreError, ValueError):
 
 
 class StoreRightsError(StoreWriteError):
-    """The database's user may not do this; nothing was changed. Let an administrator grant it, or make the tables with the
-    statements of `jmsq store ddl`."""
+    """The database user lacks a right, and nothing was changed. Let an administrator grant it, or create the tables
+    with the statements of `jmsq store ddl`."""
 
 
 class DatabaseUnreachableError(StoreError):
-    """There is no connection to the database. Look at host, port, user and database of the URI, and whether it runs."""
+    """The database cannot be reached. Check host, port, user and database of the URI, and that the server runs."""
 
 
 class TablesMissingError(StoreNotFoundError):
-    """The database has no tables of a store of this name. Make them with `jmsq store create`, or let an administrator run
-    what `jmsq store ddl` prints."""
+    """The database has no tables of a store with this name. Create them with `jmsq store create`, or let an
+    administrator run the output of `jmsq store ddl`."""
 
 
 class TablesIncompleteError(StoreError):
-    """Some of the store's tables are there and some are not; nothing was changed. Restore the missing ones from a copy, or
-    drop all of them and make the store anew."""
+    """Only some of the store's tables exist, and nothing was changed. Restore the missing ones from a copy, or drop all
+    of them and create the store again."""
 
 
 class ForeignOwnerError(StoreError):
-    """The store belongs to another messaging engine; nothing was changed. One store serves one domain: choose another
-    schema or prefix, or correct `engine=` in the URI."""
+    """The store belongs to another messaging engine, and nothing was changed. One store serves one domain: choose
+    another schema or prefix, or correct `engine=` in the URI."""
 
     def __init__(self, place: str, found: str, wanted: str) -> None:
         super().__init__(place, found, wanted)
@@ -311,17 +319,18 @@ class ForeignOwnerError(StoreError):
         self.wanted = wanted
 
     def detail(self) -> str:
-        return f"{self.place} belongs to engine {self.found!r}, this is {self.wanted!r}"
+        return f"{self.place} belongs to engine {self.found!r}, not to {self.wanted!r}"
 
 
 class LockHeldError(StoreBusyError):
-    """Another engine has the data store's lock, and did not let go of it within the limit. `jmsq store lock` says who; if
-    its process is gone, the database drops the lock when its keepalive notices, or when an administrator ends the
-    session."""
+    """Another engine holds the lock of the data store and did not release it within the limit. `jmsq store lock` names
+    that engine; if its process is dead, the database drops the lock when its keepalive notices, or when an
+    administrator ends the session."""
 
 
 class StoreInUseError(StoreError):
-    """Somebody uses the store, or it has a content of its own; nothing was changed. Stop its users, or take an empty one."""
+    """The store is in use, or it holds other content, and nothing was changed. Stop its users, or choose an empty
+    store."""
 
 
 def error_of(name: str, arguments: Sequence[object]) -> StoreError:
