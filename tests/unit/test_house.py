@@ -1,0 +1,67 @@
+"""House rules that a machine can judge (docs/STYLE.md)."""
+
+from __future__ import annotations
+
+import ast
+from functools import lru_cache
+from pathlib import Path
+
+PROJECT = Path(__file__).parents[2]
+ROOTS = ("spark_jms", "store", "tests/simulator", "benchmarks")
+
+
+@lru_cache
+def modules() -> dict[str, Path]:
+    """Module name -> file, of everything that is imported; store/ is imported as spark_jms.store."""
+    found = {}
+    for root in ROOTS:
+        for path in sorted((PROJECT / root).rglob("*.py")):
+            if "spark_jms/store/" in path.as_posix():
+                continue  # the link; the files are found under store/
+            parts = path.relative_to(PROJECT).with_suffix("").parts
+            name = ".".join(("spark_jms", *parts) if parts[0] == "store" else parts)
+            found[name.removesuffix(".__init__")] = path
+    return found
+
+
+@lru_cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imports_of(name: str) -> set[str]:
+    """Modules of ours that this one imports anywhere: at run time, for types only, inside a function."""
+    known, found = modules(), set()
+    for node in ast.walk(tree_of(known[name])):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return {target for target in found if target in known and target != name}
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """The groups of modules that reach each other (strongly connected components with more than one member)."""
+    reached: dict[str, set[str]] = {}
+    for start in graph:
+        seen: set[str] = set()
+        todo = list(graph[start])
+        while todo:
+            current = todo.pop()
+            if current not in seen:
+                seen.add(current)
+                todo += graph[current]
+        reached[start] = seen
+    groups = {frozenset(b for b in reached[a] if a in reached[b]) for a in graph if a in reached[a]}
+    return sorted(sorted(group) for group in groups)
+
+
+def test_no_import_circles() -> None:
+    """A package's __init__ only hands names on; it is a surface, not a part, so it does not close a circle."""
+    surfaces = {name for name, path in modules().items() if path.name == "__init__.py"}
+    graph = {name: imports_of(name) - surfaces for name in modules() if name not in surfaces}
+    assert circles(graph) == []
+
+
+def test_circles_are_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
