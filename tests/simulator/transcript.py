@@ -58,6 +58,7 @@ class Transcript:
             "open": self._open,
             "close": self._close,
             "write": self._write,
+            "erase": self._erase,
             "read": self._read,
             "regions": self._regions,
             "remove": self._remove,
@@ -168,13 +169,18 @@ class Transcript:
     def _close(self, name: str, region: str) -> None:
         self._clients[name].ask(lambda n: Close(n, region))
 
-    def _write(
-        self, name: str, region: str, text: str, offset: str = "0", epoch: str = "", wait: str = str(ANSWER_MS)
-    ) -> None:
+    def _write(self, name: str, region: str, text: str, offset: str = "0", epoch: str = "", **options: str) -> None:
         """`write a s.000 "text" [OFFSET] [epoch=N] [wait=MS]`: with the epoch of its last open unless another is given"""
-        steps: list[tuple[int, bytes | tuple[int, int]]] = [(int(offset), text.encode())]
-        number = self._epoch(name, region, epoch)
-        self._clients[name].ask(lambda n: WriteRegion(n, region, number, steps), float(wait))
+        self._send_write(name, region, text.encode(), int(offset), self._epoch(name, region, epoch), **options)
+
+    def _erase(self, name: str, region: str, length: str, offset: str = "0", **options: str) -> None:
+        """`erase a s.000 LENGTH [OFFSET] [wait=MS]`: writes zeros"""
+        self._send_write(name, region, bytes(int(length)), int(offset), self._epoch(name, region, ""), **options)
+
+    def _send_write(
+        self, name: str, region: str, data: bytes, offset: int, epoch: int, wait: str = str(ANSWER_MS)
+    ) -> None:
+        self._clients[name].ask(lambda n: WriteRegion(n, region, epoch, [(offset, data)]), float(wait))
 
     def _read(self, name: str, region: str, length: str, offset: str = "0", epoch: str = "") -> None:
         """`read a s.000 LENGTH [OFFSET] [epoch=N]`"""
