@@ -1,7 +1,7 @@
 """What every store promises: record sets, opened by one live session at a time, changed atomically, fenced by epochs.
 
 The contract is tested by `tests/contract/test_store_contract.py`, which runs on every backend. A store knows nothing of
-messages: a record set is a named set of (key, bytes), its epoch, its holder and those who wait for it.
+messages: a record set is a named set of (key, bytes) with an epoch, a holder and waiters.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ COMMIT_LIMIT_BYTES = 256 * 1024 * 1024
 
 
 def check_name(name: object, what: str = "name") -> str:
-    """The name itself when it is one; the edge check for record sets and keys."""
+    """Returns a valid name unchanged: the edge check for record sets and keys."""
     if not isinstance(name, str):
         raise NameInvalidError(f"a {what} is a str, not {type(name).__name__}")
     if not 1 <= len(name) <= NAME_LIMIT_CHARS or not name.isprintable():
@@ -47,7 +47,7 @@ class Put:
 
 @dataclass(frozen=True)
 class Delete:
-    """Deleting a key that is not there is no error: a replayed commit has the same result."""
+    """Deleting a missing key is no error, so that a replayed commit has the same result."""
 
     key: str
 
@@ -76,8 +76,8 @@ class RecordInfo:
 
 @dataclass(frozen=True)
 class StoreStatistics:
-    """Counts of this process since it opened the store; `object_*`, `record_count` and `damaged_count` are those of the
-    whole store now. A damaged record set is counted there alone."""
+    """Counts of this process since it opened the store. `object_*`, `record_count` and `damaged_count` describe the whole
+    store now; `damaged_count` alone includes damaged record sets."""
 
     create_count: int = 0
     read_count: int = 0
@@ -111,7 +111,7 @@ _Own = TypeVar("_Own", bound="_Closing")
 
 
 class _Closing(ABC):
-    """`with` closes; closing twice is no error."""
+    """Leaving a `with` block closes the object; closing twice is no error."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -126,45 +126,45 @@ class _Closing(ABC):
 
 
 class Store(_Closing):
-    """Record sets in one place. Thread-safe. After a fork the child must open its own: the old one refuses."""
+    """The record sets of one root. Thread-safe. A forked child must open its own store: the inherited one refuses."""
 
     @abstractmethod
     def connect(self, label: str = "") -> Session:
-        """A new session with an id that was never used before. Closing the store closes its sessions."""
+        """A new session; its id was never used before. Closing the store closes its sessions."""
 
     @abstractmethod
     def sessions(self) -> dict[str, SessionInfo]:
-        """The live ones, of all processes."""
+        """The live sessions of all processes."""
 
     @abstractmethod
     def names(self, prefix: str = "") -> list[str]:
-        """Existing record sets, damaged ones too, sorted."""
+        """The names of all record sets, including damaged ones, sorted."""
 
     @abstractmethod
     def info(self, name: str) -> RecordInfo | None:
-        """None when there is none of that name; RecordCorruptError of a damaged one."""
+        """None when the name is unknown; RecordCorruptError when the record set is damaged."""
 
     @abstractmethod
     def infos(self, prefix: str = "") -> dict[str, RecordInfo]:
-        """The same for many, by one look at the store; without those that are damaged."""
+        """The same for many, read from the store at once; damaged record sets are left out."""
 
     @abstractmethod
     def peek(self, name: str) -> dict[str, bytes]:
-        """The committed objects of a record set, without opening it; {} when there is none of that name.
-        RecordCorruptError of a damaged one."""
+        """The committed objects of a record set, without opening it; {} when the name is unknown. RecordCorruptError when
+        it is damaged."""
 
     @abstractmethod
     def damaged(self) -> dict[str, str]:
-        """Record sets that are refused since what is kept of them is damaged: name -> what, and where (S9)."""
+        """The record sets that the store refuses because their stored bytes are damaged: name -> what and where (S9)."""
 
     @abstractmethod
     def in_doubt(self) -> dict[str, tuple[str, ...]]:
-        """Transactions that are prepared and not resolved: id -> names of the record sets they change (S2)."""
+        """The prepared transactions that are not resolved yet: id -> names of the record sets they change (S2)."""
 
     @abstractmethod
     def resolve(self, xid: str, commit: bool) -> None:
-        """Make the changes of a prepared transaction, or forget them; anybody may. TransactionUnknownError when it is
-        not in doubt (any more), RecordCorruptError when it changes a damaged record set."""
+        """Commit or forget the changes of a prepared transaction, from any process. TransactionUnknownError when it is
+        not, or no longer, in doubt; RecordCorruptError when it changes a damaged record set."""
 
     @abstractmethod
     def statistics(self) -> StoreStatistics: ...
@@ -180,23 +180,23 @@ class Session(_Closing):
 
     @abstractmethod
     def open(self, name: str, timeout_ms: int = 0) -> Handle:
-        """Exclusive. A new name makes a new record set. When another live session has it: register as a waiter, wait
-        up to timeout_ms, then RecordHeldError; the place among the waiters stays until the record set is got,
-        cancel() or death. RecordOpenError when this session has it open already; RecordCorruptError when it is damaged,
-        as everything that is done on a handle of it."""
+        """Open exclusively. A new name makes a new record set. When another live session holds it, this session becomes a
+        waiter and waits up to timeout_ms, then RecordHeldError; it stays a waiter until it gets the record set, cancels
+        or dies. RecordOpenError when this session has it open already. RecordCorruptError when it is damaged, here and
+        from every method of its handle."""
 
     @abstractmethod
     def cancel(self, name: str) -> None:
-        """Withdraw as a waiter, also from a grant that was not yet collected. No error when not waiting."""
+        """Stop waiting; also give back a record set that was handed over but not opened yet. No error when not waiting."""
 
     @abstractmethod
     def commit(self, changes: Mapping[Handle, Sequence[Operation]]) -> None:
-        """All or nothing over all named handles, in one physical write; durable when it returns."""
+        """Change all handles or none, in one physical write; durable on return."""
 
     @abstractmethod
     def prepare(self, xid: str, changes: Mapping[Handle, Sequence[Operation]]) -> None:
-        """First phase of a commit that somebody else decides about: durable when it returns, seen by nobody. It can be
-        committed from then on whatever dies, so the keys it names are locked (TransactionInDoubtError) until
+        """First phase of a commit that a coordinator decides: durable on return, but visible to no reader. It can be
+        committed from then on, whichever process dies, so its keys are locked (TransactionInDoubtError) until
         `Store.resolve`; the record sets may change hands meanwhile."""
 
     @abstractmethod
@@ -204,7 +204,7 @@ class Session(_Closing):
 
     @abstractmethod
     def close(self) -> None:
-        """Hands over all it has open and withdraws all it waits for."""
+        """Hands over every open record set and stops waiting for others."""
 
 
 class Handle(_Closing):
@@ -224,9 +224,9 @@ class Handle(_Closing):
 
     @abstractmethod
     def waiters(self) -> tuple[str, ...]:
-        """The live sessions that want it, in order: the owner looks here at its boundaries. Cheap enough for 100 a
+        """The live sessions that wait for it, in order; the owner asks at its boundaries. Cheap enough for 100 calls a
         second."""
 
     @abstractmethod
     def close(self) -> None:
-        """Hands the record set to the first live waiter, which owns it from then on; frees it when there is none."""
+        """Hands the record set over to the first live waiter, or frees it when there is none."""

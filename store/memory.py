@@ -1,7 +1,7 @@
 """The store in memory: the contract within one process, and the fake that tests of other packages use.
 
-Time is injected: `freeze` stops a session's heartbeat, and the session counts as dead once `clock_ms` has moved on by
-session_timeout_ms. `crash` is kill -9. Stores of one name share their content, as two openings of one directory do.
+Time is injected: `freeze` stops a session's heartbeat, and the session counts as dead once `clock_ms` has advanced by
+session_timeout_ms. `crash` acts like kill -9. Stores of one name share their content, like two openings of one directory.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class MemoryBackend(Backend):
         return StoreStatistics(physical_write_count=self._physical_write_count)
 
     def release(self) -> None:
-        """The content stays for the next one who opens the same name."""
+        """The content stays for the next store of the same name."""
 
     def _require_own_process(self) -> None:
         if self._pid != os.getpid():
@@ -119,7 +119,7 @@ _named_lock = threading.Lock()
 
 
 class MemoryStore(LedgerStore):
-    """With a name: shared by all of that name in this process. Without: its own."""
+    """With a name, the content is shared by all stores of that name in this process; without one it is private."""
 
     def __init__(
         self,
@@ -145,16 +145,16 @@ class MemoryStore(LedgerStore):
 
     @staticmethod
     def forget(name: str) -> None:
-        """Drop the content of a name: the next one to open it begins anew."""
+        """Drop the content of a name; the next store of that name is empty."""
         with _named_lock:
             _named.pop(name, None)
 
     def crash(self, session: Session) -> None:
-        """As if its process was killed: all it held is free or handed over, its own calls are fenced from now on."""
+        """As if the process of the session was killed: its records are freed or handed over, and its own calls are fenced."""
         self._memory.crash(session.session_id)
 
     def freeze(self, session: Session) -> None:
-        """As if its process was stopped (SIGSTOP): no heartbeat from now on."""
+        """As if the process of the session was stopped (SIGSTOP): its heartbeat ends."""
         self._memory.freeze(session.session_id)
 
     def thaw(self, session: Session) -> None:
@@ -162,5 +162,5 @@ class MemoryStore(LedgerStore):
 
 
 def crash(session: Session, store: MemoryStore) -> None:
-    """Simulates the death of a session's process."""
+    """Simulate the death of the process of a session."""
     store.crash(session)

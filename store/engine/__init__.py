@@ -11,8 +11,8 @@ A commit on its way down:
     EntryLog           entry_log.py           decides what fits; remembers outcomes
     Persistence        persistence.py         the port to the disk, the database or the regions
 
-Beside it: EngineFinder (finder.py) is the port that says who the engine is; ClientConnections (client_connections.py), link.py
-and wire.py carry what processes say to each other; Liveness (liveness.py) and SessionHeartbeat (session_heartbeat.py) keep
+Beside it: EngineFinder (finder.py) is the port that finds the engine; ClientConnections (client_connections.py), link.py
+and wire.py carry the messages between processes; Liveness (liveness.py) and SessionHeartbeat (session_heartbeat.py) keep
 sessions alive; testing.py has the fakes.
 """
 

@@ -1,4 +1,4 @@
-"""A client's way to the engine over a socket. One question at a time."""
+"""A client's connection to an engine in another process. It asks one question at a time."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from spark_jms.store.net.tls import client_context
 
 
 class LinkLostError(Exception):
-    """The engine cannot be reached this way any more, or is the engine no more. What was asked may have been done."""
+    """The engine can no longer be used this way, or is no longer the engine. It may have done what was asked."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where an engine serves, and the secret that opens it. `incarnation` is whom one means to meet there; `certificate`
-    (PEM) is by what it shows itself where the connection is encrypted."""
+    """Where an engine serves, and the secret that it expects. The client refuses an engine of another `incarnation`, and
+    on an encrypted connection any certificate but `certificate` (PEM)."""
 
     host: str
     port: int
@@ -31,11 +31,11 @@ class Address:
 
 
 class TcpLink:
-    """`answer_timeout_s` bounds a question: an engine that hangs is as good as none. None: it may take long (an append);
-    the other link of the client tells when the engine hangs, and closes this one.
+    """`answer_timeout_s` bounds the wait for an answer, because a client cannot wait for an engine that hangs. None is for
+    appends, which may take long; the client's other link notices that the engine hangs, and the client closes both.
 
-    Who closes it from another thread ends its conversation first, and waits until whoever asks has come out: a
-    descriptor that is closed under a read may belong to another file by the time it is read (TLS keeps its number)."""
+    `close` from another thread hangs up first and then waits until the asking thread has returned. A descriptor that is
+    closed under a read may belong to another file by the time it is read (TLS keeps its number)."""
 
     def __init__(
         self, address: Address, client_id: str, answer_timeout_s: float | None, greet_timeout_s: float

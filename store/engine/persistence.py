@@ -1,8 +1,7 @@
-"""What serves and what keeps: the ports of a served store.
+"""The port behind an engine: what keeps the entries of a store, and who owns it.
 
-A served store has one *engine*: the process that owns the place where the entries are kept. The engine holds the ledger
-and serves it to the sessions of all processes (`Server`). How entries are kept, and how ownership of the place is won
-and lost, is behind `Persistence`: a database under its lock protocol, or the regions of a replicated store.
+The engine is the process that owns the persistence. `Persistence` hides how entries are kept and how ownership is won and
+lost: a database under its lock protocol, or the regions of a replicated store.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from spark_jms.store.ledger.ledger import Ledger
 
 
 class OwnershipLostError(StoreError):
-    """This process is no longer the engine of the store; it writes nothing any more. Another one takes over."""
+    """This process is no longer the engine of the store and writes nothing more. Another process takes over."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What was kept: entries that make the ledger from nothing, the position after them, and the newest outcomes.
+    """What is stored: entries that make the ledger from an empty one, the position after them, and the newest outcomes.
 
-    `outcomes` are (token, position) of appends that are known to be kept, oldest first. Every append kept after
-    `known_since` is among them, so that an append unknown here, and based on that position or a later one, was not kept.
+    `outcomes` are the (token, position) of appends that were kept, oldest first. Every append kept after `known_since` is
+    among them. So an append that is not, and that is based on that position or a later one, was not kept.
     """
 
     position: int = 0
@@ -36,10 +35,10 @@ class Loaded:
 
 @dataclass(frozen=True)
 class LedgerBatch:
-    """One physical write: the entries of all appends that shared it, in order, from `base` on.
+    """One physical write: the entries of all appends that share it, in order, after position `base`.
 
-    `before` and `after` are the ledger without and with them; to be read, within `append` only. A place that keeps
-    entries ignores them, a place that keeps states writes what differs.
+    `before` and `after` are the ledger without and with them; `append` may read them while it runs. A persistence that
+    keeps entries ignores them, one that keeps states writes the difference.
     """
 
     base: int
@@ -54,23 +53,24 @@ class LedgerBatch:
 
 
 class Persistence(ABC):
-    """The place, owned by this process. Called by one thread at a time."""
+    """Owned by this process. The engine calls it in one thread at a time."""
 
     incarnation: str
-    """Of this ownership; never used before, nor after."""
+    """The name of this ownership; no other ownership ever has it."""
 
     @abstractmethod
     def load(self) -> Loaded: ...
 
     @abstractmethod
     def append(self, batch: LedgerBatch) -> None:
-        """Durable when it returns. OwnershipLostError when another may own the place: nothing of the batch is kept, or
-        all of it, and nothing is ever kept again. Any other StoreError: nothing of the batch was kept, go on."""
+        """The batch is durable on return. OwnershipLostError when another process may own the persistence: the batch is
+        kept completely or not at all, and nothing is ever kept again. Any other StoreError: nothing of the batch was
+        kept, and the engine continues."""
 
     @abstractmethod
     def close(self) -> None:
-        """Gives the place up. Closing twice, or after ownership was lost, is no error."""
+        """Give the ownership up. Closing twice, or after the ownership was lost, is no error."""
 
 
 Clock = Callable[[], float]
-"""Milliseconds that only grow."""
+"""Milliseconds that never go back."""

@@ -1,9 +1,9 @@
-"""Which process a session belongs to: it stands in the session's id, so that everybody who reads the id can ask.
+"""The process of a session, which its id names, so that every reader of the id can find out whether it still runs.
 
     <16 hex digits>.<host>.<pid>.<start>      host: 8 hex digits of the machine's boot id; start: the process's start time
 
-On the same host a dead process is told at once, and a process id that was given to another is not mistaken for it. Of
-another host's processes nothing is known here: they live as long as they are heard of.
+On the same host a dead process is recognised at once, and a process id that was used again is not mistaken for it. The
+processes of another host count as alive while their heartbeats arrive.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import lru_cache
 
 @lru_cache(maxsize=1)
 def this_host() -> str:
-    """Of this boot of this machine (and, where processes are hidden from each other, of this view of them)."""
+    """The id of this boot of this machine and of its process namespace; "-" where there is none to read."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read().strip()
@@ -27,7 +27,7 @@ def this_host() -> str:
 
 
 def start_of(pid: int) -> str | None:
-    """When the process began, in the kernel's ticks; None when it is gone (or dead and not yet waited for)."""
+    """The start time of the process, in the kernel's ticks; None when it has ended, or is a zombie."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()

@@ -17,7 +17,7 @@ from spark_jms.store.ledger.ledger import Ledger
 
 @dataclass(frozen=True)
 class Proposal:
-    """Entries that a client asks the engine to append. `base` is the position they were first made on; `again` says that
+    """Entries that a client asks the engine to append. `base` is the position they were first made on; `again` means that
     an engine may have them already.
 
     A token is `<write>` or, for the share that one plan had in a write of the engine's own process, `<write>.<number>`.

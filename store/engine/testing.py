@@ -1,4 +1,4 @@
-"""The fake of the ports that ships: a place in memory, which several "processes" of one test own in turn."""
+"""The fake that ships: a persistence in memory, which several "processes" of one test own in turn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spark_jms.store.ledger.entries import Entry
 
 @dataclass
 class SharedMemory:
-    """What would be on disk, and who owns it. `fail` is asked before each append, `crash` after it was kept."""
+    """What a disk would hold, and who owns it. Each append asks `fail` before the batch is kept and `crash` after it."""
 
     entries: list[Entry] = field(default_factory=list)
     outcomes: list[tuple[str, int]] = field(default_factory=list)
@@ -43,7 +43,7 @@ class MemoryPersistence(Persistence):
         place = self._place
         with place.lock:
             if place.owner != self.incarnation:
-                raise OwnershipLostError(f"{place.owner or 'nobody'} owns the place, not {self.incarnation}")
+                raise OwnershipLostError(f"{place.owner or 'no engine'} owns the memory, not {self.incarnation}")
             if (error := place.fail(batch)) is not None:
                 raise error
             place.entries.extend(batch.entries)
@@ -58,7 +58,7 @@ class MemoryPersistence(Persistence):
 
 
 class MemoryFinder(EngineFinder):
-    """`remote` makes a client go over the socket even to an engine of its own process."""
+    """With `remote` the client uses a socket even for an engine in its own process."""
 
     def __init__(
         self, place: SharedMemory, *, session_timeout_ms: float, clock_ms: Clock = monotonic_ms, remote: bool = False

@@ -1,8 +1,8 @@
-"""Ledger entries as bytes and back. Lengths before everything, values as they are; whatever is around it has the checksum.
+"""Ledger entries as bytes and back. Every value has its length before it; the layer around has the checksum.
 
-`encode` makes one piece of them. `encode_sections` makes a head and a section for each change of a record set, and for
-each record set of a snapshot: the head says all but keys and values. So it says of a section that is damaged whose it is,
-and the head is enough to know who holds what, at which epoch, and what became of each transaction.
+`encode` writes the entries as one piece. `encode_sections` writes a head, and a section for each change of a record and for
+each record of a snapshot. The head has everything but keys and values: it names the record of a damaged section, and it
+alone tells who holds which record at which epoch, and the outcome of each transaction.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PUT, _DELETE = 1, 2
 
 
 class _Writer:
-    """`content` is where keys and values go: here, or each into a section of its own."""
+    """`content` returns the writer for keys and values: this one, or one for a section of their own."""
 
     __slots__ = ("_sections", "parts")
 
@@ -176,7 +176,7 @@ def _encode_restored(writer: _Writer, entry: Restored) -> None:
 
 
 class DecodeError(Exception):
-    """The bytes passed their checksum and still make no entries: the writer was faulty, or of another format."""
+    """The bytes have the right checksum and still are no entries: the writer was faulty, or of another format."""
 
 
 class _Reader:
@@ -185,12 +185,12 @@ class _Reader:
         self.at = 0
 
     def content(self, whose: str, what: str) -> _Reader | None:
-        """Where the keys and values stand; None when they are lost."""
+        """The reader for keys and values; None when they are lost."""
         return self
 
     def check_end(self) -> None:
         if self.at != len(self.data):
-            raise DecodeError("a section goes on behind its content")
+            raise DecodeError("a section continues after its content")
 
     def _take(self, length: int) -> bytes:
         end = self.at + length
@@ -223,7 +223,7 @@ class _Reader:
 
 
 class _HeadReader(_Reader):
-    """`damaged`: whose content was lost since this was last emptied."""
+    """`damaged` collects an entry for each lost section; the caller empties it."""
 
     def __init__(self, sections: Sequence[Section], file: str) -> None:
         head = sections[0] if sections else b""
@@ -240,7 +240,7 @@ class _HeadReader(_Reader):
             raise DecodeError("a section is missing")
         section = self._left.pop()
         if isinstance(section, Lost):
-            why = f"bytes {section.start} to {section.end}, {what}: the checksum does not fit"
+            why = f"bytes {section.start} to {section.end}, {what}: the checksum does not match"
             self.damaged.append(Damaged(whose, self._file, section.start, why))
             return None
         self._read.append(_Reader(section))
@@ -248,7 +248,7 @@ class _HeadReader(_Reader):
 
     def check_all(self) -> None:
         if self._left:
-            raise DecodeError("there are more sections than the head knows of")
+            raise DecodeError("there are more sections than the head describes")
         for section in self._read:
             section.check_end()
 
@@ -265,7 +265,7 @@ def decode(data: bytes) -> list[Entry]:
 
 
 def decode_sections(sections: Sequence[Section], file: str) -> list[Entry]:
-    """Where a section is lost, the entry is without what stood there, and a `Damaged` follows it."""
+    """An entry whose section is lost comes without its keys and values, and a `Damaged` follows it."""
     reader = _HeadReader(sections, file)
     entries: list[Entry] = []
     try:

@@ -140,11 +140,10 @@ class Ledger:
     def _apply_written(self, changes: tuple[Change, ...]) -> None:
         whole = self._whole(changes)
         records = [self._known(change.name) for change in whole]
-        for change, record in zip(whole, records, strict=True):
-            record.check(Event.WRITTEN, change.epoch)
+        rows = [record.check(Event.WRITTEN, change.epoch) for change, record in zip(whole, records, strict=True)]
         self._require_unlocked(whole)
-        for change, record in zip(whole, records, strict=True):
-            record.step(Event.WRITTEN, change.epoch)
+        for change, record, row in zip(whole, records, rows, strict=True):
+            record.follow(row)
             self.change_objects(record, change.operations)
 
     def _apply_prepared(self, entry: Prepared) -> None:

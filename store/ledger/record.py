@@ -78,10 +78,13 @@ class Record:
         return transition
 
     def step(self, event: Event, epoch: int, session_id: str = "") -> None:
-        transition = self.check(event, epoch, session_id)
+        self.follow(self.check(event, epoch, session_id), session_id)
+
+    def follow(self, transition: Transition, session_id: str = "") -> None:
+        """Run the effect of a row that `check` has returned."""
         transition.effect(self, session_id)
         if self.state is not transition.next:
-            raise LedgerError(f"{event.value} led to {self.state.value}, not to {transition.next.value}")
+            raise LedgerError(f"a transition led to {self.state.value}, not to {transition.next.value}")
 
     def release(self, epoch: int) -> None:
         """The holder gives the record up: to the first of the line, if there is one."""

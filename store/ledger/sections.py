@@ -1,7 +1,7 @@
-"""Bytes in sections, each with a checksum of its own: what is damaged in one leaves the others readable. Pure.
+"""Bytes in sections, each with a checksum of its own, so that damage in one leaves the others readable. Pure.
 
-A *table* says how long each section is and what its checksum is. Whoever keeps sections keeps the table before them, under
-a checksum of its own: without the table nothing is known of any section.
+A table gives the length and checksum of each section. It is stored before them under a checksum of its own, because without
+it no section can be read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _HEAD = struct.Struct("<II")
 
 @dataclass(frozen=True)
 class Lost:
-    """A section whose checksum does not fit, and where it stands."""
+    """The place of a section whose checksum does not match."""
 
     start: int
     end: int
@@ -32,8 +32,8 @@ def table_of(sections: Sequence[bytes]) -> bytes:
 
 
 def split(data: bytes, at: int, table: bytes, base: int = 0) -> tuple[tuple[Section, ...], int] | None:
-    """The sections of this table, which begin at `at`, and where they end; None when they are cut off. `data` is at `base`
-    in its file."""
+    """The sections that the table describes, which begin at `at`, and where they end; None when they are cut off. `data`
+    begins at `base` in its file."""
     sections: list[Section] = []
     for length, checksum in _ROW.iter_unpack(table):
         section = data[at : at + length]
@@ -51,7 +51,7 @@ def pack(sections: Sequence[bytes]) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[Section, ...] | None:
-    """None when the table is damaged, or the value does not end where the table says."""
+    """None when the table is damaged, or the value does not end where the table ends."""
     if len(data) < _HEAD.size:
         return None
     count, checksum = _HEAD.unpack_from(data)
