@@ -93,7 +93,9 @@ def declare(destination: Destination) -> dict[str, object]:
     if destination.routing != "weighted":
         left_out.add("weights")
     values = {name: getattr(destination, row.field) for name, row in KEYS.items() if name not in left_out}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return {
+        name: list(value) if isinstance(value, tuple) else value for name, value in values.items() if value is not None
+    }
 
 
 class _Reader:

@@ -128,8 +128,9 @@ def contradiction(settings: DestinationSettings) -> tuple[str, str] | None:
 
 # -- in the table's metadata -------------------------------------------------------------------------------------------
 def to_metadata(settings: DestinationSettings) -> dict[str, str]:
-    """The stored settings, each under its `stored_name`."""
-    return {row.stored_name: row.type.store(getattr(settings, row.field)) for row in KEYS.values()}
+    """The stored settings, each under its `stored_name`. None is not stored: it is the default where it is allowed."""
+    values = ((row, getattr(settings, row.field)) for row in KEYS.values())
+    return {row.stored_name: row.type.store(value) for row, value in values if value is not None}
 
 
 def from_metadata(stored: Mapping[str, str]) -> dict[str, Any]:

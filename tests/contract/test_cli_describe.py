@@ -31,7 +31,7 @@ def lines(*arguments: str) -> list[list[str]]:
     return [line.split() for line in run(*arguments).stdout.splitlines() if line.strip()]
 
 
-def test_a_destination_is_described(domain: str) -> None:
+def test_describe_shows_a_destination(domain: str) -> None:
     """C14, C16: value, default, unit, range and where the value came from."""
     shown = lines("describe", "orders", "--root", domain)
     assert shown[0] == ["orders"]
@@ -41,21 +41,29 @@ def test_a_destination_is_described(domain: str) -> None:
     assert [line[0] for line in shown[-len(KEYS) :]] == list(KEYS)
 
 
-def test_destinations_are_described_for_scripts(domain: str) -> None:
+def test_describe_as_json(domain: str) -> None:
     """C14"""
     described: Any = json.loads(run("describe", "--root", domain, "--json").stdout)
     assert [d["name"] for d in described] == ["orders", "prices"]
     orders = {row["name"]: row for row in described[0]["settings"]}
     assert (described[0]["epoch"], described[0]["subscriptions"]) == (1, [])
     assert orders["retention"] == {
-        "group": "module", "name": "retention", "value": 86_400_000, "shown": "1 day", "default": 0, "unit": "ms",
-        "range": "0 to 36,500 days", "since": "0.1", "origin": "module file", "doc": KEYS["retention"].doc,
-    }  # fmt: skip
+        "group": "module",
+        "name": "retention",
+        "value": 86_400_000,
+        "shown": "1 day",
+        "default": 0,
+        "unit": "ms",
+        "range": "0 to 36,500 days",
+        "since": "0.1",
+        "origin": "module file",
+        "doc": KEYS["retention"].doc,
+    }
     assert (orders["kind"]["default"], orders["kind"]["value"]) == (None, "distributed-queue")
     assert orders["durability"]["origin"] == "default"
 
 
-def test_every_setting_is_listed() -> None:
+def test_describe_lists_every_setting() -> None:
     """C14: without a domain."""
     every = json.loads(run("describe", "--settings", "--json").stdout)
     assert [(row["group"], row["name"]) for row in every] == [(g.name, n) for g in GROUPS.values() for n in g.settings]
@@ -63,7 +71,7 @@ def test_every_setting_is_listed() -> None:
     assert {row["name"] for row in every} <= {line[0] for line in shown}
 
 
-def test_wrong_uses_are_named(domain: str) -> None:
+def test_describe_refuses_wrong_usage(domain: str) -> None:
     """C14"""
     assert "leave out DEST" in run("describe", "orders", "--settings", code=2).stderr
     assert "there is no destination 'nowhere'" in run("describe", "nowhere", "--root", domain, code=1).stderr

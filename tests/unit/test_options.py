@@ -23,20 +23,50 @@ def test_the_defaults() -> None:
 
 def test_every_option_is_read() -> None:
     """C6, C7: names in any case."""
-    options = parse_options({
-        "ROOT": "/data", "Destination": "orders", "subscription": "s", "selector": "a = 1", "columns": "Text, sequence",
-        "view": "ALL", "failondataloss": "False", "startingPosition": "earliest", "maxMessagesPerTrigger": "10",
-        "maxBytesPerTrigger": "20", "minMessagesPerTrigger": "3", "maxTriggerDelay": "2 s", "inDoubtTimeout": "500 ms",
-        "txnAppId": "app", "txnVersion": "0", "checkpointLocation": "/ck", "path": "x",
-    })  # fmt: skip
+    options = parse_options(
+        {
+            "ROOT": "/data",
+            "Destination": "orders",
+            "subscription": "s",
+            "selector": "a = 1",
+            "columns": "Text, sequence",
+            "view": "ALL",
+            "failondataloss": "False",
+            "startingPosition": "earliest",
+            "maxMessagesPerTrigger": "10",
+            "maxBytesPerTrigger": "20",
+            "minMessagesPerTrigger": "3",
+            "maxTriggerDelay": "2 s",
+            "inDoubtTimeout": "500 ms",
+            "txnAppId": "app",
+            "txnVersion": "0",
+            "checkpointLocation": "/ck",
+            "path": "x",
+        }
+    )
     assert options == Options(
-        "/data", "orders", "x", "s", "earliest", "a = 1", ("text", "sequence"), "all", False, 10, 20, 3, 2000, 500,
-        "app", 0, "/ck",
-    )  # fmt: skip
+        "/data",
+        "orders",
+        "x",
+        "s",
+        "earliest",
+        "a = 1",
+        ("text", "sequence"),
+        "all",
+        False,
+        10,
+        20,
+        3,
+        2000,
+        500,
+        "app",
+        0,
+        "/ck",
+    )
     assert pickle.loads(pickle.dumps(options)) == options
 
 
-def test_the_root_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_root_from_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """C6"""
     monkeypatch.setenv("JMSQ_ROOT", "/elsewhere")
     assert parse_options({"destination": "orders"}).root == "/elsewhere"
@@ -46,14 +76,14 @@ def test_the_root_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch)
         parse_options({"destination": "orders", "root": ""})
 
 
-def test_a_missing_destination_is_named() -> None:
+def test_missing_destination_is_named() -> None:
     """C6"""
     with pytest.raises(OptionError, match=r'needs option\("destination", …\)$'):
         parse_options({"root": "/data"})
 
 
-def test_an_unknown_option_is_named() -> None:
-    """C6: with the one that it may mean; what Spark adds is not."""
+def test_unknown_option_is_named() -> None:
+    """C6: the error suggests the option that was meant; options that Spark adds are ignored."""
     with pytest.raises(
         OptionError, match=r"no option 'selecter': accepted are .*columns.*\(did you mean 'selector'\?\)"
     ):
@@ -64,7 +94,7 @@ def test_an_unknown_option_is_named() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, row in OPTIONS.items() if not isinstance(row.type, Text)])
-def test_a_bad_value_is_named(name: str) -> None:
+def test_bad_value_is_named(name: str) -> None:
     """C6"""
     with pytest.raises(
         OptionError, match=f"option {name} is 'no, no', but must be a|option {name} is .* one of|true or"
@@ -73,7 +103,7 @@ def test_a_bad_value_is_named(name: str) -> None:
 
 
 @pytest.mark.parametrize("columns", ["", ",", "nope", "text,TEXT"])
-def test_columns_are_different_message_columns(columns: str) -> None:
+def test_columns_must_be_distinct_message_columns(columns: str) -> None:
     """C7"""
     with pytest.raises(OptionError, match="list of different message columns out of: "):
         parse_options({**GIVEN, "columns": columns})

@@ -22,20 +22,28 @@ TYPES: dict[str, tuple[ValueType, st.SearchStrategy[object], list[str]]] = {
     "whole": (Whole(1, 1024), st.integers(1, 1024), ["0", "1025", "", "x", "1.5", "010", "0x10", "1_0", "1:30", "٣"]),
     "scaled": (Whole(1, 100, "MB", 2**20), st.integers(1, 100).map(lambda n: n << 20), ["0", "101", "1 MB"]),
     "unbounded": (Whole(1), st.integers(1, 2**63 - 1), ["0", "-1", str(2**63), "9" * 5000]),
-    "ms": (Duration("10 ms", "30 days"), st.integers(10, 30 * 86_400_000), ["9", "9 ms", "31 days", "soon", "", "-1 s"]),
-    "s": (Duration("0.1 s", "1 h", "s"), st.integers(100, 3_600_000).map(lambda ms: ms / 1000), ["0", "3601", "nan", "inf"]),
+    "ms": (
+        Duration("10 ms", "30 days"),
+        st.integers(10, 30 * 86_400_000),
+        ["9", "9 ms", "31 days", "soon", "", "-1 s"],
+    ),
+    "s": (
+        Duration("0.1 s", "1 h", "s"),
+        st.integers(100, 3_600_000).map(lambda ms: ms / 1000),
+        ["0", "3601", "nan", "inf"],
+    ),
     "size": (Size("1", "1 GiB"), st.integers(1, 2**30), ["0", "2 GiB", "1.5", "1 MBit", "-1", "", "9" * 5000]),
     "choice": (Choice({"process": "", "power": ""}), st.sampled_from(["process", "power"]), ["Power", "disk", ""]),
     "flag": (Flag(), st.booleans(), ["1", "on", "", "truee"]),
     "text": (Text("a word", r"\w+"), st.text("abc", min_size=1), ["", "a b", "a\n"]),
     "list": (ListOf(Whole(0, 9)), st.lists(st.integers(0, 9)).map(tuple), ["1,x", "10"]),
-}  # fmt: skip
+}
 each_type = pytest.mark.parametrize("name", TYPES)
 
 
 @each_type
 @given(data=st.data())
-def test_a_value_is_the_same_after_showing_and_storing(name: str, data: st.DataObject) -> None:
+def test_value_survives_show_and_store(name: str, data: st.DataObject) -> None:
     type, values, _ = TYPES[name]
     value = data.draw(values)
     type.check(value)
@@ -44,7 +52,7 @@ def test_a_value_is_the_same_after_showing_and_storing(name: str, data: st.DataO
 
 
 @each_type
-def test_a_bad_text_is_refused_with_what_is_allowed(name: str) -> None:
+def test_bad_text_is_refused_with_allowed_values(name: str) -> None:
     type, _, bad = TYPES[name]
     for text in bad:
         with pytest.raises(NotAllowed) as caught:
@@ -53,7 +61,7 @@ def test_a_bad_text_is_refused_with_what_is_allowed(name: str) -> None:
 
 
 @each_type
-def test_a_bad_python_value_is_refused(name: str) -> None:
+def test_bad_python_value_is_refused(name: str) -> None:
     type = TYPES[name][0]
     for value in (None, object(), [], -1, 1e300, float("nan")):
         with pytest.raises(NotAllowed):
@@ -61,7 +69,7 @@ def test_a_bad_python_value_is_refused(name: str) -> None:
 
 
 @given(st.text())
-def test_any_text_is_read_or_refused(text: str) -> None:
+def test_arbitrary_text_is_read_or_refused(text: str) -> None:
     for type, _, _ in TYPES.values():
         try:
             type.check(type.read(text))
@@ -69,7 +77,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
             assert error.allowed  # noqa: PT017
 
 
-def test_a_misspelt_choice_has_a_hint() -> None:
+def test_misspelt_choice_gets_a_hint() -> None:
     with pytest.raises(NotAllowed, match=r"one of process, power \(did you mean power\?\)"):
         Choice({"process": "", "power": ""}).read("pover")
     assert Choice({"all": ""}, fold=True).read("ALL") == "all"
@@ -86,16 +94,16 @@ def test_a_misspelt_choice_has_a_hint() -> None:
         ("7 milliseconds", 7),
     ],
 )
-def test_durations_as_people_write_them(written: object, ms: int) -> None:
+def test_written_durations(written: object, ms: int) -> None:
     assert parse_duration_ms(written) == ms
 
 
-def test_a_negative_timedelta_is_no_duration() -> None:
+def test_negative_timedelta_is_refused() -> None:
     with pytest.raises(ValueError, match="is not a duration"):
         parse_duration_ms(timedelta(seconds=-1))
 
 
-def test_a_bare_number_is_in_the_unit_of_the_setting() -> None:
+def test_bare_number_has_the_unit_of_its_setting() -> None:
     assert Duration(high="1 h").read("250") == 250
     assert Duration(high="1 h", unit="s").read("250") == 250
     assert Duration(high="1 h", unit="s").read("250 ms") == 0.25
@@ -103,7 +111,7 @@ def test_a_bare_number_is_in_the_unit_of_the_setting() -> None:
 
 
 @given(st.integers(0, 36_500 * 86_400_000))
-def test_a_shown_duration_reads_back(ms: int) -> None:
+def test_shown_duration_reads_back(ms: int) -> None:
     assert parse_duration_ms(show_duration(ms)) == ms
 
 
@@ -114,23 +122,26 @@ class Limits(Table):
     delay_ms: int | None = setting("delay", Duration(), None, "How long.", without="no delay")
 
 
-def test_a_table_gives_its_declarations() -> None:
+def test_table_lists_its_declarations() -> None:
     rows = settings_of(Limits)
     assert list(rows) == ["quota", "delay"]
     quota = rows["quota"]
     assert (quota.field, quota.default, quota.stored_name, quota.shown_default) == (
-        "quota_bytes", 2**20, "quotaBytes", "1 MiB",
-    )  # fmt: skip
+        "quota_bytes",
+        2**20,
+        "quotaBytes",
+        "1 MiB",
+    )
     assert rows["delay"].shown_default == "no delay"
 
 
-def test_a_table_checks_what_it_is_made_of() -> None:
+def test_table_checks_its_values() -> None:
     assert Limits().delay_ms is None
     with pytest.raises(NotAllowed, match="quota is -1"):
         Limits(-1)
 
 
-def test_texts_become_values_or_the_callers_error() -> None:
+def test_bad_text_raises_the_error_of_the_caller() -> None:
     def refuse(row: Setting, text: str, allowed: str) -> Exception:
         return LookupError(f"{row.name}={text!r}: {allowed}")
 
@@ -141,25 +152,45 @@ def test_texts_become_values_or_the_callers_error() -> None:
 
 # -- destinations ------------------------------------------------------------------------------------------------------
 STORED = {
-    "jmsq.formatVersion": "1", "jmsq.name": "orders", "jmsq.kind": "distributed-queue", "jmsq.members": "3",
-    "jmsq.routing": "weighted", "jmsq.weights": "[1, 2, 3]", "jmsq.maxMessageBytes": "1048576",
-    "jmsq.retentionMs": "86400000", "jmsq.inDoubtTimeoutMs": "30000", "jmsq.fileGraceMs": "0",
-    "jmsq.acknowledgementRetentionMs": "604800000", "jmsq.durability": "power", "jmsq.slotMembers": "2",
-    "jmsq.epoch": "4", "jmsq.subscriptions": "{}",
-}  # fmt: skip
+    "jmsq.formatVersion": "1",
+    "jmsq.name": "orders",
+    "jmsq.kind": "distributed-queue",
+    "jmsq.members": "3",
+    "jmsq.routing": "weighted",
+    "jmsq.weights": "[1, 2, 3]",
+    "jmsq.maxMessageBytes": "1048576",
+    "jmsq.retentionMs": "86400000",
+    "jmsq.inDoubtTimeoutMs": "30000",
+    "jmsq.fileGraceMs": "0",
+    "jmsq.acknowledgementRetentionMs": "604800000",
+    "jmsq.durability": "power",
+    "jmsq.slotMembers": "2",
+    "jmsq.epoch": "4",
+    "jmsq.subscriptions": "{}",
+}
 ORDERS = Destination(
-    "orders", "distributed-queue", 3, "weighted", (1, 2, 3), 2**20, 86_400_000, 30_000, 0, durability="power",
-    slot_members=2, epoch=4,
-)  # fmt: skip
+    "orders",
+    "distributed-queue",
+    3,
+    "weighted",
+    (1, 2, 3),
+    2**20,
+    86_400_000,
+    30_000,
+    0,
+    durability="power",
+    slot_members=2,
+    epoch=4,
+)
 
 
-def test_the_stored_form_never_changes() -> None:
+def test_stored_form_is_stable() -> None:
     """C3: format version 1, byte for byte and in this order."""
     assert list(ORDERS.to_configuration().items()) == list(STORED.items())
     assert Destination.from_configuration(STORED, "here") == ORDERS
 
 
-def test_a_setting_that_is_not_stored_has_its_default() -> None:
+def test_missing_stored_setting_has_its_default() -> None:
     """C3: tables of earlier versions lack the settings of later ones."""
     bare = {
         f"jmsq.{name}": STORED[f"jmsq.{name}"] for name in ("formatVersion", "name", "kind", "epoch", "subscriptions")
@@ -169,13 +200,13 @@ def test_a_setting_that_is_not_stored_has_its_default() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in STORED if name != "jmsq.name"])
-def test_a_garbled_stored_setting_is_refused(name: str) -> None:
+def test_garbled_stored_setting_is_refused(name: str) -> None:
     with pytest.raises(UnreadableTableError, match="lacks or garbles"):
         Destination.from_configuration({**STORED, name: "{"}, "here")
 
 
 @pytest.mark.parametrize("name", ["formatVersion", "name", "kind", "slotMembers", "epoch", "subscriptions"])
-def test_a_table_without_what_every_version_stores_is_refused(name: str) -> None:
+def test_missing_mandatory_entry_is_refused(name: str) -> None:
     with pytest.raises(UnreadableTableError, match=f"lacks or garbles '{name}'"):
         Destination.from_configuration({k: v for k, v in STORED.items() if k != f"jmsq.{name}"}, "here")
 
@@ -192,26 +223,35 @@ def test_each_key_names_a_bad_value(row: Setting) -> None:
 
 
 @pytest.mark.parametrize("row", settings_of(DestinationSettings).values(), ids=lambda row: row.name)
-def test_each_key_has_its_documentation(row: Setting) -> None:
+def test_each_key_is_documented(row: Setting) -> None:
     assert row.doc.endswith(".")
     assert row.doc[0].isupper()
     assert row.since
 
 
 @given(
-    st.integers(1, 2**30), st.integers(0, 36_500 * 86_400_000), st.integers(0, 30 * 86_400_000),
-    st.sampled_from(["process", "power"]), st.lists(st.integers(0, 1_000_000), min_size=1, max_size=5).filter(any),
-)  # fmt: skip
-def test_a_destination_goes_through_yaml_and_metadata(
+    st.integers(1, 2**30),
+    st.integers(0, 36_500 * 86_400_000),
+    st.integers(0, 30 * 86_400_000),
+    st.sampled_from(["process", "power"]),
+    st.lists(st.integers(0, 1_000_000), min_size=1, max_size=5).filter(any),
+)
+def test_destination_survives_yaml_and_metadata(
     size: int, retention: int, doubt: int, durability: str, weights: list[int]
 ) -> None:
     """C3: YAML → value → metadata → value → YAML; values are written as people write them."""
     rows = settings_of(DestinationSettings)
     written = {
-        "kind": "distributed-topic", "members": len(weights), "routing": "weighted", "weights": weights,
-        "maxMessageSize": rows["maxMessageSize"].show(size), "retention": rows["retention"].show(retention),
-        "inDoubtTimeout": rows["inDoubtTimeout"].show(doubt), "fileGrace": timedelta(hours=2), "durability": durability,
-    }  # fmt: skip
+        "kind": "distributed-topic",
+        "members": len(weights),
+        "routing": "weighted",
+        "weights": weights,
+        "maxMessageSize": rows["maxMessageSize"].show(size),
+        "retention": rows["retention"].show(retention),
+        "inDoubtTimeout": rows["inDoubtTimeout"].show(doubt),
+        "fileGrace": timedelta(hours=2),
+        "durability": durability,
+    }
     (made,) = load_module({"destinations": {"a": written}}).destinations
     assert (made.max_message_bytes, made.retention_ms, made.in_doubt_timeout_ms) == (size, retention, doubt)
     assert made.file_grace_ms == 7_200_000

@@ -16,23 +16,23 @@ PROJECT = Path(__file__).parents[2]
 ROWS = {f"{group.name} {name}": row for group in GROUPS.values() for name, row in group.settings.items()}
 
 
-def test_the_page_is_what_the_tables_give() -> None:
+def test_options_page_is_up_to_date() -> None:
     assert (PROJECT / "docs" / "OPTIONS.md").read_text(encoding="utf-8") == page(), "run: make docs"
 
 
-def test_the_module_file_explains_what_the_tables_give() -> None:
+def test_module_file_header_is_up_to_date() -> None:
     shipped = (PROJECT / "conf" / "jms-module.yaml").read_text(encoding="utf-8")
     assert shipped == with_header(shipped), "run: make docs"
 
 
-def test_the_example_in_comments_is_right(tmp_path: Path) -> None:
+def test_commented_example_is_valid(tmp_path: Path) -> None:
     shipped = (PROJECT / "conf" / "jms-module.yaml").read_text(encoding="utf-8")
     file = tmp_path / "module.yaml"
     file.write_text(re.sub(r"^  # ", "  ", shipped, flags=re.MULTILINE), encoding="utf-8")
     assert [d.name for d in load_module(file).destinations] == ["orders", "prices", "invoices", "readings"]
 
 
-def test_the_command_writes_both(tmp_path: Path) -> None:
+def test_command_writes_page_and_header(tmp_path: Path) -> None:
     for folder in ("docs", "conf"):
         (tmp_path / folder).mkdir()
     (tmp_path / "conf" / "jms-module.yaml").write_text("# old\ndestinations:\n  a: {kind: queue}\n", encoding="utf-8")

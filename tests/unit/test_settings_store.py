@@ -24,37 +24,49 @@ from spark_jms.store.regions.daemon.settings import from_environment
 URI_ROWS = [
     (base, row)
     for base, table in (
-        ("replicated:///gd", ReplicatedOptions), ("jdbc:sqlite:///x.db", JdbcOptions), ("jdbc:postgresql://h/d", JdbcOptions)
+        ("replicated:///gd", ReplicatedOptions),
+        ("jdbc:sqlite:///x.db", JdbcOptions),
+        ("jdbc:postgresql://h/d", JdbcOptions),
     )
     for row in settings_of(table).values()
     if not isinstance(row.type, Text)
-]  # fmt: skip
+]
 VARIABLES = [
-    (table, row) for table in (DaemonSettings, DoorSettings) for row in settings_of(table).values()
+    (table, row)
+    for table in (DaemonSettings, DoorSettings)
+    for row in settings_of(table).values()
     if type(row.type) is not Text
-]  # fmt: skip
+]
 
 
-def test_a_daemon_without_variables_has_the_defaults() -> None:
-    """R3: those that the core has."""
+def test_daemon_defaults() -> None:
+    """R3"""
     assert from_environment({"PATH": "/bin", "RS_UNKNOWN": "1"}) == DaemonSettings()
 
 
-def test_a_daemon_reads_its_variables() -> None:
-    """R3: bare numbers as ever, and durations as people write them."""
+def test_daemon_reads_its_variables() -> None:
+    """R3: bare numbers are milliseconds; durations may carry a unit."""
     given = {
-        "RS_HEARTBEAT_MS": "50", "RS_FAILURE_TIMEOUT_MS": "1 s", "RS_CLIENT_TIMEOUT_MS": "5000", "RS_OPEN_TIMEOUT_MS": "1m",
-        "RS_RESILVER_MB_PER_S": "2", "RS_SINGLE_COPY": "refuse",
-    }  # fmt: skip
+        "RS_HEARTBEAT_MS": "50",
+        "RS_FAILURE_TIMEOUT_MS": "1 s",
+        "RS_CLIENT_TIMEOUT_MS": "5000",
+        "RS_OPEN_TIMEOUT_MS": "1m",
+        "RS_RESILVER_MB_PER_S": "2",
+        "RS_SINGLE_COPY": "refuse",
+    }
     assert from_environment(given) == DaemonSettings(
-        heartbeat_ms=50, failure_timeout_ms=1000, client_timeout_ms=5000, open_timeout_ms=60_000,
-        resilver_bytes_per_s=2 << 20, single_copy="refuse",
-    )  # fmt: skip
+        heartbeat_ms=50,
+        failure_timeout_ms=1000,
+        client_timeout_ms=5000,
+        open_timeout_ms=60_000,
+        resilver_bytes_per_s=2 << 20,
+        single_copy="refuse",
+    )
 
 
 @pytest.mark.parametrize(("table", "row"), VARIABLES, ids=[row.name for _, row in VARIABLES])
 @pytest.mark.parametrize("text", ["", "0", "x", "-1", "999999999999"])
-def test_a_wrong_variable_is_named(table: type[Table], row: Setting, text: str) -> None:
+def test_bad_variable_is_named(table: type[Table], row: Setting, text: str) -> None:
     """R3: with its value and what is allowed."""
     with pytest.raises(SettingInvalidError) as caught:
         from_variables(table, {row.name: text})  # type: ignore[type-var]
@@ -62,7 +74,7 @@ def test_a_wrong_variable_is_named(table: type[Table], row: Setting, text: str) 
     assert row.type.allowed in str(caught.value)
 
 
-def test_the_failure_timeout_is_twice_the_heartbeat() -> None:
+def test_failure_timeout_is_at_least_twice_the_heartbeat() -> None:
     """R3"""
     with pytest.raises(
         SettingInvalidError, match="RS_FAILURE_TIMEOUT_MS=2000: it must be at least twice RS_HEARTBEAT_MS"
@@ -74,13 +86,13 @@ def test_the_failure_timeout_is_twice_the_heartbeat() -> None:
     ("address", "host", "port"),
     [("9870", "127.0.0.1", 9870), ("rs1:14000", "rs1", 14000), ("::1:80", "::1", 80), (None, "127.0.0.1", 0)],
 )
-def test_a_door_has_a_port_or_host_and_port(address: str | None, host: str, port: int) -> None:
+def test_door_address_is_port_or_host_and_port(address: str | None, host: str, port: int) -> None:
     """R19"""
     settings: DoorSettings = from_variables(DoorSettings, {} if address is None else {"RS_DOOR": address})
     assert (settings.host, settings.port, settings.region_bytes) == (host, port, 64 << 20)
 
 
-def test_a_door_reads_its_variables() -> None:
+def test_door_reads_its_variables() -> None:
     """R19"""
     given = {f"RS_DOOR_{name}": name.lower() for name in ("CERTIFICATE", "KEY", "TOKENS")}
     settings: DoorSettings = from_variables(DoorSettings, {**given, "RS_DOOR": "1", "RS_DOOR_REGION_MB": "8"})
@@ -88,7 +100,7 @@ def test_a_door_reads_its_variables() -> None:
 
 
 @pytest.mark.parametrize("field", [f.name for f in attrs.fields(Thresholds)])
-def test_a_threshold_is_checked_when_made(field: str) -> None:
+def test_threshold_is_checked_on_construction(field: str) -> None:
     """R13"""
     for value in (0, 101, 1.5, "50", True, None):
         with pytest.raises(SettingInvalidError, match="1 to 100"):
@@ -97,7 +109,7 @@ def test_a_threshold_is_checked_when_made(field: str) -> None:
 
 @pytest.mark.parametrize(("base", "row"), URI_ROWS, ids=[f"{base[:7]} {row.name}" for base, row in URI_ROWS])
 @pytest.mark.parametrize("text", ["", "-1", "x", "99999999999", "nan", "inf"])
-def test_a_wrong_option_of_a_uri_is_named(base: str, row: Setting, text: str) -> None:
+def test_bad_uri_option_is_named(base: str, row: Setting, text: str) -> None:
     """S1: with its value and what is allowed."""
     with pytest.raises(StoreUriError) as caught:
         (parse_replicated if base.startswith("repl") else parse_jdbc)(f"{base}?{row.name}={text}")
@@ -106,7 +118,7 @@ def test_a_wrong_option_of_a_uri_is_named(base: str, row: Setting, text: str) ->
         assert f"in '{base}?" in str(caught.value)
 
 
-def test_a_replicated_uri_is_read() -> None:
+def test_replicated_uri_is_parsed() -> None:
     """R17: the key may be in the file of the certificate; unknown options are named."""
     settings = parse_replicated(
         "replicated:///g%20d?store=s&localindex=1&region_mb=8&engine_port=7&engine_certificate=c"
@@ -118,7 +130,7 @@ def test_a_replicated_uri_is_read() -> None:
         parse_replicated("replicated:///gd?stor=x&regionmb=1")
 
 
-def test_options_of_libpq_are_passed_on() -> None:
+def test_libpq_options_pass_through() -> None:
     """S6"""
     known, others = from_query(
         JdbcOptions, "sslmode=require&retry_limit_s=5+min&create_tables=no&on_connection_loss=Retry&x="

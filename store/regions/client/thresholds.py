@@ -1,7 +1,9 @@
-"""What a store does as its daemon fills up: five settings, and what follows from them (R13).
+"""What a store does as its daemon fills up: five thresholds and their effects (R13).
+
+`spark_jms/settings/store.py` declares the thresholds.
 
 A setting applies to all replicated stores, `store.replicated.SpaceOverloadYellowPercent`, or to one,
-`store.replicated.<store name>.SpaceOverloadYellowPercent`; the one goes before all. A leading `weblogic.` is accepted.
+`store.replicated.<store name>.SpaceOverloadYellowPercent`, which takes precedence. A leading `weblogic.` is accepted.
 
 Which line a change of the daemon's memory use is worth is this table. The band is the highest whose percentage is
 reached (start) or exceeded (yellow, red); "moved" is the distance from the use last logged.
@@ -31,9 +33,8 @@ SETTINGS = tuple(_ROWS)
 
 
 def parse_thresholds(settings: Mapping[str, object], store: str) -> Thresholds:
-    """Of the store named `store`, from the environment or from a YAML file's mapping (flat, or nested at the dots).
-    Other settings are passed over; a misspelt one of these and a value out of range are a SettingInvalidError, whichever
-    store they are for."""
+    """The thresholds of the store named `store`, from the environment or a YAML mapping (flat, or nested at the dots).
+    Ignores other settings. Raises SettingInvalidError for a misspelt threshold or a bad value of any store."""
     found: dict[tuple[str, str], tuple[str, int]] = {}  # (store or "", setting) -> (name as written, percent)
     for name, value in _flat(settings, ""):
         place = _place(name)
