@@ -1,4 +1,4 @@
-"""rs_daemons.cfg in every detail (R1, R2, R11)."""
+"""rs_daemons.cfg: every rule, and the daemons of a machine (R1, R2, R11, R18)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PURE = (
 )
 IMPURE = {"socket", "os", "io", "pathlib", "time", "random", "secrets", "asyncio", "threading", "subprocess", "logging"}
 GIB = 1 << 30
-THE_TEXTS_EXAMPLE = """\
+REFERENCE_EXAMPLE = """\
  #ipaddress   portno shmkey memlmt
   123.456.78.9 4545   4545   2G
   123.456.78.6 4546   4545   2G
@@ -52,17 +52,17 @@ def refused(text: str) -> DaemonConfigError:
     return caught.value
 
 
-def test_the_texts_example() -> None:
-    """R1: as printed, with a comment and leading blanks; the key may repeat on another address."""
-    config = parse(THE_TEXTS_EXAMPLE, FILE)
+def test_example_of_the_reference() -> None:
+    """R1: as printed, with a comment and leading blanks; a key may be used again on another address."""
+    config = parse(REFERENCE_EXAMPLE, FILE)
     assert config.daemons == (
         DaemonSpec(0, "123.456.78.9", 4545, 4545, 2 * GIB),
         DaemonSpec(1, "123.456.78.6", 4546, 4545, 2 * GIB),
     )
 
 
-def test_the_examples_of_conf() -> None:
-    """R1: what we ship is right."""
+def test_shipped_examples_are_valid() -> None:
+    """R1: the files in conf/."""
     paths = sorted((PROJECT / "conf").glob("rs_daemons*.cfg"))
     assert len(paths) == 2
     for path in paths:
@@ -74,29 +74,29 @@ def test_the_examples_of_conf() -> None:
     ("limit", "expected"), [("1M", 1 << 20), ("512MB", 512 << 20), ("8G", 8 << 30), ("3GB", 3 << 30), ("007M", 7 << 20)]
 )
 def test_memory_limits(limit: str, expected: int) -> None:
-    """R1: integer and M, MB, G or GB."""
+    """R1: an integer and M, MB, G or GB."""
     assert parse(f"h 1024 1 {limit}", FILE).daemons[0].memory_limit_bytes == expected
 
 
-def test_a_line_may_leave_the_limit_out() -> None:
-    """R1: the limit is optional."""
+def test_memory_limit_is_optional() -> None:
+    """R1: a line with three fields gets the default."""
     assert parse("h 1024 1", FILE).daemons[0].memory_limit_bytes == DEFAULT_MEMORY_LIMIT_BYTES
 
 
 @pytest.mark.parametrize(("key", "expected"), [("8000", 8000), ("0x1f40", 8000), ("0X1F40", 8000), ("010", 10)])
 def test_keys_are_decimal_or_hexadecimal(key: str, expected: int) -> None:
-    """R1."""
+    """R1: a leading zero does not make a key octal."""
     assert parse(f"h 1024 {key} 1G", FILE).daemons[0].shmkey == expected
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "node-7.example.org", "node_7", "::1", "fe80::2", "localhost", "n."])
-def test_addresses(address: str) -> None:
-    """R1: a name or a numeric IP, kept as it was written."""
+def test_addresses_are_names_or_numbers(address: str) -> None:
+    """R1: kept as written."""
     assert parse(f"{address} 49151 1 1G", FILE).daemons[0].address == address
 
 
-def test_numbers_count_daemons_and_not_lines() -> None:
-    """R1: comments and blank lines have no number; tabs, carriage returns and a missing last line end do no harm."""
+def test_daemon_numbers_count_daemons() -> None:
+    """R1: not comments and blank lines; tabs, carriage returns and a missing last line end are allowed."""
     config = parse("# a\n\n   \t\na 1024 1 1G # tail\r\n#b\n\nb\t1024\t0x1\t1G", FILE)
     assert [(daemon.index, daemon.address, daemon.shmkey) for daemon in config.daemons] == [(0, "a", 1), (1, "b", 1)]
 
@@ -132,8 +132,8 @@ def test_numbers_count_daemons_and_not_lines() -> None:
         ("a" * 300 + " 4545 1 1G", "address"),
     ],
 )
-def test_each_violation_names_file_line_and_word(line: str, word: str) -> None:
-    """R1."""
+def test_violation_names_file_line_and_word(line: str, word: str) -> None:
+    """R1: the first one in the file."""
     error = refused(f"# head\n\nok 4545 1 1G\n{line}\nbad also\n")
     assert error.line == 4
     assert word in error.reason
@@ -145,36 +145,36 @@ def test_each_violation_names_file_line_and_word(line: str, word: str) -> None:
     [("H 4545 1 1G", "h 4545 2 1G"), ("h. 4545 1 1G", "h 4545 2 1G"), ("::1 4545 1 1G", "0:0:0:0:0:0:0:1 4545 2 1G")],
 )
 def test_address_and_port_are_unique(first: str, second: str) -> None:
-    """R1: however the address is spelled; the line that had it first is named."""
+    """R1: however the address is spelled; the error names the line that has it first."""
     error = refused(f"#\n{first}\n{second}")
     assert error.line == 3
     assert "already taken by line 2" in error.reason
 
 
-def test_keys_differ_on_one_node() -> None:
-    """R1: same address, same key in another spelling."""
+def test_keys_differ_on_one_machine() -> None:
+    """R1: two spellings of a key are the same key."""
     error = refused("h 4545 0x10 1G\nh 4546 16 1G")
     assert error.line == 2
     assert "key 0x10 is already taken on 'h' by line 1" in error.reason
 
 
 @pytest.mark.parametrize("text", ["", "\n# only a comment\n"])
-def test_no_daemon_at_all(text: str) -> None:
-    """R1: the file as a whole is at fault, so no line is named."""
+def test_file_without_daemons_is_refused(text: str) -> None:
+    """R1: the error names no line."""
     error = refused(text)
     assert error.line == 0
     assert error.detail() == f"{FILE}: names no daemon"
 
 
-def test_a_thousand_daemons_and_no_more() -> None:
-    """R1, R5: three digits in a log file's name."""
+def test_number_of_daemons_is_limited() -> None:
+    """R1, R5: to 1000, three digits in a log file's name."""
     lines = [f"h{number} 4545 1 1G" for number in range(1001)]
     assert parse("\n".join(lines[:1000]), FILE).daemons[-1].index == 999
     assert refused("\n".join(lines)).line == 1001
 
 
-def test_the_checksum_is_that_of_the_bytes() -> None:
-    """R2: a comment is a change too, and so is a line end."""
+def test_checksum_covers_every_byte() -> None:
+    """R2: comments and line ends change it."""
     text = "# Größe\nh 4545 1 1G\n"
     assert parse(text, FILE).checksum == hashlib.sha256(text.encode()).hexdigest()
     assert len({parse(each, FILE).checksum for each in (text, text + "#", text.replace("\n", "\r\n"))}) == 3
@@ -182,29 +182,29 @@ def test_the_checksum_is_that_of_the_bytes() -> None:
     assert parse(raw.decode("utf-8", "surrogateescape"), FILE).checksum == hashlib.sha256(raw).hexdigest()
 
 
-def test_values_are_checked_when_made() -> None:
-    """R1: numbers follow the order."""
+def test_daemons_must_be_numbered_in_order() -> None:
+    """R1: a ClusterConfig checks that itself."""
     with pytest.raises(ValueError, match="numbered from 0"):
         ClusterConfig((DaemonSpec(1, "h", 4545, 1, GIB),), "")
 
 
 @pytest.mark.parametrize(("localindex", "number"), [(0, 0), (1, 2), (2, 3), (3, 0), (MAX_LOCALINDEX, 2)])
-def test_local_index_is_modulo(localindex: int, number: int) -> None:
-    """R11: of the daemons of this node, in the order of the file."""
+def test_local_index_wraps(localindex: int, number: int) -> None:
+    """R11: among the daemons of this machine, in the order of the file."""
     config = parse(ONE_NODE, FILE)
     assert [daemon.index for daemon in local_daemons(config, {"DB", "10.0.0.1"})] == [0, 2, 3]
     assert pick_local(config, {"DB", "10.0.0.1"}, localindex).index == number
 
 
-def test_no_local_daemon() -> None:
-    """R18: a clear error, with the addresses that were looked for."""
+def test_machine_without_a_daemon_is_refused() -> None:
+    """R18: the error names the addresses of the file."""
     with pytest.raises(NoLocalDaemonError, match="none of db, other is an address of this machine"):
         pick_local(parse(ONE_NODE, FILE), {"elsewhere"}, 0)
 
 
 @pytest.mark.parametrize("localindex", [-1, MAX_LOCALINDEX + 1])
-def test_a_local_index_has_a_range(localindex: int) -> None:
-    """R11: 0 to MAX_INT."""
+def test_local_index_is_limited(localindex: int) -> None:
+    """R11: 0 to MAX_LOCALINDEX."""
     with pytest.raises(ValueError, match="localindex"):
         pick_local(parse(ONE_NODE, FILE), {"db"}, localindex)
 
@@ -212,8 +212,8 @@ def test_a_local_index_has_a_range(localindex: int) -> None:
 @given(st.text(alphabet=st.characters(codec="utf-8"), max_size=120))
 @example("h 1024 1 ²G")
 @example("\x0b\x0c\x1c\u2028")
-def test_any_text_gives_a_cluster_or_the_named_error(text: str) -> None:
-    """R1: nothing else ever comes out."""
+def test_any_text_is_a_cluster_or_a_config_error(text: str) -> None:
+    """R1: no other exception, and no other line number."""
     lines = 1
     try:
         lines = len(parse(text, FILE).daemons)
@@ -222,13 +222,24 @@ def test_any_text_gives_a_cluster_or_the_named_error(text: str) -> None:
     assert 1 <= lines <= text.count("\n") + 2
 
 
+def imported(tree: ast.Module) -> set[str]:
+    """The top-level packages that a module imports anywhere."""
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    return {name.partition(".")[0] for name in names}
+
+
+@pytest.mark.parametrize("path", sorted((PROJECT / "store/regions/core").glob("*.py")), ids=lambda path: path.stem)
+def test_core_module_imports_nothing_impure(path: Path) -> None:
+    """House rule 1: time and memory come in as arguments and ports."""
+    assert imported(ast.parse(path.read_text(encoding="utf-8"))) & IMPURE == set()
+
+
 @pytest.mark.parametrize("module", PURE)
-def test_what_decides_reads_no_file_clock_or_chance(module: str) -> None:
-    """House rule 1: nor does it import what could."""
+def test_pure_module_imports_and_calls_nothing_impure(module: str) -> None:
+    """House rule 1: no file, socket, clock or chance."""
     tree = ast.parse((PROJECT / "store" / "regions" / f"{module}.py").read_text(encoding="utf-8"))
-    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert {name.partition(".")[0] for name in imported} & IMPURE == set()
+    assert imported(tree) & IMPURE == set()
     called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
     names = {each.id for each in called if isinstance(each, ast.Name)}
     names |= {each.attr for each in called if isinstance(each, ast.Attribute)}

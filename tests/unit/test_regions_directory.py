@@ -1,4 +1,4 @@
-"""What may become of a region's entry (R8-R10): the table at the top of core/directory.py."""
+"""How a region's entry may change (R8-R10): the table in core/directory.py."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def entry(secondary: Holder | None = B) -> RegionEntry:
 
 
 @given(st.lists(st.sampled_from(sorted(EVENTS))))
-def test_every_change_raises_the_epoch_by_one_and_keeps_the_rules(names: list[str]) -> None:
-    """R8-R10: two copies on two daemons at the most, one opener, and the region's name, id and size for ever."""
+def test_every_change_raises_the_epoch_by_one(names: list[str]) -> None:
+    """R8-R10: name, id and size never change; the copies are on two daemons; a change that may not touch the opener does not."""
     now = entry()
     for name in names:
         try:
@@ -45,8 +45,8 @@ def test_every_change_raises_the_epoch_by_one_and_keeps_the_rules(names: list[st
         now = then
 
 
-def test_an_open_region_is_not_opened_or_moved() -> None:
-    """R8."""
+def test_open_region_cannot_be_opened_or_moved() -> None:
+    """R8: a second client, or another daemon, has to wait until it is closed."""
     open_one = rules.opened(entry(), "one")
     with pytest.raises(ValueError, match="opened"):
         rules.opened(open_one, "two")
@@ -54,8 +54,8 @@ def test_an_open_region_is_not_opened_or_moved() -> None:
         rules.moved(open_one, C)
 
 
-def test_only_the_listed_secondary_takes_over_in_the_life_in_which_it_was_listed() -> None:
-    """R10: nor one that was struck off."""
+def test_only_the_listed_secondary_takes_over() -> None:
+    """R10: in the incarnation that is listed, and not after the primary dropped it."""
     promoted = rules.promoted(rules.opened(entry(), "one"), B)
     assert (promoted.primary, promoted.secondary, promoted.opener) == (B, None, None)
     for other in (A, C, BORN_AGAIN):
@@ -65,13 +65,13 @@ def test_only_the_listed_secondary_takes_over_in_the_life_in_which_it_was_listed
         rules.promoted(rules.dropped(entry()), B)
 
 
-def test_the_secondary_is_on_another_daemon() -> None:
-    """R9."""
+def test_secondary_is_on_another_daemon() -> None:
+    """R9: another incarnation of the primary's daemon is not enough."""
     with pytest.raises(ValueError, match="joined"):
         rules.joined(entry(None), Holder(0, "life2"))
 
 
-def test_who_is_listed_does_not_renounce() -> None:
-    """R10: it is struck off by the primary."""
+def test_listed_copy_cannot_be_renounced() -> None:
+    """R10: the primary has to drop it."""
     with pytest.raises(ValueError, match="renounced"):
         rules.renounced(entry(), B)

@@ -1,4 +1,4 @@
-"""What lsd and lsr print, to the byte (R6). The expected outputs are files in golden/."""
+"""The output of lsd and lsr, byte for byte (R6). The expected outputs are files in golden/."""
 
 from __future__ import annotations
 
@@ -26,17 +26,44 @@ STARTED_US = 1_392_740_582_473_595
 
 # The daemons of the reference's examples.
 FIRST = DaemonInfo(
-    0, "192.168.0.127", 8000, 8000, 8192 * MIB, up=True, reachable=True,
-    started_us=NOW_US - 1_648_000_000, now_us=NOW_US, memory_used_bytes=257 * MIB, regions_open_replica=2,
-)  # fmt: skip
+    0,
+    "192.168.0.127",
+    8000,
+    8000,
+    8192 * MIB,
+    up=True,
+    reachable=True,
+    started_us=NOW_US - 1_648_000_000,
+    now_us=NOW_US,
+    memory_used_bytes=257 * MIB,
+    regions_open_replica=2,
+)
 SECOND = DaemonInfo(
-    1, "192.168.0.128", 8000, 8000, 8192 * MIB, up=True, reachable=True,
-    started_us=NOW_US - 1_647_000_000, now_us=NOW_US, memory_used_bytes=257 * MIB, regions_open_primary=2,
-)  # fmt: skip
+    1,
+    "192.168.0.128",
+    8000,
+    8000,
+    8192 * MIB,
+    up=True,
+    reachable=True,
+    started_us=NOW_US - 1_647_000_000,
+    now_us=NOW_US,
+    memory_used_bytes=257 * MIB,
+    regions_open_primary=2,
+)
 LISTED = DaemonInfo(
-    1, "192.168.0.128", 8000, 8000, 8192 * MIB, up=True, reachable=True,
-    started_us=STARTED_US, now_us=STARTED_US + 1_957_601_304, memory_used_bytes=257 * MIB, regions_open_primary=2,
-)  # fmt: skip
+    1,
+    "192.168.0.128",
+    8000,
+    8000,
+    8192 * MIB,
+    up=True,
+    reachable=True,
+    started_us=STARTED_US,
+    now_us=STARTED_US + 1_957_601_304,
+    memory_used_bytes=257 * MIB,
+    regions_open_primary=2,
+)
 DOWN = DaemonInfo(2, "rs3.rack-b.example.org", 8001, 0xABC, 512 * MIB, up=False)
 REGIONS = [
     RegionInfo("billing_000", 128 * MIB, "OPEN", 3, 1, 0, "query billing", STARTED_US, 96 * MIB),
@@ -50,18 +77,18 @@ def golden(name: str) -> str:
         return file.read()
 
 
-def test_lsd_table_as_in_the_reference() -> None:
-    """R6: header, rules, widths, up time, two places of the percentage."""
+def test_lsd_table_matches_the_reference() -> None:
+    """R6: header, rules, widths, up time, two decimal places of the percentage."""
     assert daemons_table([FIRST, SECOND], NOW_US, EST) == golden("lsd_table.txt")
 
 
-def test_lsd_list_as_in_the_reference() -> None:
-    """R6: labels, hex key without padding, blanks after address and decimal key; the hours of the up time are ours."""
+def test_lsd_list_matches_the_reference() -> None:
+    """R6: labels, hexadecimal key without padding, blanks after address and decimal key. The hours of the up time are ours."""
     assert daemons_list([LISTED], EST, 2) == golden("lsd_list.txt")
 
 
-def test_a_daemon_that_is_down() -> None:
-    """R6: nothing is claimed to be 0; a name that is longer than a number widens its column."""
+def test_daemon_that_is_down_has_no_figures() -> None:
+    """R6: dashes instead of zeros; a name wider than a number widens its column."""
     lines = daemons_table([FIRST, DOWN], NOW_US, EST).splitlines()
     assert lines[4].startswith("--- ---------------------- ------ ")
     assert lines[5].startswith("000          192.168.0.127   8000     0:27:28 ")
@@ -73,30 +100,30 @@ def test_a_daemon_that_is_down() -> None:
     assert " : 0xabc\n" in record
 
 
-def test_records_are_apart() -> None:
-    """R6."""
+def test_records_are_separated_by_a_blank_line() -> None:
+    """R6: between two daemons of a list."""
     text = daemons_list([LISTED, DOWN], EST, 2)
     assert text == daemons_list([LISTED], EST, 2) + "\n" + daemons_list([DOWN], EST, 2)
 
 
-def test_a_draining_daemon_says_so() -> None:
-    """R4."""
+def test_draining_daemon_is_shown() -> None:
+    """R4: as its status."""
     draining = DaemonInfo(0, "h", 8000, 1, MIB, up=True, draining=True)
     assert "Status : DRAINING\n" in daemons_list([draining], EST, 1)
 
 
-def test_lsr_table() -> None:
-    """R6: in the manner of lsd."""
+def test_lsr_table_follows_lsd() -> None:
+    """R6: byte for byte as in golden/."""
     assert regions_table(REGIONS, NOW_US, EST) == golden("lsr_table.txt")
 
 
-def test_lsr_list() -> None:
-    """R6: in the manner of lsd."""
+def test_lsr_list_follows_lsd() -> None:
+    """R6: byte for byte as in golden/."""
     assert regions_list(REGIONS, EST) == golden("lsr_list.txt")
 
 
-def test_nothing_to_list() -> None:
-    """R6: a table has its head, a list has nothing."""
+def test_empty_lists() -> None:
+    """R6: a table keeps its header, a list is empty."""
     assert len(daemons_table([], NOW_US, EST).splitlines()) == 5
     assert len(regions_table([], NOW_US, EST).splitlines()) == 4
     assert (daemons_list([], EST, 0), regions_list([], EST)) == ("", "")
@@ -114,12 +141,12 @@ def test_nothing_to_list() -> None:
     ],
 )
 def test_up_times(micros: int, short: str, long: str) -> None:
-    """R6: hours go on past a day."""
+    """R6: the hours continue past a day."""
     assert (up_time_text(micros), long_up_time_text(micros)) == (short, long)
 
 
-def test_times_are_of_twelve_hours() -> None:
-    """R6: with AM, PM and the zone; None is the machine's zone."""
+def test_times_have_twelve_hours() -> None:
+    """R6: with AM or PM and the zone; None is the machine's zone."""
     assert time_text(STARTED_US, EST) == "2014-02-18 11:23:02 AM EST"
     assert time_text(NOW_US + 3_600_000_000, EST) == "2014-02-18 12:50:29 PM EST"
     assert len(time_text(NOW_US, None).split()) >= 3

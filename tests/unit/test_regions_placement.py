@@ -1,4 +1,4 @@
-"""Where copies go (R4, R9, R10)."""
+"""Which daemon gets a copy (R4, R9, R10)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from spark_jms.store.regions.core.placement import Candidate, HeldCopies, fits_w
 COUNT = 6
 CANDIDATES = st.dictionaries(
     st.integers(0, COUNT - 1), st.tuples(st.integers(0, 4), st.booleans()), max_size=COUNT
-).map(lambda found: {i: Candidate(i, free, draining) for i, (free, draining) in found.items()})  # fmt: skip
+).map(lambda found: {i: Candidate(i, free, draining) for i, (free, draining) in found.items()})
 
 
 @given(st.integers(0, COUNT - 1), CANDIDATES, st.integers(1, 4), st.sets(st.integers(0, COUNT - 1)))
-def test_the_nearest_that_runs_stays_and_has_room(
+def test_next_daemon_is_the_nearest_with_room(
     after: int, candidates: dict[int, Candidate], size: int, exclude: set[int]
 ) -> None:
-    """R9: in the order of the file, wrapping, never the primary's own daemon."""
+    """R9: in the order of the file, wrapping, and never the primary's own daemon or one that is leaving."""
     good = {i for i, c in candidates.items() if not c.draining and c.free_bytes >= size} - exclude - {after}
     found = next_daemon(after, COUNT, candidates, size, exclude)
     assert found == min(good, key=lambda index: (index - after) % COUNT, default=None)
@@ -29,10 +29,10 @@ COPIES = st.lists(st.tuples(st.integers(1, 3), st.sets(st.integers(0, 3), min_si
 
 
 @given(st.sets(st.integers(0, 3), min_size=1, max_size=2), COPIES, CANDIDATES)
-def test_a_shutdown_that_is_allowed_can_be_done(
+def test_allowed_shutdown_has_room_for_every_copy(
     leaving: set[int], copies: list[tuple[int, set[int]]], candidates: dict[int, Candidate]
 ) -> None:
-    """R4, step 2: yes means that there is a place for every copy. (No may be said too often: sizes are packed greedily.)"""
+    """R4, step 2: a shutdown may be refused although there is room, because sizes are packed greedily."""
     asked = {f"r{n}": HeldCopies(size, tuple(sorted(holders))) for n, (size, holders) in enumerate(copies)}
     if fits_without(leaving, asked, candidates):
         assert possible(
@@ -41,7 +41,7 @@ def test_a_shutdown_that_is_allowed_can_be_done(
 
 
 def possible(leaving: set[int], copies: list[HeldCopies], free: dict[int, int]) -> bool:
-    """By trying everything."""
+    """Tries every placement."""
     if not copies:
         return True
     (size, holders), *rest = copies

@@ -1,4 +1,4 @@
-"""The wire of the replicated store: any cut of the bytes, and anything but the bytes."""
+"""The messages of the region cluster on the wire: cut anywhere, damaged in every way (R17)."""
 
 from __future__ import annotations
 
@@ -39,14 +39,21 @@ MESSAGES: st.SearchStrategy[AnyMessage] = st.one_of(
     st.builds(Begin, stream=TEXT, name=TEXT, region_id=TEXT, epoch=NUMBER, size=NUMBER),
     st.builds(Adopt, stream=TEXT, name=TEXT, region_id=TEXT, epoch=NUMBER),
     st.builds(
-        Replicate, stream=TEXT, name=TEXT, epoch=NUMBER, seq=NUMBER,
+        Replicate,
+        stream=TEXT,
+        name=TEXT,
+        epoch=NUMBER,
+        seq=NUMBER,
         writes=st.lists(st.tuples(NUMBER, st.binary(max_size=50)), max_size=4),
     ),
     st.builds(Ack, stream=TEXT, seq=NUMBER),
     st.builds(Refused, stream=TEXT, reason=TEXT),
     st.builds(Open, request=NUMBER, name=TEXT, size=NUMBER),
     st.builds(
-        WriteRegion, request=NUMBER, name=TEXT, epoch=NUMBER,
+        WriteRegion,
+        request=NUMBER,
+        name=TEXT,
+        epoch=NUMBER,
         steps=st.lists(st.tuples(NUMBER, st.one_of(st.binary(max_size=50), st.tuples(NUMBER, NUMBER))), max_size=4),
     ),
     st.builds(ReadRegion, request=NUMBER, name=TEXT, epoch=NUMBER, offset=NUMBER, length=NUMBER),
@@ -54,7 +61,7 @@ MESSAGES: st.SearchStrategy[AnyMessage] = st.one_of(
     st.builds(Ping, used=st.lists(st.tuples(TEXT, NUMBER), max_size=3)),
     st.builds(Reply, request=NUMBER, value=st.one_of(st.none(), st.binary(max_size=50), st.lists(NUMBER, max_size=4))),
     st.builds(Failure, request=NUMBER, error=TEXT, arguments=st.lists(st.one_of(TEXT, NUMBER), max_size=3)),
-)  # fmt: skip
+)
 SAMPLE: list[RegionMessage] = [
     RegionHello("daemon", 1, "life1"),
     DaemonHeartbeat(1, 2, False, 3, 4, 5, 6, 7, 8, 9.5, -1.0),
@@ -68,8 +75,8 @@ SAMPLE: list[RegionMessage] = [
 
 
 @given(st.lists(MESSAGES, max_size=6), st.lists(st.integers(1, 40), max_size=40))
-def test_any_cut_of_the_bytes_gives_the_same_messages(messages: list[RegionMessage], cuts: list[int]) -> None:
-    """R17: in order, each once, as soon as its last byte is there."""
+def test_messages_do_not_depend_on_how_the_bytes_are_cut(messages: list[RegionMessage], cuts: list[int]) -> None:
+    """R17: in order, each once, as soon as its last byte has arrived."""
     stream = b"".join(encode(number, message) for number, message in enumerate(messages))
     reader, found, at = message_reader(), list[RegionMessage](), 0
     for cut in (*cuts, len(stream)):
@@ -79,8 +86,8 @@ def test_any_cut_of_the_bytes_gives_the_same_messages(messages: list[RegionMessa
 
 
 @pytest.mark.parametrize("numbers", [(1,), (0, 0), (0, 2), (0, 1, 1)])
-def test_a_frame_lost_doubled_or_out_of_order_ends_the_connection(numbers: tuple[int, ...]) -> None:
-    """R17: and nothing is taken from it afterwards."""
+def test_lost_doubled_or_reordered_frame_ends_the_connection(numbers: tuple[int, ...]) -> None:
+    """R17: the reader takes nothing after it."""
     reader = message_reader()
     *good, bad = numbers
     for number in good:
@@ -91,14 +98,14 @@ def test_a_frame_lost_doubled_or_out_of_order_ends_the_connection(numbers: tuple
         reader.feed(encode(0, Ping()))
 
 
-def test_a_frame_has_a_largest_size() -> None:
-    """R17: what a head announces is refused before it is waited for."""
+def test_frame_size_is_limited() -> None:
+    """R17: the reader refuses an announced size before the bytes arrive."""
     with pytest.raises(ProtocolError, match="at most 1000"):
         message_reader(max_frame_bytes=1000).feed(encode(0, Reply(1, bytes(1001)))[:16])
 
 
 def mutated(chance: random.Random) -> bytes:
-    """Frames of the sample, and then: bits flipped, bytes cut out, put in, repeated, or bodies that lie with a true CRC."""
+    """Frames of the sample with flipped bits; with bytes removed, inserted or repeated; or with wrong bodies under a valid CRC."""
     kind = chance.randrange(6)
     if kind == 0:
         return chance.randbytes(chance.randrange(200))
@@ -140,18 +147,18 @@ def feed_mutated(frames: int, seed: int) -> None:
     grown = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     assert refused > frames / 2
-    assert grown < 200_000, f"{grown} bytes more after {frames} frames"
-    assert slowest_s < 5.0, f"one took {slowest_s} s"
+    assert grown < 200_000, f"memory grew by {grown} bytes in {frames} frames"
+    assert slowest_s < 5.0, f"a frame took {slowest_s} s"
 
 
-def test_mutated_frames_end_in_named_errors() -> None:
-    """R17: 20,000 of them, other ones by the clock each time; nothing but ProtocolError, no hang, no growth."""
+def test_mutated_frames_raise_protocol_errors() -> None:
+    """R17: 20,000 frames, with another seed each time: nothing but ProtocolError, no hang, no growth."""
     seed = time.time_ns()
     print(f"seed {seed}")
     feed_mutated(20_000, seed)
 
 
 @pytest.mark.soak
-def test_mutated_frames_in_numbers() -> None:
-    """R17: 200,000."""
+def test_many_mutated_frames_raise_protocol_errors() -> None:
+    """R17: 200,000 frames."""
     feed_mutated(200_000, 1)

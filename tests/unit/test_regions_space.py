@@ -1,4 +1,4 @@
-"""The map of a region and its bytes never part (R7, R12), whatever is done and in whatever order."""
+"""The map of a region and its bytes agree after any operations in any order (R7, R12)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ OPERATIONS = st.lists(
 
 
 @given(st.integers(HEADER_BYTES + BLOCK_BYTES, 4096), OPERATIONS)
-def test_the_bytes_say_what_the_map_says(size: int, operations: list[tuple[str, int, int]]) -> None:
-    """R7: after every operation the row has no gap, and whoever reads it back has the same map and the same objects."""
+def test_bytes_and_map_agree(size: int, operations: list[tuple[str, int, int]]) -> None:
+    """R7: after every operation the row has no gap, and reading it back gives the same map and the same objects."""
     space, memory = RegionSpace("r", size), bytearray(size)
     apply(memory, space.format())
     objects: dict[int, bytes] = {}
@@ -65,7 +65,7 @@ def test_the_bytes_say_what_the_map_says(size: int, operations: list[tuple[str, 
         assert recovered.last_order >= max((b.order for b in space.used.values()), default=0)
 
 
-def test_space_is_recycled_for_ever() -> None:
+def test_space_is_recycled() -> None:
     """R7, R12: a region that is never more than half full takes any number of objects."""
     space, memory = RegionSpace("r", 65_536), bytearray(65_536)
     apply(memory, space.format())
@@ -77,8 +77,8 @@ def test_space_is_recycled_for_ever() -> None:
     assert len(space.used) == 40
 
 
-def test_compaction_makes_room_out_of_gaps() -> None:
-    """R7: free space in pieces is joined when an object needs it, and no object changes."""
+def test_compaction_joins_gaps() -> None:
+    """R7: when an object needs the room; no object changes."""
     space, memory = RegionSpace("r", 8192), bytearray(8192)
     apply(memory, space.format())
     handle = 0
@@ -95,16 +95,16 @@ def test_compaction_makes_room_out_of_gaps() -> None:
 
 
 @pytest.mark.parametrize("at", [0, 9, 15, 20])
-def test_a_spoiled_header_is_named(at: int) -> None:
-    """R16: and a header of another version by its version."""
+def test_damaged_header_is_refused(at: int) -> None:
+    """R16: the checksum is checked before the version and the size are believed."""
     header = bytearray(region_header(4096))
     header[at] ^= 1
     with pytest.raises(StoreCorruptError):
         check_header("r", bytes(header), 4096)
 
 
-def test_a_header_of_another_version_or_size_is_named() -> None:
-    """R16: the size that the directory tells is part of it."""
+def test_header_of_another_version_or_size_is_refused() -> None:
+    """R16: by StoreVersionError or by the two sizes."""
     with pytest.raises(StoreCorruptError, match="the directory 8192"):
         check_header("r", region_header(4096), 8192)
     with pytest.MonkeyPatch.context() as patch:
@@ -115,8 +115,8 @@ def test_a_header_of_another_version_or_size_is_named() -> None:
 
 
 @given(st.data())
-def test_a_flipped_bit_is_never_an_object(data: st.DataObject) -> None:
-    """R7: read back, an object is what was written or a StoreCorruptError; free blocks are checked too."""
+def test_flipped_bit_never_becomes_an_object(data: st.DataObject) -> None:
+    """R7: reading an object back gives what was written, or a StoreCorruptError. Free blocks are checked too."""
     space, memory = RegionSpace("r", 2048), bytearray(2048)
     apply(memory, space.format())
     for handle in range(1, 6):
@@ -129,11 +129,11 @@ def test_a_flipped_bit_is_never_an_object(data: st.DataObject) -> None:
         after = {b.handle: payload_of(memory, b) for b in blocks_of("r", memory) if b.connection != 0xFFFF}
     except StoreCorruptError:
         return
-    assert after == before  # it hit what nobody uses
+    assert after == before  # the bit was in unused bytes
 
 
 @pytest.mark.parametrize("size", [0, HEADER_BYTES + BLOCK_BYTES - 1, MAX_REGION_BYTES + 1])
-def test_a_region_has_a_least_and_a_greatest_size(size: int) -> None:
-    """R7."""
+def test_region_size_is_limited(size: int) -> None:
+    """R7: room for one block at least, offsets of 32 bits at most."""
     with pytest.raises(ValueError, match="a region has"):
         RegionSpace("r", size)
