@@ -1,4 +1,4 @@
-"""Rows of the acknowledgement table go by their age (C13, C14)."""
+"""Purge removes rows of the acknowledgement table by their age (C13, C14)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from spark_jms.testing import memory_domain, wait_until
 DAY_MS = 86_400_000
 
 
-def test_old_rows_go_and_young_ones_stay() -> None:
-    """C14: by when the newest message of a file was acknowledged, whatever compaction did since; numbers go on."""
+def test_purge_removes_only_old_rows() -> None:
+    """C14: the newest acknowledgement of a file counts, also after compaction; sequences continue."""
     with memory_domain(orders={"kind": "queue", "acknowledgement_retention_ms": DAY_MS}) as root:
         for _ in range(8):
             with connect(root, housekeeping=False) as context, context.consumer("orders") as consumer:
@@ -43,8 +43,8 @@ def test_old_rows_go_and_young_ones_stay() -> None:
             housekeeper.close()
 
 
-def test_housekeeping_goes_by_what_the_destination_says() -> None:
-    """C13: and a week is the default."""
+def test_housekeeping_uses_the_retention_of_the_destination() -> None:
+    """C13: the default is one week."""
     assert Destination("a", "queue").acknowledgement_retention_ms == 7 * DAY_MS
     with (
         memory_domain(orders={"kind": "queue", "acknowledgement_retention_ms": 0}) as root,

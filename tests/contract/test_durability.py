@@ -1,4 +1,4 @@
-"""What is on the disk when a send returns (C5, C13): the order of writes, since no test cuts the power."""
+"""Which files are on disk when a send returns (C5, C13). No test cuts the power; these check the order of writes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from spark_jms.testing import memory_domain
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
-    """What was forced to the disk and what got its name, in order, below a root."""
+    """The syncs and links below a root, in order."""
     seen: list[tuple[str, Path]] = []
     fsync, link = os.fsync, os.link
 
@@ -44,22 +44,28 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
 
 
 def kind(step: str) -> str:
-    """Without the parts that are made by chance."""
+    """A step without the random parts of its names."""
     what, path = step.split()
     staged = ".json." in path
     return f"{what} {'log file' if path.endswith('.json') or staged else 'data file' if 'parquet' in path else path}"
 
 
-def test_a_send_is_on_the_disk_before_it_is_a_message(steps: Callable[[str], list[str]]) -> None:
-    """C5: data files, their names, the log file; then its name; then the name's folder."""
+def test_power_durability_syncs_before_the_commit(steps: Callable[[str], list[str]]) -> None:
+    """C5: syncs data files, their folder and the log file; then links the log file; then syncs its folder."""
     with (
         memory_domain(orders={"kind": "distributed-queue", "members": 2, "durability": "power"}) as root,
         connect(root, housekeeping=False) as context,
     ):
         steps(root)
         context.producer("orders").send_many({"text": str(n)} for n in range(4))
-        commit = ["sync data file", "sync data file", "sync orders", "sync log file", "link log file",
-                  "sync orders/_delta_log"]  # fmt: skip
+        commit = [
+            "sync data file",
+            "sync data file",
+            "sync orders",
+            "sync log file",
+            "link log file",
+            "sync orders/_delta_log",
+        ]
         assert [kind(step) for step in steps(root)] == commit
         for _ in range(8):
             context.producer("orders").send_many({"text": "x"} for _ in range(2))
@@ -71,10 +77,10 @@ def test_a_send_is_on_the_disk_before_it_is_a_message(steps: Callable[[str], lis
         assert f"sync orders/_delta_log/{log.snapshot.version:020d}.checkpoint.parquet" in steps(root)
 
 
-def test_the_default_leaves_it_to_the_system(steps: Callable[[str], list[str]]) -> None:
-    """C5: no send waits for a disk; `durability` can be changed while jobs run."""
+def test_process_durability_syncs_nothing(steps: Callable[[str], list[str]]) -> None:
+    """C5: no send waits for the disk; `durability` can change while jobs run."""
     with memory_domain(orders="queue") as root, connect(root, housekeeping=False) as context:
-        assert "sync orders/_delta_log/00000000000000000000.json" in steps(root)  # a destination itself is forced, once
+        assert "sync orders/_delta_log/00000000000000000000.json" in steps(root)  # a new destination is synced once
         producer = context.producer("orders")
         producer.send(text="a")
         assert [kind(step) for step in steps(root)] == ["link log file"]

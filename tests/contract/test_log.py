@@ -39,7 +39,7 @@ ORDERS = Destination("orders", "distributed-topic", 2)
 
 
 def local_table(path: Path, destination: Destination = ORDERS) -> LocalStorage:
-    """As `apply` makes it, by delta-rs."""
+    """A table as `apply` makes it, by delta-rs."""
     domain = create_domain(str(path))
     create_table(domain, destination.name, STORED_SCHEMA, destination)
     storage = domain.storage.child(destination.name)
@@ -48,7 +48,7 @@ def local_table(path: Path, destination: Destination = ORDERS) -> LocalStorage:
 
 
 def memory_table(path: Path, destination: Destination = ORDERS) -> ObjectStorage:
-    """delta-rs cannot make tables in obstore's memory: version 0 of a local one is copied there."""
+    """delta-rs cannot make tables in obstore's memory store, so version 0 of a local table is copied there."""
     model = local_table(path, destination)
     storage = open_storage(f"memory://{uuid.uuid4().hex}").child(destination.name)
     assert isinstance(storage, ObjectStorage)
@@ -88,7 +88,7 @@ def fresh(log: DeltaLog) -> DeltaLog:
 
 
 def texts(log: DeltaLog) -> dict[tuple[int, int], str]:
-    """(member, sequence) -> text of all that is in the table; fails on a number that is there twice."""
+    """(member, sequence) -> text of all messages in the table; fails on a duplicate sequence."""
     out: dict[tuple[int, int], str] = {}
     for member, files in sorted(log.refresh().members.items()):
         for f in files.files:
@@ -101,19 +101,23 @@ def texts(log: DeltaLog) -> dict[tuple[int, int], str]:
 
 # -- storage --------------------------------------------------------------------------------------------------------------
 def test_create_is_exclusive_between_instances_of_one_process(tmp_path: Path) -> None:
-    """C5: two Domains of one process, or of two containers with the same process number, never share a temporary file."""
+    """C5: two Domains of one process, or of containers with the same process number, never share a temporary file."""
     for i in range(300):
         stores = [LocalStorage(tmp_path) for _ in range(2)]
         start, won, errors = threading.Barrier(2), [False, False], []
 
         def race(
-            which: int, i: int = i, stores: list[LocalStorage] = stores, start: threading.Barrier = start,
-            won: list[bool] = won, errors: list[Exception] = errors,
-        ) -> None:  # fmt: skip
+            which: int,
+            i: int = i,
+            stores: list[LocalStorage] = stores,
+            start: threading.Barrier = start,
+            won: list[bool] = won,
+            errors: list[Exception] = errors,
+        ) -> None:
             try:
                 start.wait()
                 won[which] = stores[which].create(f"c{i}", b"%d" % which * 500)
-            except Exception as error:  # noqa: BLE001 - told below
+            except Exception as error:  # noqa: BLE001 - asserted below
                 errors.append(error)
 
         threads = [threading.Thread(target=race, args=(which,)) for which in range(2)]
@@ -127,7 +131,7 @@ def test_create_is_exclusive_between_instances_of_one_process(tmp_path: Path) ->
 
 # -- numbering ------------------------------------------------------------------------------------------------------------
 def test_concurrent_committers_stay_dense(storage: LocalStorage | ObjectStorage) -> None:
-    """C5: senders that race from their own copies of the log give each number once, without gaps."""
+    """C5: racing senders, each with its own view of the log, give each sequence once, without gaps."""
     errors: list[BaseException] = []
 
     def run(name: str) -> None:
@@ -135,7 +139,7 @@ def test_concurrent_committers_stay_dense(storage: LocalStorage | ObjectStorage)
             log = DeltaLog(storage, "orders")
             for i in range(12):
                 put(log, f"{name}-{i}-a", f"{name}-{i}-b", f"{name}-{i}-c")
-        except BaseException as error:  # noqa: BLE001 - told below
+        except BaseException as error:  # noqa: BLE001 - asserted below
             errors.append(error)
 
     threads = [threading.Thread(target=run, args=(f"s{n}",)) for n in range(4)]
@@ -172,7 +176,7 @@ for i in range(15):
 
 
 def test_committers_of_several_processes_stay_dense(tmp_path: Path) -> None:
-    """C5: the same between processes, on a local directory."""
+    """C5: racing sender processes on a local directory give each sequence once, without gaps."""
     log = DeltaLog(local_table(tmp_path / "domain"), "orders")
     create_domain(str(tmp_path / "domain")).storage.create("_jmsq/destinations/orders", b"")
     senders = [subprocess.Popen([sys.executable, "-c", _SENDER, str(tmp_path / "domain"), f"s{n}"]) for n in range(3)]
@@ -183,21 +187,21 @@ def test_committers_of_several_processes_stay_dense(tmp_path: Path) -> None:
         assert sorted(s for m, s in got if m == member) == list(range(1, log.snapshot.last_sequence(member) + 1))
 
 
-def test_a_transaction_counts_once(storage: LocalStorage | ObjectStorage) -> None:
-    """C5: a repeated (app id, version) writes nothing and deletes its own files; the first one's stay."""
+def test_transaction_counts_once(storage: LocalStorage | ObjectStorage) -> None:
+    """C5: a repeated (app id, version) writes nothing and deletes its files; those of the first send stay."""
     log, other = DeltaLog(storage, "orders"), DeltaLog(storage, "orders")
     first = staged(log, ["a", "b"])
     assert send(log, first, 1, Transaction("q", 7)).version == 1
     again = staged(other, ["a", "b"])
     assert send(other, again, 1, Transaction("q", 7)).version == -1
     assert send(other, staged(other, ["old"]), 1, Transaction("q", 6)).version == -1
-    assert send(log, first, 1, Transaction("q", 7)).version == -1  # the very same files: they are messages by now
+    assert send(log, first, 1, Transaction("q", 7)).version == -1  # the same files, which are messages now
     assert sorted(texts(other).values()) == ["a", "b"]
     assert {info.path for info in storage.list("") if info.path.endswith(".parquet")} == {f.path for f in first}
 
 
-def test_numbers_go_on_after_everything_was_purged(storage: LocalStorage | ObjectStorage) -> None:
-    """C5: numbering does not depend on the files that are left."""
+def test_sequences_continue_after_a_full_purge(storage: LocalStorage | ObjectStorage) -> None:
+    """C5: numbering does not depend on the remaining files."""
     log = DeltaLog(storage, "orders")
     put(log, "a", "b", "c", "d")
     create_subscription(log, "s", lambda snapshot: {0: 0, 1: 0})
@@ -205,8 +209,8 @@ def test_numbers_go_on_after_everything_was_purged(storage: LocalStorage | Objec
     assert put(fresh(log), "e", "f") == {0: Ranges.of((3, 3)), 1: Ranges.of((3, 3))}
 
 
-def test_a_send_keeps_its_route_when_a_member_is_added(storage: LocalStorage | ObjectStorage) -> None:
-    """C4, C5: files staged by an older route go where they were routed to, so a producer's order stays."""
+def test_send_keeps_its_route_when_a_member_is_added(storage: LocalStorage | ObjectStorage) -> None:
+    """C4, C5: files staged by an older route keep it, so a producer's order is kept."""
     log = DeltaLog(storage, "orders")
     files = staged(log, [str(i) for i in range(9)])
     change(log, members=3)
@@ -214,8 +218,8 @@ def test_a_send_keeps_its_route_when_a_member_is_added(storage: LocalStorage | O
     assert all(storage.exists(f.path) for f in files)
 
 
-def test_a_topic_has_no_holes(table: DeltaLog) -> None:
-    """C10, C13: a file behind one that is still wanted stays, so that "earliest" of a later subscription is complete."""
+def test_purge_leaves_no_holes_in_a_topic(table: DeltaLog) -> None:
+    """C10, C13: a file behind an unfinished one stays, so that a later subscription from "earliest" is complete."""
     create_subscription(table, "s", lambda snapshot: {0: 0, 1: 0})
     for i in range(3):
         put(table, f"{i}-a", f"{i}-b")
@@ -223,8 +227,8 @@ def test_a_topic_has_no_holes(table: DeltaLog) -> None:
     assert purge(table, lambda name, member, sequences: sequences.last < 3).purged_files == 4
 
 
-def test_a_send_is_routed_anew_when_its_member_is_gone(storage: LocalStorage | ObjectStorage) -> None:
-    """C4: files staged for a member that was removed are written again for those left, properties and order kept."""
+def test_send_is_routed_again_when_its_member_is_removed(storage: LocalStorage | ObjectStorage) -> None:
+    """C4: files staged for a removed member are written again for the others, with properties and order."""
     log = DeltaLog(storage, "orders")
     change(log, members=3)
     files = staged(log, [str(i) for i in range(9)])
@@ -250,9 +254,9 @@ def change(log: DeltaLog, **fields: int) -> None:
     )
 
 
-# -- what others wrote, what is damaged -----------------------------------------------------------------------------------
-def test_foreign_commits_are_refused_by_name(table: DeltaLog) -> None:
-    """C5: an append or a delete by delta-rs is named with its version, by readers that follow and by new ones."""
+# -- foreign commits and damage -------------------------------------------------------------------------------------------
+def test_foreign_commits_are_refused(table: DeltaLog) -> None:
+    """C5: the error names the version of an append or delete by delta-rs, in readers that follow and in new ones."""
     from deltalake import DeltaTable, write_deltalake
 
     put(table, "a", "b")
@@ -262,7 +266,7 @@ def test_foreign_commits_are_refused_by_name(table: DeltaLog) -> None:
     for log in (table, fresh(table)):
         with pytest.raises(ForeignWriteError, match=r"version 2 \(WRITE by .*delta-rs"):
             put(log, "c")
-        with pytest.raises(ForeignWriteError):  # not only the first time it is asked
+        with pytest.raises(ForeignWriteError):  # not only the first time
             log.refresh()
     table.storage.delete(commit_path(2))
     DeltaTable(table.storage.uri).delete("member = 0")
@@ -270,8 +274,8 @@ def test_foreign_commits_are_refused_by_name(table: DeltaLog) -> None:
         fresh(table).refresh()
 
 
-def test_damage_has_a_name(table: DeltaLog) -> None:
-    """C5: a damaged, an empty or an unfit commit, checkpoint or pointer is an UnreadableTableError."""
+def test_damaged_log_raises_unreadable_table_error(table: DeltaLog) -> None:
+    """C5: a damaged, empty or wrong commit, Delta checkpoint or pointer raises UnreadableTableError."""
     put(table, "a", "b")
     for data in (
         b"{",
@@ -301,8 +305,8 @@ def test_damage_has_a_name(table: DeltaLog) -> None:
         DeltaLog(LocalStorage(table.storage.root / "nothing"), "nothing").refresh()  # type: ignore[union-attr]
 
 
-def test_a_damaged_data_file_has_a_name(table: DeltaLog) -> None:
-    """C5: a data file that is cut or has other rows than the log says is an UnreadableTableError."""
+def test_damaged_data_file_raises_unreadable_table_error(table: DeltaLog) -> None:
+    """C5: a truncated data file, or one with a wrong number of rows, raises UnreadableTableError."""
     put(table, "a", "b", "c", "d")
     file = table.snapshot.member_files(0).files[0]
     whole = table.storage.get(file.path)
@@ -318,14 +322,14 @@ def test_a_damaged_data_file_has_a_name(table: DeltaLog) -> None:
 
 # -- sleepers -------------------------------------------------------------------------------------------------------------
 def cleaned_up(log: DeltaLog) -> None:
-    """A checkpoint, and the log before it gone, as after a day."""
+    """Write a Delta checkpoint and delete the log before it, as clean-up does after a day."""
     checkpoint(log, every=1)
     for version in range(log.snapshot.version + 1):
         log.storage.delete(commit_path(version))
 
 
-def test_a_sleeper_commits_nothing_into_a_log_that_was_cleaned_up(table: DeltaLog) -> None:
-    """C5: its next name is free for the wrong reason; it starts again from the checkpoint and its numbers are right."""
+def test_sleeping_writer_does_not_reuse_a_cleaned_up_version(table: DeltaLog) -> None:
+    """C5: the next log file is missing because clean-up deleted it; the writer reloads the checkpoint and numbers on."""
     sleeper = fresh(table)
     put(sleeper, "a", "b")
     asleep = sleeper.snapshot
@@ -338,9 +342,9 @@ def test_a_sleeper_commits_nothing_into_a_log_that_was_cleaned_up(table: DeltaLo
     assert texts(sleeper) == texts(fresh(table))
 
 
-# -- after all housekeeping, for everybody --------------------------------------------------------------------------------
+# -- after housekeeping ---------------------------------------------------------------------------------------------------
 def test_declarations_after_a_checkpoint_are_readable(table: DeltaLog) -> None:
-    """C3, C16: a declaration written by one who started from a checkpoint is what Delta expects (maps, not lists)."""
+    """C3, C16: a writer that started from a checkpoint writes a declaration that Delta reads (maps, not lists)."""
     from deltalake import DeltaTable
 
     put(table, "a", "b")
@@ -357,7 +361,7 @@ def test_declarations_after_a_checkpoint_are_readable(table: DeltaLog) -> None:
     assert set(fresh(table).refresh().destination.subscriptions) == {"s"}
 
 
-def test_everybody_can_read_it_after_housekeeping(tmp_path: Path) -> None:
+def test_other_engines_read_the_table_after_housekeeping(tmp_path: Path) -> None:
     """C3, C13: delta-rs, DuckDB and polars see the same messages after compaction, purge, checkpoints and clean-up."""
     from deltalake import DeltaTable
 
@@ -385,14 +389,14 @@ def test_everybody_can_read_it_after_housekeeping(tmp_path: Path) -> None:
     rows = duckdb.from_arrow(t).query("t", "select member, first_sequence + ordinal, text from t").fetchall()
     assert {(m, s): x for m, s, x in rows} == expected
     polars = pytest.importorskip("polars")
-    # Its own reader takes partition values from the path (none here, since numbers come after files), not from the log.
+    # The native reader of polars takes partition values from paths; ours are only in the log.
     frame = polars.read_delta(log.storage.uri, use_pyarrow=True)
     rows = frame.select("member", "first_sequence", "ordinal", "text").rows()
     assert {(m, first + ordinal): x for m, first, ordinal, x in rows} == expected
 
 
-def test_a_table_restored_after_a_foreign_write_goes_on(tmp_path: Path) -> None:
-    """C3: what ForeignWriteError advises works: Delta's RESTORE to the version before, for old and new readers."""
+def test_table_restored_after_a_foreign_write_works_again(tmp_path: Path) -> None:
+    """C3: the advice of ForeignWriteError works: Delta's RESTORE to the version before, for old and new readers."""
     from deltalake import DeltaTable, write_deltalake
 
     domain = create_domain(str(tmp_path / "root"))

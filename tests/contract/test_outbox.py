@@ -1,4 +1,4 @@
-"""The acknowledgement table has each acknowledgement once, whatever is repeated or folded on the way (C5, C14)."""
+"""The acknowledgement table has each acknowledgement once, under repeated writes and folded rows (C5, C14)."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def acknowledged(state: RecordSet, number: int) -> RecordSet:
 
 
 def messages(domain: Domain) -> int:
-    """How many acknowledgements the table counts."""
+    """The number of acknowledged messages in the table."""
     table = domain.acknowledgements("orders")
     paths = [f"{table.storage.uri}/{file.path}" for file in table.refresh().member_files(0).files]
     return sum(sum(pq.read_table(path)["messages"].to_pylist()) for path in paths)
 
 
 @pytest.mark.parametrize("noted", [True, False])
-def test_what_was_folded_after_it_was_written_counts_once(monkeypatch: pytest.MonkeyPatch, noted: bool) -> None:
-    """C5, C14: a consumer dies between the write of the table and noting it; then the table is out of reach for so long
-    that rows it has are folded together with rows it has not."""
+def test_row_folded_after_its_write_counts_once(monkeypatch: pytest.MonkeyPatch, noted: bool) -> None:
+    """C5, C14: a consumer dies after it wrote the table and before it noted that in the store. Then the table cannot be
+    written for so long that rows in the table are folded with rows that are not."""
     monkeypatch.setattr(acknowledgement, "MAX_OUTBOX", 3)
     with memory_domain(orders="queue") as root:
         domain = Domain(root)
@@ -43,7 +43,7 @@ def test_what_was_folded_after_it_was_written_counts_once(monkeypatch: pytest.Mo
         for number in (3, 4, 5, 6, 7):
             state = acknowledged(RecordSet.from_bytes(state.to_bytes(), "x"), number)
         assert len(state.outbox) == 3
-        for _ in range(2):  # repeated, as by another who has not heard of it
+        for _ in range(2):  # repeated, as by a consumer that does not know of the first write
             assert outbox.write({0: state.outbox}) == {0: 7}
             assert messages(domain) == 7
         state = acknowledged(state.delivered_to_table(7), 8)
@@ -51,8 +51,8 @@ def test_what_was_folded_after_it_was_written_counts_once(monkeypatch: pytest.Mo
         assert messages(domain) == 8
 
 
-def test_what_was_folded_twice_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C5: a row knows the first of those that it stands for."""
+def test_row_folded_twice_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C5: a folded row keeps the position of its first row."""
     monkeypatch.setattr(acknowledgement, "MAX_OUTBOX", 1)
     with memory_domain(orders="queue") as root:
         domain = Domain(root)

@@ -1,4 +1,4 @@
-"""What a plan reads, how far it goes, and what it does when a file is not there (C6, C7, C12, C13)."""
+"""A plan: which headers it reads, how far it goes, and missing files (C6, C7, C12, C13)."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def texts(context: Context, selector: str | None, count: int) -> list[str | None
 
 
 # -- pruning -------------------------------------------------------------------------------------------------------------
-def test_files_that_cannot_match_are_not_opened(context: Context, opened_files: list[str]) -> None:
-    """C7: minimum, maximum and the count of NULLs prove it."""
+def test_files_without_matches_are_not_opened(context: Context, opened_files: list[str]) -> None:
+    """C7: minimum, maximum and the number of NULLs prove that a file has no match."""
     producer = context.producer("orders")
     for n in range(6):
         producer.send(text=str(n), priority=n, group_id=f"g{n}")
@@ -84,10 +84,10 @@ def test_files_that_cannot_match_are_not_opened(context: Context, opened_files: 
 
 
 # -- one plan is bounded -------------------------------------------------------------------------------------------------
-def test_a_long_backlog_is_looked_through_in_several_plans(
+def test_long_backlog_takes_several_bounded_plans(
     context: Context, opened_files: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C6, C7: each reads a bounded number of headers; nothing is missed, nothing is read twice."""
+    """C6, C7: each plan reads a bounded number of headers; no message is missed or read twice."""
     monkeypatch.setattr(planner, "MAX_ROWS_READ", 10)
     producer = context.producer("orders")
     for n in range(20):
@@ -105,8 +105,8 @@ def test_a_long_backlog_is_looked_through_in_several_plans(
     one.close()
 
 
-def test_the_client_looks_through_all_of_it(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    """C7, C11: receive(0) says None only when there is nothing; what is delayed in front holds nobody up (C12)."""
+def test_client_searches_the_whole_backlog(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C7, C11: receive(0) returns None only when no message matches; delayed messages in front block no others (C12)."""
     monkeypatch.setattr(planner, "MAX_ROWS_READ", 3)
     producer = context.producer("orders")
     producer.send_many({"text": "late", "delivery_delay_ms": 3_600_000} for _ in range(10))
@@ -116,8 +116,8 @@ def test_the_client_looks_through_all_of_it(context: Context, monkeypatch: pytes
     assert texts(context, None, 7) == ["1", "3", "5", "7", "9", "11", None]
 
 
-def test_what_was_found_and_not_claimed_comes_next(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    """C4, C6: the pass does not go on behind it."""
+def test_pass_continues_with_unclaimed_picks(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C4, C6: a pass continues with the first pick that was not claimed."""
     monkeypatch.setattr(planner, "MAX_ROWS_READ", 8)
     context.producer("orders").send_many({"text": "late", "delivery_delay_ms": 3_600_000} for _ in range(5))
     for n in range(10):
@@ -127,7 +127,7 @@ def test_what_was_found_and_not_claimed_comes_next(context: Context, monkeypatch
     one = subscriber(context)
     at, got = Batch("q"), []
     for _ in range(20):
-        batch = one.next_batch(at, Limits(max_bytes=1))  # one message at a time, though several are found
+        batch = one.next_batch(at, Limits(max_bytes=1))  # one message at a time, although several are found
         if batch is not None:
             at = batch
             got += batch.members[0].picks.numbers().tolist()
@@ -135,9 +135,9 @@ def test_what_was_found_and_not_claimed_comes_next(context: Context, monkeypatch
     one.close()
 
 
-# -- files that are not there --------------------------------------------------------------------------------------------
-def test_a_file_that_is_gone_while_planning_is_a_loss(context: Context) -> None:
-    """C13: by name, or skipped where that is allowed; what is there comes."""
+# -- missing files -------------------------------------------------------------------------------------------------------
+def test_missing_file_is_a_data_loss(context: Context) -> None:
+    """C13: a plan raises DataLossError, or skips the messages if allowed; all others are delivered."""
     producer = context.producer("orders")
     for n in range(4):
         producer.send(text=str(n), priority=9)
@@ -156,8 +156,8 @@ def test_a_file_that_is_gone_while_planning_is_a_loss(context: Context) -> None:
     assert [m.text for m in context.browser("orders", selector=HIGH)] == ["0", "2", "3"]
 
 
-def test_files_that_compaction_replaced_while_planning_are_found(context: Context) -> None:
-    """C13: also when the old ones are deleted at once: no loss, and the units of order are known."""
+def test_files_replaced_by_compaction_are_found(context: Context) -> None:
+    """C13: even if the old files are deleted at once, no message is lost and the units of order are known."""
     producer = context.producer("orders")
     for n in range(10):
         producer.send(text=str(n), priority=9, group_id=f"g{n}")

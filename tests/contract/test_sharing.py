@@ -1,4 +1,4 @@
-"""Two consumers of one queue settle on their shares (C9)."""
+"""Two consumers of one queue converge on fair shares (C9)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from spark_jms.store import open_store
 from spark_jms.testing import memory_domain
 
 
-def test_a_late_consumer_gets_its_share_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C9: the first consumer had claims on all members; after a few batches each holds two and keeps them."""
+def test_late_consumer_gets_and_keeps_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C9: the first consumer has claims on all members; after a few batches each consumer holds two and keeps them."""
     monkeypatch.setattr(members_module, "MIN_HOLD_S", 0.0)
     with (
         memory_domain(orders={"kind": "distributed-queue", "members": 4}) as root,
@@ -32,7 +32,7 @@ def test_a_late_consumer_gets_its_share_for_good(monkeypatch: pytest.MonkeyPatch
             for subscriber in (first, second) if turn > 2 else (first,):
                 other = second if subscriber is first else first
                 batch = None
-                for _ in range(3):  # as the source does while it waits, with the other long at work
+                for _ in range(3):  # as the source does while it waits and the other consumer works
                     batch = batch or subscriber.next_batch(at[subscriber], Limits(max_messages=20))
                     other.hand_over()
                 if batch is not None:

@@ -41,7 +41,7 @@ def send(root: str, *texts: str, to: str = "orders") -> None:
 
 
 def rows(source: JmsqStreamReader, start: Offset, end: Offset) -> list[tuple[str, int]]:
-    """What the tasks of this batch read: text and delivery count."""
+    """Text and delivery count of every message that the tasks of this batch read."""
     out = []
     for partition in source.partitions(start, end):
         for batch in read_partition(partition):  # type: ignore[arg-type]
@@ -50,7 +50,7 @@ def rows(source: JmsqStreamReader, start: Offset, end: Offset) -> list[tuple[str
 
 
 def first_batch(source: JmsqStreamReader) -> Offset:
-    """The initial offset, as it is logged with the first batch."""
+    """The initial offset, as Spark logs it with the first batch."""
     start = source.initialOffset()
     assert source.latestOffset(start, LIMIT) == start
     assert rows(source, start, start) == []
@@ -58,8 +58,8 @@ def first_batch(source: JmsqStreamReader) -> Offset:
 
 
 # -- tasks ---------------------------------------------------------------------------------------------------------------
-def test_many_small_files_come_in_one_batch(root: str) -> None:
-    """C5: one batch in order for one task, whatever the number of sends; large files keep their own."""
+def test_small_files_are_delivered_in_one_batch(root: str) -> None:
+    """C5: a task gets one batch, in order, for any number of sends; large files have batches of their own."""
     with connect(root, housekeeping=False) as context:
         producer = context.producer("orders")
         for number in range(20):
@@ -77,8 +77,8 @@ def test_many_small_files_come_in_one_batch(root: str) -> None:
     source.stop()
 
 
-def test_what_is_loaded_is_not_collected_after_each_task(root: str) -> None:
-    """C5: PySpark's daemon collects all garbage after each task; modules that stay for life are not looked through again."""
+def test_loaded_modules_are_frozen_after_each_task(root: str) -> None:
+    """C5: PySpark's daemon collects garbage after each task; it does not scan the modules that are loaded for good."""
     send(root, "a")
     program = (
         "import gc, sys\n"
@@ -101,12 +101,13 @@ def test_what_is_loaded_is_not_collected_after_each_task(root: str) -> None:
 
 
 # -- the first offset ----------------------------------------------------------------------------------------------------
-def test_nothing_is_claimed_before_the_consumer_has_a_name(root: str) -> None:
-    """C5, C9: a query that dies before its first offset is logged leaves nothing in doubt; the next gets all, unflagged."""
+def test_first_batch_claims_nothing(root: str) -> None:
+    """C5, C9: a query that dies before Spark logs its first offset leaves no claim in doubt; the next one gets all
+    messages, unflagged."""
     send(root, "a", "b")
     ghost = reader(root)
     ghost.latestOffset(ghost.initialOffset(), LIMIT)
-    ghost.stop()  # Spark never logged what it said
+    ghost.stop()  # Spark never logged its offset
     domain = Domain(root)
     with views.opened_store(domain) as store:
         assert views.claims(domain, store, "orders") == []
@@ -117,8 +118,8 @@ def test_nothing_is_claimed_before_the_consumer_has_a_name(root: str) -> None:
     source.stop()
 
 
-def test_a_query_that_died_before_its_first_claim_was_logged(root: str) -> None:
-    """C5, C9: its name is in the log, so it forgets the claim and makes it again: at once and unflagged."""
+def test_unlogged_first_claim_is_made_again(root: str) -> None:
+    """C5, C9: a restarted query drops the claim that Spark did not log and makes it again: at once and unflagged."""
     send(root, "a")
     dying = reader(root)
     start = first_batch(dying)
@@ -132,9 +133,9 @@ def test_a_query_that_died_before_its_first_claim_was_logged(root: str) -> None:
     again.stop()
 
 
-# -- checkpoints that are restored ---------------------------------------------------------------------------------------
-def test_a_checkpoint_older_than_the_acknowledgements_is_refused(root: str) -> None:
-    """C5, C9: an idempotent sink would drop the next batches as duplicates, so nothing is given out."""
+# -- restored checkpoints ------------------------------------------------------------------------------------------------
+def test_stale_checkpoint_is_refused(root: str) -> None:
+    """C5, C9: an idempotent sink would drop the next batches as duplicates, so the source delivers none."""
     send(root, *"abcdef")
     source = reader(root, **ONE)
     offsets = [first_batch(source)]
@@ -157,8 +158,8 @@ def test_a_checkpoint_older_than_the_acknowledgements_is_refused(root: str) -> N
         again.stop()
 
 
-def test_a_checkpoint_from_before_claims_had_numbers_goes_on(root: str) -> None:
-    """C16"""
+def test_checkpoint_without_claim_numbers_is_accepted(root: str) -> None:
+    """C16: checkpoints of old versions name claims without numbers."""
     send(root, *"ab")
     source = reader(root, **ONE)
     start = first_batch(source)
@@ -170,17 +171,18 @@ def test_a_checkpoint_from_before_claims_had_numbers_goes_on(root: str) -> None:
     again.stop()
 
 
-def test_asynchronous_progress_is_refused_where_it_is_seen() -> None:
-    """C5: an option of the sink; what belongs to it means nothing when it is off."""
+def test_asynchronous_progress_is_refused() -> None:
+    """C5: the source refuses the sink's option asyncProgressTrackingEnabled, and ignores related options while it is off."""
     given = {"root": "/", "destination": "orders", "asyncProgressTrackingCheckpointIntervalMs": "5"}
     assert parse_options({**given, "asyncProgressTrackingEnabled": "false"}).destination == "orders"
     with pytest.raises(TriggerError, match="asyncProgressTrackingEnabled"):
         parse_options({**given, "asyncProgressTrackingEnabled": "true"})
 
 
-# -- subscriptions that are dropped --------------------------------------------------------------------------------------
-def test_a_dropped_subscription_is_not_made_again_in_silence(root: str) -> None:
-    """C10, C13: a query that goes on from its checkpoint says what it lost; failOnDataLoss=false goes on with a new one."""
+# -- dropped subscriptions -----------------------------------------------------------------------------------------------
+def test_dropped_subscription_is_a_data_loss(root: str) -> None:
+    """C10, C13: a query that continues from its checkpoint raises DataLossError; with failOnDataLoss=false it continues with
+    a new subscription."""
     options = {"subscription": "s", "startingPosition": "earliest"}
     source = reader(root, "prices", **options)
     start = first_batch(source)
@@ -203,8 +205,8 @@ def test_a_dropped_subscription_is_not_made_again_in_silence(root: str) -> None:
 
 
 # -- Trigger.AvailableNow ------------------------------------------------------------------------------------------------
-def test_available_now_looks_through_all_there_was(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """C6, C7: a plan that stops at its bound is not the end of the backlog."""
+def test_available_now_searches_the_whole_backlog(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C6, C7: Trigger.AvailableNow continues when a plan stops at its bound."""
     monkeypatch.setattr(planner, "MAX_ROWS_READ", 5)
     for n in range(8):
         send(root, *(f"{n}-{i}" for i in range(4)))

@@ -1,4 +1,4 @@
-"""What a consumer refuses before it does harm (C5, C16)."""
+"""A consumer refuses a damaged domain before it does harm (C5, C16)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from spark_jms.log.domain import Domain
 from spark_jms.testing import memory_domain
 
 
-def test_a_table_that_lost_commits_is_refused() -> None:
-    """C5, C16: if the store knows more messages than the table ever had, the next ones would count as done unread."""
+def test_table_behind_its_store_is_refused() -> None:
+    """C5, C16: if the store knows more messages than the table, new messages would count as done without being read."""
     with memory_domain("file", orders="queue") as root, connect(root) as context:
         producer = context.producer("orders")
         for n in range(3):

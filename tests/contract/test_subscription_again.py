@@ -23,8 +23,8 @@ def receive_all(root: str, count: int) -> list[str | None]:
     return got
 
 
-def test_its_acknowledgements_reach_the_table_again() -> None:
-    """C14: the table remembers up to where it has each subscription's rows; the new one's are not taken for the old's."""
+def test_recreated_subscription_writes_its_acknowledgements() -> None:
+    """C14: the table keeps a position for each subscription; rows of the new one are not taken for those of the old one."""
     with memory_domain(prices="topic") as root:
         receive_all(root, 3)
         domain = Domain(root)

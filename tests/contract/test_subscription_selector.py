@@ -1,4 +1,4 @@
-"""A durable subscription has one selector (C7, C10): what it refuses is finished for all its consumers."""
+"""A durable subscription has one selector (C7, C10): messages it refuses are finished for all its consumers."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def send_colors(context: Context) -> None:
     context.producer("prices").send_many({"text": c, "properties": {"color": c}} for c in ("red", "blue"))
 
 
-def test_another_selector_is_refused_and_loses_nothing(context: Context) -> None:
-    """C7, C10: by name, and the message says with which selector the subscription was made."""
+def test_other_selector_is_refused_without_loss(context: Context) -> None:
+    """C7, C10: the error names the selector of the subscription."""
     send_colors(context)
     subscribe(context, RED).close()
     for other in (BLUE, None):
@@ -46,16 +46,16 @@ def test_another_selector_is_refused_and_loses_nothing(context: Context) -> None
     assert Domain(context.root).log("prices").refresh().destination.subscriptions["s"].selector == RED
 
 
-def test_one_without_a_selector_gets_all(context: Context) -> None:
-    """C10: and refuses a consumer that would take only some."""
+def test_subscription_without_selector_delivers_all(context: Context) -> None:
+    """C10: a subscription without a selector refuses a consumer with one."""
     send_colors(context)
     subscribe(context, None).close()
     with pytest.raises(OptionError, match="made without a selector, not with the selector"):
         subscribe(context, RED)
 
 
-def test_made_again_with_another_under_a_running_consumer(context: Context) -> None:
-    """C7, C10: the consumer with the old selector is refused at its next batch, before it finishes what is not its own."""
+def test_running_consumer_notices_a_changed_selector(context: Context) -> None:
+    """C7, C10: the next batch refuses a consumer with the old selector, before it finishes messages of the new one."""
     old = subscribe(context, RED)
     drop_subscription(context.domain.log("prices"), "s")
     subscribe(context, BLUE)
@@ -64,7 +64,7 @@ def test_made_again_with_another_under_a_running_consumer(context: Context) -> N
         old.receive(timeout_s=1)
 
 
-def test_a_queue_takes_any(context: Context) -> None:
-    """C7: there, what does not match stays for others."""
+def test_queue_accepts_any_selector(context: Context) -> None:
+    """C7: in a queue, refused messages stay for other consumers."""
     for selector in (RED, BLUE, None):
         assert context.consumer("orders", selector=selector).receive(timeout_s=0) is None

@@ -1,4 +1,4 @@
-"""Two consumers on one queue when one of them dies, comes back too late, or sleeps (C8, C9): what is promised then.
+"""Two consumers on one queue when one of them dies, comes back too late, or sleeps (C8, C9).
 
 The four tests share one pair of applications, because a start costs more than everything else here; each begins with
 both of them running and the queue empty.
@@ -31,7 +31,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 
 def strike(pair: Pair, plan: Plan) -> None:
-    """Traffic until A is struck at the planned point."""
+    """Send messages until A is struck at the planned point."""
     pair.a.crash.arm(plan)
 
     def struck() -> bool:
@@ -47,7 +47,7 @@ def strike(pair: Pair, plan: Plan) -> None:
 
 
 def check_revoked(pair: Pair, claim: OpenClaim, doubled_before: list[int], *, in_sink_of_a: bool) -> None:
-    """The claim's messages went to B, flagged; nothing else is flagged twice or arrived twice."""
+    """B received the claim's messages, flagged; no other message is flagged or received twice."""
     b = [row for row in pair.b.rows if claim.holds(row)]
     assert len(b) == claim.count, f"B has {len(b)} of the {claim.count} messages of the revoked claim"
     assert all(row.redelivered and row.deliveries == 2 for row in b), f"not flagged: {b[:5]}"
@@ -70,8 +70,8 @@ def flagged(pair: Pair) -> set[tuple[int, int]]:
 
 
 @pytest.mark.timeout(600)
-def test_back_within_the_timeout_nothing_is_lost_or_doubled(pair: Pair) -> None:
-    """C5, C9: A dies with a batch in hand while B lives; B leaves it alone, A comes back and finishes it."""
+def test_consumer_back_within_the_timeout_finishes_its_batch(pair: Pair) -> None:
+    """C5, C9: A dies with an open claim while B lives. B leaves the claim alone; A comes back and finishes it."""
     pair.in_doubt_timeout(300_000)
     pair.ready()
     doubled = pair.doubled()
@@ -93,8 +93,8 @@ def test_back_within_the_timeout_nothing_is_lost_or_doubled(pair: Pair) -> None:
     [("before-claim-write", 3, True), ("before-task-read", 2, False)],
     ids=["sunk", "unsunk"],
 )
-def test_past_the_timeout_the_claim_is_redelivered_flagged(pair: Pair, point: str, nth: int, in_sink: bool) -> None:
-    """C8, C9: A dies with an open claim, after its batch reached the sink or before; past the time-out B gets it."""
+def test_claim_past_the_timeout_is_redelivered(pair: Pair, point: str, nth: int, in_sink: bool) -> None:
+    """C8, C9: A dies with an open claim, after its batch reached the sink or before; past the timeout B gets the messages."""
     pair.in_doubt_timeout(300_000)
     pair.ready()
     doubled, before = pair.doubled(), flagged(pair)
@@ -115,8 +115,8 @@ def test_past_the_timeout_the_claim_is_redelivered_flagged(pair: Pair, point: st
 
 
 @pytest.mark.timeout(600)
-def test_a_stale_instance_acknowledges_nothing(pair: Pair) -> None:
-    """C9: A sleeps in the middle of a batch for longer than the session time-out; B takes over; A wakes and is refused."""
+def test_stale_instance_acknowledges_nothing(pair: Pair) -> None:
+    """C9: A sleeps in the middle of a batch for longer than the session timeout. B takes over; A wakes and is refused."""
     pair.in_doubt_timeout(1000)
     pair.ready()
     doubled = pair.doubled()
@@ -136,14 +136,14 @@ def test_a_stale_instance_acknowledges_nothing(pair: Pair) -> None:
     pair.ready()  # its application has started it again
     assert len(pair.a.failures(failures)) == 1, "A failed again"
     pair.drained()
-    in_sink = any(claim.holds(row) for row in pair.a.rows)  # nobody can stop a sink's commit
+    in_sink = any(claim.holds(row) for row in pair.a.rows)  # the commit of a sink cannot be stopped
     check_revoked(pair, claim, doubled, in_sink_of_a=in_sink)
     pair.check_nothing_lost()
 
 
 @pytest.mark.timeout(600)
-def test_take_over_of_what_was_not_claimed(pair: Pair) -> None:
-    """C9: kill -9 of A; B has A's unclaimed messages within 10 s, long before the claim's time-out."""
+def test_unclaimed_messages_are_taken_over_quickly(pair: Pair) -> None:
+    """C9: after kill -9 of A, B has A's unclaimed messages within 10 s, long before the in-doubt timeout."""
     pair.in_doubt_timeout(300_000)
     pair.ready()
     before = pair.b.count
@@ -169,8 +169,11 @@ def test_take_over_of_what_was_not_claimed(pair: Pair) -> None:
     took_s = time.monotonic() - killed
     print(f"take-over: first unclaimed message of A with B after {took_s:.1f} s (members {members}, {len(free)} free)")
     assert took_s <= TAKE_OVER_LIMIT_S
-    until("all of A's unclaimed messages with B",
-          lambda: free <= {(row.member, row.sequence) for row in pair.b.rows}, 60, or_fail=pair.b.app.check_alive)  # fmt: skip
+
+    def all_taken() -> bool:
+        return free <= {(row.member, row.sequence) for row in pair.b.rows}
+
+    until("B to receive all of A's unclaimed messages", all_taken, 60, or_fail=pair.b.app.check_alive)
     pair.a.app.start()
     pair.ready()
     pair.check_nothing_lost()

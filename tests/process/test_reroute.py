@@ -18,7 +18,7 @@ from tests.process.feed import QUEUE, make_queue
 
 
 def staged(log: DeltaLog, turn: int, units: bool) -> list[StagedFile]:
-    """Two batches of one producer, dealt out from member `turn` on."""
+    """Two batches of one producer, routed from member `turn` on."""
     writer = MessageWriter(log.storage, log.refresh().destination, turn)
     for start in (0, 40):
         numbers = range(start, start + 40)
@@ -32,7 +32,7 @@ def declare(domain: Domain, members: int) -> None:
 
 
 def messages(log: DeltaLog) -> dict[int, list[int]]:
-    """member -> the numbers in order of their sequences."""
+    """member -> numbers, in the order of their sequences."""
     out = {}
     for member, files in log.refresh().members.items():
         texts = [
@@ -42,7 +42,7 @@ def messages(log: DeltaLog) -> dict[int, list[int]]:
     return out
 
 
-def test_a_member_more_keeps_the_order_of_what_is_on_its_way(tmp_path: Path) -> None:
+def test_added_member_keeps_the_order_of_staged_messages(tmp_path: Path) -> None:
     domain = make_queue(tmp_path)
     log = domain.log(QUEUE)
     for turn in range(4):
@@ -56,7 +56,7 @@ def test_a_member_more_keeps_the_order_of_what_is_on_its_way(tmp_path: Path) -> 
         assert all(numbers == sorted(numbers) for numbers in new.values()), f"turn {turn}: {new}"
 
 
-def test_a_member_less_loses_nothing(tmp_path: Path) -> None:
+def test_removed_member_loses_no_staged_message(tmp_path: Path) -> None:
     domain = make_queue(tmp_path)
     log = domain.log(QUEUE)
     declare(domain, 6)

@@ -22,8 +22,8 @@ def staged(domain: Domain, turn: int) -> list[StagedFile]:
     return writer.close()
 
 
-def test_abort_after_the_commit_keeps_the_messages(tmp_path: Path) -> None:
-    """The worker that committed died before it could say so; Spark, not knowing, aborts with all tasks' messages."""
+def test_abort_after_the_commit_keeps_its_files(tmp_path: Path) -> None:
+    """The worker died between the commit and its report; Spark aborts with the messages of all tasks."""
     domain = make_queue(tmp_path)
     options = parse_options({"root": str(tmp_path), "destination": QUEUE})
     files = staged(domain, 0)
@@ -34,8 +34,8 @@ def test_abort_after_the_commit_keeps_the_messages(tmp_path: Path) -> None:
     assert all((tmp_path / QUEUE / file.path).exists() for file in files)
 
 
-def test_abort_of_unfinished_tasks_removes_their_files(tmp_path: Path) -> None:
-    """A task is missing, so nothing was committed: what the others wrote can go at once."""
+def test_abort_without_all_tasks_deletes_staged_files(tmp_path: Path) -> None:
+    """The message of a task is missing, so nothing was committed: the files of the other tasks are deleted at once."""
     domain = make_queue(tmp_path)
     options = parse_options({"root": str(tmp_path), "destination": QUEUE})
     files = staged(domain, 0)

@@ -1,4 +1,4 @@
-"""A process that sleeps (SIGSTOP, a suspended machine) between two steps of a send, while housekeeping goes on (C5, C13)."""
+"""A process sleeps (SIGSTOP, a suspended machine) between two steps of a send while housekeeping runs (C5, C13)."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def staged(log: DeltaLog) -> list[StagedFile]:
     return writer.close()
 
 
-def test_files_that_clean_up_took_are_not_committed(tmp_path: Path) -> None:
-    """The sender slept longer than the grace; its files were taken for those of a dead one."""
+def test_files_deleted_by_clean_up_are_not_committed(tmp_path: Path) -> None:
+    """The sender slept longer than the grace; clean-up took its files for a dead sender's."""
     log = make_queue(tmp_path).log(QUEUE)
     files = staged(log)
     clean_up(log, now=now_ms() + 2 * log.refresh().destination.file_grace_ms)
@@ -39,8 +39,8 @@ def test_files_that_clean_up_took_are_not_committed(tmp_path: Path) -> None:
     assert not log.refresh().files
 
 
-def test_clean_up_leaves_a_living_sender_alone(tmp_path: Path) -> None:
-    """Whatever the grace of removed files: what was staged a moment ago can be committed."""
+def test_clean_up_keeps_fresh_staged_files(tmp_path: Path) -> None:
+    """Files staged a moment ago can be committed, whatever the grace of removed files."""
     log = make_queue(tmp_path, file_grace_ms=0).log(QUEUE)
     files = staged(log)
     clean_up(log, now=now_ms() + 1000)
@@ -48,8 +48,8 @@ def test_clean_up_leaves_a_living_sender_alone(tmp_path: Path) -> None:
     assert all((tmp_path / QUEUE / file.path).exists() for file in files)
 
 
-def test_files_that_clean_up_may_take_are_not_committed(tmp_path: Path) -> None:
-    """They are still there, but clean-up may have looked already and be about to delete them."""
+def test_files_too_old_for_clean_up_are_not_committed(tmp_path: Path) -> None:
+    """The files exist, but clean-up may have listed them already and be about to delete them."""
     log = make_queue(tmp_path, file_grace_ms=0).log(QUEUE)
     age_ms = staged_grace_ms(log.refresh().destination) // 2 + 1000
     files = [replace(file, modified_ms=file.modified_ms - age_ms) for file in staged(log)]
@@ -58,8 +58,8 @@ def test_files_that_clean_up_may_take_are_not_committed(tmp_path: Path) -> None:
     assert not log.refresh().files
 
 
-def test_a_compacted_file_that_clean_up_took_is_not_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compaction slept between writing its file and committing it: the files it read stay."""
+def test_compaction_is_given_up_when_its_file_was_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compaction slept between writing its file and committing it: the original files stay."""
     log = make_queue(tmp_path).log(QUEUE)
     for _ in range(40):
         send(log, staged(log), log.refresh().destination.epoch)
@@ -78,8 +78,9 @@ def test_a_compacted_file_that_clean_up_took_is_not_committed(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("deleted", [[21], [20, 21], list(range(22))], ids=["own", "both", "all"])
-def test_a_version_that_was_cleaned_up_is_not_taken_again(tmp_path: Path, deleted: list[int]) -> None:
-    """The committer slept at version 20; the log went on, was checkpointed, and its old files are going, in any order."""
+def test_cleaned_up_version_is_not_reused(tmp_path: Path, deleted: list[int]) -> None:
+    """A writer slept at version 20. Others continued the log, wrote a checkpoint, and clean-up deletes old files, in any
+    order."""
     make_queue(tmp_path)
     sleeper, other = Domain(str(tmp_path)).log(QUEUE), Domain(str(tmp_path)).log(QUEUE)
     while other.refresh().version < 60:

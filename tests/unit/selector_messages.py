@@ -63,7 +63,7 @@ def selector(text: str) -> Selector:
 
 
 def chosen(text: str, *properties: Mapping[str, Typed]) -> list[bool]:
-    """What a selector says of messages with these properties; mask and matches must agree."""
+    """The selector's result for messages with these properties; `mask` and `matches` must agree."""
     found = selector(text)
     mask: list[bool] = found.mask(table_of([({}, each) for each in properties])).tolist()
     assert mask == [found.matches({}, python_values(each)) for each in properties]

@@ -22,8 +22,10 @@ picks = st.lists(st.tuples(st.integers(1, 10**6), st.integers(1, 10**6)), min_si
 @given(
     st.dictionaries(st.integers(0, 20), st.tuples(st.integers(1, 99), picks, picks), max_size=5), st.text(), st.text()
 )
-def test_an_offset_is_its_batch(members: dict[int, tuple[int, Ranges, Ranges]], consumer: str, claim: str) -> None:
-    """C5: the batch comes from the offset alone, and equal batches are equal texts."""
+def test_offset_round_trips_as_its_batch(
+    members: dict[int, tuple[int, Ranges, Ranges]], consumer: str, claim: str
+) -> None:
+    """C5: an offset alone restores its batch, and equal batches make equal offsets."""
     batch = Batch(consumer, claim, {m: MemberPick(e, p, {2: r}) for m, (e, p, r) in members.items()})
     text = json.dumps(batch.to_json())
     assert Batch.from_json(json.loads(text)) == batch
@@ -42,21 +44,21 @@ def test_an_offset_is_its_batch(members: dict[int, tuple[int, Ranges, Ranges]], 
         {"v": 1, "consumer": "c", "claim": "x", "members": {"0": {"epoch": 1, "pick": "?"}}},
     ],
 )
-def test_a_corrupt_offset_is_named(bad: object) -> None:
-    """C5: a damaged or foreign offset says what it is and what to do."""
+def test_corrupt_offset_raises_offset_error(bad: object) -> None:
+    """C5: the error of a damaged or foreign offset tells what it is and what to do."""
     with pytest.raises(OffsetError, match="checkpoint"):
         Batch.from_json(bad)
 
 
-def test_a_newer_offset_is_named() -> None:
-    """C16: an offset of a later version is refused by name."""
+def test_newer_offset_raises_format_version_error() -> None:
+    """C16: a reader refuses the offset of a later version."""
     with pytest.raises(FormatVersionError, match="version 7"):
         Batch.from_json({"v": 7, "consumer": "c", "claim": "", "members": {}})
 
 
 @given(st.integers(0, 200), st.dictionaries(st.integers(0, 9), st.integers(0, 60), max_size=8))
 def test_shares_are_fair(limit: int, want: dict[int, int]) -> None:
-    """C6: a limit is used up, nobody gets more than it has, and a smaller share is all of that member's."""
+    """C6: the limit is used up, no member gives more than it has, and a smaller share is all that its member has."""
     shares = fair_shares(limit, want)
     assert sum(shares.values()) == min(limit, sum(want.values()))
     assert all(0 <= shares[m] <= want[m] for m in want)
@@ -64,8 +66,8 @@ def test_shares_are_fair(limit: int, want: dict[int, int]) -> None:
     assert all(shares[m] == want[m] or shares[m] >= largest - 1 for m in want)
 
 
-def test_sharing_members() -> None:
-    """C9: free members are taken; fair shares are asked for; a consumer with a selector visits all."""
+def test_consumer_asks_for_its_share_of_members() -> None:
+    """C9: a consumer asks for free members and up to its fair share; with a selector it visits all members."""
     nobody = dict.fromkeys(range(4))
     assert wanted("a", nobody, {}, visits_all=False, needed=set()) == [0, 1, 2, 3]
     all_b: dict[int, str | None] = dict.fromkeys(range(4), "b")
@@ -76,12 +78,12 @@ def test_sharing_members() -> None:
     assert wanted("a", {0: "a", 1: "b", 2: "b", 3: "b"}, {}, visits_all=True, needed=set()) == [1, 2, 3]
     assert wanted("c", {0: "a", 1: "b"}, {0: ("d",)}, visits_all=False, needed=set()) == [1]
     waiting = wanted("c", {0: "a", 1: "b"}, {0: ("c",)}, visits_all=False, needed=set())
-    assert waiting == [0]  # it keeps its place rather than asking everywhere
+    assert waiting == [0]  # it keeps its place in the queue and asks nowhere else
 
 
 @given(st.integers(1, 8), st.integers(1, 8), st.randoms(use_true_random=False))
-def test_sharing_settles(members: int, consumers: int, random: object) -> None:
-    """C9: asked-for members are handed over; soon every consumer has its floor share and nobody asks any more."""
+def test_sharing_converges_on_fair_shares(members: int, consumers: int, random: object) -> None:
+    """C9: with owners that hand over on request, every consumer soon has its floor share and no consumer asks for more."""
     names = [f"c{i}" for i in range(consumers)]
     holders: dict[int, str | None] = dict.fromkeys(range(members))
     waiters: dict[int, tuple[str, ...]] = {}
@@ -89,7 +91,7 @@ def test_sharing_settles(members: int, consumers: int, random: object) -> None:
     for _ in range(40):
         asked = 0
         for me in random.sample(names, len(names)):  # type: ignore[attr-defined]
-            for m in list(holders):  # my boundary: hand over what is asked for
+            for m in list(holders):  # a boundary of `me`: hand over every requested member
                 if holders[m] == me and waiters.get(m):
                     holders[m], *rest = waiters[m]
                     waiters[m] = tuple(rest)
@@ -120,13 +122,13 @@ def test_sharing_settles(members: int, consumers: int, random: object) -> None:
         ("1m", 60_000),
     ],
 )
-def test_durations(text: object, ms: int) -> None:
-    """C6: durations as people write them."""
+def test_durations_are_parsed(text: object, ms: int) -> None:
+    """C6: durations with and without units are read."""
     assert parse_duration_ms(text) == ms
 
 
 @pytest.mark.parametrize("bad", ["", "soon", "-1 s", "5 fortnights", True, None])
-def test_bad_durations(bad: object) -> None:
-    """C6: anything else says what is accepted."""
+def test_bad_durations_are_refused(bad: object) -> None:
+    """C6: the error of any other text lists the accepted forms."""
     with pytest.raises(ValueError, match="duration"):
         parse_duration_ms(bad)

@@ -1,4 +1,4 @@
-"""Messages as columns: what is accepted, what is refused by name, what comes back (C2)."""
+"""Messages as columns: accepted and refused columns and values, and delivered ones (C2)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def batch(**columns: object) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({k: v if isinstance(v, pa.Array) else pa.array(v) for k, v in columns.items()})
 
 
-def test_there_are_the_nineteen_columns() -> None:
+def test_message_has_nineteen_columns() -> None:
     """C2: the documented message columns, with their Spark types."""
     assert len(COLUMNS) == 19
     assert (
@@ -40,8 +40,8 @@ def test_there_are_the_nineteen_columns() -> None:
     )
 
 
-def test_a_body_is_enough() -> None:
-    """C2: everything else has JMS's defaults."""
+def test_body_alone_makes_a_message() -> None:
+    """C2: all other columns get the defaults of JMS."""
     out = normalise(batch(text=["a", "b"]), NOW, 100).to_pylist()
     assert out[0]["JMSPriority"] == 4
     assert out[0]["JMSDeliveryMode"] == 2
@@ -63,8 +63,8 @@ def test_a_body_is_enough() -> None:
         ({"text": ["a"], "properties": ["x"]}, "or a struct of simple values"),
     ],
 )
-def test_wrong_columns_are_named(columns: dict[str, list[object]], message: str) -> None:
-    """C2: an unknown column lists the accepted ones; a wrong type says which cast to use."""
+def test_wrong_columns_are_refused(columns: dict[str, list[object]], message: str) -> None:
+    """C2: the error of an unknown column lists the accepted ones; that of a wrong type names the cast to use."""
     with pytest.raises(MessageFormatError, match=message):
         check_sendable(batch(**columns).schema)
 
@@ -81,20 +81,20 @@ def test_wrong_columns_are_named(columns: dict[str, list[object]], message: str)
         ({"text": ["a"], "properties": [{"a b": "x"}]}, "'a b' cannot be a property name"),
     ],
 )
-def test_wrong_values_are_named(columns: dict[str, list[object]], message: str) -> None:
-    """C2: values out of range are refused before anything is written."""
+def test_wrong_values_are_refused(columns: dict[str, list[object]], message: str) -> None:
+    """C2: a sender refuses values out of range before it writes anything."""
     with pytest.raises(MessageFormatError, match=message):
         normalise(batch(**columns), NOW, 100)
 
 
-def test_oversized_messages_are_named() -> None:
-    """C2: the row, its size and the limit."""
+def test_oversized_messages_are_refused() -> None:
+    """C2: the error names the row, its size and the limit."""
     with pytest.raises(MessageSizeError, match="`body` of row 1 has 101 bytes, more than .* 100 bytes"):
         normalise(batch(body=[b"", b"x" * 101]), NOW, 100)
 
 
 def test_struct_properties_keep_their_types() -> None:
-    """C2: a struct becomes typed properties; a null value is a property the message does not have."""
+    """C2: a struct becomes typed properties; a null value becomes no property."""
     given_rows = [
         {"color": "red", "amount": 1.5, "n": 3, "ok": True},
         {"color": None, "amount": None, "n": -1, "ok": False},
@@ -106,8 +106,8 @@ def test_struct_properties_keep_their_types() -> None:
     assert [decode_properties(row) for row in out] == big
 
 
-def test_times_may_be_timestamps() -> None:
-    """C2: JMSExpiration and JMSDeliveryTime take a timestamp as well as milliseconds."""
+def test_times_accept_timestamps() -> None:
+    """C2: JMSExpiration and JMSDeliveryTime accept timestamps as well as milliseconds."""
     moment = pa.array([datetime(2030, 1, 1, tzinfo=timezone.utc)], pa.timestamp("us", "UTC"))
     out = normalise(batch(text=["a"], JMSExpiration=moment, JMSDeliveryTime=moment), NOW, 100).to_pylist()[0]
     assert out["JMSExpiration"] == out["JMSDeliveryTime"] == 1_893_456_000_000
@@ -121,8 +121,8 @@ def test_typed_properties_round_trip(properties: dict[str, object]) -> None:
     assert {k: type(v) for k, v in back.items()} == {k: type(v) for k, v in properties.items()}
 
 
-def test_delivery_counts_and_columns() -> None:
-    """C8: redelivered messages say so, in exactly the columns asked for."""
+def test_delivered_columns_carry_delivery_counts() -> None:
+    """C8: redelivered messages are flagged and counted, in exactly the requested columns."""
     stored = pa.RecordBatch.from_pydict({"text": ["a", "b"]})
     columns = ("sequence", "JMSRedelivered", "text", "JMSXDeliveryCount", "member", "JMSDestination")
     out = deliver(stored, columns, "orders", 3, np.array([7, 8]), np.array([1, 3], dtype=np.int32))

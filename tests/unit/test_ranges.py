@@ -28,7 +28,7 @@ def canonical(r: Ranges) -> bool:
 
 
 @given(pairs, pairs)
-def test_algebra_is_that_of_sets(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> None:
+def test_operations_match_sets(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> None:
     """C5: union, difference and intersection are those of sets, and results are in normal form."""
     x, y = Ranges.of(*a), Ranges.of(*b)
     for result, expected in (
@@ -44,8 +44,8 @@ def test_algebra_is_that_of_sets(a: list[tuple[int, int]], b: list[tuple[int, in
 
 
 @given(pairs, st.integers(-1, 70), st.integers(1, 60), st.integers(1, 60))
-def test_parts(a: list[tuple[int, int]], n: int, low: int, high: int) -> None:
-    """C5: take gives the lowest numbers, between a window, numbers all of them in order."""
+def test_take_between_and_numbers_match_sets(a: list[tuple[int, int]], n: int, low: int, high: int) -> None:
+    """C5: `take` returns the lowest numbers, `between` a window, `numbers` all of them in order."""
     x = Ranges.of(*a)
     ordered = sorted(as_set(a))
     assert members(x.take(n)) == set(ordered[: max(n, 0)])
@@ -57,15 +57,15 @@ def test_parts(a: list[tuple[int, int]], n: int, low: int, high: int) -> None:
 
 
 @given(pairs)
-def test_json_round_trip(a: list[tuple[int, int]]) -> None:
-    """C5: what is written into an offset reads back the same."""
+def test_ranges_round_trip_as_json(a: list[tuple[int, int]]) -> None:
+    """C5: ranges read back from an offset are equal."""
     x = Ranges.of(*a)
     assert Ranges.from_json(json.loads(json.dumps(x.to_json()))) == x
 
 
 @pytest.mark.parametrize("step", [2, 3, 2**33])
-def test_many_ranges_are_written_compactly(step: int) -> None:
-    """C5: a scattered pick stays far below 16 bytes a range, also when its numbers need 64 bits."""
+def test_many_ranges_are_stored_compactly(step: int) -> None:
+    """C5: a scattered pick takes far less than 16 bytes a range, even if its numbers need 64 bits."""
     x = Ranges.from_numbers(range(5, 5 + step * 5000, step))
     text = x.to_json()
     assert isinstance(text, str)
@@ -75,13 +75,13 @@ def test_many_ranges_are_written_compactly(step: int) -> None:
 
 @pytest.mark.parametrize("bad", [[[1]], [[1, "2"]], "no base64!", "aGVsbG8=", 7, None, [[1, 2, 3]]])
 def test_damaged_ranges_are_refused(bad: object) -> None:
-    """C5: a damaged text is a ValueError, never a wrong set."""
+    """C5: a damaged text raises ValueError and never makes a wrong set."""
     with pytest.raises(ValueError):
         Ranges.from_json(bad)
 
 
-def test_empty() -> None:
-    """C5: the empty set behaves."""
+def test_empty_ranges() -> None:
+    """C5: operations accept the empty set."""
     assert not EMPTY
     assert EMPTY.count == 0
     assert EMPTY - Ranges.of((1, 2)) == EMPTY

@@ -1,4 +1,4 @@
-"""The record set against a naive model: every message is in exactly one place (C5, C8, C9)."""
+"""The record set against a naive model: every message is in exactly one state (C5, C8, C9)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def claim(key: str, consumer: str, session: str, picks: Ranges, *, replayable: b
 
 
 class Model(RuleBasedStateMachine):
-    """Three consumers, each with at most one live session, doing everything that can be done to one record set."""
+    """Three consumers, each with at most one live session, that make every possible change to one record set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,11 +162,11 @@ Model.TestCase.settings = settings(max_examples=80, stateful_step_count=40, dead
 
 
 class TestRecordSet(Model.TestCase):
-    """C5, C8, C9: available, claimed and done never overlap and nothing is lost, whatever happens in whatever order."""
+    """C5, C8, C9: available, claimed and done never overlap and lose no message, under any order of changes."""
 
 
-def test_a_returning_consumer_keeps_its_claim() -> None:
-    """C9: in doubt is not lost: the same consumer in a new session acknowledges what the old one claimed."""
+def test_returning_consumer_keeps_its_claim() -> None:
+    """C9: a consumer in a new session acknowledges the claim in doubt that its old session made."""
     state = RecordSet().attach("q", "s1").claim(claim("k", "q", "s1", Ranges.of((1, 5))))
     state = state.sweep(set(), 0, 60_000)
     assert state.claims["k"].in_doubt_since_ms == 0 or state.claims["k"].picks.count == 5
@@ -176,8 +176,8 @@ def test_a_returning_consumer_keeps_its_claim() -> None:
         back.acknowledge("q", "s1", "k", 2, 10)
 
 
-def test_a_revoked_claim_is_flagged_and_refused() -> None:
-    """C8, C9: past the in-doubt time-out the messages are free, flagged, and the old claim acknowledges nothing."""
+def test_revoked_claim_is_redelivered_and_refused() -> None:
+    """C8, C9: after the in-doubt timeout the messages are available and flagged, and the old claim acknowledges nothing."""
     state = RecordSet().attach("q", "s1").claim(claim("k", "q", "s1", Ranges.of((1, 5))))
     state = state.sweep({"s2"}, 1000, 60_000)
     assert not state.available(1, 5)
@@ -188,22 +188,22 @@ def test_a_revoked_claim_is_flagged_and_refused() -> None:
         state.attach("q", "s3").acknowledge("q", "s3", "k", 3, 0)
 
 
-def test_a_client_claim_is_not_in_doubt() -> None:
-    """C9: nobody replays a plain client's claim, so its messages come back with its death."""
+def test_client_claim_is_revoked_at_once() -> None:
+    """C9: a plain client never replays a claim, so its messages become available when it dies."""
     state = RecordSet().attach("c", "s1").claim(claim("k", "c", "s1", Ranges.of((1, 2)), replayable=False))
     assert state.sweep(set(), 5, 60_000).redelivered(Ranges.of((1, 2))) == {2: Ranges.of((1, 2))}
 
 
 def test_consumers_without_claims_are_forgotten() -> None:
-    """C9: the state does not grow with every client that ever was."""
+    """C9: the state does not grow with the number of past clients."""
     state = RecordSet()
     for i in range(100):
         state = state.attach(f"c{i}", f"s{i}")
     assert state.sweep({"s99"}, 0, 0).consumers == {"c99": "s99"}
 
 
-def test_the_outbox_is_bounded() -> None:
-    """C5: when the table cannot be written, detail is folded and no message is forgotten."""
+def test_outbox_is_bounded_in_rows() -> None:
+    """C5: while the table cannot be written, rows are folded and no message is forgotten."""
     state = RecordSet().attach("c", "s")
     for i in range(MAX_OUTBOX + 50):
         state = state.claim(claim(f"k{i}", "c", "s", Ranges.of((i + 1, i + 1)))).acknowledge("c", "s", f"k{i}", 1, i)
@@ -215,9 +215,9 @@ def test_the_outbox_is_bounded() -> None:
     assert covered == Ranges.of((1, MAX_OUTBOX + 50))
 
 
-def test_the_outbox_is_bounded_in_bytes() -> None:
-    """C5: many scattered acknowledgements are folded until they fit, and then nothing more is to be claimed; what is
-    written down stays far below the 16 MiB that a store takes."""
+def test_outbox_is_bounded_in_bytes() -> None:
+    """C5: scattered acknowledgements are folded until they fit; then the outbox is full. The stored state stays far below
+    the 16 MiB that a store accepts."""
     state, at = RecordSet().attach("c", "s"), 1
     while not state.outbox_is_full:
         picks = Ranges.from_numbers(np.arange(at, at + 40_000, 2))
@@ -229,18 +229,18 @@ def test_the_outbox_is_bounded_in_bytes() -> None:
     assert not state.delivered_to_table(state.position).outbox_is_full
 
 
-def test_a_row_of_the_outbox_is_no_larger_than_counted() -> None:
-    """C5: the bound is one of what is written down."""
+def test_outbox_row_is_no_larger_than_counted() -> None:
+    """C5: the bound holds for the stored size."""
     for count in (1, 10, 1000, 20_000):
         for step in (3, 2**33):
-            row = Acknowledgement(2**62, "query-0123456789ab", "1-0123456789abcdef",
-                                  Ranges.from_numbers(np.arange(1, 1 + step * count, step)), 2**40, 2**42, 2**62)  # fmt: skip
+            picks = Ranges.from_numbers(np.arange(1, 1 + step * count, step))
+            row = Acknowledgement(2**62, "query-0123456789ab", "1-0123456789abcdef", picks, 2**40, 2**42, 2**62)
             assert len(RecordSet(outbox=(row,)).to_bytes()) - len(RecordSet().to_bytes()) <= row.bytes
 
 
 @pytest.mark.parametrize("bad", [b"", b"{}", b"[1]", b'{"v":1}', b"\xff"])
-def test_damaged_state_is_named(bad: bytes) -> None:
-    """C16: a state that cannot be read names the record set; a newer one says so."""
+def test_damaged_state_raises_record_set_error(bad: bytes) -> None:
+    """C16: the error of an unreadable state names the record set; that of a newer one its version."""
     with pytest.raises(RecordSetError, match="orders/-/0"):
         RecordSet.from_bytes(bad, "orders/-/0")
     with pytest.raises(FormatVersionError, match="version 9"):
@@ -248,8 +248,8 @@ def test_damaged_state_is_named(bad: bytes) -> None:
 
 
 # -- the table ----------------------------------------------------------------------------------------------------------
-def test_the_table_drives_every_transition() -> None:
-    """C8, C9: each (state, event) of the table happens as it reads; any other one is refused. Done is final."""
+def test_transition_table_drives_every_change() -> None:
+    """C8, C9: a change follows its row of the table; a change without a row is refused. DONE is final."""
     available = RecordSet().attach("q", "s")
     claimed = available.claim(claim("k", "q", "s", Ranges.of((2, 4))))
     doubted = claimed.sweep(set(), 5, 60)

@@ -1,4 +1,4 @@
-"""Where messages go (C4, D2)."""
+"""Routing of messages to members (C4, D2)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ groups = st.lists(st.one_of(st.none(), st.text(max_size=4)), max_size=60)
 
 
 @given(groups, st.integers(1, 7), st.integers(0, 1000), st.sampled_from(["round-robin", "random"]))
-def test_groups_stay_together_and_rows_keep_their_order(
-    ids: list[str | None], members: int, turn: int, policy: str
-) -> None:
-    """C4: a unit of order goes to one member, every row to exactly one, and each member keeps the rows' order."""
+def test_units_of_order_stay_in_one_member(ids: list[str | None], members: int, turn: int, policy: str) -> None:
+    """C4: each row goes to exactly one member, a unit of order to one, and each member keeps the order of the rows."""
     column = pa.array(ids, pa.string())
     where = route(Routing(1, members, policy), column, turn)
     assert len(where) == len(ids)
@@ -37,26 +35,26 @@ def test_groups_stay_together_and_rows_keep_their_order(
 
 @given(st.integers(0, 500), st.integers(1, 9), st.integers(0, 50))
 def test_round_robin_balances_within_one(rows: int, members: int, turn: int) -> None:
-    """D2: the members' shares of a batch differ by at most one message."""
+    """D2: the shares of two members of a batch differ by at most one message."""
     counts = Counter(route(Routing(1, members), pa.nulls(rows, pa.string()), turn).tolist())
     shares = [counts.get(m, 0) for m in range(members)]
     assert max(shares) - min(shares) <= 1
 
 
-def test_single_messages_take_turns() -> None:
-    """D2: a producer of single messages goes round."""
+def test_round_robin_alternates_single_messages() -> None:
+    """D2: single messages of a producer go to the members in turn."""
     assert [int(route(Routing(1, 4), pa.nulls(1, pa.string()), turn)[0]) for turn in range(6)] == [0, 1, 2, 3, 0, 1]
 
 
-def test_weights() -> None:
-    """D2: weighted routing follows the weights, and a weight of 0 gets nothing."""
+def test_weighted_routing_follows_weights() -> None:
+    """D2: weighted routing follows the weights; a member with weight 0 gets nothing."""
     counts = Counter(route(Routing(1, 3, "weighted", (1, 0, 3)), pa.nulls(8000, pa.string()), 5).tolist())
     assert counts.get(1, 0) == 0
     assert 2.5 < counts[2] / counts[0] < 3.5
 
 
-def test_new_members_do_not_move_units_of_order() -> None:
-    """C4: after growth from 2 to 5 members a unit of order stays where it was."""
+def test_added_members_do_not_move_units_of_order() -> None:
+    """C4: a unit of order keeps its member when a destination grows from 2 to 5 members."""
     ids = pa.array([f"g{i}" for i in range(500)])
     assert (route(Routing(1, 2), ids, 0) == route(Routing(2, 5, slot_members=2), ids, 9)).all()
     assert slots_of(ids).max() < SLOTS
@@ -66,6 +64,6 @@ def test_new_members_do_not_move_units_of_order() -> None:
     "bad", [{"members": 0}, {"members": 2, "policy": "x"}, {"members": 2, "policy": "weighted", "weights": (1,)}]
 )
 def test_impossible_routes_are_refused(bad: dict[str, object]) -> None:
-    """C4: a route that cannot be is a ValueError."""
+    """C4: an impossible route raises ValueError."""
     with pytest.raises(ValueError):
         Routing(1, **bad)  # type: ignore[arg-type]

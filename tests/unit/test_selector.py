@@ -95,13 +95,13 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize(("text", "properties", "expected"), EXAMPLES)
-def test_examples(text: str, properties: Mapping[str, Typed], expected: bool) -> None:
-    """C7: the specification's examples, and what it says about types, NULL and numbers."""
+def test_examples_of_the_specification(text: str, properties: Mapping[str, Typed], expected: bool) -> None:
+    """C7: the examples of the specification, and its rules for types, NULL and numbers."""
     properties = {name: value for name, value in properties.items() if name not in HEADER_COLUMNS}
     assert chosen(text, properties) == [expected]
 
 
-def test_kleene_tables() -> None:
+def test_three_valued_logic() -> None:
     """C7: AND, OR and NOT over true, false and unknown."""
     rows: list[dict[str, Typed]] = [{}, {"p": ("boolean", True)}, {"p": ("boolean", False)}]
     assert chosen("(p AND TRUE) OR (p IS NULL AND FALSE)", *rows) == [False, True, False]
@@ -111,8 +111,8 @@ def test_kleene_tables() -> None:
     assert chosen("NOT (p OR FALSE)", *rows) == [False, False, True]
 
 
-def test_header_fields() -> None:
-    """C7: delivery mode compares as the names JMS has, the other headers as they are stored."""
+def test_header_fields_are_compared() -> None:
+    """C7: the delivery mode compares as its JMS name, the other headers as stored."""
     headers = {"JMSDeliveryMode": 2, "JMSPriority": 7, "JMSMessageID": "ID:1", "JMSTimestamp": 5, "JMSXGroupSeq": 1}
     for text, expected in [
         ("JMSDeliveryMode = 'PERSISTENT'", True),
@@ -174,8 +174,8 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("text", "line", "column", "what", "expected"), ERRORS)
-def test_error_messages(text: str, line: int, column: int, what: str, expected: str) -> None:
-    """C7: an error says what is wrong, where, shows it with a caret, and says what was expected, in words."""
+def test_errors_name_place_and_expectation(text: str, line: int, column: int, what: str, expected: str) -> None:
+    """C7: an error names what is wrong and where, marks it with a caret, and names what was expected."""
     with pytest.raises(InvalidSelectorError) as caught:
         Selector.parse(text)
     head, shown, caret = str(caught.value).split("\n")
@@ -202,21 +202,21 @@ def test_error_messages(text: str, line: int, column: int, what: str, expected: 
         "JMS_JMSQ_Types",
     ],
 )
-def test_names_that_cannot_be_selected(name: str) -> None:
-    """C7: other headers, the delivery count and the reserved property are refused by name."""
+def test_reserved_names_are_refused(name: str) -> None:
+    """C7: the error names the refused header, delivery count or reserved property."""
     with pytest.raises(InvalidSelectorError, match=f"{name} cannot be used in a selector"):
         Selector.parse(f"a = 1 AND {name} = 1")
 
 
-def test_blank_is_no_selector() -> None:
-    """C7: no text, empty text and blank text select everything, as JMS has it."""
+def test_blank_text_is_no_selector() -> None:
+    """C7: no text, empty text and blank text select everything, as in JMS."""
     assert [Selector.parse(text) for text in (None, "", " \t\r\n ")] == [None, None, None]
     with pytest.raises(InvalidSelectorError, match="found int"):
         Selector.parse(5)  # type: ignore[arg-type]
 
 
-def test_limits() -> None:
-    """C7: 8 KiB and 100 levels are allowed and evaluated, one more is refused."""
+def test_length_and_depth_are_limited() -> None:
+    """C7: 8 KiB and 100 levels are accepted and evaluated, one more is refused."""
     deepest = "(NOT a OR " * 50 + "a" + ")" * 50
     for text in ("(" * 100 + "a" + ")" * 100, deepest, "a = " + "(1 + 1 * " * 100 + "1" + ")" * 100):
         assert len(chosen(text, {"a": ("boolean", True)})) == 1
@@ -229,8 +229,8 @@ def test_limits() -> None:
 
 
 # -- the value ---------------------------------------------------------------------------------------------------------
-def test_identifiers_and_columns() -> None:
-    """C7: a selector names what it reads, so that a planner reads those columns and no more."""
+def test_selector_names_its_identifiers_and_columns() -> None:
+    """C7: a selector names its identifiers, so that a planner reads only their columns."""
     found = selector("JMSType = 'x' AND color LIKE 'r%' OR JMSPriority > 3 + JMSXGroupSeq AND color IS NULL")
     assert found.identifiers == {"JMSType", "color", "JMSPriority", "JMSXGroupSeq"}
     assert found.columns == ("JMSPriority", "JMSType", "JMSXGroupSeq", "properties")
@@ -239,7 +239,7 @@ def test_identifiers_and_columns() -> None:
     assert selector("JMS_x = 1").columns == ("properties",)
 
 
-def test_prunable() -> None:
+def test_prunable_comparisons() -> None:
     """C7: comparisons of a name and a literal, ANDed at top level, with values as stored."""
     text = (
         "JMSPriority > 3 AND (5 > x AND y BETWEEN 1 AND z) AND JMSType IN ('a') AND ok AND b = FALSE "
@@ -268,7 +268,7 @@ def test_selector_is_a_value() -> None:
 
 
 def test_lark_is_loaded_with_the_first_selector() -> None:
-    """C7: importing the module must stay cheap."""
+    """C7: importing the module stays cheap."""
     code = (
         "import sys; from spark_jms.core.selector import Selector; assert 'lark' not in sys.modules; "
         "Selector.parse('a = 1'); assert 'lark' in sys.modules"
@@ -281,8 +281,8 @@ def properties_table(maps: list[Any]) -> pa.Table:
     return pa.table({"properties": pa.array(maps, pa.map_(pa.string(), pa.string()))})
 
 
-def test_text_that_is_not_of_its_type_is_null() -> None:
-    """C7: a stored value that does not read as its declared type is NULL, and does not disturb its neighbours."""
+def test_unparsable_property_is_null() -> None:
+    """C7: a stored value that does not parse as its declared type is NULL, and leaves its neighbours intact."""
     bad = {
         "long": ["", "x", "1.5", "0x1F", " 1", "9223372036854775808", "99999999999999999999", "1_0"],
         "double": ["", "x", "1f", "0x1p3", "1_0", " 1"],
@@ -295,7 +295,7 @@ def test_text_that_is_not_of_its_type_is_null() -> None:
     assert selector("a IS NULL").mask(properties_table(rows)).tolist() == [True] * len(cases) + [False] * len(good)
 
 
-def test_stored_maps() -> None:
+def test_stored_maps_are_read() -> None:
     """C7: null maps, null values, empty maps, types of absent names, spaces in the types entry."""
     rows = [
         None,
@@ -311,15 +311,15 @@ def test_stored_maps() -> None:
         assert selector("a IS NULL").mask(table).tolist() == [True, True, True, False, False, False]
 
 
-def test_null_map_over_entries() -> None:
-    """C7: Arrow allows a null map whose offsets still span entries; they do not count."""
+def test_null_map_hides_its_entries() -> None:
+    """C7: Arrow allows a null map whose offsets span entries; the entries do not count."""
     full = pa.array([[("a", "x")], [("a", "x")]], pa.map_(pa.string(), pa.string()))
     entries = full.buffers()
     hidden = pa.Array.from_buffers(full.type, 2, [pa.py_buffer(b"\x01"), entries[1]], children=[full.values])
     assert selector("a = 'x'").mask(pa.table({"properties": hidden})).tolist() == [True, False]
 
 
-def test_encodings() -> None:
+def test_column_encodings_are_read() -> None:
     """C7: dictionary-encoded, large, view, narrow and all-null header columns."""
     texts = pa.array(["x", None, "y"])
     for column in (texts, texts.dictionary_encode(), texts.cast(pa.large_string()), texts.cast(pa.string_view())):
@@ -338,24 +338,24 @@ def test_encodings() -> None:
         selector("JMSPriority > 4").mask(pa.table({"JMSPriority": [1.0]}))
 
 
-def test_missing_column_is_named() -> None:
-    """C7: a table without a column that the selector needs is refused; one with no rows is fine."""
+def test_missing_column_is_refused() -> None:
+    """C7: a table without a column that the selector needs is refused; a table without rows is accepted."""
     with pytest.raises(ValueError, match="needs column properties; the table has JMSType"):
         selector("JMSType = 'x' AND a = 1").mask(pa.table({"JMSType": ["x"]}))
     assert selector("TRUE").mask(pa.table({"JMSType": ["x", "y"]})).tolist() == [True, True]
     assert selector("a = 1").mask(properties_table([])).tolist() == []
 
 
-def test_numbers_of_other_libraries() -> None:
-    """C7: matches takes numpy's numbers; an integer that no Java type holds is NULL, another type is unlike."""
+def test_numpy_numbers_are_accepted() -> None:
+    """C7: `matches` accepts numpy numbers; an integer that fits no Java type is NULL, any other type is unlike."""
     found = selector("a = 5")
     assert all(found.matches({}, {"a": value}) for value in (np.int32(5), np.float32(5), np.float64(5), 5.0))
     assert selector("a IS NULL").matches({}, {"a": 2**63})
     assert not selector("a = 5 OR a IS NULL").matches({}, {"a": b"5"})
 
 
-def test_long_like_pattern() -> None:
-    """C7: a pattern too large for Arrow's regular expressions, and one that makes naive matching explode."""
+def test_long_like_pattern_is_evaluated() -> None:
+    """C7: a pattern too large for Arrow's regular expressions, and one that takes naive matching exponential time."""
     wide = "_" * 8000
     assert chosen(f"a LIKE '{wide}%'", {"a": ("string", "é" * 8000)}, {"a": ("string", "x")}, {}) == [
         True,
@@ -365,13 +365,13 @@ def test_long_like_pattern() -> None:
     assert chosen(f"a LIKE '{'%a' * 60}b'", {"a": ("string", "a" * 300)}) == [False]
 
 
-def test_many_small_chunks() -> None:
-    """C7: the mask of a table of many chunks is that of the whole."""
+def test_many_small_chunks_give_one_mask() -> None:
+    """C7: a table of many chunks gets the same mask as the whole table."""
     one = properties_table([[("a", "1"), ("JMS_JMSQ_Types", "a:int")], [("a", "1")]])
     assert selector("a = 1").mask(pa.concat_tables([one] * 50)).tolist() == [True, False] * 50
 
 
-def test_delivery_mode_is_read_as_text() -> None:
+def test_unknown_delivery_mode_is_null() -> None:
     """C7: a mode that JMS does not have is NULL."""
     table = pa.table({"JMSDeliveryMode": pa.array([1, 2, 3, None], pa.int32())})
     assert selector("JMSDeliveryMode IS NULL").mask(table).tolist() == [False, False, True, True]

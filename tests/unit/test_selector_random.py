@@ -1,4 +1,4 @@
-"""Random selectors on random messages: `mask` against `matches` against a reference, and what prunes files (C7)."""
+"""Random selectors on random messages: `mask`, `matches` and a reference agree, and pruning is safe (C7)."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ messages = st.tuples(
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(tree=conditions, rows=st.lists(messages, max_size=12), start=st.integers(0, 3), chunks=st.integers(1, 3))
 def test_mask_matches_and_reference_agree(tree: Expression, rows: list[Any], start: int, chunks: int) -> None:
-    """C7: the vectorised mask, the one-message evaluation and the reference give the same for random selectors."""
+    """C7: the vectorised mask, the evaluation of one message and the reference agree on random selectors."""
     found = selector(unparse(tree))
     table = pa.concat_tables([table_of(rows)] * chunks).slice(start)
     expected, single = [], []
@@ -233,8 +233,8 @@ def test_mask_matches_and_reference_agree(tree: Expression, rows: list[Any], sta
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(tree=conditions)
-def test_round_trip(tree: Expression) -> None:
-    """C7: parsing the text of a tree gives the tree (compared by repr: 1, 1.0 and TRUE are equal in Python)."""
+def test_tree_round_trips_as_text(tree: Expression) -> None:
+    """C7: parsing the text of a tree returns the tree (compared by repr: 1, 1.0 and TRUE are equal in Python)."""
     assert repr(selector(unparse(tree)).tree) == repr(tree)
 
 
@@ -243,7 +243,7 @@ PIECES = ["a", "5", "7.", "'x'", "=", "<>", "<", "(", ")", "AND", "OR", "NOT", "
 
 @settings(max_examples=300, deadline=None)
 @given(st.text(max_size=30) | st.lists(st.sampled_from(PIECES)))
-def test_any_text_parses_or_is_refused_by_name(text: str | list[str]) -> None:
+def test_any_text_parses_or_raises_selector_error(text: str | list[str]) -> None:
     """C7: no text makes the parser raise anything but InvalidSelectorError."""
     text = text if isinstance(text, str) else " ".join(text)
     try:
@@ -258,7 +258,7 @@ def test_any_text_parses_or_is_refused_by_name(text: str | list[str]) -> None:
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(tree=conditions, message=messages)
 def test_prunable_comparisons_hold_for_every_selected_message(tree: Expression, message: Any) -> None:
-    """C7: what `prunable` names is implied by the selector, by Python's comparison of stored values."""
+    """C7: the selector implies every comparison that `prunable` names, by Python's comparison of stored values."""
     headers, properties = message
     values = python_values(properties)
     found = selector(unparse(tree))
@@ -269,8 +269,8 @@ def test_prunable_comparisons_hold_for_every_selected_message(tree: Expression, 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(tree=conditions, rows=st.lists(messages, min_size=1, max_size=4))
-def test_a_file_that_is_pruned_has_no_match(tree: Expression, rows: list[Any]) -> None:
-    """C7: when statistics, as a sender writes them, say that nothing matches, nothing does."""
+def test_pruned_file_has_no_match(tree: Expression, rows: list[Any]) -> None:
+    """C7: when the statistics that a sender writes exclude a match, no message of the file matches."""
     found, table = selector(unparse(tree)), table_of(rows)
     statistics = FileStatistics()
     for batch in table.to_batches():
