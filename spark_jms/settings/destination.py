@@ -1,6 +1,7 @@
 """The settings of a destination (C3, C16): keys of the module file, stored in the metadata of the destination's table.
 
-To add a key, add a line to DestinationSettings. Stored tables that lack it have its default.
+To add a key, add a line at the end of DestinationSettings, and run `make docs`. Stored tables that lack the key have its
+default.
 """
 
 from __future__ import annotations

@@ -113,6 +113,6 @@ def _check(instance: Table, attribute: attrs.Attribute[Any], value: object) -> N
         return  # a default need not be one of the values that people may write: None, or empty text
     row: Setting = attribute.metadata[_METADATA]
     try:
-        row.type.check(value)
+        row.type.checked(value)
     except NotAllowed as error:
         raise instance.refusal(row, value, error.allowed) from None

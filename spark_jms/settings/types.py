@@ -60,12 +60,10 @@ class ValueType(ABC):
     def fits(self, value: Any) -> bool:
         """Whether a Python value is one of this setting's."""
 
-    def check(self, value: Any) -> None:
+    def checked(self, value: Any) -> Any:
+        """The value itself. Raises NotAllowed."""
         if not self.fits(value):
             raise NotAllowed(self.allowed)
-
-    def checked(self, value: Any) -> Any:
-        self.check(value)
         return value
 
     def show(self, value: Any) -> str:
@@ -183,8 +181,18 @@ class Size(ValueType):
         return show_size(value)
 
 
+class StoredAsText(ValueType):
+    """A value that is its own stored form."""
+
+    def store(self, value: Any) -> str:
+        return str(value)
+
+    def load(self, stored: str) -> str:
+        return stored
+
+
 @attrs.frozen
-class Choice(ValueType):
+class Choice(StoredAsText):
     """One word of a few, each with a line of documentation. `fold`: in upper or lower case."""
 
     words: Mapping[str, str]
@@ -208,12 +216,6 @@ class Choice(ValueType):
     def fits(self, value: Any) -> bool:
         return isinstance(value, str) and value in self.words
 
-    def store(self, value: Any) -> str:
-        return str(value)
-
-    def load(self, stored: str) -> str:
-        return stored
-
 
 @attrs.frozen
 class Flag(ValueType):
@@ -235,7 +237,7 @@ class Flag(ValueType):
 
 
 @attrs.frozen
-class Text(ValueType):
+class Text(StoredAsText):
     """Text that matches the whole `pattern`; with `longest`, 1 to so many printable characters. `range` says so in
     words."""
 
@@ -252,12 +254,6 @@ class Text(ValueType):
         ):
             return False
         return re.fullmatch(self.pattern, value, re.ASCII) is not None
-
-    def store(self, value: Any) -> str:
-        return str(value)
-
-    def load(self, stored: str) -> str:
-        return stored
 
 
 @attrs.frozen
