@@ -1,4 +1,4 @@
-"""The stores under the contract: each a kit of two openings, with ways to kill and to stop a session of either."""
+"""The stores under the contract: each kit has two openings, and can kill or stop a session of either."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class SkewedDisk(Disk):
 
 
 class Kit:
-    """Two openings of one store, and how to kill or stop a session of either."""
+    """Two openings of one store; a session of either can be killed or stopped."""
 
     store: Store
     other: Store
@@ -63,11 +63,11 @@ class Kit:
         raise NotImplementedError
 
     def stop_for(self, session: Session, duration_ms: float) -> None:
-        """The session's heart does not beat for so long; all others' do."""
+        """The session sends no heartbeat for this time; all others do."""
         raise NotImplementedError
 
     def advance(self, duration_ms: float) -> None:
-        """Time passes; hearts that were not stopped go on beating."""
+        """Time passes; sessions that were not stopped send heartbeats."""
         self.clock.advance(duration_ms)
 
     def close(self) -> None:
@@ -116,10 +116,10 @@ class FileKit(Kit):
         raise AssertionError(session.session_id)
 
     def crash(self, session: Session) -> None:
-        os.close(self._drop(session))  # as at death: the lock falls, the file stays
+        os.close(self._drop(session))  # as when the process dies: the lock is released, the file stays
 
     def stop_for(self, session: Session, duration_ms: float) -> None:
-        self.stopped.append(self._drop(session))  # the lock stays, the heartbeat does not
+        self.stopped.append(self._drop(session))  # the lock stays, the heartbeat ends
         self.advance(duration_ms)
 
     def advance(self, duration_ms: float) -> None:
@@ -158,7 +158,7 @@ class ServedKit(Kit):
                 client.session_ids.discard(session.session_id)
 
     def crash(self, session: Session) -> None:
-        self._drop(session)  # its process is gone, and that is seen by looking
+        self._drop(session)  # its process has ended, and the engine can see that
         self.engine._liveness.forget([session.session_id])
 
     def stop_for(self, session: Session, duration_ms: float) -> None:

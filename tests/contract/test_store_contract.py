@@ -48,7 +48,7 @@ def kit(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kit]:
 
 
 def test_commit_read_objects_peek(kit: Kit) -> None:
-    """C9: what is committed is read by the owner and seen by everybody else without opening it."""
+    """C9: the owner reads what it has committed, and others peek at it without opening the record."""
     handle = kit.store.connect().open("orders/billing/0")
     handle.commit([Put("floor", b"1"), Put("claim", b"\x00\xff" * 100)])
     handle.commit([Put("floor", b"2"), Delete("claim"), Delete("never")])
@@ -142,7 +142,7 @@ def test_bad_names_are_refused_by_name(kit: Kit, name: object) -> None:
 
 
 def test_open_is_exclusive(kit: Kit) -> None:
-    """C9, R8: one live session at a time; the error says who."""
+    """C9, R8: one live session at a time; the error names it."""
     first, second = kit.store.connect("query billing"), kit.other.connect("client")
     handle = first.open("r")
     with pytest.raises(RecordHeldError) as caught:
@@ -177,7 +177,7 @@ def test_epochs_are_dense_over_owners(kit: Kit) -> None:
 
 
 def test_open_waits_until_the_owner_closes(kit: Kit) -> None:
-    """C9: hand-over. The waiter gets the record set when the owner lets it go, with its content."""
+    """C9: hand-over. The waiter gets the record and its content when the owner closes it."""
     first, second = kit.store.connect(), kit.other.connect()
     handle = first.open("r")
     handle.commit([Put("k", b"v")])
@@ -189,7 +189,7 @@ def test_open_waits_until_the_owner_closes(kit: Kit) -> None:
 
 
 def test_waiters_are_served_in_order_and_keep_their_place(kit: Kit) -> None:
-    """C9: first come, first served; asking again after a time-out does not move to the end."""
+    """C9: first come, first served; a session that asks again after a timeout keeps its place."""
     owner, second, third = kit.store.connect(), kit.other.connect(), kit.store.connect()
     handle = owner.open("r")
     for waiter in (second, third, second):
@@ -197,7 +197,7 @@ def test_waiters_are_served_in_order_and_keep_their_place(kit: Kit) -> None:
             waiter.open("r", timeout_ms=5)
     assert handle.waiters() == (second.session_id, third.session_id)
     handle.close()
-    # The grant is made at the close, before the waiter asks again: nobody can slip in between.
+    # The close hands the record over before the waiter asks again, so no other session can get in between.
     info = kit.store.info("r")
     assert info is not None
     assert (info.holder, info.waiters, info.epoch) == (second.session_id, (third.session_id,), 2)
@@ -223,7 +223,7 @@ def test_cancel_withdraws(kit: Kit) -> None:
     assert third.open("r").epoch == 2
 
 
-def test_cancel_of_an_uncollected_grant_hands_on(kit: Kit) -> None:
+def test_cancel_hands_on_a_record_that_was_not_collected(kit: Kit) -> None:
     owner, second, third = kit.store.connect(), kit.other.connect(), kit.store.connect()
     handle = owner.open("r")
     for waiter in (second, third):
@@ -253,7 +253,7 @@ def test_cancel_ends_a_wait_in_another_thread(kit: Kit) -> None:
 
 
 def test_closing_a_session_hands_over_all_it_has(kit: Kit) -> None:
-    """R8: closing hands over what is open and withdraws what is waited for."""
+    """R8: closing hands over every open record and stops every wait."""
     first, second = kit.store.connect(), kit.other.connect()
     one, _two = first.open("one"), first.open("two")
     theirs = second.open("three")
@@ -295,7 +295,7 @@ def test_infos_tell_holders_and_waiters(kit: Kit) -> None:
 
 
 def test_records_of_a_crashed_session_are_free_at_once(kit: Kit) -> None:
-    """R8, C9: no time-out has to pass after a crash; the crashed one is fenced."""
+    """R8, C9: no timeout has to pass after a crash, and the crashed session is fenced."""
     dead, second = kit.store.connect(), kit.other.connect()
     handle = dead.open("r")
     handle.commit([Put("k", b"v")])
@@ -326,7 +326,7 @@ def test_a_waiting_open_gets_the_record_of_a_crashed_session(kit: Kit) -> None:
     assert results == [2]
 
 
-def test_dead_waiters_vanish(kit: Kit) -> None:
+def test_dead_waiters_leave_the_line(kit: Kit) -> None:
     owner, dead, third = kit.store.connect(), kit.other.connect(), kit.store.connect()
     handle = owner.open("r")
     for waiter in (dead, third):
@@ -338,7 +338,7 @@ def test_dead_waiters_vanish(kit: Kit) -> None:
     assert third.open("r").epoch == 2
 
 
-def test_a_grant_to_one_that_dies_goes_on(kit: Kit) -> None:
+def test_a_record_handed_to_a_dead_session_goes_to_the_next_waiter(kit: Kit) -> None:
     owner, dead, third = kit.store.connect(), kit.other.connect(), kit.store.connect()
     handle = owner.open("r")
     for waiter in (dead, third):
@@ -350,7 +350,7 @@ def test_a_grant_to_one_that_dies_goes_on(kit: Kit) -> None:
 
 
 def test_a_stopped_session_is_overtaken_after_its_timeout_only(kit: Kit) -> None:
-    """C9: a heart that does not beat for session_timeout_ms; when it wakes, it can change nothing."""
+    """C9: a session without a heartbeat for session_timeout_ms; when its process continues, it can change nothing."""
     stopped, second = kit.store.connect(), kit.other.connect()
     handle, unwanted = stopped.open("r"), stopped.open("unwanted")
     handle.commit([Put("k", b"v")])
@@ -362,7 +362,7 @@ def test_a_stopped_session_is_overtaken_after_its_timeout_only(kit: Kit) -> None
     assert taken.epoch == 2
     with pytest.raises(StaleEpochError):
         handle.commit([Put("k", b"late")])
-    with pytest.raises(SessionLostError):  # nobody has taken it, but the session is gone all the same
+    with pytest.raises(SessionLostError):  # no session has taken it, but this one has ended all the same
         unwanted.commit([Put("k", b"late")])
     with pytest.raises(FencedError):
         stopped.commit({handle: [Put("k", b"late")], unwanted: [Put("k", b"late")]})
@@ -370,10 +370,10 @@ def test_a_stopped_session_is_overtaken_after_its_timeout_only(kit: Kit) -> None
     assert kit.store.peek("unwanted") == {}
 
 
-# ---- closed things, statistics, many threads
+# ---- closed objects, statistics, many threads
 
 
-def test_closed_things_say_so(kit: Kit) -> None:
+def test_closed_objects_refuse_every_call(kit: Kit) -> None:
     session = kit.store.connect()
     handle = session.open("r")
     handle.close()
@@ -425,8 +425,8 @@ def test_statistics_count_what_was_done(kit: Kit) -> None:
     assert kit.store.statistics().create_count == 3
 
 
-def test_threads_lose_nothing_and_share_writes(kit: Kit) -> None:
-    """S9: concurrent commits, each acknowledged, each there; never more writes than commits."""
+def test_concurrent_commits_are_all_kept_and_share_writes(kit: Kit) -> None:
+    """S9: never more writes than commits."""
     session = kit.store.connect()
     handles = [session.open(f"r/{number}") for number in range(6)]
     before = kit.store.statistics().physical_write_count
@@ -446,7 +446,7 @@ def test_threads_lose_nothing_and_share_writes(kit: Kit) -> None:
 
 
 def test_contending_threads_exclude_each_other(kit: Kit) -> None:
-    """C9: read, add one, write, close: from two openings at once, no update is lost."""
+    """C9: two openings read, add one, write and close concurrently: no update is lost."""
 
     def work(store: Store) -> None:
         with store.connect() as session:
@@ -465,8 +465,8 @@ def test_contending_threads_exclude_each_other(kit: Kit) -> None:
 # ---- transactions in two phases
 
 
-def test_a_prepared_transaction_is_seen_by_nobody_until_it_is_committed(kit: Kit) -> None:
-    """S2: prepare over two record sets, resolved by somebody else, after the session is gone."""
+def test_a_prepared_transaction_is_invisible_until_it_is_committed(kit: Kit) -> None:
+    """S2: prepared over two records, resolved by another process after the session has died."""
     session = kit.store.connect()
     one, two = session.open("one"), session.open("two")
     one.commit([Put("k", b"old"), Put("other", b"1")])
@@ -484,7 +484,7 @@ def test_a_prepared_transaction_is_seen_by_nobody_until_it_is_committed(kit: Kit
 
 
 def test_a_prepared_transaction_locks_its_keys_until_it_is_rolled_back(kit: Kit) -> None:
-    """S2: what was promised can be kept, so nobody may write there meanwhile; other keys are free."""
+    """S2: no session may write a promised key meanwhile; other keys are free."""
     session = kit.store.connect()
     handle = session.open("one")
     session.prepare("x1", {handle: [Put("k", b"promised")]})
@@ -516,7 +516,7 @@ def test_a_stale_handle_prepares_nothing(kit: Kit) -> None:
 
 @pytest.mark.parametrize("scheme", ["memory", "file", "path", "sqlite", "jdbc", "postgresql"])
 def test_open_store_by_uri(tmp_path: Path, scheme: str, request: pytest.FixtureRequest) -> None:
-    """S1, S9: whatever the kind."""
+    """S1, S9: every kind of store."""
     path = tmp_path / "a b" / "store"
     if scheme == "postgresql":
         uri = str(request.getfixturevalue("postgresql").uri())
@@ -535,7 +535,7 @@ def test_open_store_by_uri(tmp_path: Path, scheme: str, request: pytest.FixtureR
         with open_store(uri, create=False) as again:
             assert again.peek("r") == {"k": b"v"}
             assert set(again.sessions()) == {session.session_id}
-        assert store.peek("r") == {"k": b"v"}  # the other opening's close closed nothing of ours
+        assert store.peek("r") == {"k": b"v"}  # closing the other opening closed nothing of this one
     with open_store(uri, create=False) as store:
         assert store.sessions() == {}
         info = store.info("r")
@@ -547,14 +547,14 @@ def test_open_store_by_uri(tmp_path: Path, scheme: str, request: pytest.FixtureR
 
 
 @pytest.mark.parametrize("uri", ["", "s3://bucket/x", "jdbc:oracle://h/db", "file://host/x", "memory://", None])
-def test_unknown_uris_say_what_exists(uri: str) -> None:
+def test_an_unknown_uri_error_lists_the_schemes(uri: str) -> None:
     with pytest.raises((StoreUriError, NameInvalidError)) as caught:
         open_store(uri)
     assert "memory://NAME" in str(caught.value)
 
 
-def test_every_error_is_named_advises_and_pickles() -> None:
-    """Each has one base, a docstring that says what to do, and survives a worker's pickle."""
+def test_every_error_has_a_name_advice_and_pickles() -> None:
+    """Each has the one base class, a docstring with advice, and survives the pickle of a worker."""
     found = [kind for kind in vars(store_package).values() if isinstance(kind, type) and issubclass(kind, StoreError)]
     arguments: dict[str, tuple[object, ...]] = {
         "RecordHeldError": ("r", "s"),

@@ -1,4 +1,4 @@
-"""Histories of a store, and journals made of them, for the tests of damage (S9)."""
+"""Random histories of a store, and journals made of them, for the tests of damage (S9)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HEADER = Header(1, b"0123456789abcdef")
 
 
 def journal(frames: Sequence[Sequence[Entry]]) -> tuple[bytes, list[int]]:
-    """One frame for each; where each begins, and the end. The entries make a ledger: none is impossible."""
+    """A journal with these frames, the start of each frame, and the end. The entries must fit each other."""
     ledger, data, starts = Ledger(), encode_header(HEADER), []
     for entries in frames:
         for entry in entries:
@@ -41,7 +41,7 @@ def flip(data: bytes, at: int, bits: int = 1) -> bytes:
 
 
 def history(random: Random, length: int = 40) -> list[Entry]:
-    """What a store could have written: any of its steps that is possible, at random."""
+    """Entries that a store could have written: random steps, each possible at its place."""
     ledger, entries, made = Ledger(), list[Entry](), 0
     while len(entries) < length:
         made += 1
@@ -82,7 +82,7 @@ def _operations(random: Random, made: int) -> tuple[Operation, ...]:
 
 
 def _second(random: Random, ledger: Ledger, first: Change, made: int) -> list[Change]:
-    """A change of another record set in the same commit, now and then."""
+    """Sometimes, a change of another record in the same commit."""
     others = [name for name, record in ledger.records.items() if name != first.name and record.holder]
     if not others or random.random() < 0.6:
         return []

@@ -1,4 +1,4 @@
-"""The served store without a database: the book, who is alive, the wire, and engines that come and go."""
+"""The engine without a database: its log, the liveness of sessions, the wire, and engines that come and go."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def same(left: Ledger, right: Ledger) -> bool:
     return list(left.snapshot()) == list(right.snapshot())
 
 
-# ---- the book
+# ---- the log
 
 
 def test_entries_made_on_an_old_position_are_taken_when_they_fit() -> None:
@@ -72,7 +72,7 @@ def test_entries_made_on_an_old_position_are_taken_when_they_fit() -> None:
 
 
 def test_entries_that_do_not_fit_are_refused_whole() -> None:
-    """S2, C9: what an older owner sends changes nothing, and the others of the round are kept."""
+    """S2, C9: entries of an older owner change nothing, and the other proposals of the write are kept."""
     target = entry_log()
     half = Proposal("t2", 4, (written("q", 1, "k", b"half"), Closed("r", 1), written("r", 1, "k", b"late")))
     verdicts = take(
@@ -83,7 +83,7 @@ def test_entries_that_do_not_fit_are_refused_whole() -> None:
     assert (target.ledger.records["r"].holder, target.ledger.records["r"].waiters) == ("a", ["b"])
 
 
-def test_a_round_changes_nothing_until_it_is_kept() -> None:
+def test_a_shared_write_changes_nothing_until_it_is_kept() -> None:
     target = entry_log()
     before = list(target.ledger.snapshot())
     shared = target.begin("w")
@@ -156,7 +156,7 @@ def test_undo_keeps_the_entries_before() -> None:
 
 
 def test_an_append_sent_again_counts_once() -> None:
-    """S2: the answer got lost, not the write."""
+    """S2: the answer was lost, not the write."""
     target = entry_log()
     append = Proposal("t", 4, (written("r", 1, "k", b"1"),))
     again = Proposal("t", 4, append.entries, again=True)
@@ -164,7 +164,7 @@ def test_an_append_sent_again_counts_once() -> None:
     assert target.position == 5
 
 
-def test_an_append_sent_again_too_late_is_told_so() -> None:
+def test_an_append_sent_again_too_late_is_unknown() -> None:
     target = entry_log(outcomes=2)
     for number in range(4):
         take(target, Proposal(f"t{number}", 4 + number, (written("r", 1, "k", b"%d" % number),)))
@@ -174,8 +174,8 @@ def test_an_append_sent_again_too_late_is_told_so() -> None:
 
 
 @given(st.lists(st.integers(0, 3), max_size=40), st.integers(1, 6))
-def test_whoever_follows_by_pages_has_the_same_ledger(steps: list[int], history: int) -> None:
-    """S2: entry by entry or by snapshots, at whatever distance."""
+def test_a_replica_that_follows_by_pages_has_the_same_ledger(steps: list[int], history: int) -> None:
+    """S2: entry by entry or by snapshots, at any distance."""
     target, replica, position, incarnation = entry_log(history_entries=history), Ledger(), 0, ""
     for number, step in enumerate(steps):
         name = "rq"[step % 2]
@@ -190,8 +190,8 @@ def test_whoever_follows_by_pages_has_the_same_ledger(steps: list[int], history:
     assert same(follow(page, replica), target.ledger)
 
 
-def test_a_position_of_another_incarnation_says_nothing() -> None:
-    """S4: it gets a snapshot, even when the numbers are equal."""
+def test_a_position_of_another_incarnation_gets_a_snapshot() -> None:
+    """S4: even when the numbers are equal."""
     assert entry_log().page("i0", 4).snapshot
     assert entry_log().page("i1", 99).snapshot
     assert entry_log().page("i1", 4) == Page((), 4, False)
@@ -213,11 +213,11 @@ def test_a_scratch_leaves_its_base_alone() -> None:
         base.apply(written("r", 2, "k", b"v"))
 
 
-# ---- who is alive
+# ---- the liveness of sessions
 
 
 def test_a_silent_session_dies_after_its_time_only() -> None:
-    """C9: no beat for session_timeout_ms."""
+    """C9: no heartbeat for session_timeout_ms."""
     life = Liveness(10_000, 1_000)
     life.connected("c", 0)
     life.beat("c", ["s"], 0)
@@ -228,7 +228,7 @@ def test_a_silent_session_dies_after_its_time_only() -> None:
 
 
 def test_a_client_that_hung_up_has_a_grace_to_come_back() -> None:
-    """R8: and no more than that."""
+    """R8: the grace ends it."""
     life = Liveness(10_000, 1_000)
     life.connected("c", 0)
     life.connected("c", 0)
@@ -254,8 +254,8 @@ def test_a_session_whose_process_is_gone_is_dead_at_once() -> None:
     assert life.alive(["s", "t"], 2) == {"t"}
 
 
-def test_the_engines_own_pause_does_not_count() -> None:
-    """S7: it was stopped; the beats of that time lie unread."""
+def test_a_pause_of_the_engine_kills_no_session() -> None:
+    """S7: the engine was stopped, and heartbeats arrived meanwhile that it could not read."""
     life = Liveness(10_000, 1_000)
     life.connected("c", 0)
     life.beat("c", ["s"], 0)
@@ -264,7 +264,7 @@ def test_the_engines_own_pause_does_not_count() -> None:
 
 
 def test_a_session_id_tells_its_process() -> None:
-    """R8: a dead process is seen at once; a process id used again is not mistaken for it."""
+    """R8: a dead process is recognised at once; a process id that was used again is not mistaken for it."""
     mine = new_session_id()
     assert not process_gone(mine)
     child = subprocess.Popen([sys.executable, "-c", ""])
@@ -321,15 +321,15 @@ def test_errors_keep_their_names_over_the_wire() -> None:
 # ---- engines that come and go
 
 
-class Nobody(MemoryFinder):
-    """There is no engine, and nobody can become it."""
+class NoEngine(MemoryFinder):
+    """There is no engine, and this process cannot become it."""
 
     def find(self, failed: object = None) -> None:
         return None
 
 
 class Pair:
-    """Two clients; the engine is wherever `place` says."""
+    """Two clients of one store; `place` knows where the engine is."""
 
     def __init__(self) -> None:
         self.place = SharedMemory()
@@ -344,7 +344,7 @@ class Pair:
         self.stores = [LedgerStore(backend) for backend in self.backends]
 
     def clock(self, backend: EngineBackend) -> list[float]:
-        """Its clock from now on, in milliseconds: it moves while the backend sleeps."""
+        """A clock for the backend, in milliseconds, that advances while the backend sleeps."""
         now_ms = [0.0]
 
         def sleep(duration_ms: float) -> None:
@@ -370,7 +370,7 @@ def test_sessions_and_records_survive_the_engine() -> None:
         for handle in handles:
             handle.commit([Put("n", b"%d" % number)])
         assert pair.place.published is not None
-        pair.place.published.disable("the test says so")
+        pair.place.published.disable("disabled by the test")
     assert [handle.read("n") for handle in handles] == [b"2", b"2"]
     assert [handle.epoch for handle in handles] == [1, 1]
     assert set(pair.stores[0].sessions()) == {first.session_id, second.session_id}
@@ -378,7 +378,7 @@ def test_sessions_and_records_survive_the_engine() -> None:
     pair.close()
 
 
-def test_a_write_whose_answer_got_lost_is_kept_once() -> None:
+def test_a_write_whose_answer_was_lost_is_kept_once() -> None:
     """S2: kept, then ownership lost before the answer; the new engine knows the token."""
     pair = Pair()
     handle = pair.stores[1].connect().open("r")
@@ -387,7 +387,7 @@ def test_a_write_whose_answer_got_lost_is_kept_once() -> None:
     def crash(batch: LedgerBatch) -> StoreError | None:
         if any(isinstance(entry, Written) for entry in batch.entries) and not lost:
             lost.append(batch)
-            return OwnershipLostError("the test says so")
+            return OwnershipLostError("disabled by the test")
         return None
 
     pair.place.crash = crash
@@ -401,14 +401,14 @@ def test_a_write_that_was_not_kept_is_done_again() -> None:
     """S2."""
     pair = Pair()
     handle = pair.stores[1].connect().open("r")
-    errors: list[StoreError] = [OwnershipLostError("the test says so")]
+    errors: list[StoreError] = [OwnershipLostError("disabled by the test")]
     pair.place.fail = lambda batch: errors.pop() if errors else None
     handle.commit([Put("n", b"1")])
     assert sum(isinstance(entry, Written) for entry in pair.place.entries) == 1
     pair.close()
 
 
-def test_an_outcome_nobody_remembers_is_told_as_unknown() -> None:
+def test_a_forgotten_outcome_is_unknown() -> None:
     """S2: never a wrong answer."""
     pair = Pair()
     handle = pair.stores[1].connect().open("r")
@@ -419,7 +419,7 @@ def test_an_outcome_nobody_remembers_is_told_as_unknown() -> None:
             return None
         lost.append(batch)
         pair.place.outcomes.clear()
-        return OwnershipLostError("the test says so")
+        return OwnershipLostError("disabled by the test")
 
     pair.place.crash = crash
     with pytest.MonkeyPatch.context() as patch:
@@ -429,8 +429,8 @@ def test_an_outcome_nobody_remembers_is_told_as_unknown() -> None:
     pair.close()
 
 
-def test_an_error_of_the_place_is_told_to_all_who_shared_the_write_and_no_more() -> None:
-    """S9: a full disk acknowledges nothing, and the engine goes on."""
+def test_a_full_disk_refuses_only_the_appends_that_shared_the_write() -> None:
+    """S9: nothing is acknowledged, and the engine continues."""
     pair = Pair()
     handle = pair.stores[1].connect().open("r")
     pair.place.fail = lambda batch: StoreFullError("the place")
@@ -444,8 +444,8 @@ def test_an_error_of_the_place_is_told_to_all_who_shared_the_write_and_no_more()
     pair.close()
 
 
-def test_appends_that_come_during_a_write_share_the_next() -> None:
-    """S9: the slower the place, the more share a write; here from two processes' worth of clients."""
+def test_appends_that_arrive_during_a_write_share_the_next() -> None:
+    """S9: the slower the disk, the more appends share a write, here of two clients."""
     pair = Pair()
     sessions = [store.connect() for store in pair.stores]
     handles = [sessions[number % 2].open(f"r{number}") for number in range(6)]
@@ -465,7 +465,7 @@ def test_appends_that_come_during_a_write_share_the_next() -> None:
     entered.wait(20)
     for thread in threads[1:]:
         thread.start()
-    # r0's write is under way; of the others one of each client leads, and each client's rest waits behind it.
+    # r0's write is under way. The local requests and the leader of the remote ones queue up at the engine, the rest behind it.
     wait_until(lambda: len(pair.backends[1]._group._queue) + len(engine._group._queue) == 5)
     slow.set()
     for thread in threads:
@@ -475,8 +475,8 @@ def test_appends_that_come_during_a_write_share_the_next() -> None:
     pair.close()
 
 
-def test_only_the_write_that_is_refused_is_told_so() -> None:
-    """R13: the others that share its physical write, or the message to the engine, are kept."""
+def test_only_the_caller_of_a_refused_write_gets_the_error() -> None:
+    """R13: the other requests of its physical write, or of its message to the engine, are kept."""
     pair = Pair()
     handles = [store.connect().open(f"r{n}") for n in range(4) for store in [pair.stores[n % 2]]]
     entered, go_on = threading.Event(), threading.Event()
@@ -485,7 +485,7 @@ def test_only_the_write_that_is_refused_is_told_so() -> None:
         entered.set()
         go_on.wait(20)
         large = any(b"large" in repr(entry).encode() for entry in batch.entries)
-        return ResourceAllocationException("the test says so") if large else None
+        return ResourceAllocationException("disabled by the test") if large else None
 
     told: dict[int, str] = {}
 
@@ -500,7 +500,7 @@ def test_only_the_write_that_is_refused_is_told_so() -> None:
     assert engine is not None
     first = threading.Thread(target=lambda: pair.stores[0].connect().open("first"))
     first.start()
-    entered.wait(20)  # all that come meanwhile share the next; it stays in the queue until it is done
+    entered.wait(20)  # all that arrive meanwhile share the next write
     threads = [threading.Thread(target=commit, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
@@ -514,9 +514,9 @@ def test_only_the_write_that_is_refused_is_told_so() -> None:
     pair.close()
 
 
-def test_an_interrupted_writer_leaves_nobody_waiting() -> None:
-    """S9: whoever has the turn is interrupted in the middle of a write that others share. Nobody knows what was kept, so
-    that engine ends; the others find out at the next one, and nothing is done twice."""
+def test_an_interrupted_writer_leaves_no_caller_waiting() -> None:
+    """S9: the leader is interrupted in the middle of a write. It is unknown what was kept, so that engine ends; the other
+    callers ask the next engine, and nothing is done twice."""
     pair = Pair()
     handles = [store.connect().open(f"r{number}") for number, store in enumerate(pair.stores)]
     entered, go_on, interrupt = threading.Event(), threading.Event(), [KeyboardInterrupt()]
@@ -555,8 +555,8 @@ def test_an_interrupted_writer_leaves_nobody_waiting() -> None:
     pair.close()
 
 
-def test_a_plan_whose_engine_ends_is_run_again() -> None:
-    """S6: it asks who is alive, and there is no answer: the way back is not looked for in the middle of a plan."""
+def test_a_plan_runs_again_when_its_engine_ends() -> None:
+    """S6: a plan that asks for live sessions loses the engine; the client reconnects only after the plan has ended."""
     pair = Pair()
     first, second = (store.connect() for store in pair.stores)
     first.open("r")
@@ -569,18 +569,18 @@ def test_a_plan_whose_engine_ends_is_run_again() -> None:
         assert engine is not None
         asked.append(engine.incarnation)
         if len(asked) == 1:
-            engine.disable("the test says so")
+            engine.disable("disabled by the test")
         return real(session_ids)
 
     backend.alive = alive  # type: ignore[method-assign]
-    third = pair.stores[0].connect()  # looks who of the others is dead
+    third = pair.stores[0].connect()  # looks for dead sessions
     assert len(set(asked)) == 2
     assert third.session_id in pair.stores[1].sessions()
     second.close()
     pair.close()
 
 
-def test_a_stranger_without_the_secret_is_sent_away() -> None:
+def test_a_client_without_the_secret_is_refused() -> None:
     """S3."""
     pair = Pair()
     engine = pair.place.published
@@ -594,15 +594,15 @@ def test_a_stranger_without_the_secret_is_sent_away() -> None:
     pair.close()
 
 
-def test_no_engine_is_a_bounded_wait() -> None:
+def test_the_wait_for_an_engine_is_bounded() -> None:
     """S5."""
     pair = Pair()
     handle = pair.stores[1].connect().open("r")
     backend = pair.backends[1]
     now_ms = pair.clock(backend)
-    pair.reach(backend, Nobody)
+    pair.reach(backend, NoEngine)
     assert pair.place.published is not None
-    pair.place.published.disable("the test says so")
+    pair.place.published.disable("disabled by the test")
     with pytest.raises(OutcomeUnknownError, match="no other was found"):  # it may have arrived there
         handle.commit([Put("k", b"v")])
     assert 10_000 <= now_ms[0] < 11_000
@@ -613,8 +613,8 @@ def test_no_engine_is_a_bounded_wait() -> None:
     pair.close()
 
 
-def test_an_append_that_ends_every_engine_is_given_up() -> None:
-    """S6: a write at which one engine after the other fails is refused by name within the limit, not tried for ever."""
+def test_an_append_that_ends_every_engine_fails_within_the_limit() -> None:
+    """S6: when one engine after the other fails at a write, its caller gets an error within the limit."""
     place = SharedMemory()
     backend = EngineBackend(MemoryFinder(place, session_timeout_ms=10_000), session_timeout_ms=10_000, limit_ms=300)
     store = LedgerStore(backend)

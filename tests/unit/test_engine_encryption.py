@@ -1,4 +1,4 @@
-"""An engine that serves beyond its machine: proofs on both sides, TLS around them (R17)."""
+"""An engine that serves other machines: both sides prove the secret, with TLS around it (R17)."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def link(address: Address) -> TcpLink:
 
 @pytest.mark.parametrize("host", HOSTS)
 @pytest.mark.parametrize("encrypted", [False, True])
-def test_clients_elsewhere(tmp_path: Path, host: str, encrypted: bool) -> None:
-    """R15, R17: at another address, with and without TLS; values larger than what one record of TLS takes."""
+def test_clients_of_another_host_share_an_engine(tmp_path: Path, host: str, encrypted: bool) -> None:
+    """R15, R17: at another address, with and without TLS; values larger than one TLS record."""
     with engine(host, certificate(tmp_path) if encrypted else None) as (server, address):
         stores = [
             LedgerStore(EngineBackend(There(address), session_timeout_ms=5_000, limit_ms=10_000)) for _ in range(3)
@@ -76,8 +76,8 @@ def test_clients_elsewhere(tmp_path: Path, host: str, encrypted: bool) -> None:
         wait_until(lambda: server.statistics().client_count == 0)
 
 
-def test_wrong_certificates(tmp_path: Path) -> None:
-    """R17: a client takes the certificate that the engine published, and no other; nobody comes in without TLS."""
+def test_a_client_refuses_any_other_certificate(tmp_path: Path) -> None:
+    """R17: a client takes only the certificate that the engine published, and the engine refuses clients without TLS."""
     mine, other = certificate(tmp_path), certificate(tmp_path, "other-")
     with engine(chain=mine) as (_, address):
         link(address).close()
@@ -85,13 +85,13 @@ def test_wrong_certificates(tmp_path: Path) -> None:
             link(replace(address, certificate=first_certificate(other[0])))
         with pytest.raises(LinkLostError):
             link(replace(address, certificate=""))
-    with engine() as (_, address), pytest.raises(LinkLostError):  # and none is sent to an engine without it
+    with engine() as (_, address), pytest.raises(LinkLostError):  # nor does a TLS client talk to an engine without TLS
         link(replace(address, certificate=first_certificate(mine[0])))
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
-def test_wrong_secrets(tmp_path: Path, encrypted: bool) -> None:
-    """R17: the engine sends strangers away, with TLS too."""
+def test_an_engine_refuses_wrong_secrets(tmp_path: Path, encrypted: bool) -> None:
+    """R17: with and without TLS."""
     with engine(chain=certificate(tmp_path) if encrypted else None) as (server, address):
         for wrong in (replace(address, secret=b"guess"), replace(address, incarnation="another")):
             with pytest.raises(LinkLostError):
@@ -147,10 +147,10 @@ def test_unauthenticated_connections_are_bounded(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
-def test_a_link_closed_under_a_question_keeps_its_descriptor_until_the_answer_is_given_up(
+def test_a_link_closed_under_a_question_keeps_its_descriptor_until_the_question_returns(
     tmp_path: Path, encrypted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R17: TLS reads from the number of the descriptor, and the next file that is opened would have that number."""
+    """R17: TLS reads by the number of the descriptor, which the next opened file would reuse."""
     asked, closed, numbers = threading.Event(), threading.Event(), []
     monkeypatch.setattr(Server, "answer", lambda *_: (asked.set(), closed.wait(30))[1])
 
@@ -177,7 +177,7 @@ def test_a_link_closed_under_a_question_keeps_its_descriptor_until_the_answer_is
         thread.start()
         assert asked.wait(10)
         asking.close()
-        assert len(numbers) == 1  # close waited for it
+        assert len(numbers) == 1  # close waited for the question
         assert numbers[0] >= 0
         asking.close()
         closed.set()
@@ -185,8 +185,8 @@ def test_a_link_closed_under_a_question_keeps_its_descriptor_until_the_answer_is
         assert len(errors) == 1
 
 
-def test_a_certificate_that_was_signed(tmp_path: Path) -> None:
-    """R17: of a chain the first certificate is published, and that one alone is trusted."""
+def test_the_first_certificate_of_a_chain_is_published(tmp_path: Path) -> None:
+    """R17: clients trust that one alone."""
     leaf, other = certificate(tmp_path), certificate(tmp_path, "other-")
     chain = tmp_path / "chain.pem"
     chain.write_text(leaf[1].read_text() + leaf[0].read_text() + other[0].read_text())
@@ -196,7 +196,7 @@ def test_a_certificate_that_was_signed(tmp_path: Path) -> None:
     assert context.verify_mode is ssl.CERT_REQUIRED
 
 
-def test_keys_that_others_may_read(tmp_path: Path) -> None:
+def test_a_key_that_others_may_read_is_refused(tmp_path: Path) -> None:
     """R17."""
     cert, key = certificate(tmp_path)
     key.chmod(0o640)
@@ -207,7 +207,7 @@ def test_keys_that_others_may_read(tmp_path: Path) -> None:
         server_context(key, cert)
 
 
-def test_where_an_engine_may_serve(tmp_path: Path) -> None:
+def test_an_engine_beyond_loopback_needs_a_certificate(tmp_path: Path) -> None:
     """R17: loopback by default; another address is said, one that others can reach, and has a certificate. `daemon` is the
     address of this machine's daemon."""
 

@@ -1,4 +1,4 @@
-"""A served store whose answers come late, twice, or never: nothing acknowledged is lost, nothing done twice (S2, S6, S9)."""
+"""An engine whose answers come late, twice or never: no acknowledged write is lost, none is done twice (S2, S6, S9)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from spark_jms.store.ledger.entries import Change, Prepared, Written
 from spark_jms.store.net.event_loop import EventLoopThread
 from spark_jms.store.regions.client.instance import StoreInstance
 from spark_jms.testing.waiting import wait_until
-from tests.unit.test_engine import Nobody, Pair, entry_log
+from tests.unit.test_engine import NoEngine, Pair, entry_log
 
 
-def test_an_append_that_is_sent_again_into_the_same_round_is_done_once() -> None:
-    """S2: both wait in the engine's queue."""
+def test_an_append_sent_again_into_the_same_write_counts_once() -> None:
+    """S2: both wait in the queue of the engine."""
     target = entry_log()
     first = Proposal("t", 4, (Prepared("x", (Change("r", 1, (Put("k", b"1"),)),)),))
     shared = target.begin("w")
@@ -34,8 +34,8 @@ def test_an_append_that_is_sent_again_into_the_same_round_is_done_once() -> None
     assert shared.batch().entries == first.entries
 
 
-def test_a_client_that_reconnects_while_its_append_waits() -> None:
-    """S2, S6: another thread's read is refused by an engine that is not certain of its lock, and takes both links down."""
+def test_an_append_is_kept_once_when_its_client_reconnects() -> None:
+    """S2, S6: an engine that is uncertain of its lock refuses a read of another thread, which closes both links."""
     pair = Pair()
     engine = pair.place.published
     assert engine is not None
@@ -71,14 +71,14 @@ def test_a_client_that_reconnects_while_its_append_waits() -> None:
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Also where whoever started the tests has SIGINT ignored."""
+    """Also when the parent process ignores SIGINT."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 def _interrupt_when(ready: threading.Event) -> None:
-    """Ctrl-C for the main thread, a moment after that."""
+    """Interrupt the main thread a moment after `ready`."""
 
     def strike() -> None:
         ready.wait(10)
@@ -89,8 +89,8 @@ def _interrupt_when(ready: threading.Event) -> None:
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_the_answer_to_an_interrupted_write_is_not_taken_for_the_next_ones() -> None:
-    """S9: Ctrl-C in a notebook whose engine is elsewhere."""
+def test_an_interrupted_write_leaves_no_answer_to_the_next_one() -> None:
+    """S9: Ctrl-C in a notebook whose engine is in another process."""
     pair = Pair()
     session = pair.stores[1].connect()
     first, second = session.open("r1"), session.open("r2")
@@ -114,15 +114,15 @@ def test_the_answer_to_an_interrupted_write_is_not_taken_for_the_next_ones() -> 
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_reads_after_an_interrupted_one_are_of_now() -> None:
-    """S9: they are not one answer behind."""
+def test_reads_after_an_interrupted_read_are_current() -> None:
+    """S9: they do not get the answer to the read before."""
     pair = Pair()
     engine = pair.place.published
     assert engine is not None
     handle = pair.stores[0].connect().open("r")
     handle.commit([Put("n", b"0")])
     assert pair.stores[1].peek("r") == {"n": b"0"}
-    engine.set_certain(False)  # it answers within a second, or when it is
+    engine.set_certain(False)  # it answers after a second, or as soon as it is certain
     asked = threading.Event()
     asked.set()
     _interrupt_when(asked)
@@ -134,16 +134,16 @@ def test_reads_after_an_interrupted_one_are_of_now() -> None:
     pair.close()
 
 
-def test_a_write_that_may_be_kept_is_not_told_as_busy() -> None:
-    """S6: the engine was lost with it, and no other came within the limit."""
+def test_a_write_that_may_be_kept_is_unknown_and_not_busy() -> None:
+    """S6: the engine was lost with the write, and there was no other within the limit."""
     pair = Pair()
     handle = pair.stores[1].connect().open("r")
     backend = pair.backends[1]
     pair.clock(backend)
 
     def crash(batch: LedgerBatch) -> StoreError | None:
-        pair.reach(backend, Nobody)
-        return OwnershipLostError("the test says so")
+        pair.reach(backend, NoEngine)
+        return OwnershipLostError("disabled by the test")
 
     pair.place.crash = crash
     with pytest.raises(OutcomeUnknownError):
@@ -154,8 +154,8 @@ def test_a_write_that_may_be_kept_is_not_told_as_busy() -> None:
     pair.close()
 
 
-def test_who_asks_late_whether_an_instance_failed_is_told() -> None:
-    """R15: its engine would go on serving what is another's by now."""
+def test_a_late_failure_callback_is_called_at_once() -> None:
+    """R15: otherwise the engine would continue to serve regions that another process owns."""
 
     class Attached:
         index, gone = 0, ""
@@ -173,8 +173,8 @@ def test_who_asks_late_whether_an_instance_failed_is_told() -> None:
     assert [type(error) for error in asyncio.run(run())] == [FencedError]
 
 
-def test_a_loop_that_is_closed_keeps_nobody_waiting() -> None:
-    """R15: what is called before is cancelled, what is called after is refused."""
+def test_a_closed_loop_leaves_no_caller_waiting() -> None:
+    """R15: earlier calls are cancelled, later ones refused."""
     loop, ends = EventLoopThread("test"), []
 
     async def never() -> None:

@@ -1,4 +1,4 @@
-"""Group commit: who is served by whom, and that no interrupt keeps the others waiting (C6)."""
+"""Group commit: which leader serves which requests, and that no interrupt leaves a caller waiting (C6)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NO_LEDGER = cast(Transaction, None)
 
 
 class Place:
-    """Serves rounds as a backend does; `pause` is what a write takes."""
+    """Serves requests as a backend does; `pause` is the time of a write."""
 
     def __init__(self, pause: Callable[[], object] = lambda: None) -> None:
         self.rounds: list[int] = []
@@ -45,8 +45,8 @@ class Place:
         finish(requests, None)
 
 
-def test_what_queues_up_meanwhile_shares_a_write() -> None:
-    """C6: the first goes at once, the others together, each with its own result or error."""
+def test_requests_that_queue_up_during_a_write_share_the_next() -> None:
+    """C6: the first is written at once, the others together, each with its own result or error."""
     gate = threading.Event()
     place = Place(lambda: gate.wait(10))
     commit = GroupCommit(place.lead)
@@ -76,8 +76,8 @@ def test_what_queues_up_meanwhile_shares_a_write() -> None:
     assert place.rounds == [1, 5]
 
 
-def test_a_refused_round_is_told_to_all_of_it() -> None:
-    """C6: one instance of the error each, and the next round goes on."""
+def test_every_request_of_a_refused_write_gets_an_error_of_its_own() -> None:
+    """C6: and the next write succeeds."""
     failing = [StoreError("no")]
 
     def lead(drain: Drain) -> None:
@@ -86,11 +86,11 @@ def test_a_refused_round_is_told_to_all_of_it() -> None:
     commit = GroupCommit(lead)
     with pytest.raises(StoreError, match="no"):
         commit.write(lambda _: 1)
-    assert commit.write(lambda _: 1) is None  # this place runs no plan
+    assert commit.write(lambda _: 1) is None  # this leader runs no plan
 
 
-def test_what_an_interrupted_leader_leaves_behind_is_settled_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C6: whoever had drained requests and was interrupted before he told them: their outcome is unknown."""
+def test_requests_that_an_interrupted_leader_drained_are_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C6: their outcome is unknown."""
     monkeypatch.setattr(group, "RECHECK_S", 0.01)
     drained, go = threading.Event(), threading.Event()
     rounds: list[int] = []
@@ -133,8 +133,8 @@ def _interrupt(thread: threading.Thread) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_interrupts_at_any_step_keep_nobody_waiting(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """C6: KeyboardInterrupt in writers at random: all others go on, and what was answered was done exactly once."""
+def test_interrupts_at_any_step_leave_no_caller_waiting(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C6: KeyboardInterrupt in random writers: the others continue, and every answered plan ran exactly once."""
     monkeypatch.setattr(group, "RECHECK_S", 0.02)
     chance = random.Random(seed)
     place = Place(lambda: time.sleep(0.0002))
@@ -173,9 +173,9 @@ def test_interrupts_at_any_step_keep_nobody_waiting(seed: int, monkeypatch: pyte
         thread.start()
     for _ in range(400):
         time.sleep(chance.random() * 0.003)
-        _interrupt(chance.choice(threads[1:]))  # the first is never interrupted: it must always get on
+        _interrupt(chance.choice(threads[1:]))  # the first is never interrupted: it must always make progress
     seen = len(answered)
-    wait_until(lambda: len(answered) > seen + 100, what="writes to go on")
+    wait_until(lambda: len(answered) > seen + 100, what="writes to continue")
     stop.set()
     for thread in threads:
         thread.join(10)
@@ -186,7 +186,7 @@ def test_interrupts_at_any_step_keep_nobody_waiting(seed: int, monkeypatch: pyte
 
 
 class Turn:
-    """A lock that counts who waits for it."""
+    """A lock that counts its waiting threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -203,7 +203,7 @@ class Turn:
         self._lock.release()
 
 
-def test_in_a_long_round_only_the_first_waits_for_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_during_a_long_write_only_the_first_waits_for_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """C6: at the lock, which is not fair, the others would learn late that they are finished."""
     looks: list[int] = []
     monkeypatch.setattr(group, "RECHECK_S", 0.005)
@@ -229,8 +229,8 @@ def test_in_a_long_round_only_the_first_waits_for_the_turn(monkeypatch: pytest.M
 is_first = GroupCommit._is_first
 
 
-def test_what_was_interrupted_while_it_queued_up_is_not_done_later() -> None:
-    """C6: nobody waits for it any more, and its caller may have asked again."""
+def test_a_request_interrupted_while_it_queued_up_never_runs() -> None:
+    """C6: its caller has left, and may have asked again."""
 
     class Interrupting(deque[group.GroupRequest]):
         def append(self, request: group.GroupRequest) -> None:

@@ -1,4 +1,4 @@
-"""The ledger against a naive model, step by step (C9): whatever happens, both say the same."""
+"""The ledger against a naive model, step by step (C9): both stay equal whatever happens."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def view(ledger: Ledger) -> dict[str, tuple[int, str | None, list[str], dict[str
 
 @dataclass
 class Naive:
-    """A line of owners for each name: the first owns, the others wait. Nothing else."""
+    """A line of sessions for each name: the first owns the record, the others wait."""
 
     line: list[str] = field(default_factory=list)
     owner_count: int = 0
@@ -151,8 +151,8 @@ LedgerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=
 TestLedger = LedgerMachine.TestCase
 
 
-def test_the_table_is_whole() -> None:
-    """Every event has a row; nothing leads back to ABSENT (an epoch is never used again)."""
+def test_every_event_has_a_row_and_absent_is_never_reached() -> None:
+    """No transition leads back to ABSENT, so an epoch is never used again."""
     assert {event for _, event in TRANSITIONS} == set(Event)
     assert RecordState.ABSENT not in {transition.next for transition in TRANSITIONS.values()}
 
@@ -160,7 +160,7 @@ def test_the_table_is_whole() -> None:
 @pytest.mark.parametrize("event", Event)
 @pytest.mark.parametrize("state", RecordState)
 def test_the_table_decides_every_step(state: RecordState, event: Event) -> None:
-    """C9: a step leads where its row says; without a row it is refused by name and changes nothing."""
+    """C9: a step leads to the state in its row; without a row it is refused by name and changes nothing."""
     record = {
         RecordState.ABSENT: Record(),
         RecordState.FREE: Record(2),
@@ -206,7 +206,7 @@ def test_a_refused_entry_changes_nothing() -> None:
         assert ledger.sessions == {"s": ""}
 
 
-def test_ended_together_grants_to_none_of_them() -> None:
+def test_sessions_that_end_together_get_no_record() -> None:
     ledger = Ledger()
     for person in ("a", "b", "c"):
         ledger.apply(Connected(person, ""))
@@ -215,7 +215,7 @@ def test_ended_together_grants_to_none_of_them() -> None:
     assert view(ledger)["r"] == (2, "c", [], {})
 
 
-def test_stale_and_lost_are_told_apart() -> None:
+def test_stale_epochs_and_lost_sessions_have_different_errors() -> None:
     ledger = Ledger()
     ledger.apply(Connected("a", ""))
     ledger.apply(Opened("r", 1, "a"))
@@ -239,6 +239,6 @@ def test_tally_follows_the_operations() -> None:
 @pytest.mark.parametrize(
     "data", [b"\x63", b"\x01\x05\x00ab", b"\x01\x01\x00\xff\x00\x00", encode([Connected("s", "x")])[:-1]]
 )
-def test_nonsense_is_refused_by_name(data: bytes) -> None:
+def test_undecodable_bytes_are_refused_by_name(data: bytes) -> None:
     with pytest.raises(DecodeError):
         decode(data)

@@ -1,4 +1,4 @@
-"""Interrupts (Ctrl-C) and faults in the middle of a step of a store: what is in memory never gets ahead of what is kept."""
+"""Interrupts (Ctrl-C) and faults in the middle of a step of a store: memory never gets ahead of what is durable."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from spark_jms.store.file.backend import FileBackend
 from spark_jms.store.ledger.backend import Transaction
 from spark_jms.store.ledger.entries import Connected
 from spark_jms.store.ledger.ledger import Ledger
-from tests.unit.test_engine import Nobody, Pair
+from tests.unit.test_engine import NoEngine, Pair
 
 
 def interrupted_once(function: Callable[..., Any], after: int = 0) -> Callable[..., Any]:
-    """Does what it does; then Ctrl-C, at one call."""
+    """The function, interrupted by Ctrl-C after one of its calls."""
     calls = [0]
 
     def around(*args: Any, **named: Any) -> Any:
@@ -39,8 +39,8 @@ def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_ctrl_c_twice_while_a_round_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S9: plans have changed the ledger, nothing is written, and even telling so is interrupted."""
+def test_ctrl_c_twice_while_a_write_fails_leaves_no_phantom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S9: plans have changed the ledger, nothing is written, and even finishing the requests is interrupted."""
     one, other = FileBackend(str(tmp_path)), FileBackend(str(tmp_path))
     with monkeypatch.context() as patch:
         patch.setattr(one._journal, "append", interrupt)
@@ -54,8 +54,10 @@ def test_ctrl_c_twice_while_a_round_is_given_up(tmp_path: Path, monkeypatch: pyt
         backend.release()
 
 
-def test_ctrl_c_while_a_reader_follows_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S9: entries that were folded are not folded once more."""
+def test_ctrl_c_while_a_reader_follows_the_journal_applies_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S9: the next read applies the remaining entries only."""
     writing, reading = FileBackend(str(tmp_path)), FileBackend(str(tmp_path))
     assert not reading.read(lambda ledger: set(ledger.sessions))
     names = {"a", "b", "c"}
@@ -69,8 +71,8 @@ def test_ctrl_c_while_a_reader_follows_the_journal(tmp_path: Path, monkeypatch: 
         backend.release()
 
 
-def test_a_lock_that_cannot_be_marked_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S9: the operating system's lock was taken, and then the disk failed: others need not wait."""
+def test_a_lock_whose_hint_cannot_be_written_is_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S9: the disk fails after the operating system has granted the lock; other processes need not wait."""
     one, other = FileBackend(str(tmp_path)), FileBackend(str(tmp_path))
 
     class Failing:
@@ -90,8 +92,8 @@ def test_a_lock_that_cannot_be_marked_is_given_back(tmp_path: Path, monkeypatch:
         backend.release()
 
 
-def test_ctrl_c_while_a_replica_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S2: the replica of an engine that is elsewhere begins anew, and is right again."""
+def test_ctrl_c_while_a_replica_applies_a_page_restarts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S2: the replica of an engine in another process starts from a snapshot and is right again."""
     pair = Pair()
     near, far = (store.connect() for store in pair.stores)
     handle = near.open("r")
@@ -109,12 +111,12 @@ def test_ctrl_c_while_a_replica_takes_over(monkeypatch: pytest.MonkeyPatch) -> N
     pair.close()
 
 
-def test_a_plan_that_loses_the_engine_is_told_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S2: and with no other engine, the caller is told what he may be told."""
+def test_a_plan_that_loses_the_engine_gets_a_store_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S2: when there is no other engine, the internal error does not reach the caller."""
     pair = Pair()
     backend = pair.backends[1]
     pair.clock(backend)
-    pair.reach(backend, Nobody)
+    pair.reach(backend, NoEngine)
 
     def plan(_: Transaction) -> None:
         raise LinkLostError("gone while it asked who is alive")
