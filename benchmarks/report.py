@@ -33,7 +33,7 @@ no keys), and Delta's own streaming, with its defaults and tuned (`snapshotParti
 
 
 @dataclass(frozen=True)
-class Row:
+class ReportRow:
     """One line of a table, as text."""
 
     cell: str
@@ -64,12 +64,12 @@ def low_high(found: Spread) -> str:
     return f"{number(found.low)}–{number(found.high)}"
 
 
-def rows(results: Results, table: str) -> list[Row]:
+def rows(results: Results, table: str) -> list[ReportRow]:
     """One row per cell; an absent cell shows its reason in place of figures."""
     return [_row(results, table, cell) for cell in results.cells(table)]
 
 
-def _row(results: Results, table: str, cell: str) -> Row:
+def _row(results: Results, table: str, cell: str) -> ReportRow:
     figure, comparison = results.figure(table, cell), results.comparison(table, cell)
     cold = results.by_run(table, cell).get(COLD_RUN)
     ratio_text = against = target = verdict = ""
@@ -87,7 +87,7 @@ def _row(results: Results, table: str, cell: str) -> Row:
         median, spread_text = number(figure.median), low_high(figure)
         if absence is not None:
             median += f" ({figure.count} runs; then {absence})"
-    return Row(
+    return ReportRow(
         cell=name,
         median=median,
         low_high=spread_text,
@@ -154,7 +154,7 @@ def _title(results: Results, table: str) -> str:
     return f"{table} ({unit})" if unit else table
 
 
-def _markdown_table(found: Sequence[Row]) -> list[str]:
+def _markdown_table(found: Sequence[ReportRow]) -> list[str]:
     lines = [f"| {' | '.join(HEADINGS)} |", "|---|---:|---:|---:|---:|---|---|---|---|"]
     lines += [f"| {' | '.join(_cell(text) for text in row.fields())} |" for row in found]
     return lines

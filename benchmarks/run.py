@@ -37,7 +37,7 @@ from benchmarks.peers.delta import DeltaPeer  # noqa: E402
 from benchmarks.peers.kafka import Broker, KafkaPeer  # noqa: E402
 from benchmarks.recorder import Recorder  # noqa: E402
 from benchmarks.results import Results, from_lines  # noqa: E402
-from benchmarks.workbench import FAMILIES, PARTS, SPARKLESS, Options, Workbench, open_session  # noqa: E402
+from benchmarks.workbench import FAMILIES, PARTS, SPARKLESS, BenchmarkOptions, Workbench, open_session  # noqa: E402
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _measure(options: Options, recorder: Recorder) -> None:
+def _measure(options: BenchmarkOptions, recorder: Recorder) -> None:
     _sweep()
     work = CACHE / f"work-{os.getpid()}"
     work.mkdir(parents=True)
@@ -134,7 +134,7 @@ def _parts(bench: Workbench, broker: Broker | None) -> None:
         ranking.run(bench)
 
 
-def _cells_of_kafka(options: Options) -> list[tuple[str, str]]:
+def _cells_of_kafka(options: BenchmarkOptions) -> list[tuple[str, str]]:
     """The cells that Kafka's absence affects; none if Kafka was not requested."""
     tables = [table for table in (throughput.SINK, throughput.SOURCE) if options.wants(table)]
     if options.wants("latency"):
@@ -164,9 +164,9 @@ def _terminated(number: int, frame: object) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def _options(given: argparse.Namespace) -> Options:
+def _options(given: argparse.Namespace) -> BenchmarkOptions:
     quick = given.quick
-    return Options(
+    return BenchmarkOptions(
         rows=given.rows or (20_000 if quick else 1_000_000),
         runs=given.runs or (1 if quick else 3),
         parts=tuple(given.parts),

@@ -18,7 +18,7 @@ FAMILIES = ("jmsq", "kafka", "delta")
 
 
 @dataclass(frozen=True)
-class Options:
+class BenchmarkOptions:
     """What to measure, and how much."""
 
     rows: int
@@ -60,7 +60,7 @@ class Workbench:
     spark: Any
     work: Path
     cache: Path
-    options: Options
+    options: BenchmarkOptions
     recorder: Recorder
 
     def new_path(self, purpose: str) -> Path:

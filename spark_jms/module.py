@@ -26,7 +26,7 @@ from spark_jms.settings.table import REQUIRED, hint, settings_of
 from spark_jms.settings.types import ListOf, NotAllowed, ValueType
 
 if TYPE_CHECKING:
-    from spark_jms.log.declarations import Change
+    from spark_jms.log.declarations import DeclarationChange
     from spark_jms.store import Store
 
 MAX_FILE_BYTES = 2**20
@@ -42,9 +42,9 @@ class Module:
 
 
 # -- applying ----------------------------------------------------------------------------------------------------------
-def apply(root: str | os.PathLike[str], module: str | os.PathLike[str] | Mapping[str, Any]) -> list[Change]:
+def apply(root: str | os.PathLike[str], module: str | os.PathLike[str] | Mapping[str, Any]) -> list[DeclarationChange]:
     """Create and change the destinations of the domain at `root` as the module file (or a dict of the same shape)
-    declares them. Returns one Change for each destination.
+    declares them. Returns one DeclarationChange for each destination.
 
     Applying the same file again changes nothing. Members may be added while jobs run; only empty members may be removed
     (MemberRemovalError). Destinations that the file does not declare stay as they are.

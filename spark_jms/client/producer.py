@@ -17,7 +17,7 @@ from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.errors import ClosedError, DuplicateTransactionError, JmsqError, MessageFormatError
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.message_writer import MessageWriter
-from spark_jms.log.send import Sent, Transaction, send
+from spark_jms.log.send import Sent, TransactionId, send
 from spark_jms.log.storage import now_ms
 
 CHUNK_MESSAGES = 1000
@@ -132,7 +132,7 @@ class Producer:
             raise type(error)(f"{error} (the {total.messages} messages of earlier chunks are sent)") from error
         return total
 
-    def _commit(self, chunks: Iterator[Sequence[Message]], now: int, transaction: Transaction | None) -> Sent:
+    def _commit(self, chunks: Iterator[Sequence[Message]], now: int, transaction: TransactionId | None) -> Sent:
         destination = self._log.snapshot.destination
         writer = MessageWriter(self._log.storage, destination, next(self._turns), now)
         size = 0
@@ -208,10 +208,10 @@ def _body_bytes(message: Message) -> int:
     return sum(len(value) if isinstance(value, str | bytes | bytearray) else 8 for value in values)
 
 
-def _transaction(transaction: tuple[str, int]) -> Transaction:
+def _transaction(transaction: tuple[str, int]) -> TransactionId:
     match transaction:
         case (str(app_id), int(version)) if app_id and not isinstance(version, bool) and 0 <= version < 2**63:
-            return Transaction(f"app/{app_id}", version)
+            return TransactionId(f"app/{app_id}", version)
     raise DuplicateTransactionError(
         f"transaction is {transaction!r}, but must be (application id, version): text and a whole number from 0 on"
     )

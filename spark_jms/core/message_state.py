@@ -34,22 +34,22 @@ class MessageEvent(Enum):
     SKIP = auto()  # expired, refused, purged or lost
 
 
-class Transition(NamedTuple):
+class MessageTransition(NamedTuple):
     to: MessageState
     redelivers: bool = False
 
 
 _S, _E = MessageState, MessageEvent
-TRANSITIONS: Mapping[tuple[MessageState, MessageEvent], Transition] = {
-    (_S.AVAILABLE, _E.CLAIM): Transition(_S.CLAIMED),
-    (_S.AVAILABLE, _E.SKIP): Transition(_S.DONE),
-    (_S.CLAIMED, _E.ACKNOWLEDGE): Transition(_S.DONE),
-    (_S.CLAIMED, _E.RETURN): Transition(_S.AVAILABLE),
-    (_S.CLAIMED, _E.REDELIVER): Transition(_S.AVAILABLE, redelivers=True),
-    (_S.CLAIMED, _E.DOUBT): Transition(_S.IN_DOUBT),
-    (_S.CLAIMED, _E.RECOVER): Transition(_S.CLAIMED),
-    (_S.IN_DOUBT, _E.ACKNOWLEDGE): Transition(_S.DONE),
-    (_S.IN_DOUBT, _E.RETURN): Transition(_S.AVAILABLE),
-    (_S.IN_DOUBT, _E.REDELIVER): Transition(_S.AVAILABLE, redelivers=True),
-    (_S.IN_DOUBT, _E.RECOVER): Transition(_S.CLAIMED),
+TRANSITIONS: Mapping[tuple[MessageState, MessageEvent], MessageTransition] = {
+    (_S.AVAILABLE, _E.CLAIM): MessageTransition(_S.CLAIMED),
+    (_S.AVAILABLE, _E.SKIP): MessageTransition(_S.DONE),
+    (_S.CLAIMED, _E.ACKNOWLEDGE): MessageTransition(_S.DONE),
+    (_S.CLAIMED, _E.RETURN): MessageTransition(_S.AVAILABLE),
+    (_S.CLAIMED, _E.REDELIVER): MessageTransition(_S.AVAILABLE, redelivers=True),
+    (_S.CLAIMED, _E.DOUBT): MessageTransition(_S.IN_DOUBT),
+    (_S.CLAIMED, _E.RECOVER): MessageTransition(_S.CLAIMED),
+    (_S.IN_DOUBT, _E.ACKNOWLEDGE): MessageTransition(_S.DONE),
+    (_S.IN_DOUBT, _E.RETURN): MessageTransition(_S.AVAILABLE),
+    (_S.IN_DOUBT, _E.REDELIVER): MessageTransition(_S.AVAILABLE, redelivers=True),
+    (_S.IN_DOUBT, _E.RECOVER): MessageTransition(_S.CLAIMED),
 }

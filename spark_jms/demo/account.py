@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from spark_jms.core.message import arrow_schema
 from spark_jms.demo.flights import FEED_SCHEMA, FLIGHT_COLUMNS
 from spark_jms.demo.queries import MESSAGE_COLUMNS
-from spark_jms.demo.watch import Sample
+from spark_jms.demo.watch import DepthSample
 
 Integers = npt.NDArray[np.int64]
 _SCHEMA = pa.schema([*arrow_schema(MESSAGE_COLUMNS), *(field for field in FEED_SCHEMA if field.name != "leg")])
@@ -120,7 +120,7 @@ def arrivals(table: Path, columns: Sequence[str] = RECEIVED_COLUMNS) -> tuple[pa
 
 
 def queue_account(
-    flights: pa.Table, tables: Mapping[str, Path], last: Mapping[int, int], samples: Sequence[Sample] = ()
+    flights: pa.Table, tables: Mapping[str, Path], last: Mapping[int, int], samples: Sequence[DepthSample] = ()
 ) -> QueueAccount:
     """`last`: member -> its last sequence number."""
     read = {name: arrivals(path) for name, path in tables.items()}
@@ -234,7 +234,7 @@ def _units_by_sequence(received: pa.Table, last: Mapping[int, int]) -> dict[int,
     return out
 
 
-def _two_hands(samples: Sequence[Sample], units: Mapping[int, Integers]) -> tuple[int, int]:
+def _two_hands(samples: Sequence[DepthSample], units: Mapping[int, Integers]) -> tuple[int, int]:
     """(samples in which two receivers held claims on one member, aircraft in both claims)."""
     shared, guilty = 0, set[int]()
     for sample in samples:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from spark_jms.demo.account import QueueAccount
 from spark_jms.demo.screen import Screen, sparkline
 from spark_jms.demo.story import DemoResult
-from spark_jms.demo.watch import Sample
+from spark_jms.demo.watch import DepthSample
 
 _WIDTH = 72
 
@@ -68,7 +68,7 @@ def _queue_rows(outcome: DemoResult) -> list[tuple[str, object, str]]:
     ]
 
 
-def lag(samples: list[Sample], marks: list[tuple[float, str]]) -> list[str]:
+def lag(samples: list[DepthSample], marks: list[tuple[float, str]]) -> list[str]:
     """Waiting messages over time, with the events below."""
     if not samples:
         return []

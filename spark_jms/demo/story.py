@@ -20,7 +20,7 @@ from spark_jms.demo.account import QueueAccount, Speed, SubscriptionAccount, que
 from spark_jms.demo.errors import DemoError
 from spark_jms.demo.processes import READY_TIMEOUT_S, STOP_TIMEOUT_S, Receiver
 from spark_jms.demo.screen import Screen
-from spark_jms.demo.watch import Sample, Watch
+from spark_jms.demo.watch import DepthSample, Watch
 from spark_jms.log.domain import Domain
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class DemoResult:
     queue: QueueAccount
     subscriptions: list[SubscriptionAccount]
     speeds: list[Speed]
-    samples: list[Sample]
+    samples: list[DepthSample]
     marks: list[tuple[float, str]]
     in_doubt: int
     taken_over: int

@@ -25,7 +25,7 @@ class OpenClaim:
 
 
 @dataclass(frozen=True)
-class Sample:
+class DepthSample:
     """The destination at one moment. `backlog` counts unacknowledged messages."""
 
     second: float
@@ -41,7 +41,7 @@ class Watch:
     """Samples a queue twice a second in a thread, read-only. `check()` raises the thread's error."""
 
     def __init__(self, root: Path, destination: str) -> None:
-        self.samples: list[Sample] = []
+        self.samples: list[DepthSample] = []
         self.marks: list[tuple[float, str]] = []
         self._domain, self._destination = Domain(str(root)), destination
         self._started_s = time.monotonic()
@@ -55,8 +55,8 @@ class Watch:
         return time.monotonic() - self._started_s
 
     @property
-    def last(self) -> Sample:
-        return self.samples[-1] if self.samples else Sample(0.0, 0, 0, ())
+    def last(self) -> DepthSample:
+        return self.samples[-1] if self.samples else DepthSample(0.0, 0, 0, ())
 
     def mark(self, what: str) -> None:
         self.marks.append((self.second, what))
@@ -83,7 +83,7 @@ class Watch:
                         for claim in state.claims.values()
                     )
                     backlog = sum(state.unfinished(1, last[member]).count for member, state in states.items())
-                    self.samples.append(Sample(self.second, sum(last.values()), backlog, claims))
+                    self.samples.append(DepthSample(self.second, sum(last.values()), backlog, claims))
                 except (JmsqError, OSError) as error:  # check() raises it in the demo's own thread
                     self._error = error
                     return

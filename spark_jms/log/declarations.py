@@ -26,7 +26,7 @@ from spark_jms.log.snapshot import Snapshot
 
 
 @dataclass(frozen=True)
-class Change:
+class DeclarationChange:
     """What `apply` did to one destination: created, changed, unchanged or left (not in the module)."""
 
     destination: str
@@ -36,7 +36,7 @@ class Change:
 
 def apply_destinations(
     domain: Domain, declared: Sequence[Destination], empty: Callable[[str, int], bool]
-) -> list[Change]:
+) -> list[DeclarationChange]:
     """Create and change destinations as declared. Running jobs follow at their next commit or plan.
 
     `empty(destination, member)` tells whether all subscriptions have finished a member's messages; a member that is not
@@ -47,11 +47,11 @@ def apply_destinations(
     for wanted in declared:
         if wanted.name not in existing:
             _create(domain, wanted)
-            changes.append(Change(wanted.name, "created", f"{wanted.kind}, {wanted.members} member(s)"))
+            changes.append(DeclarationChange(wanted.name, "created", f"{wanted.kind}, {wanted.members} member(s)"))
         else:
             changes.append(_change(domain, wanted, empty))
     names = {d.name for d in declared}
-    return changes + [Change(name, "left", "not in the module") for name in sorted(existing - names)]
+    return changes + [DeclarationChange(name, "left", "not in the module") for name in sorted(existing - names)]
 
 
 def _create(domain: Domain, destination: Destination) -> None:
@@ -87,7 +87,7 @@ def create_table(domain: Domain, path: str, schema: pa.Schema, destination: Dest
     )
 
 
-def _change(domain: Domain, wanted: Destination, empty: Callable[[str, int], bool]) -> Change:
+def _change(domain: Domain, wanted: Destination, empty: Callable[[str, int], bool]) -> DeclarationChange:
     def full_member(snapshot: Snapshot) -> int | None:
         """The first member to remove that still holds messages."""
         removed = range(wanted.members, snapshot.destination.members)
@@ -95,8 +95,8 @@ def _change(domain: Domain, wanted: Destination, empty: Callable[[str, int], boo
 
     done = commit_prepared(domain.log(wanted.name), full_member, partial(decide_change, wanted))
     if done is None:
-        return Change(wanted.name, "unchanged")
-    return Change(wanted.name, "changed", done.decision.difference)
+        return DeclarationChange(wanted.name, "unchanged")
+    return DeclarationChange(wanted.name, "changed", done.decision.difference)
 
 
 @dataclass(frozen=True)

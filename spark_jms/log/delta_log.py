@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from spark_jms.errors import InvalidDestinationError, UnreadableTableError
-from spark_jms.log.replay import ENGINE, Replay
+from spark_jms.log.replay import ENGINE, LogReplay
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.storage import Storage, now_ms
 
@@ -85,7 +85,7 @@ class DeltaLog:
         data = self.storage.get(commit_path(version))
         if data is None:
             return snapshot
-        replay = Replay(snapshot)
+        replay = LogReplay(snapshot)
         while data is not None:
             replay.apply(version, data)
             version += 1
@@ -144,7 +144,7 @@ class DeltaLog:
             else [f"{LOG}/{version:020d}.checkpoint.{i:010d}.{parts:010d}.parquet" for i in range(1, parts + 1)]
         )
         wanted = {"add", "remove", "txn", "metaData", "protocol"}
-        replay = Replay(start)
+        replay = LogReplay(start)
         for name in names:
             try:
                 with self.storage.open_input(name) as source:
@@ -208,7 +208,7 @@ class DeltaLog:
                 return False
         with self.lock:
             if self._snapshot is snapshot:
-                replay = Replay(snapshot)
+                replay = LogReplay(snapshot)
                 replay.apply(version, data)
                 self._snapshot = replay.snapshot()
         return True

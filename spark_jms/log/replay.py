@@ -16,7 +16,7 @@ ENGINE = "spark-jms"
 _Actions = list[dict[str, dict[str, Any]]]
 
 
-class Replay:
+class LogReplay:
     """Starts from a snapshot, which it leaves unchanged, and ends in `snapshot()`. Use one for any number of commits, then
     drop it. After an error the state of a half-applied commit is unknown: drop it as well."""
 

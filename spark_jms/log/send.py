@@ -29,7 +29,7 @@ from spark_jms.log.storage import Storage, now_ms
 
 
 @dataclass(frozen=True)
-class Transaction:
+class TransactionId:
     """An application's own number: the first send with it counts, repeated ones do not (Delta's txnAppId, txnVersion)."""
 
     app_id: str
@@ -64,7 +64,9 @@ class SendDecision(Decision):
     files: Sequence[StagedFile] = ()
 
 
-def send(log: DeltaLog, staged: Sequence[StagedFile], route_epoch: int, transaction: Transaction | None = None) -> Sent:
+def send(
+    log: DeltaLog, staged: Sequence[StagedFile], route_epoch: int, transaction: TransactionId | None = None
+) -> Sent:
     """Commit staged files as new messages, in the given order. `route_epoch` is that of the declaration by which they
     were routed. Of several sends with one transaction exactly one counts, and the others delete their files."""
     shipment, now = _Shipment(log, list(staged), route_epoch, transaction), now_ms()
@@ -86,7 +88,7 @@ class _Shipment:
     """The files of one send. They change when the destination's members do."""
 
     def __init__(
-        self, log: DeltaLog, files: list[StagedFile], route_epoch: int, transaction: Transaction | None
+        self, log: DeltaLog, files: list[StagedFile], route_epoch: int, transaction: TransactionId | None
     ) -> None:
         self._log, self._route_epoch, self._transaction = log, route_epoch, transaction
         self.files = files
@@ -112,7 +114,7 @@ class _Shipment:
 
 
 def decide_send(
-    snapshot: Snapshot, files: Sequence[StagedFile], transaction: Transaction | None, now: int
+    snapshot: Snapshot, files: Sequence[StagedFile], transaction: TransactionId | None, now: int
 ) -> SendDecision | None:
     """Pure. None when the transaction is in the log, or there is nothing to send."""
     if (transaction and transaction.is_in(snapshot)) or not (files or transaction):

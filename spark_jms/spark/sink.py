@@ -18,7 +18,7 @@ from spark_jms.errors import DuplicateTransactionError, OptionError
 from spark_jms.log.domain import Domain
 from spark_jms.log.housekeeping import after_send
 from spark_jms.log.message_writer import MessageWriter
-from spark_jms.log.send import Transaction, send
+from spark_jms.log.send import TransactionId, send
 from spark_jms.log.staged_file import StagedFile, discard
 from spark_jms.settings.options import Options
 from spark_jms.spark.worker import freeze_loaded
@@ -84,7 +84,7 @@ class _Writer:
             if isinstance(message, StagedMessage):
                 discard(storage, message.files)
 
-    def _send(self, messages: Sequence[WriterCommitMessage | None], transaction: Transaction | None) -> None:
+    def _send(self, messages: Sequence[WriterCommitMessage | None], transaction: TransactionId | None) -> None:
         staged = sorted((m for m in messages if isinstance(m, StagedMessage)), key=lambda m: m.partition)
         files = [file for message in staged for file in message.files]
         if not files:
@@ -97,7 +97,7 @@ class _Writer:
 class JmsqStreamWriter(_Writer, DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         query_id = next((m.query_id for m in messages if isinstance(m, StagedMessage)), "")
-        self._send(messages, Transaction(f"sink/{query_id}", batchId))
+        self._send(messages, TransactionId(f"sink/{query_id}", batchId))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._discard(messages)
@@ -111,7 +111,7 @@ class JmsqWriter(_Writer, DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         app_id, version = self.options.txn_app_id, self.options.txn_version
-        self._send(messages, Transaction(f"app/{app_id}", version) if app_id and version is not None else None)
+        self._send(messages, TransactionId(f"app/{app_id}", version) if app_id and version is not None else None)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         self._discard(messages)

@@ -54,7 +54,7 @@ class State(Enum):
 
 
 @dataclass(frozen=True)
-class Step:
+class HandshakeStep:
     length: int
     decide: Callable[[Handshake, bytes], None]
     then: State
@@ -65,7 +65,13 @@ class Handshake:
     it has failed. When `proved`, `rest` holds the bytes that came after the handshake. `nonce` is never used twice."""
 
     def __init__(
-        self, table: dict[State, Step], service: Service, secret: bytes, identity: bytes, nonce: bytes, peer: str
+        self,
+        table: dict[State, HandshakeStep],
+        service: Service,
+        secret: bytes,
+        identity: bytes,
+        nonce: bytes,
+        peer: str,
     ) -> None:
         self.service = service
         self.failure: StoreError | None = None
@@ -152,12 +158,12 @@ class Handshake:
 
 
 _LISTENER = {
-    State.MAGIC: Step(_MAGIC_BYTES, Handshake._check_magic, State.CLAIM),
-    State.CLAIM: Step(NONCE_BYTES + IDENTITY_BYTES + PROOF_BYTES, Handshake._judge_claim, State.PROVED),
+    State.MAGIC: HandshakeStep(_MAGIC_BYTES, Handshake._check_magic, State.CLAIM),
+    State.CLAIM: HandshakeStep(NONCE_BYTES + IDENTITY_BYTES + PROOF_BYTES, Handshake._judge_claim, State.PROVED),
 }
 _CONNECTOR = {
-    State.MAGIC: Step(_MAGIC_BYTES, Handshake._check_magic, State.NONCE),
-    State.NONCE: Step(NONCE_BYTES, Handshake._claim, State.VERDICT),
-    State.VERDICT: Step(len(_PROVED), Handshake._hear_verdict, State.PROOF),
-    State.PROOF: Step(PROOF_BYTES, Handshake._check_proof, State.PROVED),
+    State.MAGIC: HandshakeStep(_MAGIC_BYTES, Handshake._check_magic, State.NONCE),
+    State.NONCE: HandshakeStep(NONCE_BYTES, Handshake._claim, State.VERDICT),
+    State.VERDICT: HandshakeStep(len(_PROVED), Handshake._hear_verdict, State.PROOF),
+    State.PROOF: HandshakeStep(PROOF_BYTES, Handshake._check_proof, State.PROVED),
 }

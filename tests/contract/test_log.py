@@ -31,7 +31,7 @@ from spark_jms.log.message_writer import MessageWriter
 from spark_jms.log.object_storage import ObjectStorage
 from spark_jms.log.purge import purge
 from spark_jms.log.root import open_storage
-from spark_jms.log.send import Transaction, send
+from spark_jms.log.send import TransactionId, send
 from spark_jms.log.staged_file import StagedFile
 from spark_jms.log.subscriptions import create_subscription
 
@@ -78,7 +78,7 @@ def staged(
     return writer.close()
 
 
-def put(log: DeltaLog, *texts: str, transaction: Transaction | None = None) -> dict[int, Ranges]:
+def put(log: DeltaLog, *texts: str, transaction: TransactionId | None = None) -> dict[int, Ranges]:
     epoch = log.refresh().destination.epoch
     return dict(send(log, staged(log, texts), epoch, transaction).sequences)
 
@@ -191,11 +191,11 @@ def test_transaction_counts_once(storage: LocalStorage | ObjectStorage) -> None:
     """C5: a repeated (app id, version) writes nothing and deletes its files; those of the first send stay."""
     log, other = DeltaLog(storage, "orders"), DeltaLog(storage, "orders")
     first = staged(log, ["a", "b"])
-    assert send(log, first, 1, Transaction("q", 7)).version == 1
+    assert send(log, first, 1, TransactionId("q", 7)).version == 1
     again = staged(other, ["a", "b"])
-    assert send(other, again, 1, Transaction("q", 7)).version == -1
-    assert send(other, staged(other, ["old"]), 1, Transaction("q", 6)).version == -1
-    assert send(log, first, 1, Transaction("q", 7)).version == -1  # the same files, which are messages now
+    assert send(other, again, 1, TransactionId("q", 7)).version == -1
+    assert send(other, staged(other, ["old"]), 1, TransactionId("q", 6)).version == -1
+    assert send(log, first, 1, TransactionId("q", 7)).version == -1  # the same files, which are messages now
     assert sorted(texts(other).values()) == ["a", "b"]
     assert {info.path for info in storage.list("") if info.path.endswith(".parquet")} == {f.path for f in first}
 

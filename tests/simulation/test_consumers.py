@@ -37,7 +37,7 @@ from spark_jms.log.declarations import apply_destinations
 from spark_jms.log.domain import Domain, create_domain
 from spark_jms.log.message_writer import MessageWriter
 from spark_jms.log.purge import purge
-from spark_jms.log.send import Transaction, send
+from spark_jms.log.send import TransactionId, send
 from spark_jms.log.storage import now_ms
 from spark_jms.store import MemoryStore, Put
 from tests.simulation.consumers import DESTINATION, Client, Clock, ConsumerProcess, DeliveredRow, Query, QueryCheckpoint
@@ -125,7 +125,7 @@ class QueueWorld:
 
     def put(self, staged: tuple[list[Any], list[str], int]) -> None:
         files, texts, epoch = staged
-        transaction = Transaction("sender", self.count) if self.random.random() < 0.3 else None
+        transaction = TransactionId("sender", self.count) if self.random.random() < 0.3 else None
         sent = send(self.table, files, epoch, transaction)
         got = {(m, s) for m, r in sent.sequences.items() for s in r.numbers().tolist()}
         assert not got & self.sent.keys(), "two messages have the same sequence"

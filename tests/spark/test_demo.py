@@ -21,7 +21,7 @@ from spark_jms.core.ranges import Ranges
 from spark_jms.demo import flights
 from spark_jms.demo.account import queue_account, subscription_account
 from spark_jms.demo.screen import sparkline
-from spark_jms.demo.watch import OpenClaim, Sample
+from spark_jms.demo.watch import DepthSample, OpenClaim
 
 ROWS = 6000
 BATCH = 50
@@ -155,7 +155,7 @@ class Tables:
             actions = ({"commitInfo": {"timestamp": 1000 + i}}, {"add": {"path": f"{i}.parquet"}})
             (table / "_delta_log" / f"{i:020}.json").write_text("\n".join(map(json.dumps, actions)))
 
-    def account(self, samples: tuple[Sample, ...] = ()) -> Any:
+    def account(self, samples: tuple[DepthSample, ...] = ()) -> Any:
         self.write()
         return queue_account(self.flights, self.tables, self.last, samples)
 
@@ -216,7 +216,7 @@ def test_an_aircraft_in_two_receivers_hands_is_told(tables: Tables) -> None:
         OpenClaim(r["member"], who, Ranges.of((r["sequence"], r["sequence"])))
         for r, who in ((row, "q1"), (before, "q2"))
     ]
-    account = tables.account((Sample(0.5, 400, 400, tuple(claims)), Sample(1.0, 400, 400, tuple(claims[:1]))))
+    account = tables.account((DepthSample(0.5, 400, 400, tuple(claims)), DepthSample(1.0, 400, 400, tuple(claims[:1]))))
     assert (account.samples, account.samples_shared, account.in_two_hands) == (2, 1, 1)
 
 

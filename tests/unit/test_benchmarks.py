@@ -20,12 +20,12 @@ from benchmarks import calls, jars, latency, ranking, report, scaling
 from benchmarks.recorder import Recorder
 from benchmarks.results import Absence, Noise, Results, Sample, TargetComparison, from_lines, to_line
 from benchmarks.stats import Spread, counted, pair_ratios, percentile, spread, steady
-from benchmarks.workbench import Options, Workbench
+from benchmarks.workbench import BenchmarkOptions, Workbench
 
 pytestmark = pytest.mark.unit
 
 QUIET = Noise(0.1, 0.02)
-OPTIONS = Options(
+OPTIONS = BenchmarkOptions(
     rows=1_000_000,
     runs=3,
     parts=("sink",),

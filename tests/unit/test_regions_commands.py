@@ -25,7 +25,7 @@ from spark_jms.store.regions.admin import Admin, DaemonInfo, RegionInfo, main
 from spark_jms.store.regions.admin.commands import COMMANDS, Arguments, Known, completions, help_on, parse, split
 from spark_jms.store.regions.admin.port import AdminPort
 from spark_jms.store.regions.admin.selection import DaemonSelection
-from spark_jms.store.regions.admin.session import Session, Surroundings
+from spark_jms.store.regions.admin.session import AdminSession, Surroundings
 from spark_jms.store.regions.admin.shell import HISTORY_FILE, completer_of, interact, run_lines
 from spark_jms.store.regions.admin.testing import FakeCluster
 from spark_jms.store.regions.admin.top import render, watch, worst_first
@@ -67,7 +67,7 @@ class Talk:
         self.stream = io.StringIO()
         self.admin = Admin(attach=fake.attach)
         around = Surroundings(self.stream, self.stream, lambda: NOW_US, EST, watch)
-        self.session = Session(self.admin, around)
+        self.session = AdminSession(self.admin, around)
         self.code = 0
 
     def __call__(self, line: str) -> str:
@@ -418,7 +418,7 @@ def test_shell_survives_errors_and_control_c(tmp_path: Path, capsys: pytest.Capt
     from prompt_toolkit.output import DummyOutput
 
     around = Surroundings(sys.stdout, sys.stdout, lambda: NOW_US, EST, watch)
-    session = Session(Admin(attach=cluster().attach), around)
+    session = AdminSession(Admin(attach=cluster().attach), around)
     with create_pipe_input() as keys:
         keys.send_text("rsattach -dir /gd\rnonsense\rhalf\x03rmr -force open\rquit\r")
         assert interact(session, tmp_path, keys, DummyOutput()) == 0

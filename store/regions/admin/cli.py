@@ -17,7 +17,7 @@ from pathlib import Path
 from spark_jms.store.errors import DaemonUnavailableError
 from spark_jms.store.regions.admin.api import Admin, Attach, default_attach
 from spark_jms.store.regions.admin.commands import help_on
-from spark_jms.store.regions.admin.session import FAILED, OK, Session, Surroundings
+from spark_jms.store.regions.admin.session import FAILED, OK, AdminSession, Surroundings
 from spark_jms.store.regions.admin.shell import interact, run_lines
 from spark_jms.store.regions.admin.top import watch
 from spark_jms.store.regions.command_line import HELP
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None, attach: Attach = default_attach) -> 
     around = Surroundings(sys.stdout, err, lambda: time.time_ns() // 1000, None, watch)
     admin = Admin(attach=attach)
     try:
-        session = Session(admin, around)
+        session = AdminSession(admin, around)
         if one_shot:
             code = session.run(words, one_shot=True)
         elif sys.stdin.isatty():

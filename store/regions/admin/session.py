@@ -29,7 +29,7 @@ class Surroundings:
     watch: Callable[[Admin, Arguments, Surroundings], None]
 
 
-class Session:
+class AdminSession:
     def __init__(self, admin: Admin, surroundings: Surroundings) -> None:
         self._admin = admin
         self._around = surroundings

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from spark_jms.store.errors import CommandUsageError
 from spark_jms.store.regions.admin.commands import completions, split
-from spark_jms.store.regions.admin.session import OK, USAGE, Session
+from spark_jms.store.regions.admin.session import OK, USAGE, AdminSession
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 HISTORY_FILE = ".storeadmin_history"
 
 
-def run_line(session: Session, line: str, err: TextIO) -> int:
+def run_line(session: AdminSession, line: str, err: TextIO) -> int:
     """An empty line and one that begins with # do nothing."""
     if not line.strip() or line.lstrip().startswith("#"):
         return OK
@@ -34,7 +34,7 @@ def run_line(session: Session, line: str, err: TextIO) -> int:
     return session.run(words) if words else OK
 
 
-def run_lines(session: Session, lines: Iterable[str], out: TextIO, err: TextIO) -> int:
+def run_lines(session: AdminSession, lines: Iterable[str], out: TextIO, err: TextIO) -> int:
     """Of a script: all of them, whatever fails; the code is that of the last failure. Prompts are printed, so that the
     output says what it belongs to."""
     code = OK
@@ -50,7 +50,7 @@ def run_lines(session: Session, lines: Iterable[str], out: TextIO, err: TextIO) 
     return code
 
 
-def completer_of(session: Session) -> Completer:
+def completer_of(session: AdminSession) -> Completer:
     from prompt_toolkit.completion import CompleteEvent, Completer, Completion
     from prompt_toolkit.document import Document
 
@@ -77,7 +77,7 @@ def history_of(home: Path) -> History:
     return FileHistory(str(path))
 
 
-def interact(session: Session, home: Path, source: Input | None = None, target: Output | None = None) -> int:
+def interact(session: AdminSession, home: Path, source: Input | None = None, target: Output | None = None) -> int:
     """Until `quit` or the end of input. Control-C drops the line, or the command that runs."""
     from prompt_toolkit import PromptSession
 
