@@ -1,4 +1,4 @@
-"""`jmsq store`, on each kind of store: create, ddl, check, dump, compact, migrate, lock, resolve (C14, C16, S1)."""
+"""`jmsq store` on every kind of store: create, ddl, check, dump, compact, migrate, lock, resolve (C14, C16, S1)."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def content(uri: str) -> list[Any]:
 
 @pytest.mark.parametrize(("source", "target"), list(itertools.permutations(KINDS, 2)))
 def test_a_migration_loses_nothing(uri_of: Callable[[str], str], source: str, target: str) -> None:
-    """C14, S1: from any kind to any kind: names, epochs, objects, prepared transactions; and again is no error."""
+    """C14, S1: from any kind to any kind: names, epochs, objects, prepared transactions; repeating it is no error."""
     here, there = uri_of(source), uri_of(target)
     fill(here)
     before = content(here)
@@ -84,7 +84,7 @@ def test_a_migration_loses_nothing(uri_of: Callable[[str], str], source: str, ta
         migrate(here, there)
 
 
-def test_a_store_in_use_is_not_moved(uri_of: Callable[[str], str]) -> None:
+def test_a_store_in_use_is_not_migrated(uri_of: Callable[[str], str]) -> None:
     """S3."""
     here, there = uri_of("file"), uri_of("sqlite")
     fill(here)
@@ -93,8 +93,8 @@ def test_a_store_in_use_is_not_moved(uri_of: Callable[[str], str]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "sqlite", "postgresql", "replicated"])
-def test_the_commands(uri_of: Callable[[str], str], kind: str) -> None:
-    """C14: for people and for scripts."""
+def test_every_command_works_on_every_store(uri_of: Callable[[str], str], kind: str) -> None:
+    """C14: with text and JSON output."""
     uri = uri_of(kind)
     assert document("create", uri) == {"store": uri, "records": 0}
     fill(uri)
@@ -116,7 +116,7 @@ def test_the_commands(uri_of: Callable[[str], str], kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_the_lock_tells_who_since_when_and_which_incarnation(uri_of: Callable[[str], str], kind: str) -> None:
+def test_lock_names_owner_start_and_incarnation(uri_of: Callable[[str], str], kind: str) -> None:
     """C14, S4."""
     import os
 
@@ -141,7 +141,7 @@ def test_the_ddl_is_printed_without_a_connection() -> None:
     assert "BYTEA" in printed
 
 
-def test_damage_is_named_and_the_exit_code_tells(uri_of: Callable[[str], str], tmp_path: Path) -> None:
+def test_check_names_damage_and_sets_the_exit_code(uri_of: Callable[[str], str], tmp_path: Path) -> None:
     """S9, C14."""
     uri = uri_of("sqlite")
     fill(uri)
@@ -168,8 +168,8 @@ def test_damage_is_named_and_the_exit_code_tells(uri_of: Callable[[str], str], t
     assert "is damaged at byte" in document("check", str(journal), code=1)["problems"][0]
 
 
-def test_the_file_store_compacts_on_demand_beside_its_users(tmp_path: Path) -> None:
-    """S9: in place; who has it open goes on."""
+def test_a_file_store_compacts_while_it_is_open(tmp_path: Path) -> None:
+    """S9: its sessions continue."""
     with open_store(str(tmp_path / "s")) as store, store.connect() as session:
         handle = session.open("r")
         for number in range(200):
@@ -183,7 +183,7 @@ def test_the_file_store_compacts_on_demand_beside_its_users(tmp_path: Path) -> N
 
 
 def test_errors_are_one_line(uri_of: Callable[[str], str]) -> None:
-    """C14: named, with the advice."""
+    """C14: with the name of the error and its advice."""
     done = CliRunner().invoke(cli, ["store", "check", "jdbc:sqlite:///nowhere/at/all.db"])
     assert done.exit_code == 1
     assert "jmsq store create" in done.output
@@ -209,7 +209,7 @@ def flip(file: Path, at: int) -> bytes:
 
 
 def test_a_damaged_file_store_is_salvaged_around_the_damage(tmp_path: Path) -> None:
-    """S9: what stands before and after the damage is copied; what is lost is named; the source stays as it is."""
+    """S9: salvage copies what stands before and after the damage, names what is lost, and leaves the source as it is."""
     source = str(tmp_path / "source")
     with open_store(source) as store, store.connect() as session:
         handle, other = session.open("r"), session.open("other")
@@ -231,18 +231,20 @@ def test_a_damaged_file_store_is_salvaged_around_the_damage(tmp_path: Path) -> N
     assert f"bytes {at} to {end}" in done["left_out"][0]
     found = of(target)
     assert {name: objects for name, (_, objects) in found.items()} == {
-        "r": {"before": b"1", "again": b"3"}, "other": {"k": b"v"}, "new": {"k": b"whole"}
-    }  # fmt: skip
+        "r": {"before": b"1", "again": b"3"},
+        "other": {"k": b"v"},
+        "new": {"k": b"whole"},
+    }
     assert found["new"][0] == 1
-    assert found["r"][0] == 1 + end - at  # whoever owned it in what is lost stays fenced
+    assert found["r"][0] == 1 + end - at  # an owner whose entry is lost stays fenced
     assert file.read_bytes() == damaged
     shown = run("migrate", "--salvage", source, target, code=1).output
     assert "3 were there before" in shown
     assert "may have lost changes: other, r" in shown
 
 
-def test_a_file_store_is_salvaged_when_its_openings_are_lost(tmp_path: Path) -> None:
-    """S9: entries that no longer fit, for what they were written on is lost, count all the same."""
+def test_a_file_store_is_salvaged_without_its_opening_entries(tmp_path: Path) -> None:
+    """S9: entries that were made on lost entries count all the same."""
     source, target = str(tmp_path / "source"), str(tmp_path / "target")
     with open_store(source) as store, store.connect() as session:
         file = next(Path(source).glob("journal-*.log"))
@@ -261,9 +263,7 @@ def test_a_file_store_is_salvaged_when_its_openings_are_lost(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["file", "sqlite", "postgresql"])
-def test_salvage_of_a_healthy_store_is_a_migration_and_of_one_in_use_is_refused(
-    uri_of: Callable[[str], str], kind: str
-) -> None:
+def test_salvage_migrates_a_healthy_store_and_refuses_one_in_use(uri_of: Callable[[str], str], kind: str) -> None:
     """S9, S3."""
     source, target = uri_of(kind), uri_of("file")
     fill(source)
@@ -279,13 +279,14 @@ def test_a_store_in_memory_cannot_be_salvaged(tmp_path: Path) -> None:
 
 
 def test_a_damaged_database_is_salvaged_around_the_damage(uri_of: Callable[[str], str], tmp_path: Path) -> None:
-    """S9: of a damaged object its record set is named; of a damaged record set all it had; the rest is copied."""
+    """S9: salvage names the record set of a damaged object, leaves out a damaged record set, and copies the rest."""
     source, target = uri_of("sqlite"), str(tmp_path / "target")
     fill(source)
     whole = of(source)
     with sqlite3.connect(source.removeprefix("jdbc:sqlite://")) as connection:
-        connection.execute("UPDATE sib000 SET data = x'00' WHERE name = 'k3'"
-                           " AND parent_id = (SELECT id FROM sib000 WHERE name = 'r4')")  # fmt: skip
+        connection.execute(
+            "UPDATE sib000 SET data = x'00' WHERE name = 'k3' AND parent_id = (SELECT id FROM sib000 WHERE name = 'r4')"
+        )
         connection.execute("UPDATE sib000 SET number = 99 WHERE name = 'r1'")
         before = connection.execute("SELECT * FROM sib000 ORDER BY id").fetchall()
     connection.close()

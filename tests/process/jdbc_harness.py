@@ -1,4 +1,4 @@
-"""Writers on one store in a PostgreSQL of our own, a watch over who holds the lock, and the account at the end."""
+"""Writer processes on one store in a private PostgreSQL, a watch over the holders of its lock, and a final account."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LIMIT_S = 60.0
 
 
 class WriterProcess:
-    """One `store_writer.py`. What it acknowledged stays known when it is killed and started again."""
+    """One `store_writer.py`. `acknowledged` keeps all its numbers over kills and restarts."""
 
     def __init__(
         self, uri: str, name: str, directory: Path, session_timeout_ms: int = 3_000, prefix: tuple[str, ...] = ()
@@ -47,11 +47,20 @@ class WriterProcess:
         with open(self._log_path, "a", encoding="utf-8") as log:
             process = subprocess.Popen(
                 [
-                    *self._prefix, sys.executable, "-m", "tests.process.store_writer", self.uri, self.name,
+                    *self._prefix,
+                    sys.executable,
+                    "-m",
+                    "tests.process.store_writer",
+                    self.uri,
+                    self.name,
                     str(self._session_timeout_ms),
                 ],
-                cwd=PROJECT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
-            )  # fmt: skip
+                cwd=PROJECT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
         assert process.stdout is not None
         reader = threading.Thread(target=self._read, args=(process.stdout,), daemon=True)
         reader.start()
@@ -75,19 +84,19 @@ class WriterProcess:
         return self
 
     def wait_writes(self, count: int = 3) -> float:
-        """Seconds until it has acknowledged so many more."""
+        """Seconds until it has acknowledged `count` more numbers."""
         begun_s, have = time.monotonic(), len(self.acknowledged)
         wait_until(lambda: self._alive() and len(self.acknowledged) >= have + count, LIMIT_S, self._told("writes"))
         return time.monotonic() - begun_s
 
     def _alive(self) -> bool:
-        """AssertionError with its log when it has died by itself."""
+        """AssertionError, with its log, when it died by itself."""
         if self.process.poll() is not None:
             raise AssertionError(f"{self.name} ended with {self.process.returncode}:\n{self.log()[-3000:]}")
         return True
 
     def _told(self, what: str) -> Callable[[], str]:
-        """What to say when it does not come: where each of its threads is, and the end of its log."""
+        """The message when it does not: the stacks of its threads and the end of its log."""
 
         def told() -> str:
             self.signal(signal.SIGUSR1)  # store_writer.py dumps its stacks
@@ -130,7 +139,7 @@ class WriterProcess:
         self.process = self._start()
 
     def stop(self) -> None:
-        """Clean, and waited for."""
+        """Stops it cleanly and waits for its end."""
         if self.process.poll() is None:
             self.tell("stop")
         self._join()
@@ -152,7 +161,7 @@ class WriterProcess:
 
 @dataclass(frozen=True)
 class Holder:
-    """A database session with a lock on SIBOWNER, shared (an engine) or exclusive (a start)."""
+    """A database session with a lock on SIBOWNER: shared for an engine, exclusive for a start."""
 
     server_pid: int
     mode: str
@@ -161,7 +170,7 @@ class Holder:
 
 @dataclass
 class Watch:
-    """Looks at the database's locks all the time; `most` engines there were at once, `owners` in their order."""
+    """Looks at the database's locks all the time. `most`: engines at once; `owners`: in their order."""
 
     server: PrivatePostgresql
     schema: str
@@ -206,19 +215,20 @@ def holders(connection: psycopg.Connection, schema: str) -> list[Holder]:
 
 
 def engine_pids(server: PrivatePostgresql, schema: str) -> list[int]:
-    """Process ids of who holds the shared lock, as they told the database."""
+    """Process ids of the holders of the shared lock, as they told the database."""
     with psycopg.connect(server.conninfo, autocommit=True) as connection:
         found = [holder for holder in holders(connection, schema) if holder.mode == "ShareLock"]
     return [int(holder.name.rsplit(" ", 1)[1]) for holder in found]
 
 
 def check_account(uri: str, writers: list[WriterProcess]) -> int:
-    """Nothing acknowledged is lost, nothing was done twice: each writer's numbers only grow, and the last one is there."""
+    """Asserts that no acknowledged number is lost or was done twice: the numbers of each writer only grow, and the store has
+    the last one. Returns how many were acknowledged."""
     with open_store(uri) as store:
         for writer in writers:
             numbers = writer.acknowledged
             again = [pair for pair in itertools.pairwise(numbers) if pair[1] <= pair[0]]
-            assert again == [], f"{writer.name}: acknowledged numbers were lost, and given again: {again[:5]}"
+            assert again == [], f"{writer.name}: acknowledged numbers were lost and given again: {again[:5]}"
             objects = store.peek(writer.name)
             assert objects["n"] == objects["twin"]
             assert numbers[-1] <= int(objects["n"]) <= numbers[-1] + 1, (writer.name, numbers[-1], objects["n"])

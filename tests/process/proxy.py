@@ -1,4 +1,4 @@
-"""A TCP proxy in front of a database, to lose connections in the two ways there are: cut, and swallowed."""
+"""A TCP proxy in front of a database. It loses connections in both possible ways: it cuts them or swallows their bytes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Proxy:
             while data := source.recv(65536):
                 self._flows.wait()
                 sink.sendall(data)
-        self._flows.wait()  # swallowed is swallowed: the other side does not hear of the end either
+        self._flows.wait()  # while bytes are swallowed, the other side does not learn of the end either
         self._end(pair)
 
     def _end(self, pair: tuple[socket.socket, socket.socket]) -> None:
@@ -60,20 +60,20 @@ class Proxy:
             side.close()
 
     def cut(self) -> None:
-        """All connections end now; new ones are made."""
+        """Ends all connections; accepts new ones."""
         with self._lock:
             pairs = list(self._pairs)
         for pair in pairs:
             self._end(pair)
 
     def refuse(self, refuses: bool = True) -> None:
-        """And new ones are not."""
+        """Ends all connections and refuses new ones."""
         self._refuses = refuses
         if refuses:
             self.cut()
 
     def swallow(self) -> None:
-        """Connections stay, and nothing gets through: each side thinks the other is slow."""
+        """Keeps all connections but forwards nothing: to each side the other only seems slow."""
         self._flows.clear()
 
     def flow(self) -> None:

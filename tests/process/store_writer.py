@@ -1,4 +1,4 @@
-"""A process that writes numbers into a record set of its own, and says on stdout what was acknowledged.
+"""A process that writes numbers into a record set of its own, and prints the acknowledged ones.
 
     python store_writer.py URI NAME SESSION_TIMEOUT_MS
 
@@ -104,7 +104,7 @@ class Writer:
 
 
 if __name__ == "__main__":
-    faulthandler.register(signal.SIGUSR1, all_threads=True)  # into the log
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # dumps the stacks into the log
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s.%(msecs)03d %(levelname)s %(message)s", datefmt="%H:%M:%S"
     )

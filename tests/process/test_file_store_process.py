@@ -89,7 +89,7 @@ os.waitpid(pid, 0)
 
 
 class Children:
-    """Processes of one test, each ended by its own id."""
+    """The processes of one test; each is ended by its own id."""
 
     def __init__(self) -> None:
         self.started: list[subprocess.Popen[str]] = []
@@ -136,13 +136,13 @@ def tell(child: subprocess.Popen[str], line: str) -> str:
 
 
 def wait_stopped(child: subprocess.Popen[str]) -> None:
-    """SIGSTOP takes effect a moment after it was sent."""
+    """Waits until SIGSTOP has taken effect."""
     _, status = os.waitpid(child.pid, os.WUNTRACED)
     assert os.WIFSTOPPED(status)
 
 
-def test_a_killed_holder_frees_at_once(tmp_path: Path, children: Children) -> None:
-    """R8: immediate re-lock after a crash, within 1 s though the session time-out is 10 s."""
+def test_a_killed_holder_frees_its_record_sets_at_once(tmp_path: Path, children: Children) -> None:
+    """R8: another process gets them within 1 s, though the session time-out is 10 s."""
     child = children.start(HOLDER, tmp_path / "s", 10_000)
     assert out(child).readline() == "open 1\n"
     with open_store(str(tmp_path / "s")) as store, store.connect() as session:
@@ -155,7 +155,7 @@ def test_a_killed_holder_frees_at_once(tmp_path: Path, children: Children) -> No
         assert len(store.sessions()) == 1
 
 
-def test_a_waiting_process_gets_it_when_the_holder_is_killed(tmp_path: Path, children: Children) -> None:
+def test_a_waiting_process_gets_the_record_set_of_a_killed_holder(tmp_path: Path, children: Children) -> None:
     first = children.start(HOLDER, tmp_path / "s", 10_000)
     assert out(first).readline() == "open 1\n"
     second = children.start(HOLDER, tmp_path / "s", 10_000)
@@ -175,8 +175,8 @@ def wait_for_waiters(store: Store, count: int) -> None:
 
 
 @pytest.mark.parametrize("kill_after", [1, 40, 155])
-def test_a_kill_in_a_storm_loses_no_acknowledged_commit(tmp_path: Path, children: Children, kill_after: int) -> None:
-    """S9: kill -9 in the middle of concurrent commits and compactions."""
+def test_a_kill_under_load_loses_no_acknowledged_commit(tmp_path: Path, children: Children, kill_after: int) -> None:
+    """S9: kill -9 during concurrent commits and compactions."""
     path = tmp_path / "s"
     for _ in range(2):
         child = children.start(STORM, path, 10_000)
@@ -216,8 +216,10 @@ def test_a_stopped_holder_is_overtaken_and_fenced(tmp_path: Path, children: Chil
 
 
 @pytest.mark.parametrize("stop_after", [50, 51, 52])
-def test_a_storm_stopped_anywhere_is_overtaken_and_fenced(tmp_path: Path, children: Children, stop_after: int) -> None:
-    """C9: the same in mid-write, most likely with the journal locked."""
+def test_a_process_stopped_under_load_is_overtaken_and_fenced(
+    tmp_path: Path, children: Children, stop_after: int
+) -> None:
+    """C9: most likely stopped during a write, with the journal locked."""
     path = tmp_path / "s"
     child = children.start(STORM, path, 700)
     acknowledged: dict[str, int] = {}
@@ -246,8 +248,8 @@ def test_a_storm_stopped_anywhere_is_overtaken_and_fenced(tmp_path: Path, childr
             handle.commit([Put("n", b"0")])
 
 
-def test_a_forked_child_cannot_use_or_keep_it(tmp_path: Path, children: Children) -> None:
-    """Fork-safe: refused by name in the child, which may open its own, and does not keep the parent's locks alive."""
+def test_a_forked_child_neither_uses_nor_keeps_the_parents_store(tmp_path: Path, children: Children) -> None:
+    """C9: the child gets a named error, may open its own store, and does not keep the parent's locks alive."""
     parent = children.start(FORK, tmp_path / "s")
     assert out(parent).readline() == "child sees ['by'] 1 1\n"
     line = out(parent).readline().split()

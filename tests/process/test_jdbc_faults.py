@@ -1,4 +1,4 @@
-"""Random faults under load (S2, S6, S7): nothing acknowledged is lost, never two owners, whatever dies."""
+"""Random faults under load (S2, S6, S7): no acknowledged write is lost, and there are never two owners."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Storm:
                 self.server.restart(self.random.choice([signal.SIGINT, signal.SIGQUIT]))
 
     def fill_disk(self) -> None:
-        """The server says so itself (SQLSTATE 53100), at a write into SIB000, until the room is made again."""
+        """The server reports a full disk (SQLSTATE 53100) for writes into SIB000 until a writer was refused."""
         table = f"{self.schema}.sib000"
         refused = sum(words[0] == "refused" for writer in self.writers for words in writer.words)
         self.server.execute(
@@ -85,7 +85,7 @@ class Storm:
         wait_until(
             lambda: sum(words[0] == "refused" for writer in self.writers for words in writer.words) > refused,
             LIMIT_S,
-            "somebody is refused",
+            "a writer is refused",
         )
         self.server.execute(f"DROP TRIGGER full_disk ON {table}")
 
@@ -93,7 +93,7 @@ class Storm:
         begun_s = time.monotonic()
         for _ in range(count):
             self.strike()
-            # Under load: the fault after next comes when one has written again, sooner than all have.
+            # The next fault comes when one writer has written again, before all of them have.
             self.random.choice(self.writers).wait_writes(self.random.randint(1, 30))
         for writer in self.writers:
             writer.wait_writes()
@@ -133,6 +133,6 @@ def test_random_faults_lose_nothing(
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(10, 14))
-def test_random_faults_for_long(postgresql: PrivatePostgresql, tmp_path: Path, seed: int) -> None:
+def test_many_random_faults_lose_nothing(postgresql: PrivatePostgresql, tmp_path: Path, seed: int) -> None:
     """S2, S6, S7: 300 faults each."""
     weather(postgresql, tmp_path, seed, 300, ("failover", "retry")[seed % 2])

@@ -1,5 +1,5 @@
 """An orphaned lock falls by the server's own keepalive (S8): a host that vanishes, as a network namespace whose link goes
-down. Nothing stands in for the keepalive here. Needs root and `ip`; elsewhere it is skipped, and says so.
+down. Nothing replaces the keepalive here. The test needs root and `ip`; elsewhere it is skipped with a reason.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def ip(*arguments: str) -> None:
 
 @dataclass(frozen=True)
 class OtherHost:
-    """`name`: of the namespace; `link`: our end of the cable to it."""
+    """`name` of the network namespace; `link`: this end of the cable to it."""
 
     name: str
     link: str
@@ -78,10 +78,10 @@ def server(other_host: OtherHost) -> Iterator[PrivatePostgresql]:
     made.close()
 
 
-def test_an_orphaned_lock_falls_by_the_servers_keepalive(
+def test_the_servers_keepalive_drops_an_orphaned_lock(
     other_host: OtherHost, server: PrivatePostgresql, tmp_path: Path
 ) -> None:
-    """S8, S5, S7: the host with the engine is gone without a word; the lock stays, is waited for, and falls in time."""
+    """S8, S5, S7: the host of the engine vanishes; another process waits for the orphaned lock until it falls, in time."""
     uri = server.uri(orphan_limit_s=ORPHAN_LIMIT_S, retry_interval_ms=100, verify_interval_ms=200, statement_limit_s=2)
     there = uri.replace("@127.0.0.1:", f"@{other_host.here}:")
     a = WriterProcess(there, "a", tmp_path, prefix=other_host.run).wait_ready()

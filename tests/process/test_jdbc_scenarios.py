@@ -1,5 +1,5 @@
-"""The four scenarios of fail-over on a real PostgreSQL (S7): who holds the lock when, what is logged, how long it takes,
-nothing acknowledged lost, never two owners. The times are measured, printed with -rP, and stand in docs/DATA-STORES.
+"""The four fail-over scenarios on a real PostgreSQL (S7): the holder of the lock, the log, the time they take, no
+acknowledged write lost, never two owners. The tests print the measured times (-rP), which docs/DATA-STORES quotes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ QUICK = {"retry_interval_ms": 100, "verify_interval_ms": 200, "statement_limit_s
 
 
 class Scene:
-    """A is the engine, and reaches the database through the proxy; B is its client, and reaches the database directly."""
+    """A is the engine and reaches the database through the proxy; B is its client and reaches the database directly."""
 
     def __init__(self, server: PrivatePostgresql, directory: Path, **options: object) -> None:
         self.server = server
@@ -69,7 +69,7 @@ def scene(postgresql: PrivatePostgresql, tmp_path: Path, request: pytest.Fixture
 
 
 def test_scenario_1_a_clean_stop(scene: Scene) -> None:
-    """S7, S4: the lock is released, the next one takes it with another incarnation id."""
+    """S7, S4: A releases the lock, B takes it with another incarnation id."""
     begun_s = time.monotonic()
     scene.a.stop()
     took_s = scene.wait_take_over(begun_s)
@@ -80,18 +80,18 @@ def test_scenario_1_a_clean_stop(scene: Scene) -> None:
 
 
 def test_scenario_2_an_abnormal_exit(scene: Scene) -> None:
-    """S7: kill -9 on a host that is still there: its system closes the sockets, the lock falls at once."""
+    """S7: after kill -9 the operating system of the host closes the sockets, and the lock falls at once."""
     begun_s = time.monotonic()
     scene.a.kill()
     scene.finish("2, abnormal exit", scene.wait_take_over(begun_s))
 
 
 def test_scenario_2_an_orphaned_lock(scene: Scene) -> None:
-    """S5, S7: the database does not hear of the death; the other waits for the lock, and says so, until it goes."""
+    """S5, S7: the database does not learn of A's death; B waits for the lock, and logs that, until it falls."""
     scene.proxy.swallow()
     scene.a.kill()
     scene.b.wait_log(r"waiting for the lock of the data store .*retrying up to 900 s.*last engine: incarnation")
-    assert scene.engine() == scene.a.process.pid  # orphaned: the lock of one that is dead
+    assert scene.engine() == scene.a.process.pid  # orphaned: its process is dead
     before = len(scene.b.acknowledged)
     begun_s = time.monotonic()
     scene.proxy.cut()  # what the server's keepalive does after orphan_limit_s
@@ -101,7 +101,7 @@ def test_scenario_2_an_orphaned_lock(scene: Scene) -> None:
 
 
 def test_scenario_3_a_hang_then_a_kill(scene: Scene) -> None:
-    """S7: a stopped engine keeps its lock, so nobody takes over; when it is killed, it is scenario 2."""
+    """S7: a stopped engine keeps its lock, so no process takes over; when it is killed, scenario 2 follows."""
     scene.a.suspend()
     written = len(scene.b.acknowledged)
     scene.b.wait_log("lost the engine")
@@ -113,12 +113,12 @@ def test_scenario_3_a_hang_then_a_kill(scene: Scene) -> None:
 
 
 def test_scenario_3_a_stopped_engine_that_lost_its_lock_never_writes_again(scene: Scene) -> None:
-    """S6, S7: SIGSTOP, its connections are ended meanwhile, another takes over, SIGCONT: a zombie."""
+    """S6, S7: SIGSTOP; the database ends its connections; B takes over; SIGCONT: A is disabled."""
     scene.a.suspend()
     begun_s = time.monotonic()
     scene.server.terminate(f"application_name = 'spark-jms {scene.a.process.pid}'")
     scene.proxy.refuse()
-    # The hung process still listens, so B goes on asking it until its patience is over; then it asks for the lock.
+    # The hung process still listens, so B asks it until its patience ends, and then tries to get the lock.
     took_s = scene.wait_take_over(begun_s)
     scene.proxy.refuse(False)
     scene.a.signal(signal.SIGCONT)
@@ -129,7 +129,7 @@ def test_scenario_3_a_stopped_engine_that_lost_its_lock_never_writes_again(scene
 
 
 def test_scenario_4_connection_lost_fail_over(scene: Scene) -> None:
-    """S6, S7: on_connection_loss=failover: disabled at once; another takes over; the process goes on as its client."""
+    """S6, S7: on_connection_loss=failover: A is disabled at once, B takes over, and A continues as its client."""
     begun_s = time.monotonic()
     scene.proxy.refuse()
     scene.a.wait_log("PANIC: .* is disabled and writes nothing any more: the connection to the data store was lost")
@@ -141,7 +141,7 @@ def test_scenario_4_connection_lost_fail_over(scene: Scene) -> None:
 
 
 def test_scenario_4_connection_swallowed(scene: Scene) -> None:
-    """S6, S8: nothing is closed, nothing gets through: the engine notices within statement_limit_s, and is disabled."""
+    """S6, S8: no connection is closed and nothing gets through: A notices within statement_limit_s and is disabled."""
     begun_s = time.monotonic()
     scene.proxy.swallow()
     scene.a.wait_log("PANIC: .* is disabled and writes nothing any more")
@@ -155,7 +155,7 @@ def test_scenario_4_connection_swallowed(scene: Scene) -> None:
 
 @pytest.mark.parametrize("scene", [{"on_connection_loss": "retry"}], indirect=True)
 def test_scenario_4_connection_lost_retry(scene: Scene) -> None:
-    """S6, S7: on_connection_loss=retry: it regains its lock as the same incarnation; nobody takes over."""
+    """S6, S7: on_connection_loss=retry: A regains its lock as the same incarnation; B does not take over."""
     begun_s = time.monotonic()
     scene.proxy.cut()
     scene.a.wait_log("regained its lock after")
@@ -172,7 +172,7 @@ def test_scenario_4_connection_lost_retry(scene: Scene) -> None:
     "scene", [{"on_connection_loss": "retry", "retry_limit_s": 3, "orphan_limit_s": 2}], indirect=True
 )
 def test_scenario_4_retry_gives_up_at_its_limit(scene: Scene) -> None:
-    """S6, S7: then it is disabled for good, and another takes over."""
+    """S6, S7: A is disabled for good, and B takes over."""
     begun_s = time.monotonic()
     scene.proxy.refuse()
     scene.a.wait_log("PANIC: .* the lock was not regained within 3 s")

@@ -1,4 +1,4 @@
-"""Spark on a domain whose store is a database (S1, C9): nothing of the messaging code knows."""
+"""Spark on a domain whose store is a database (S1, C9): the messaging code does not know which store it uses."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def jdbc_bench(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Pa
         query.stop()
 
 
-def test_a_query_receives_exactly_once_and_goes_on_from_its_checkpoint(jdbc_bench: Bench) -> None:
-    """S1, C5: sent by Spark, received by two runs of a query; the store tells that all is acknowledged."""
+def test_a_query_receives_exactly_once_and_resumes_from_its_checkpoint(jdbc_bench: Bench) -> None:
+    """S1, C5: Spark sends, two runs of one query receive, and the store has everything acknowledged."""
     bench = jdbc_bench
     bench.send(bench.numbers(1, 100), "orders")
     bench.drain("orders", "ck", maxMessagesPerTrigger=30)

@@ -1,4 +1,4 @@
-"""A JDBC store as somebody else sees it."""
+"""A JDBC store as another program sees it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spark_jms.store.jdbc.tables import make_tables
 
 
 class Raw:
-    """The tables, as somebody else's program sees them."""
+    """Runs statements on the tables; @ in a statement is the schema."""
 
     def __init__(self, uri: str) -> None:
         self.settings = parse_jdbc(uri)

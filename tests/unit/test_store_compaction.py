@@ -1,4 +1,4 @@
-"""Compaction (S9): bounded size, readers that follow, and a crash before and after every step of it."""
+"""Compaction (S9): the size is bounded, readers follow, and a crash before or after any step loses nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_journal_stays_small_and_readers_follow(tmp_path: Path) -> None:
         assert store.statistics().compaction_count >= 5
         assert len(journals(path)) == 1
         assert (path / journals(path)[0]).stat().st_size < 8192
-        # Nothing of the lock table is lost on the way.
+        # Holders and waiters survive compactions.
         assert waiter_wants == ["r"]
         assert handle.waiters() == (waiter.session_id,)
         assert theirs.objects() == {"k": b"v"}
@@ -57,7 +57,7 @@ def _opens(session: Session, name: str) -> bool:
     return True
 
 
-def test_many_big_objects_are_compacted_in_several_frames(tmp_path: Path) -> None:
+def test_big_objects_are_compacted_in_several_frames(tmp_path: Path) -> None:
     big = os.urandom(1 << 20)
     with FileStore(str(tmp_path / "s"), compact_ratio=1.2, fsync=False) as store, store.connect() as session:
         for number in range(12):
@@ -75,16 +75,16 @@ def test_many_big_objects_are_compacted_in_several_frames(tmp_path: Path) -> Non
 def test_a_live_size_near_the_limit_does_not_compact_every_time(tmp_path: Path) -> None:
     with FileStore(str(tmp_path / "s"), compact_min_bytes=1, fsync=False) as store, store.connect() as session:
         for number in range(40):
-            session.open(f"{number}" + "x" * 400)  # names alone: hardly any live objects
+            session.open(f"{number}" + "x" * 400)  # long names, hardly any objects
         assert store.statistics().compaction_count < 15
 
 
 class Crash(BaseException):
-    """The process is dead: not an Exception, so that nothing can handle it."""
+    """The process is dead. A BaseException, so that no code handles it."""
 
 
 class CrashingDisk(Disk):
-    """Dies before or after its n-th step once armed; a dead process takes no further step."""
+    """Once armed, dies before or after the n-th step; a dead process takes no further step."""
 
     def __init__(self) -> None:
         self.left: int | None = None
@@ -132,7 +132,7 @@ class CrashingDisk(Disk):
 
 
 def bury(store: FileStore) -> None:
-    """What the operating system does when a process dies: its descriptors and locks go, its thread too."""
+    """Does what the operating system does at a death: closes descriptors, drops locks, ends the thread."""
     backend = store._backend
     assert isinstance(backend, FileBackend)
     heart = backend._session_locks
@@ -144,7 +144,7 @@ def bury(store: FileStore) -> None:
 
 
 def run_until_crash(path: Path, steps: int) -> tuple[int, bool]:
-    """Commits 0, 1, 2 ... that compact often; the number of the last acknowledged one, and if it died."""
+    """Commits 0, 1, 2 … and compacts often. Returns the last acknowledged number, and whether the process died."""
     disk = CrashingDisk()
     store = FileStore(str(path), disk=disk, compact_min_bytes=600, compact_ratio=1.5)
     acknowledged, died = -1, False
@@ -169,7 +169,7 @@ def test_a_crash_at_any_step_loses_nothing(tmp_path: Path) -> None:
         path = tmp_path / f"s{steps}"
         with FileStore(str(path)) as living:
             acknowledged, died = run_until_crash(path, steps)
-            assert int(living.peek("r").get("n", b"-1")) >= acknowledged  # without the lock: what was announced
+            assert int(living.peek("r").get("n", b"-1")) >= acknowledged  # a reader sees what was published
             with living.connect() as session:
                 handle = session.open("r")
                 assert handle.epoch == 2
@@ -193,7 +193,7 @@ def test_a_crash_at_any_step_loses_nothing(tmp_path: Path) -> None:
 
 
 class RefusingDisk(Disk):
-    """Refuses one kind of step when it concerns a new generation."""
+    """Fails one kind of step of a new generation."""
 
     def __init__(self) -> None:
         self.refuse = ""
@@ -212,12 +212,12 @@ class RefusingDisk(Disk):
 
     def unlink(self, path: str) -> None:
         if self.refuse == "sync_directory" and path.endswith(".log"):
-            raise OSError(errno.EIO, os.strerror(errno.EIO))  # nor can the new name be taken back
+            raise OSError(errno.EIO, os.strerror(errno.EIO))  # nor can the new name be removed
         super().unlink(path)
 
 
 @pytest.mark.parametrize("refuse", ["link", "sync_directory"])
-def test_a_compaction_that_fails_costs_nothing_but_room(tmp_path: Path, refuse: str) -> None:
+def test_a_failed_compaction_costs_only_space(tmp_path: Path, refuse: str) -> None:
     disk = RefusingDisk()
     path = tmp_path / "s"
     with (

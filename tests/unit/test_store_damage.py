@@ -36,12 +36,12 @@ from tests.unit.store_histories import HEADER, flip, history, journal
 ALL = "the whole store"
 
 
-# ---- the model: whose is each byte?
+# ---- the model: which record set does each byte concern?
 
 
 @dataclass(frozen=True)
 class Owner:
-    """Of some bytes: a record set, or the whole store."""
+    """Some bytes, and the record set they concern; None for the whole store."""
 
     start: int
     end: int
@@ -49,7 +49,7 @@ class Owner:
 
 
 def owners(data: bytes, seed: int) -> list[Owner]:
-    """Of an undamaged journal: the sections are whose they are, all else is everybody's."""
+    """Of an undamaged journal: each section concerns its record set, all other bytes the whole store."""
     found, at = [], 0
     for frame in scan(data[HEADER_BYTES:], HEADER_BYTES, seed).frames:
         names = section_names(decode_sections(frame.sections, ""))
@@ -96,7 +96,7 @@ def view(ledger: Ledger, without: set[str]) -> tuple[object, ...]:
 
 
 def written(seed: int) -> tuple[list[Entry], bytes, list[int]]:
-    """A journal of random entries in frames of random size, after a compaction sometimes."""
+    """A journal of random entries in frames of random size, sometimes after a compaction."""
     random = Random(seed)
     entries = history(random, 50)
     compacted, ledger = random.choice((0, 25)), Ledger()
@@ -121,13 +121,13 @@ def true_ledger(entries: list[Entry]) -> Ledger:
 
 @settings(max_examples=400, deadline=None)
 @given(st.integers(0, 100_000), st.data())
-def test_any_flipped_byte_of_a_journal(seed: int, draw: st.DataObject) -> None:
+def test_a_flipped_journal_byte_refuses_its_record_set_or_the_store(seed: int, draw: st.DataObject) -> None:
     """S9: refused as a whole, or exactly the record sets whose bytes they are; all else is as it was: objects, epochs,
     holders, waiters, sessions, promises."""
     entries, data, _ = written(seed)
     found, bad = owners(data, HEADER.seed), data
     touched = draw.draw(st.sets(st.integers(0, len(data) - 1), min_size=1, max_size=3))
-    if draw.draw(st.booleans()):  # most bytes of a small journal are everybody's: look at the others too
+    if draw.draw(st.booleans()):  # most bytes of a small journal concern the whole store
         touched = {at for at in touched if whose(found, at) != ALL} or touched
     for at in touched:
         bad = flip(bad, at, draw.draw(st.integers(1, 255)))
@@ -147,8 +147,8 @@ def test_any_flipped_byte_of_a_journal(seed: int, draw: st.DataObject) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 100_000), st.data())
-def test_a_last_frame_that_was_not_acknowledged_is_torn_whatever_it_lost(seed: int, draw: st.DataObject) -> None:
-    """S9: as if it had never been written; one before it is damage."""
+def test_an_unacknowledged_damaged_last_frame_is_torn(seed: int, draw: st.DataObject) -> None:
+    """S9: it is cut off; damage in an earlier frame is damage."""
     _, data, starts = written(seed)
     at = draw.draw(st.integers(starts[-2], len(data) - 1))
     judged = judge(flip(data, at)[HEADER_BYTES:], HEADER_BYTES, HEADER.seed, starts[-2], "j")
@@ -162,7 +162,7 @@ def test_a_last_frame_that_was_not_acknowledged_is_torn_whatever_it_lost(seed: i
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 100_000), st.data())
-def test_a_ledger_without_its_damaged_record_sets(seed: int, draw: st.DataObject) -> None:
+def test_damaged_record_sets_do_not_affect_the_others(seed: int, draw: st.DataObject) -> None:
     """S9: from the damage on, whatever is written, the others are as if nothing had happened; so they are in a snapshot, and
     on the wire."""
     entries = history(Random(seed), 60)
@@ -182,8 +182,8 @@ def test_a_ledger_without_its_damaged_record_sets(seed: int, draw: st.DataObject
         assert copy.damaged == damaged.damaged
 
 
-def test_nothing_is_asked_or_planned_of_a_damaged_record_set() -> None:
-    """S9: named, with its place; what else it takes part in is refused with it."""
+def test_every_operation_on_a_damaged_record_set_is_refused() -> None:
+    """S9: with its name and place; a commit over several record sets is refused as a whole."""
     ledger = Ledger()
     change = Change("r", 1, (Put("k", b"v"),))
     for entry in (Connected("a", ""), Opened("r", 1, "a"), Opened("s", 1, "a"), Prepared("tx", (change,))):
@@ -212,7 +212,7 @@ RECORDS = [f"r{number}" for number in range(6)]
 
 
 def fill(path: Path, random: Random) -> dict[str, dict[str, bytes]]:
-    """Six record sets that were written in common and alone, and a transaction in doubt; what is in them."""
+    """Six record sets, written together and alone, and a transaction in doubt. Returns their content."""
     content: dict[str, dict[str, bytes]] = {name: {} for name in RECORDS}
     with FileStore(str(path)) as store, store.connect() as session:
         handles = [session.open(name) for name in RECORDS]
@@ -229,7 +229,7 @@ def fill(path: Path, random: Random) -> dict[str, dict[str, bytes]]:
 
 
 def open_again(path: Path, content: dict[str, dict[str, bytes]], expected: set[str]) -> None:
-    """Exactly these are refused; all others are right, and take one more commit."""
+    """Exactly `refused` are refused; all others have their content and take one more commit."""
     with FileStore(str(path)) as store, store.connect() as session:
         assert store.damaged().keys() == expected
         assert store.statistics().damaged_count == len(expected)
@@ -255,8 +255,8 @@ def open_again(path: Path, content: dict[str, dict[str, bytes]], expected: set[s
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_flipped_byte_of_a_file_store(tmp_path: Path, seed: int) -> None:
-    """S9: through commits, compaction and reopening; what is damaged stays as it was, in the journal or kept beside."""
+def test_a_flipped_byte_of_a_file_store_stays_isolated(tmp_path: Path, seed: int) -> None:
+    """S9: through commits, compaction and reopening; the damaged bytes stay, in the journal or in the kept file."""
     random = Random(seed)
     whole = fill(tmp_path / "s", random)
     file = next((tmp_path / "s").glob("journal-*.log"))
@@ -286,8 +286,8 @@ def test_a_flipped_byte_of_a_file_store(tmp_path: Path, seed: int) -> None:
             assert len(list(path.glob("*.log"))) == 2
 
 
-def test_a_flipped_byte_of_the_lock_file(tmp_path: Path) -> None:
-    """S9: nothing is refused: the journal says all."""
+def test_a_damaged_lock_file_refuses_nothing(tmp_path: Path) -> None:
+    """S9: the journal has all that the lock file had."""
     path = tmp_path / "s"
     with FileStore(str(path)) as store, store.connect() as session:
         session.open("r").commit([Put("k", b"v")])
@@ -296,13 +296,13 @@ def test_a_flipped_byte_of_the_lock_file(tmp_path: Path) -> None:
         (path / "journal.lock").write_bytes(flip(whole, at))
         with FileStore(str(path)) as store:
             assert (store.peek("r"), store.damaged()) == ({"k": b"v"}, {})
-        if at == 128:  # the owner before was stopped, it says: the journal went on in a new generation
+        if at == 128:  # SWITCH is set: the journal continued in a new generation
             whole = (path / "journal.lock").read_bytes()
 
 
 @pytest.fixture
 def damaged(tmp_path: Path) -> Path:
-    """Of r, s and t, s is damaged."""
+    """A store with r, s and t, of which s is damaged."""
     path = tmp_path / "s"
     with FileStore(str(path)) as store, store.connect() as session:
         for name in "rst":
@@ -312,8 +312,8 @@ def damaged(tmp_path: Path) -> Path:
     return path
 
 
-def test_damage_is_told(damaged: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """S9: in the log, once, when the store is opened; by check and dump; and a migration does not leave it out."""
+def test_damage_is_reported_by_log_check_dump_and_migrate(damaged: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """S9: the log names it once per opening, check and dump name it, and a migration is refused."""
     with caplog.at_level(logging.WARNING, "store.file"), FileStore(str(damaged)) as store:
         store.peek("r")
         store.compact()  # type: ignore[attr-defined]
@@ -333,7 +333,7 @@ def test_damage_is_told(damaged: Path, caplog: pytest.LogCaptureFixture) -> None
         migrate(str(damaged), str(damaged.with_name("t")))
 
 
-def test_damage_under_an_open_handle(tmp_path: Path) -> None:
+def test_damage_under_an_open_handle_refuses_only_new_readers(tmp_path: Path) -> None:
     """S9: who has read it before goes on, for it is right in memory; who reads it now is refused; and when that one has made a
     new journal, nobody can read it any more. Closing works."""
     path = tmp_path / "s"
@@ -356,8 +356,8 @@ def test_damage_under_an_open_handle(tmp_path: Path) -> None:
         handle.close()
 
 
-def test_who_knows_better_heals(tmp_path: Path) -> None:
-    """S9: compacted by one that has read the record set before it was damaged, all is right again, for all."""
+def test_a_process_that_read_before_the_damage_heals_by_compacting(tmp_path: Path) -> None:
+    """S9: its memory is right, so the new journal is right for all processes."""
     path = tmp_path / "s"
     with FileStore(str(path)) as first, first.connect() as session:
         handle = session.open("r")
@@ -371,16 +371,16 @@ def test_who_knows_better_heals(tmp_path: Path) -> None:
             assert check(str(path)).problems == ()
 
 
-def test_nothing_is_moved_over_a_damaged_record_set(damaged: Path) -> None:
-    """S9: it is refused as a target too."""
+def test_migration_never_overwrites_a_damaged_record_set(damaged: Path) -> None:
+    """S9: a damaged record set in the target refuses the migration."""
     with FileStore(str(damaged.with_name("source"))) as store, store.connect() as session:
         session.open("s").commit([Put("k", b"new")])
     with pytest.raises(RecordCorruptError, match="'s'"):
         migrate(str(damaged.with_name("source")), str(damaged))
 
 
-def test_damage_while_waiting(tmp_path: Path) -> None:
-    """S9: who waits for a record set that turns out to be damaged is told."""
+def test_a_waiter_for_a_damaged_record_set_gets_the_error(tmp_path: Path) -> None:
+    """S9: a waiting session gets RecordCorruptError."""
     path = tmp_path / "s"
     with FileStore(str(path)) as first, first.connect() as holder:
         holder.open("r").commit([Put("k", b"value")])

@@ -34,7 +34,7 @@ def frames(payloads: list[bytes], base: int) -> tuple[bytes, list[int]]:
     return data, starts
 
 
-def test_header_round_trip() -> None:
+def test_a_header_survives_encoding() -> None:
     data = encode_header(HEADER)
     assert len(data) == HEADER_BYTES
     assert decode_header(data, "f") == HEADER
@@ -49,8 +49,8 @@ def test_every_flipped_or_missing_header_byte_is_noticed() -> None:
             decode_header(data[:at], "f")
 
 
-def test_a_newer_version_is_refused_whatever_follows() -> None:
-    """C16: refused by name when newer. The preamble alone says so: the rest may have changed."""
+def test_a_newer_version_is_refused_by_its_preamble_alone() -> None:
+    """C16: the bytes after the preamble may have another layout."""
     first = struct.pack("<8sI", MAGIC, 3)
     with pytest.raises(StoreVersionError) as caught:
         decode_header(first + struct.pack("<I", zlib.crc32(first)), "journal-1")
@@ -65,7 +65,7 @@ def test_an_older_version_is_refused() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.binary(max_size=40), max_size=5), st.integers(0, 1000))
-def test_scan_reads_what_was_written(payloads: list[bytes], base: int) -> None:
+def test_scan_reads_all_written_frames(payloads: list[bytes], base: int) -> None:
     data, starts = frames(payloads, base)
     found = scan(data, base, SEED)
     assert [frame.sections for frame in found.frames] == [(payload,) for payload in payloads]
@@ -73,7 +73,7 @@ def test_scan_reads_what_was_written(payloads: list[bytes], base: int) -> None:
     assert (found.end, found.wrong) == (base + len(data), "")
 
 
-def test_every_flip_is_noticed_and_what_follows_is_found() -> None:
+def test_every_flip_is_noticed_and_the_next_frame_is_found() -> None:
     data, starts = frames([b"first", b"second", b"third"], HEADER_BYTES)
     for at in range(starts[2] - HEADER_BYTES):
         for bit in range(8):
@@ -86,8 +86,8 @@ def test_every_flip_is_noticed_and_what_follows_is_found() -> None:
 
 
 @pytest.mark.parametrize("bits", [1, 0x80, 0xFF])
-def test_a_section_that_is_damaged_leaves_the_others(bits: int) -> None:
-    """S9: wherever behind the head: it is lost, with its place, and all else is read, this frame and the next."""
+def test_a_damaged_section_leaves_the_others_readable(bits: int) -> None:
+    """S9: scan reports the place of the lost section and reads everything else of this frame and the next."""
     sections = [b"head", b"one", b"", b"three"]
     data = encode_frame(sections, HEADER_BYTES, SEED)
     start = len(data) - len(b"onethree")
@@ -105,8 +105,8 @@ def test_a_section_that_is_damaged_leaves_the_others(bits: int) -> None:
 
 
 @given(st.lists(st.binary(max_size=30), min_size=1, max_size=4), st.data())
-def test_packed_sections(sections: list[bytes], draw: st.DataObject) -> None:
-    """S2, S9: in one value; one flipped byte loses one section, or all."""
+def test_a_flipped_byte_of_packed_sections_loses_one_section_or_all(sections: list[bytes], draw: st.DataObject) -> None:
+    """S2, S9: the table is lost with all sections, a section alone."""
     data = pack(sections)
     assert unpack(data) == tuple(sections)
     at = draw.draw(st.integers(0, len(data) - 1))
@@ -131,7 +131,7 @@ def test_a_journal_inside_a_value_is_not_taken_for_frames() -> None:
     assert find_frame(torn, HEADER_BYTES, SEED) is None
 
 
-def test_frames_of_another_journal_do_not_count() -> None:
+def test_frames_of_another_journal_are_ignored() -> None:
     data, _ = frames([b"one"], HEADER_BYTES)
     assert scan(data, HEADER_BYTES, SEED + 1).wrong
     assert scan(data, HEADER_BYTES + 1, SEED).wrong

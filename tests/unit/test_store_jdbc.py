@@ -1,6 +1,8 @@
-"""The JDBC store's own rules: URIs, tables, rows, refusals, faults at every step (S1 to S3, S6, S8). Its lock: test_store_jdbc_lock.
+"""The JDBC store's own rules: URIs, tables, rows, refusals, faults at every step (S1 to S3, S6, S8).
 
-On SQLite; what is the same on PostgreSQL is parametrised. Fail-over between processes is in process/test_jdbc_scenarios.
+Its lock is tested in test_store_jdbc_lock, its tables of states in test_store_jdbc_states.
+
+On SQLite, and on PostgreSQL where a test takes both. Fail-over between processes is in process/test_jdbc_scenarios.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 # ---- URIs
 
 
-def test_a_uri_says_everything() -> None:
+def test_a_uri_sets_every_setting() -> None:
     """S1, S6, S8."""
     settings = parse_jdbc(
         "jdbc:postgresql://me:p%40ss@db.example:6543/mq?schema=Sib1&prefix=MQ&on_connection_loss=retry&retry_limit_s=300"
@@ -80,7 +82,7 @@ def test_a_uri_says_everything() -> None:
     assert with_engine("jdbc:sqlite:///x.db?engine=you", "me") == "jdbc:sqlite:///x.db?engine=you"
 
 
-def test_the_defaults_are_the_texts() -> None:
+def test_defaults_are_those_of_the_texts() -> None:
     """S5, S6: 15 minutes; since version 7: fail over at once."""
     settings = parse_jdbc("jdbc:postgresql://h/db")
     assert (settings.retry_limit_s, settings.on_connection_loss, settings.prefix) == (900, "failover", "SIB")
@@ -105,13 +107,13 @@ def test_the_defaults_are_the_texts() -> None:
         "jdbc:postgresql://h/db?permanent_tables=0",
     ],
 )
-def test_a_wrong_uri_is_refused_by_name(uri: str) -> None:
+def test_a_wrong_uri_is_refused(uri: str) -> None:
     with pytest.raises(StoreUriError):
         open_store(uri)
 
 
 def test_keepalives_fit_their_limits() -> None:
-    """S8: an orphaned lock goes within orphan_limit_s, well within the 15 minutes of retries."""
+    """S8: an orphaned lock falls within orphan_limit_s, well within the 15 minutes of retries."""
     settings = parse_jdbc("jdbc:postgresql://h/db")
     for limit_s in (2, 20, 120, 600):
         parts = keepalives(limit_s)
@@ -140,7 +142,7 @@ def test_keepalives_are_set_on_both_ends(postgresql: Any) -> None:
 
 
 def test_the_seven_tables_have_the_described_columns() -> None:
-    """S1: and the names are as configured."""
+    """S1: under the configured names."""
     tables = make_tables(parse_jdbc("jdbc:postgresql://h/db?schema=Mine&prefix=AB&permanent_tables=2"))
     columns = {table.fullname: [column.name for column in table.c] for table in tables.all}
     assert columns["mine.abowner"] == ["me_uuid", "inc_uuid", "version", "migration_version"]
@@ -150,8 +152,8 @@ def test_the_seven_tables_have_the_described_columns() -> None:
     )
 
 
-def test_every_table_is_used(uri: str) -> None:
-    """S1, S2: after some work each table holds what it is for."""
+def test_every_table_holds_its_kind_of_rows(uri: str) -> None:
+    """S1, S2."""
     fill(uri)
     raw = Raw(uri)
     classes = {row[0]: (row[1], bool(row[2])) for row in raw.run("SELECT * FROM @sibclassmap")}
@@ -167,12 +169,12 @@ def test_every_table_is_used(uri: str) -> None:
     assert raw.run("SELECT * FROM @sibowner0", "-sibowner0") == []
 
 
-def test_the_persistent_tables_alone_are_the_whole_content(uri: str) -> None:
-    """S1: restored without the others, every record set is there, and free."""
+def test_persistent_tables_alone_restore_all_content(uri: str) -> None:
+    """S1: without the non-persistent tables every record set has its objects and is free."""
     backend = open_backend(uri)
     store = LedgerStore(backend)
     store.connect().open("a").commit([Put("k", b"v")])
-    backend._route.finder.close()  # as at a kill: the session is not ended
+    backend._route.finder.close()  # as after kill -9: the session does not end
     Raw(uri).run("DELETE FROM @sib001")
     with open_store(uri, create=False) as again:
         info = again.info("a")
@@ -182,7 +184,7 @@ def test_the_persistent_tables_alone_are_the_whole_content(uri: str) -> None:
     backend.release()
 
 
-def test_more_tables_than_two(uri: str) -> None:
+def test_record_sets_spread_over_the_persistent_tables(uri: str) -> None:
     """S1: record sets are spread over the persistent tables, sessions over the others."""
     uri += "&permanent_tables=3&temporary_tables=2"
     with open_store(uri) as store, store.connect() as session:
@@ -198,8 +200,8 @@ def test_more_tables_than_two(uri: str) -> None:
         )
 
 
-def test_printed_ddl_makes_a_store(tmp_path: Path) -> None:
-    """S1: an administrator runs what `jmsq store ddl` prints; the store is used with create_tables=no."""
+def test_printed_ddl_creates_a_store(tmp_path: Path) -> None:
+    """S1: an administrator runs the output of `jmsq store ddl`; the store opens with create_tables=no."""
     uri = f"jdbc:sqlite:///{tmp_path}/s.db?create_tables=no"
     with pytest.raises(TablesMissingError):
         open_store(uri)
@@ -214,7 +216,7 @@ def test_printed_ddl_makes_a_store(tmp_path: Path) -> None:
     assert "CREATE SCHEMA IF NOT EXISTS s1;" in ddl(parse_jdbc("jdbc:postgresql://h/db?schema=S1"))
 
 
-# ---- refusals: a named error, nothing changed
+# ---- refusals raise a named error and change nothing
 
 
 @pytest.fixture
@@ -245,8 +247,8 @@ def test_a_foreign_owner_is_refused(uri: str, unchanged: Callable[[], None]) -> 
         open_store(uri + "&engine=somebody-else")
 
 
-def test_half_of_the_tables_are_refused(uri: str) -> None:
-    """S3: none of the missing ones is made."""
+def test_a_store_without_some_tables_is_refused(uri: str) -> None:
+    """S3: opening does not create the missing ones."""
     fill(uri)
     raw = Raw(uri)
     raw.run("DROP TABLE @sibkeys")
@@ -256,7 +258,7 @@ def test_half_of_the_tables_are_refused(uri: str) -> None:
         raw.run("SELECT * FROM @sibkeys")
 
 
-def test_missing_tables_are_refused_when_they_may_not_be_made(uri: str) -> None:
+def test_missing_tables_are_not_created_without_permission(uri: str) -> None:
     """S3."""
     for wrong in (uri + "&create_tables=no", uri):
         with pytest.raises(TablesMissingError):
@@ -288,8 +290,8 @@ def through_proxy(postgresql: Any, proxy: Proxy) -> JdbcSettings:
     return parse_jdbc(uri)
 
 
-def test_no_database_is_told_soon(tmp_path: Path, postgresql: Any) -> None:
-    """S3: a first opening tries for OPEN_LIMIT_S; a file that is no database is told at once."""
+def test_an_unreachable_database_is_reported_within_the_open_limit(tmp_path: Path, postgresql: Any) -> None:
+    """S3: a first opening tries for OPEN_LIMIT_S; a file that is no database fails at once."""
     proxy = Proxy("127.0.0.1", postgresql.port)
     proxy.refuse()
     now_ms: list[float] = [0.0]
@@ -303,7 +305,7 @@ def test_no_database_is_told_soon(tmp_path: Path, postgresql: Any) -> None:
         open_store(f"jdbc:sqlite:///{junk}")
 
 
-def test_a_database_that_restarts_is_waited_for_at_the_first_opening(postgresql: Any) -> None:
+def test_the_first_opening_waits_for_a_restarting_database(postgresql: Any) -> None:
     """S3: an application that starts while its database restarts does not fail."""
     proxy = Proxy("127.0.0.1", postgresql.port)
     proxy.refuse()
@@ -322,10 +324,10 @@ def test_a_database_that_restarts_is_waited_for_at_the_first_opening(postgresql:
 @pytest.mark.parametrize(
     "error", [StoreFullError("no room"), LockTakenError("taken"), DatabaseUnreachableError("away")]
 )
-def test_a_lock_that_is_not_regained_at_first_is_tried_for_again(
+def test_an_engine_retries_to_regain_its_lock(
     postgresql: Any, monkeypatch: pytest.MonkeyPatch, error: StoreError
 ) -> None:
-    """S6: whatever keeps an engine from its lock for a moment, it does not stay between two states."""
+    """S6: an error that passes does not leave the engine in REGAINING."""
     finder = JdbcFinder(parse_jdbc(postgresql.uri(on_connection_loss="retry")), session_timeout_ms=3_000)
     try:
         assert isinstance(finder.find(), Server)
@@ -339,7 +341,7 @@ def test_a_lock_that_is_not_regained_at_first_is_tried_for_again(
             return real(*args, **options)
 
         monkeypatch.setattr("spark_jms.store.jdbc.engine.acquire", first_fails)
-        engine._lock_connection_lost(lost, "the test says so")
+        engine._lock_connection_lost(lost, "injected by the test")
         assert engine.state is EngineState.SERVING
         assert engine.persistence.ownership is not lost
         assert not tries
@@ -351,7 +353,7 @@ def test_a_lock_that_is_not_regained_at_first_is_tried_for_again(
 
 
 class Faults:
-    """The database connection breaks at the n-th call; `after`: when the call was done and its answer was lost."""
+    """Breaks the database connection at the n-th call; with `after`, once the call is done and only its answer is lost."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.left = -1
@@ -369,17 +371,17 @@ class Faults:
             if self.after:
                 call(connection, *arguments)
             connection.lost = True
-            raise ConnectionLostError("the test says so")
+            raise ConnectionLostError("injected by the test")
 
         return faulty
 
 
 @pytest.mark.parametrize("loss", ["failover", "retry"])
 @pytest.mark.parametrize("after", [False, True])
-def test_a_connection_lost_at_any_step_loses_and_repeats_nothing(
+def test_a_connection_lost_at_any_step_neither_loses_nor_repeats_a_write(
     uri: str, after: bool, loss: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S2, S6: in doubt after the crash, found out from SIBXACTS, done once."""
+    """S2, S6: the engine resolves a commit in doubt from SIBXACTS, and the store keeps it once."""
     faults = Faults(monkeypatch)
     uri += f"&on_connection_loss={loss}&verify_interval_ms=60000"
     with open_store(uri) as store, store.connect() as session:
@@ -399,10 +401,8 @@ def test_a_connection_lost_at_any_step_loses_and_repeats_nothing(
     assert all(one[1] == two[0] for one, two in itertools.pairwise(outcomes))
 
 
-def test_a_write_in_doubt_is_not_written_again_before_its_outcome_is_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """S2, S6: the answer of its commit is lost, the lock is regained, and the next connection fails for a moment."""
+def test_a_write_in_doubt_is_resolved_before_it_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S2, S6: the answer of a commit is lost, the engine regains its lock, and its next connection fails once."""
     uri = f"jdbc:sqlite:///{tmp_path}/s.db?on_connection_loss=retry&verify_interval_ms=60000&retry_interval_ms=10"
     with open_store(uri) as store, store.connect() as session:
         handle = session.open("r")
@@ -414,7 +414,7 @@ def test_a_write_in_doubt_is_not_written_again_before_its_outcome_is_known(
             if armed and connection is persistence._data:
                 refuse.append(armed.pop())
                 connection.lost = True
-                raise ConnectionLostError("the test says so")
+                raise ConnectionLostError("injected by the test")
 
         def full() -> DatabaseConnection:
             if refuse:
@@ -434,7 +434,7 @@ def test_a_write_in_doubt_is_not_written_again_before_its_outcome_is_known(
 
 
 def test_a_full_disk_acknowledges_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S9, S6: SQLite says that it is full; the engine goes on when there is room."""
+    """S9, S6: SQLite reports a full disk; the engine continues once there is room."""
     with open_store(f"jdbc:sqlite:///{tmp_path}/s.db") as store, store.connect() as session:
         handle = session.open("r")
         handle.commit([Put("k", b"1")])
@@ -449,7 +449,7 @@ def test_a_full_disk_acknowledges_nothing(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_prepared_transactions_survive_the_engine(uri: str) -> None:
-    """S2: in SIBXACTS, until they are resolved; the keys stay locked meanwhile."""
+    """S2: SIBXACTS keeps them until they are resolved, and their keys stay locked."""
     from spark_jms.store import TransactionInDoubtError
 
     with open_store(uri) as store, store.connect() as session:

@@ -1,6 +1,6 @@
-"""Damaged rows are isolated (S1, S2, S9): the whole store refuses by name, or exactly the record sets that are concerned do.
+"""Damaged rows are isolated (S1, S2, S9): the store refuses as a whole, by name, or refuses exactly the concerned record sets.
 
-First the pure rules, on rows and outcomes at random; then the store, on both databases.
+First the pure rules, on random rows and outcomes; then the store, on both databases.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from spark_jms.store.ledger.entries import Change, Connected, Entry, Opened, Pre
 from spark_jms.store.ledger.sections import unpack
 from spark_jms.store.ledger.store import LedgerStore
 
-# ---- rows: whose is each column?
+# ---- rows: which record set does each column concern?
 
 
 def found(row: Row, persistent: bool = True) -> StoredRow:
@@ -49,12 +49,17 @@ def found(row: Row, persistent: bool = True) -> StoredRow:
 
 
 def test_a_checksum_covers_every_column() -> None:
-    """S1: and the identity what tells whose the row is."""
+    """S1: the identity covers only the columns that tell the record set."""
     for class_id in (RECORD, OBJECT):
         row = Row(1, 2, class_id, "k", 3, b"data")
         for change in (
-            {"id": 2}, {"parent_id": 1}, {"class_id": SESSION}, {"name": "j"}, {"number": 4}, {"data": b"date"}
-        ):  # fmt: skip
+            {"id": 2},
+            {"parent_id": 1},
+            {"class_id": SESSION},
+            {"name": "j"},
+            {"number": 4},
+            {"data": b"date"},
+        ):
             other = replace(row, **change)  # type: ignore[arg-type]
             assert other.checksum != row.checksum
             whose = {"id", "parent_id", "class_id"} | ({"name"} if class_id == RECORD else set())
@@ -81,8 +86,8 @@ def damage(one: StoredRow, column: str, random: Random) -> StoredRow:
 
 @settings(max_examples=400, deadline=None)
 @given(st.integers(0, 100_000), st.lists(COLUMNS, min_size=1, max_size=2))
-def test_any_damaged_row(seed: int, columns: list[str]) -> None:
-    """S1, S9: identity gone: the whole store; any other column: its record set; not persistent: nothing."""
+def test_damage_of_any_row_is_refused_by_name(seed: int, columns: list[str]) -> None:
+    """S1, S9: a lost identity refuses the whole store, any other column its record set, a non-persistent row nothing."""
     random = Random(seed)
     rows = [found(Row(number, 0, RECORD, f"r{number}", number + 7, b"")) for number in range(1, 6)]
     for number in range(6, 30):
@@ -139,7 +144,7 @@ class Sent:
 
 
 def chain(random: Random) -> tuple[list[OutcomeRow], list[Sent]]:
-    """Batches that follow one another; each append was made on a position of before."""
+    """Consecutive batches; each append was made on an earlier position."""
     rows, sent, position = [], [], 0
     for number in range(random.randint(2, 8)):
         tokens = tuple(f"t{number}-{one}" for one in range(random.randint(1, 3)))
@@ -151,7 +156,7 @@ def chain(random: Random) -> tuple[list[OutcomeRow], list[Sent]]:
 
 @settings(max_examples=400, deadline=None)
 @given(st.integers(0, 100_000))
-def test_an_outcome_that_is_damaged_is_unknown(seed: int) -> None:
+def test_a_damaged_outcome_is_unknown(seed: int) -> None:
     """S2, S9: an append that was kept, sent again, is never done twice: it is known, or its outcome is unknown. One that
     was not kept is, if it was made after the damage."""
     random = Random(seed)
@@ -188,8 +193,8 @@ def test_an_outcome_that_is_damaged_is_unknown(seed: int) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 100_000), st.data())
-def test_a_promise_with_a_flipped_byte(seed: int, draw: st.DataObject) -> None:
-    """S2, S9: the record set whose part it is; or nobody knows which record sets it has locked, and the store is refused."""
+def test_a_flipped_byte_of_a_promise_refuses_its_record_set_or_the_store(seed: int, draw: st.DataObject) -> None:
+    """S2, S9: the record set of the damaged part is refused; if the names of the locked record sets are lost, the store is."""
     random = Random(seed)
     changes = tuple(
         Change(f"r{number}", 1, (Put("k", random.randbytes(random.randint(1, 20))),))
@@ -228,8 +233,8 @@ def test_an_outcome_without_identity_refuses_the_store(column: str) -> None:
         assert "identity" in str(read.refusals[0])
 
 
-def test_a_promise_whose_checksum_alone_is_damaged() -> None:
-    """S2, S9: all that it names is refused."""
+def test_a_promise_with_a_damaged_checksum_refuses_all_its_record_sets() -> None:
+    """S2, S9."""
     row = prepared("tx", (Change("r", 1, (Put("k", b"v"),)), Change("s", 1, ())), 3, 4)
     for bad in (StoredOutcome(row, row.identity ^ 1, row.checksum), StoredOutcome(row, row.identity, row.checksum ^ 1)):
         read = read_outcomes([bad], "xacts")
@@ -248,7 +253,7 @@ def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def sql(uri: str, statement: str) -> list[tuple[Any, ...]]:
-    """As somebody else's program; @ is the schema."""
+    """Runs a statement as another program would; @ is the schema."""
     parsed = parse_jdbc(uri)
     connection = Database(parsed).connect(parsed.path if parsed.dialect == "sqlite" else "")
     try:
@@ -276,7 +281,7 @@ def persistent(uri: str) -> list[tuple[Any, ...]]:
 
 
 def use(uri: str, content: dict[str, dict[str, bytes]], refused: set[str]) -> None:
-    """Exactly these are refused; all others are right, and take one more commit."""
+    """Exactly `refused` are refused; all others have their content and take one more commit."""
     with open_store(uri, create=False) as store, store.connect() as session:
         assert store.damaged().keys() == refused
         assert store.names() == RECORDS
@@ -313,8 +318,10 @@ def use(uri: str, content: dict[str, dict[str, bytes]], refused: set[str]) -> No
         ("name = 'r0'", "id"),
     ],
 )
-def test_a_damaged_row_is_named_and_left(uri: str, where: str, column: str, caplog: pytest.LogCaptureFixture) -> None:
-    """S1, S9: its record set is refused, by each engine that comes; the row stays as it is."""
+def test_a_damaged_row_is_named_and_left_unchanged(
+    uri: str, where: str, column: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S1, S9: every later engine refuses its record set; the row stays as it is."""
     content = fill(uri)
     (name,) = [row[0] for row in sql(uri, f"SELECT name FROM @sib000 WHERE {where}")]
     value = {"data": "''", "name": "'rx'"}.get(column, f"{column} + 1000")
@@ -342,7 +349,7 @@ def test_a_damaged_row_is_named_and_left(uri: str, where: str, column: str, capl
     assert found.record_count == 3
 
 
-def test_a_damaged_promise(uri: str) -> None:
+def test_a_damaged_promise_stays_in_doubt(uri: str) -> None:
     """S2, S9: it stays in doubt and cannot be resolved; what is damaged of it is refused, the rest goes on with its keys
     locked; salvage takes it over."""
     content = fill(uri)
@@ -392,8 +399,8 @@ def test_a_damaged_outcome_refuses_nothing(uri: str, caplog: pytest.LogCaptureFi
     assert ["nothing is refused" in problem for problem in found.problems] == [True]
 
 
-def test_no_trim_removes_a_damaged_outcome(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S9: all others of that time go."""
+def test_trimming_keeps_damaged_outcomes(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S9: trimming removes all other outcomes of that time."""
     fill(uri)
     sql(uri, "UPDATE @sibxacts SET checksum = checksum + 1 WHERE base = 0")
     (damaged,) = sql(uri, "SELECT * FROM @sibxacts WHERE base = 0")
@@ -407,12 +414,12 @@ def test_no_trim_removes_a_damaged_outcome(uri: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("column", ["name", "parent_id", "data", "checksum", "class_id"])
-def test_a_damaged_row_of_a_session_frees_what_it_held(uri: str, column: str) -> None:
-    """S1, S9: it is as if it was not there: its session is lost, nothing else is; it is told, and left."""
+def test_a_damaged_session_row_frees_what_the_session_held(uri: str, column: str) -> None:
+    """S1, S9: only the session is lost; the row is logged and stays."""
     content = fill(uri)
     backend = open_backend(uri)
     LedgerStore(backend).connect("mine").open("r3")
-    backend._route.finder.close()  # as at a kill
+    backend._route.finder.close()  # as after kill -9
     value = {"name": "'x'", "data": "''"}.get(column, f"{column} + 1000")
     sql(uri, f"UPDATE @sib001 SET {column} = {value} WHERE class_id = 3")
     rows = sql(uri, "SELECT * FROM @sib001 WHERE class_id IN (3, 1003)")
@@ -421,7 +428,7 @@ def test_a_damaged_row_of_a_session_frees_what_it_held(uri: str, column: str) ->
     backend.release()
 
 
-def test_a_damaged_row_of_the_engine_is_as_if_nobody_had_published(uri: str) -> None:
+def test_a_damaged_engine_row_is_ignored(uri: str) -> None:
     """S1, S9."""
     content = fill(uri)
     sql(uri, "UPDATE @sib001 SET data = '' WHERE class_id = 6")
@@ -430,7 +437,7 @@ def test_a_damaged_row_of_the_engine_is_as_if_nobody_had_published(uri: str) -> 
 
 
 def test_a_record_set_without_a_row_refuses_the_store(uri: str) -> None:
-    """S1, S9: its objects and promises are there, and nobody knows its name."""
+    """S1, S9: its objects and promises exist, but its name is unknown."""
     fill(uri)
     sql(uri, "DELETE FROM @sib000 WHERE name = 'r2'")
     with pytest.raises(StoreCorruptError, match="belongs to record set"):
@@ -441,8 +448,8 @@ def test_a_record_set_without_a_row_refuses_the_store(uri: str) -> None:
         open_store(uri)
 
 
-def test_tables_of_the_version_before_are_refused(tmp_path: Path) -> None:
-    """S3, S9: by name, also by check and salvage."""
+def test_tables_of_an_older_version_are_refused(tmp_path: Path) -> None:
+    """S3, S9: by opening, check and salvage, with a named error."""
     uri = f"jdbc:sqlite:///{tmp_path}/s.db"
     fill(uri)
     with sqlite3.connect(f"{tmp_path}/s.db") as connection:
@@ -456,8 +463,8 @@ def test_tables_of_the_version_before_are_refused(tmp_path: Path) -> None:
         salvage(uri, str(tmp_path / "t"))
 
 
-def test_damage_that_is_found_while_a_lock_is_regained_ends_the_engine(tmp_path: Path) -> None:
-    """S2, S6, S9: it may be of the very commit that is in doubt; the next engine finds out what is to be refused."""
+def test_new_damage_found_while_regaining_the_lock_disables_the_engine(tmp_path: Path) -> None:
+    """S2, S6, S9: the damage may concern the very commit that is in doubt; the next engine decides what to refuse."""
     from spark_jms.store.engine import OwnershipLostError
     from spark_jms.store.engine.persistence import LedgerBatch
 
@@ -476,7 +483,7 @@ def test_damage_that_is_found_while_a_lock_is_regained_ends_the_engine(tmp_path:
 
 
 def _refused(uri: str, table: str) -> set[str] | None:
-    """None: the whole store, for what is wrong in this table."""
+    """None when the whole store is refused because of this table."""
     try:
         with open_store(uri) as store:
             return set(store.damaged())
@@ -487,8 +494,8 @@ def _refused(uri: str, table: str) -> set[str] | None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_any_column_of_any_row(tmp_path: Path, seed: int) -> None:
-    """S9: whatever is damaged in the database: refused by name, or all is right but what is refused by name."""
+def test_damage_of_any_column_is_refused_by_name(tmp_path: Path, seed: int) -> None:
+    """S9: the store is refused by name, or everything is right except the record sets that are refused by name."""
     uri, random = f"jdbc:sqlite:///{tmp_path}/s.db", Random(seed)
     content = fill(uri)
     tables = ["sib000", "sib000", "sib001", "sibxacts", "sibkeys", "sibclassmap", "siblisting"]

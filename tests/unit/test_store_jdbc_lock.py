@@ -1,4 +1,4 @@
-"""The lock protocol of the JDBC store: its steps, who has it, who waits for it (S4, S5).
+"""The lock protocol of the JDBC store: its steps, its holder, and processes that wait for it (S4, S5).
 
 Fail-over between processes is in process/test_jdbc_scenarios.
 """
@@ -37,7 +37,7 @@ def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(request.getfixturevalue("postgresql").uri(retry_interval_ms=10))
 
 
-def test_the_protocol_is_the_texts() -> None:
+def test_the_steps_are_those_of_the_texts() -> None:
     """S4: three connections, in this order."""
     assert [(step.connection, step.step, step.table, step.mark) for step in STEPS] == [
         ("first", Step.CONNECT, "SIBOWNER0", ""),
@@ -56,8 +56,8 @@ def test_the_protocol_is_the_texts() -> None:
     assert draw().count("E->>D") == len(STEPS)
 
 
-def test_the_statements_go_to_postgresql_in_order(postgresql: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """S4: as the database was asked."""
+def test_postgresql_receives_the_statements_in_order(postgresql: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """S4: with the statements that the driver sends."""
     import sqlalchemy as sa
 
     uri = postgresql.uri()
@@ -83,7 +83,7 @@ def test_the_statements_go_to_postgresql_in_order(postgresql: Any, caplog: pytes
     ownership.release()
 
 
-def test_every_start_has_an_incarnation_of_its_own(uri: str) -> None:
+def test_every_start_has_a_new_incarnation(uri: str) -> None:
     """S4."""
     seen = []
     for _ in range(3):
@@ -94,8 +94,8 @@ def test_every_start_has_an_incarnation_of_its_own(uri: str) -> None:
     assert {row[2:] for row in seen} == {(VERSION, 0)}
 
 
-def test_the_lock_is_held_for_life_and_verified(uri: str) -> None:
-    """S4: nobody gets it meanwhile; somebody who changes the row all the same ends the engine."""
+def test_an_engine_holds_and_verifies_its_lock(uri: str) -> None:
+    """S4: no other process gets the lock meanwhile."""
     fill(uri)
     raw = Raw(uri)
     ownership = acquire(raw.database, raw.tables, "")
@@ -112,7 +112,7 @@ def test_the_lock_is_held_for_life_and_verified(uri: str) -> None:
 
 
 def test_a_zombie_writes_nothing(uri: str) -> None:
-    """S4, S6: its lock is gone and it does not know; the row names another; its next write is refused by the database."""
+    """S4, S6: an engine that lost its lock without noticing is refused by the row, which names another incarnation."""
     backend = open_backend(uri + "&verify_interval_ms=60000")
     handle = LedgerStore(backend).connect().open("r")
     handle.commit([Put("k", b"mine")])
@@ -120,7 +120,7 @@ def test_a_zombie_writes_nothing(uri: str) -> None:
     assert isinstance(finder, JdbcFinder)
     engine = finder._engine
     assert engine is not None
-    engine.persistence.ownership.release()  # as when only this connection was lost
+    engine.persistence.ownership.release()  # as if only this connection were lost
     raw = Raw(uri)
     other = acquire(raw.database, raw.tables, "")
     before = raw.content()
@@ -132,17 +132,17 @@ def test_a_zombie_writes_nothing(uri: str) -> None:
     assert raw.content() == before
     assert engine.persistence.ownership.incarnation != other.incarnation
     other.release()
-    handle.commit([Put("k", b"again")])  # by a new engine: the session and its handle are the same
+    handle.commit([Put("k", b"again")])  # through a new engine, with the same session and handle
     assert engine.state is EngineState.DISABLED
     assert handle.read("k") == b"again"
     backend.release()
 
 
 @pytest.mark.parametrize("moment", ["load", "publish", "append"])
-def test_who_waits_for_the_lock_does_not_stop_the_engine(
+def test_a_process_waiting_for_the_lock_does_not_block_the_engine(
     postgresql: Any, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """S4, S5: PostgreSQL lets nobody pass who waits for SIBOWNER, so the engine's own look at it stands behind him."""
+    """S4, S5: PostgreSQL queues the engine's own lock on SIBOWNER behind a process that waits for an exclusive one."""
     uri = postgresql.uri(verify_interval_ms=60_000)
     fill(uri)
     raw = Raw(uri)
@@ -180,10 +180,10 @@ def test_who_waits_for_the_lock_does_not_stop_the_engine(
     stranger.close()
 
 
-def test_a_store_that_is_busy_while_it_is_read_is_opened_later(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S5: the lock is given back, and tried for again."""
+def test_opening_is_retried_when_loading_finds_the_store_busy(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S5: the process releases the lock and tries again."""
     fill(uri)
-    fails = [StoreBusyError("the test says so")]
+    fails = [StoreBusyError("injected by the test")]
     real = JdbcPersistence.load
 
     def load(self: JdbcPersistence) -> Any:
@@ -218,17 +218,17 @@ def test_the_start_retries_up_to_its_limit(uri: str, caplog: pytest.LogCaptureFi
     open_backend(uri, clocks=clocks).release()
 
 
-# ---- what is said about it
+# ---- documentation, and forked children
 
 
-def test_the_page_shows_the_protocol_as_the_code_goes_through_it() -> None:
+def test_the_page_shows_the_protocol_that_the_code_executes() -> None:
     """S4: drawn from STEPS."""
     page = Path(__file__).parents[2] / "docs" / "DATA-STORES.md"
     assert draw() in page.read_text(encoding="utf-8")
 
 
-def test_what_a_forked_child_drops_touches_no_file_that_comes_after(postgresql: Any, tmp_path: Path) -> None:
-    """S4: the driver closes the number of its descriptor when it is collected; the next file must not have had it."""
+def test_a_connection_dropped_in_a_forked_child_touches_no_later_file(postgresql: Any, tmp_path: Path) -> None:
+    """S4: the driver closes the number of its descriptor when it is collected; no later file may have that number."""
     raw = Raw(postgresql.uri())
     connection = raw.database.connect("")
     assert connection.run("SELECT 1") is not None

@@ -1,4 +1,4 @@
-"""The journal on a disk that fails (S9): torn, damaged, full, broken; and one write for many requests."""
+"""The journal on a failing disk (S9): torn, damaged, full, broken; and one write for many requests."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def peek(path: Path) -> dict[str, bytes]:
 
 
 def storm_copy(path: Path, target: Path) -> tuple[int, int]:
-    """A copy as a killed process would leave it: a lock file of before the last frame, which is written in full."""
+    """A copy as a killed process leaves it: the last frame is complete, and the lock file is older than it."""
     with FileStore(str(path)) as store, store.connect() as session, session.open("r") as handle:
         handle.commit([Put("k", b"before"), Put("other", b"x" * 50)])
         shutil.copytree(path, target)
@@ -71,15 +71,15 @@ def test_a_write_torn_at_any_byte_is_cut_off(tmp_path: Path) -> None:
         with FileStore(str(tmp_path / "torn")) as store:
             assert store.peek("r") == (before if cut < end else {"k": b"after", "other": b"x" * 50, "more": b"y" * 20})
             assert store.statistics().torn_tail_count == (start < cut < end)
-            with store.connect() as session:  # and it goes on from there
+            with store.connect() as session:  # and continues from there
                 session.open("r").commit([Put("k", b"next")])
             assert store.peek("r")["k"] == b"next"
         assert peek(tmp_path / "torn")["k"] == b"next"
 
 
 @pytest.mark.parametrize("junk", [b"\0", b"\0" * 100, b"\xff" * 33, b"\x9eFR\xc3" * 9])
-def test_junk_behind_the_last_frame_is_cut_off(tmp_path: Path, junk: bytes) -> None:
-    """A page that was allocated and not written, after a loss of power."""
+def test_junk_after_the_last_frame_is_cut_off(tmp_path: Path, junk: bytes) -> None:
+    """S9: after a loss of power, a page may be allocated and not written."""
     lengths = commit_some(tmp_path / "s", [b"1"])
     end = (tmp_path / "s" / JOURNAL).stat().st_size
     assert end > lengths[-1]
@@ -97,7 +97,7 @@ def test_a_last_frame_with_a_hole_was_not_acknowledged(tmp_path: Path) -> None:
     assert start < end
 
 
-def test_every_flipped_byte_of_what_was_acknowledged_is_damage(tmp_path: Path) -> None:
+def test_every_flipped_acknowledged_byte_is_damage(tmp_path: Path) -> None:
     """S9: damage is named with file and byte, of the store or of the record set, and nothing is changed; also in the last
     frame."""
     commit_some(tmp_path / "s", [b"one", b"two"])
@@ -126,10 +126,10 @@ def test_damage_in_the_middle_is_noticed_without_the_lock_file(tmp_path: Path) -
             peek(tmp_path / "s")
 
 
-def test_a_journal_that_is_gone_is_damage(tmp_path: Path) -> None:
+def test_a_missing_journal_is_damage(tmp_path: Path) -> None:
     commit_some(tmp_path / "s", [b"one"])
     (tmp_path / "s" / JOURNAL).unlink()
-    with pytest.raises(StoreCorruptError, match="gone"):
+    with pytest.raises(StoreCorruptError, match="missing"):
         FileStore(str(tmp_path / "s"))
 
 
@@ -140,7 +140,7 @@ def test_a_journal_cut_under_a_living_store_is_damage(tmp_path: Path) -> None:
     os.truncate(tmp_path / "s" / JOURNAL, HEADER_BYTES + 3)
     with pytest.raises(StoreCorruptError):
         handle.commit([Put("k", b"w")])
-    with pytest.raises(StoreCorruptError):  # closing says so too, and closes all the same
+    with pytest.raises(StoreCorruptError):  # closing raises as well, and still closes
         store.close()
     with pytest.raises(StoreClosedError):
         store.names()
@@ -158,7 +158,7 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     assert file.read_bytes() == newer
 
 
-def test_a_lock_file_that_was_removed_is_made_again(tmp_path: Path) -> None:
+def test_a_removed_lock_file_is_created_again(tmp_path: Path) -> None:
     with FileStore(str(tmp_path / "s")) as store, FileStore(str(tmp_path / "s")) as other, store.connect() as session:
         handle = session.open("r")
         handle.commit([Put("k", b"1")])
@@ -168,7 +168,7 @@ def test_a_lock_file_that_was_removed_is_made_again(tmp_path: Path) -> None:
         assert other.peek("r") == {"k": b"2"}
 
 
-def test_create_false_makes_nothing(tmp_path: Path) -> None:
+def test_create_false_creates_nothing(tmp_path: Path) -> None:
     with pytest.raises(StoreNotFoundError):
         FileStore(str(tmp_path / "s"), create=False)
     assert not (tmp_path / "s").exists()
@@ -177,14 +177,14 @@ def test_create_false_makes_nothing(tmp_path: Path) -> None:
         FileStore(str(tmp_path / "empty"), create=False)
 
 
-def test_a_path_that_cannot_be_a_directory(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_a_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(StoreWriteError):
         FileStore(str(tmp_path / "file" / "s"))
 
 
 class FailingDisk(Disk):
-    """Full after `room` more bytes of growth; or a sync, or a cut, that fails."""
+    """Is full after `room` more bytes of growth, or fails to sync or to truncate."""
 
     def __init__(self) -> None:
         self.room: int | None = None
@@ -213,7 +213,7 @@ class FailingDisk(Disk):
 
 @pytest.mark.parametrize("room", [0, 1, 23, 24, 60])
 def test_a_full_disk_acknowledges_nothing_and_recovers(tmp_path: Path, room: int) -> None:
-    """S9: short writes and ENOSPC leave the file as it was; with room again, the same handle goes on."""
+    """S9: short writes and ENOSPC leave the file as it was; with room again, the same handle continues."""
     disk = FailingDisk()
     path = tmp_path / "s"
     with FileStore(str(path), disk=disk) as store, FileStore(str(path)) as other, store.connect() as session:
@@ -238,8 +238,8 @@ def test_a_full_disk_acknowledges_nothing_and_recovers(tmp_path: Path, room: int
     assert peek(path) == {"k": b"after"}
 
 
-def test_closing_on_a_full_disk_still_frees(tmp_path: Path) -> None:
-    """R8: what cannot be written is noticed by the others: the session is dead."""
+def test_closing_on_a_full_disk_frees_the_record_sets(tmp_path: Path) -> None:
+    """R8: the end of the session cannot be written, but other sessions see that it is dead."""
     disk = FailingDisk()
     path = tmp_path / "s"
     with FileStore(str(path)) as other, other.connect() as second:
@@ -265,11 +265,11 @@ def test_a_failing_sync_is_not_acknowledged(tmp_path: Path, fail: set[str]) -> N
         disk.fail = set()
         handle.commit([Put("n", b"after")])
         assert other.peek("r") == handle.objects()
-        # Where even the cut failed, the frame may count: refused is then "unknown", never half.
+        # If even the truncation failed, the frame may count: the outcome is unknown, but never half of the frame.
         assert other.peek("r")["k"] in ({b"before"} if "truncate" not in fail else {b"before", b"lost"})
 
 
-def test_a_half_frame_that_could_not_be_cut_is_cut_by_the_next(tmp_path: Path) -> None:
+def test_the_next_writer_cuts_a_half_frame_that_could_not_be_cut(tmp_path: Path) -> None:
     disk = FailingDisk()
     path = tmp_path / "s"
     with FileStore(str(path), disk=disk) as store, FileStore(str(path)) as other:
@@ -324,8 +324,8 @@ def queued(store: FileStore) -> int:
     return len(store._backend._group._queue)  # type: ignore[attr-defined]
 
 
-def test_requests_that_come_during_a_sync_share_the_next_write(tmp_path: Path) -> None:
-    """S9: one physical write for concurrent requests; one that is refused does not hold up the others."""
+def test_requests_during_a_sync_share_the_next_write(tmp_path: Path) -> None:
+    """S9: one physical write for concurrent requests; a refused request does not fail the others."""
     disk = GateDisk()
     with FileStore(str(tmp_path / "s"), disk=disk) as store, store.connect() as session:
         handles = [session.open(f"r{number}") for number in range(9)]
@@ -347,7 +347,7 @@ def test_requests_that_come_during_a_sync_share_the_next_write(tmp_path: Path) -
         assert [store.peek(f"r{number}") for number in range(9)] == [{"k": b"v"}, {}] + [{"k": b"v"}] * 7
 
 
-def test_a_failed_write_fails_all_that_shared_it(tmp_path: Path) -> None:
+def test_a_failed_write_fails_all_requests_that_shared_it(tmp_path: Path) -> None:
     disk = FailingDisk()
     with FileStore(str(tmp_path / "s"), disk=disk) as store, store.connect() as session:
         handles = [session.open(f"r{number}") for number in range(6)]
@@ -362,10 +362,10 @@ def test_a_failed_write_fails_all_that_shared_it(tmp_path: Path) -> None:
 
 
 class Interrupt(BaseException):
-    """As KeyboardInterrupt, which hits whoever is leading."""
+    """Stands for KeyboardInterrupt, which hits the leader."""
 
 
-def test_an_interrupted_leader_leaves_nobody_waiting(tmp_path: Path) -> None:
+def test_an_interrupted_leader_leaves_no_request_waiting(tmp_path: Path) -> None:
     disk = GateDisk()
     with FileStore(str(tmp_path / "s"), disk=disk) as store, store.connect() as session:
         handles = [session.open(f"r{number}") for number in range(4)]
@@ -396,7 +396,7 @@ def test_an_interrupted_leader_leaves_nobody_waiting(tmp_path: Path) -> None:
         assert [store.peek(f"r{number}") for number in range(4)] == [{"k": b"w"}] + [{"k": b"v"}] * 3
 
 
-def test_a_stopped_writer_cannot_keep_the_lock(tmp_path: Path) -> None:
+def test_the_lock_of_a_stopped_writer_is_broken(tmp_path: Path) -> None:
     """C9: stopped in the middle of a write, with the journal locked: others go on after session_timeout_ms, in a new
     generation; when it wakes it is refused, and goes on where the others are."""
     disk = GateDisk()
@@ -440,7 +440,7 @@ def test_openings_of_one_directory_share_a_backend(tmp_path: Path) -> None:
 
 
 def test_sessions_leave_no_files(tmp_path: Path) -> None:
-    """Also those of a process that died between making its file and connecting."""
+    """R8: nor do sessions of a process that died between creating the file and connecting."""
     sessions = tmp_path / "s" / "sessions"
     with FileStore(str(tmp_path / "s")) as store, store.connect():
         assert len(list(sessions.iterdir())) == 1

@@ -1,4 +1,4 @@
-"""What is read of a damaged journal, around the damage (S9). Journals are made of entries, so that each loss is exact."""
+"""Salvage of a damaged journal (S9). The tests build journals from entries, so each loss is exact."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ A, B = Connected("a", ""), Connected("b", "")
 
 
 def head(data: bytes, start: int) -> int:
-    """Where the head of this frame begins."""
+    """The offset of the head of this frame."""
     return start + FRAME_HEADER_BYTES + TABLE_ROW_BYTES * int.from_bytes(data[start + 4 : start + 8], "little")
 
 
 def salvaged(frames: Sequence[Sequence[Entry]], *lost: int) -> tuple[Salvaged, int]:
-    """With the head of these frames damaged; and how many bytes they have."""
+    """Salvages a journal in which the heads of the frames `lost` are damaged; also returns the size of these frames."""
     data, starts = journal(frames)
     for index in lost:
         data = flip(data, head(data, starts[index]))
@@ -58,19 +58,24 @@ def put(name: str, epoch: int, **values: bytes) -> Written:
     return Written((Change(name, epoch, tuple(Put(key, value) for key, value in values.items())),))
 
 
-def test_a_whole_journal_is_taken_as_it_is() -> None:
-    """S9: nothing left out, nobody in doubt, no epoch raised."""
+def test_an_undamaged_journal_is_salvaged_unchanged() -> None:
+    """S9: nothing is left out or uncertain, and no epoch is raised."""
     found, _ = salvaged([[A], [Opened("r", 1, "a")], [put("r", 1, k=b"1")]])
     assert (found.left_out, found.uncertain) == ((), ())
     assert found.entries == (Restored("r", 1, None, (), (("k", b"1"),)),)
 
 
-def test_damage_in_the_middle() -> None:
-    """S9: before and after count; the lost bytes are named; old owners stay fenced; one opened afterwards is whole."""
+def test_damage_in_the_middle_keeps_the_frames_around_it() -> None:
+    """S9: frames before and after count; the lost bytes are named; old owners stay fenced; a later record set is certain."""
     frames: list[list[Entry]] = [
-        [A], [Opened("r", 1, "a")], [put("r", 1, old=b"1", again=b"1")], [put("r", 1, again=b"2", lost=b"2")],
-        [put("r", 1, again=b"3")], [Opened("new", 1, "a")], [put("new", 1, k=b"v")],
-    ]  # fmt: skip
+        [A],
+        [Opened("r", 1, "a")],
+        [put("r", 1, old=b"1", again=b"1")],
+        [put("r", 1, again=b"2", lost=b"2")],
+        [put("r", 1, again=b"3")],
+        [Opened("new", 1, "a")],
+        [put("new", 1, k=b"v")],
+    ]
     _, starts = journal(frames)
     found, size = salvaged(frames, 3)
     assert found.uncertain == ("r",)
@@ -83,12 +88,19 @@ def test_damage_in_the_middle() -> None:
 
 
 @pytest.mark.parametrize("at", [0, FRAME_HEADER_BYTES, -1])
-def test_damage_in_the_header_table_or_head_of_each_frame(at: int) -> None:
-    """S9: every frame but the damaged one counts, wherever it is; what it made is raised above every epoch there was."""
+def test_damage_of_any_frame_keeps_all_others(at: int) -> None:
+    """S9: every other frame counts, and epochs rise above every epoch that the lost frame may have used."""
     frames: list[list[Entry]] = [
-        [A, B], [Opened("r", 1, "a")], [put("r", 1, one=b"1")], [Closed("r", 1)], [Opened("r", 2, "b")],
-        [put("r", 2, two=b"2")], [Ended(("b",))], [Opened("r", 3, "a")], [put("r", 3, three=b"3")],
-    ]  # fmt: skip
+        [A, B],
+        [Opened("r", 1, "a")],
+        [put("r", 1, one=b"1")],
+        [Closed("r", 1)],
+        [Opened("r", 2, "b")],
+        [put("r", 2, two=b"2")],
+        [Ended(("b",))],
+        [Opened("r", 3, "a")],
+        [put("r", 3, three=b"3")],
+    ]
     data, starts = journal(frames)
     for index, start in enumerate(starts[:-1]):
         found = salvage_journal(flip(data, head(data, start) if at < 0 else start + at), HEADER.seed, "j")
@@ -100,8 +112,8 @@ def test_damage_in_the_header_table_or_head_of_each_frame(at: int) -> None:
         assert found.uncertain == ("r",)
 
 
-def test_a_damaged_section_concerns_its_record_set_alone() -> None:
-    """S9: what is written of others in the same commit counts, epochs are right, and nobody else is in question."""
+def test_a_damaged_section_concerns_only_its_record_set() -> None:
+    """S9: other record sets of the same commit keep their changes, epochs are right, and no other record set is uncertain."""
     both = Written((Change("r", 1, (Put("k", b"lost"),)), Change("s", 1, (Put("k", b"kept"),))))
     data, starts = journal([[A], [Opened("r", 1, "a"), Opened("s", 1, "a")], [put("r", 1, k=b"1", j=b"1")], [both]])
     found = salvage_journal(flip(data, data.rindex(b"lost")), HEADER.seed, "j")
@@ -113,7 +125,7 @@ def test_a_damaged_section_concerns_its_record_set_alone() -> None:
     assert starts[3] < data.rindex(b"lost")
 
 
-def test_a_damaged_promise() -> None:
+def test_a_damaged_promise_stays_in_doubt() -> None:
     """S9, S2: the transaction stays in doubt with what is left of it, and the record set is named."""
     promise = Prepared("tx", (Change("r", 1, (Put("k", b"lost"),)), Change("s", 1, (Put("k", b"kept"),))))
     data, _ = journal([[A], [Opened("r", 1, "a"), Opened("s", 1, "a")], [promise], [put("s", 1, j=b"1")]])
@@ -124,8 +136,8 @@ def test_a_damaged_promise() -> None:
     assert [entry for entry in found.entries if isinstance(entry, Prepared)] == [left]
 
 
-def test_two_damaged_places_and_one_at_the_end() -> None:
-    """S9: each is named; at the end it is said that a torn last write looks the same."""
+def test_every_damaged_place_is_named() -> None:
+    """S9: the report adds that damage at the end looks like a torn last write."""
     frames: list[list[Entry]] = [
         [A],
         [Opened("r", 1, "a")],
@@ -139,8 +151,8 @@ def test_two_damaged_places_and_one_at_the_end() -> None:
     assert records(found)["r"].epoch == 1 + size
 
 
-def test_a_file_that_is_cut_off() -> None:
-    """S9: at each byte of the last frame: all before it counts."""
+def test_a_truncated_journal_keeps_all_complete_frames() -> None:
+    """S9: cut at each byte of the last frame."""
     data, starts = journal([[A], [Opened("r", 1, "a")], [put("r", 1, x=b"1")], [put("r", 1, x=b"2")]])
     for end in range(starts[3] + 1, starts[4]):
         found = salvage_journal(data[:end], HEADER.seed, "j")
@@ -155,12 +167,12 @@ def made(directory: Path) -> Path:
     return next(directory.glob("journal-*.log"))
 
 
-def test_a_header_that_is_damaged(tmp_path: Path) -> None:
-    """S9: without the journal's id no frame can be told from a value; it is named, and stays as it is."""
+def test_a_damaged_header_is_refused(tmp_path: Path) -> None:
+    """S9: without the journal's id a frame cannot be told from a value; the file is named and left."""
     file = made(tmp_path / "s")
     whole = file.read_bytes()
     for at in range(HEADER_BYTES):
-        if 8 <= at < 12:  # the version: its checksum tells
+        if 8 <= at < 12:  # the version, which has a checksum
             continue
         file.write_bytes(flip(whole, at))
         with pytest.raises(StoreCorruptError, match=file.name):
@@ -168,8 +180,8 @@ def test_a_header_that_is_damaged(tmp_path: Path) -> None:
         assert file.read_bytes() == flip(whole, at)
 
 
-def test_nothing_in_the_damaged_directory_changes(tmp_path: Path) -> None:
-    """S9: no lock, no hint, no torn end cut off; also when it is salvaged into another store."""
+def test_salvage_changes_nothing_in_the_source(tmp_path: Path) -> None:
+    """S9: salvage takes no lock, writes no hint and cuts no torn end."""
     source = tmp_path / "s"
     file = made(source)
     whole = file.read_bytes()
@@ -180,19 +192,21 @@ def test_nothing_in_the_damaged_directory_changes(tmp_path: Path) -> None:
         return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
     before = look()
-    assert len(salvage(str(source), str(tmp_path / "t")).left_out) == 3  # and it is shorter than what was acknowledged
+    assert (
+        len(salvage(str(source), str(tmp_path / "t")).left_out) == 3
+    )  # one more: the file is shorter than the acknowledged length
     assert look() == before
 
 
-def test_no_store_there(tmp_path: Path) -> None:
-    """S9: named, and nothing is made."""
+def test_salvage_of_a_missing_store_is_refused(tmp_path: Path) -> None:
+    """S9: with a named error, and nothing is created."""
     with pytest.raises(StoreNotFoundError):
         salvage_directory(str(tmp_path / "none"))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_session_whose_connecting_is_lost_uses_the_store_all_the_same(tmp_path: Path) -> None:
-    """S9, S3: who is alive is asked of the directory, not only of the damaged journal."""
+def test_a_live_session_with_a_lost_entry_keeps_the_store_in_use(tmp_path: Path) -> None:
+    """S9, S3: the session files tell which sessions live, not only the damaged journal."""
     source = tmp_path / "s"
     with open_store(str(source)) as store, store.connect():
         file = next(source.glob("journal-*.log"))
@@ -205,8 +219,8 @@ def test_a_session_whose_connecting_is_lost_uses_the_store_all_the_same(tmp_path
             file.write_bytes(whole)
 
 
-def test_a_snapshot_whose_sessions_are_lost() -> None:
-    """S9: record sets that a lost session held, or waited for, are there with all they had."""
+def test_record_sets_of_lost_sessions_keep_their_objects() -> None:
+    """S9: whether the lost session held them or waited for them."""
     frames: list[list[Entry]] = [
         [A, B],
         [Restored("r", 7, "a", ("b",), (("k", b"1"),))],
@@ -219,8 +233,8 @@ def test_a_snapshot_whose_sessions_are_lost() -> None:
     assert found.uncertain == ("r",)
 
 
-def test_a_transaction_whose_end_is_lost() -> None:
-    """S9: in doubt, when nothing tells; not when its keys were written later, so that it never undoes what is newer."""
+def test_a_transaction_with_a_lost_end_stays_in_doubt_unless_its_keys_changed() -> None:
+    """S9: a later write of its keys proves that it was resolved; keeping it could undo newer values."""
     change = Change("r", 1, (Put("k", b"old"),))
     frames: list[list[Entry]] = [[A], [Opened("r", 1, "a")], [Prepared("tx", (change,))], [Resolved("tx", True)]]
     found, _ = salvaged([*frames, [put("r", 1, j=b"1")]], 3)
@@ -235,8 +249,8 @@ def test_a_transaction_whose_end_is_lost() -> None:
             ledger.apply(entry)
 
 
-def test_a_transaction_whose_beginning_is_lost() -> None:
-    """S9: its end names it."""
+def test_a_transaction_with_a_lost_beginning_is_named() -> None:
+    """S9: by the entry of its end."""
     change = Change("r", 1, (Put("k", b"1"),))
     frames: list[list[Entry]] = [[A], [Opened("r", 1, "a")], [Prepared("tx", (change,))], [Resolved("tx", True)]]
     found, _ = salvaged(frames, 2)
@@ -244,30 +258,35 @@ def test_a_transaction_whose_beginning_is_lost() -> None:
     assert found.uncertain == ("r",)
 
 
-def test_a_hand_over_to_a_session_that_is_lost_fences_it() -> None:
-    """S9, R9: also of a record set that was first opened after the damage."""
+def test_a_hand_over_to_a_lost_session_fences_it() -> None:
+    """S9, R9: also for a record set that was first opened after the damage."""
     frames: list[list[Entry]] = [[A], [B], [Opened("new", 1, "a")], [Waited("new", "b")], [Closed("new", 1)]]
     found, _ = salvaged(frames, 1)  # b owned it at epoch 2
     assert records(found)["new"].epoch > 2
 
 
 def test_hand_overs_after_the_damage_never_outgrow_the_epochs() -> None:
-    """S9, R9: each of many waiters that the salvager could not follow was an owner."""
+    """S9, R9: each of many dropped waiters may have been an owner."""
     people = [f"w{n}" for n in range(200)]
     waits: list[list[Entry]] = [[Waited("r", name)] for name in people]
     ends: list[list[Entry]] = [[Ended((name,))] for name in people[:-1]]
     frames: list[list[Entry]] = [
-        [A, B, *(Connected(name, "") for name in people)], [Opened("r", 1, "a")], [Closed("r", 1), Opened("r", 2, "b")],
-        [Closed("r", 2)], [Opened("r", 3, "b")], *waits,
-        [Closed("r", 3)], *ends,
-    ]  # fmt: skip
+        [A, B, *(Connected(name, "") for name in people)],
+        [Opened("r", 1, "a")],
+        [Closed("r", 1), Opened("r", 2, "b")],
+        [Closed("r", 2)],
+        [Opened("r", 3, "b")],
+        *waits,
+        [Closed("r", 3)],
+        *ends,
+    ]
     for lost in (1, 2, 3, 4):
         found, _ = salvaged(frames, lost)
         assert records(found)["r"].epoch >= 3 + len(people), lost
 
 
-def test_a_journal_cut_between_two_frames(tmp_path: Path) -> None:
-    """S9: every frame that is left is good; that some are gone is known from journal.lock. It does not open either."""
+def test_a_journal_cut_between_frames_is_known_from_the_lock_file(tmp_path: Path) -> None:
+    """S9: every remaining frame is good; only journal.lock tells that others are missing. The store does not open either."""
     file = made(tmp_path / "s")
     whole = file.read_bytes()
     ends = [frame.end for frame in scan(whole[HEADER_BYTES:], HEADER_BYTES, decode_header(whole, "j").seed).frames]
@@ -282,8 +301,8 @@ def test_a_journal_cut_between_two_frames(tmp_path: Path) -> None:
         assert file.read_bytes() == whole[:end]
 
 
-def test_a_record_set_that_was_refused_before_a_compaction(tmp_path: Path) -> None:
-    """S9: what is left of it is taken from the journal of then, which was kept; its promises move with it."""
+def test_a_record_set_refused_before_a_compaction_comes_from_the_kept_journal(tmp_path: Path) -> None:
+    """S9: its prepared transactions move with it."""
     source, target = tmp_path / "s", str(tmp_path / "t")
     with FileStore(str(source)) as store, store.connect() as session:
         handle, other = session.open("r"), session.open("s")
@@ -312,7 +331,7 @@ def test_a_record_set_that_was_refused_before_a_compaction(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_random_histories_with_random_damage(seed: int) -> None:
+def test_random_damage_fences_every_owner_and_names_all_losses(seed: int) -> None:
     """S9, R9: every record set that is salvaged is fenced; one that is not called uncertain is as it was; whatever is
     salvaged can be written into an empty store."""
     random = Random(seed)
