@@ -85,12 +85,14 @@ class Primaries(Mapping[str, Primary]):
     def acked(self, holder: Holder | None, stream: str, seq: int) -> bool:
         """True when a client that waits for the region may have become able to open it."""
         found = self._stream_of(holder, stream)
-        return found is not None and found.region.acked(found.follower, seq)
+        region = _current(found.region) if found is not None else None
+        return found is not None and region is not None and region.acked(found.follower, seq)
 
     def refused(self, holder: Holder | None, stream: str, reason: str) -> None:
         found = self._stream_of(holder, stream)
-        if found is not None:
-            found.region.refused(found.follower, reason)
+        region = _current(found.region) if found is not None else None
+        if found is not None and region is not None:
+            region.refused(found.follower, reason)
 
     def _stream_of(self, holder: Holder | None, stream: str) -> PrimaryStream | None:
         """The stream to this holder, if it still runs."""
@@ -98,10 +100,8 @@ class Primaries(Mapping[str, Primary]):
             streams = [PrimaryStream(r, f) for r in self._regions() for f in r.replication.followers]
             self._by_stream = {stream.follower.stream: stream for stream in streams}
         found = self._by_stream.get(stream)
-        if found is None or found.follower.holder != holder or found.follower.state is None:
-            return None
-        region = _current(found.region)
-        return PrimaryStream(region, found.follower) if region is not None else None
+        runs = found is not None and found.follower.state is not None and found.follower.holder == holder
+        return found if runs else None
 
     def linked(self, daemon: int) -> None:
         """A new connection to this daemon."""
