@@ -1,4 +1,4 @@
-"""TLS for what is served beyond this machine: a certificate and its key on one side, that very certificate on the other."""
+"""TLS beyond this machine: the server has a certificate and its key, and the client trusts that certificate alone."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
 
 
 def first_certificate(chain: Path) -> str:
-    """What the server shows itself by: its own certificate, the first one of the file, in PEM; never a key beside it."""
+    """The server's own certificate, the first one of the file, in PEM; never a key from the same file."""
     text = chain.read_text("ascii", "replace")
     return text[text.index(_BEGIN) : text.index(_END) + len(_END)] + "\n"
 
 
 def client_context(trusted: str) -> ssl.SSLContext:
-    """For a server that shows one of these certificates (PEM), or one that they have signed. Names are not compared: who
-    is trusted is said by the certificate itself."""
+    """Trusts a server that presents one of these certificates (PEM), or one that they have signed. Host names are not
+    compared: the certificate itself identifies the server."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.check_hostname = False

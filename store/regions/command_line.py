@@ -1,6 +1,6 @@
-"""Words of a command line against a table of options in the style of the replicated store: `-name value`, `-flag`.
+"""Parses a command line by a table of options in the style of the replicated store: `-name value`, `-flag`.
 
-Pure. What is wrong is a CommandUsageError that names the command and the option and carries the usage.
+Pure. A CommandUsageError names the command and the option and carries the usage.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _INTEGER = re.compile(r"[0-9]{1,12}")
 
 @dataclass(frozen=True)
 class Option:
-    """`value` is how the usage shows it, "" for a flag; `choices`, when there are any, are all that is allowed, and
-    `suggestions` what completion offers besides. Of a `group`, one at most may be given."""
+    """`value` is the placeholder in the usage, "" for a flag. `choices`, if any, are the only allowed values; completion also
+    offers `suggestions`. At most one option of a `group` may be given."""
 
     name: str  # with its hyphen
     value: str
@@ -33,7 +33,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Words:
-    """A command line taken apart; nothing is converted yet."""
+    """A parsed command line. Its values are still text."""
 
     command: str
     usage: str
@@ -62,10 +62,10 @@ def asks_for_help(words: Iterable[str]) -> bool:
     return any(word in HELP for word in words)
 
 
-def take_apart(
+def parse_words(
     command: str, usage: str, table: Sequence[Option], words: Sequence[str], max_arguments: int = 0
 ) -> Words:
-    """Options may stand before and after arguments; each at most once."""
+    """Options may come before and after arguments, each at most once."""
     known = {option.name: option for option in table}
     options: dict[str, str] = {}
     arguments: list[str] = []

@@ -2,20 +2,21 @@
 
     rs_daemons.cfg                     who the daemons are; written by the administrator
     logs/                              daemon log files
-    regions/NAME.RGN                   made with the region, outlives its close
-    regions/NAME_client_meta.f         there while a store has the region open
-    regions/NAME_admin_meta.f          there while an administrator deletes it
-    daemons/dNNN.lock                  locked by the operating system while the daemon lives; tells its incarnation
-    daemons/dNNN.secret                proves who may read this directory; renewed at each start of the daemon (R17)
+    regions/NAME.RGN                   created with the region, remains when it is closed
+    regions/NAME_client_meta.f         exists while a store has the region open
+    regions/NAME_admin_meta.f          exists while an administrator deletes it
+    daemons/dNNN.lock                  locked while the daemon lives; holds its incarnation
+    daemons/dNNN.secret                proves that a process may read this directory; new at each start of the daemon (R17)
+    daemons/STORE.engine               the address of the process that serves the store
     daemons/entries/NAME/VERSION       the region's entry, with its checksum; the highest version counts
 
-A change is a compare-and-swap without a lock, so that a daemon that is stopped in the middle stops nobody else: the new
-version is written under another name, synced, and linked to the next number, which only one can do. A deleted region
-keeps its last version, which says so: with no version left, one who slept could give an old number out once more.
+A change is a compare-and-swap without a lock, so that a daemon that stops in the middle blocks no other: it writes the new
+version under a temporary name, syncs it, and links it to the next number, which only one writer can do. A deleted region
+keeps a last version that records the deletion: without it, a writer that slept could use an old number again.
 
-`tidy` removes what a writer that died has left: files under another name, and versions before the last two. Nobody needs
-them. Who reads takes the highest number, and looks again when that is gone; a writer that was stopped for so long finds its
-file gone or its number used, and is told that nobody knows.
+`remove_stale_files` removes what a dead writer has left: temporary files, and all versions but the last two. A reader takes
+the highest number, and looks again when that file was removed. A writer that was stopped for so long finds its temporary
+file removed or its number used, and raises DirectoryUnavailableError, because the outcome is unknown.
 """
 
 from __future__ import annotations
@@ -37,7 +38,6 @@ from pathlib import Path
 from typing import Any
 
 from spark_jms.store.errors import (
-    ClusterMismatchError,
     DaemonConfigError,
     DaemonUnavailableError,
     DirectoryUnavailableError,
@@ -50,7 +50,7 @@ CONFIG = "rs_daemons.cfg"
 TIGHT_FILE, TIGHT_FOLDER = 0o600, 0o700
 GROUP_FILE = 0o660
 LOCK_TIMEOUT_S, LOCK_POLL_S = 1.0, 0.01
-TIDY_AGE_S = 3600.0
+STALE_AGE_S = 3600.0
 TEMPORARY = re.compile(r"\..+\.[0-9]+\.[0-9a-f]{8}")  # see _written
 
 
@@ -70,14 +70,14 @@ def _full_name() -> str:
 
 
 class GlobalDirectory:
-    """The folder. `path` is its real path: two sides that name it differently mean the same one."""
+    """The folder. `path` is its real path, so that two processes may name it differently."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(os.path.realpath(path))
         self.config_file = self.path / CONFIG
 
     def config(self) -> ClusterConfig:
-        """Read anew at each call, so that a change is noticed (R2)."""
+        """Reads the file at each call, so that a change is noticed (R2)."""
         try:
             data = self.config_file.read_bytes()
         except OSError as error:
@@ -109,22 +109,22 @@ class GlobalDirectory:
         return self.path / "daemons" / f"d{index:03d}.{kind}"
 
     def secret(self, index: int) -> bytes:
-        """DaemonUnavailableError when that daemon never ran, or this user may not know."""
+        """DaemonUnavailableError when that daemon never ran, or this user may not read its secret."""
         try:
             return bytes.fromhex(self._daemon_file(index, "secret").read_text())
         except (OSError, ValueError) as error:
-            raise DaemonUnavailableError(f"daemon {index} has no secret to prove: {error}") from error
+            raise DaemonUnavailableError(f"daemon {index} has no readable secret: {error}") from error
 
     def told(self, index: int) -> dict[str, Any]:
-        """What a daemon wrote of itself when it started; {} when it never did."""
+        """What the daemon wrote about itself when it started; {} when it never ran."""
         return _object_in(self._daemon_file(index, "lock"))
 
     def lock_daemon(self, index: int, incarnation: str, checksum: str) -> int:
-        """The descriptor that is the lock, for the daemon's life. DaemonUnavailableError when it runs already."""
+        """The descriptor that holds the lock for the daemon's life. DaemonUnavailableError when the daemon runs already."""
         self.prepare()
         fd = os.open(self._daemon_file(index, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, TIGHT_FILE)
         deadline_s = time.monotonic() + LOCK_TIMEOUT_S
-        while True:  # others look whether it is free by locking it for a moment
+        while True:  # others test whether the daemon runs by locking the file for a moment
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
@@ -136,7 +136,7 @@ class GlobalDirectory:
                 raise DaemonUnavailableError(
                     f"daemon {index} runs already, as process {self.told(index).get('pid')}"
                 ) from error
-        os.ftruncate(fd, 0)  # what the life before told is over
+        os.ftruncate(fd, 0)  # removes what the incarnation before wrote
         secret = self._daemon_file(index, "secret")
         write_whole(secret, secrets.token_hex(32).encode(), TIGHT_FILE)
         self.tell(fd, incarnation, checksum)
@@ -211,7 +211,7 @@ class DirectoryFiles(DirectoryPort):
                 return False
             versions = _versions(folder)
             if max(versions) > version + 1:
-                # Somebody built on it, or this number was used and tidied away while this process slept.
+                # Another daemon built on it, or used this number and removed it while this process slept.
                 raise DirectoryUnavailableError(f"region {name}: changed again in the same moment")
             for stale in versions:
                 if stale < version:
@@ -219,14 +219,14 @@ class DirectoryFiles(DirectoryPort):
             self._lock_files(name)
             return True
 
-    def tidy(self, now_s: float, age_s: float = TIDY_AGE_S) -> list[Path]:
-        """What was removed. Anybody may do it, at any time."""
+    def remove_stale_files(self, now_s: float, age_s: float = STALE_AGE_S) -> list[Path]:
+        """The removed files. Any process may call it at any time."""
         with _named():
             folders = [folder for folder in self._entries.iterdir() if folder.is_dir()]
             stale = [folder / str(old) for folder in folders for old in sorted(_versions(folder))[:-2]]
             for folder in (*folders, self._entries.parent, self._regions, self._directory.path):
                 for path in (folder / name for name in os.listdir(folder) if TEMPORARY.fullmatch(name)):
-                    with contextlib.suppress(FileNotFoundError):  # its writer is done with it
+                    with contextlib.suppress(FileNotFoundError):  # its writer has just finished
                         if now_s - path.lstat().st_mtime > age_s:
                             stale.append(path)
             for path in stale:
@@ -246,13 +246,13 @@ class DirectoryFiles(DirectoryPort):
             try:
                 return version, _decode(str(path), path.read_bytes())
             except FileNotFoundError:
-                continue  # there are two newer ones by now
+                continue  # two newer versions exist by now
 
     def _folder(self, name: str) -> Path:
         return self._entries / _quoted(name)
 
     def _lock_files(self, name: str) -> None:
-        """R8: the files that people know regions by. Whoever slept before it wrote them looks again."""
+        """R8: the files by which people know regions. Looks again when the entry changed meanwhile."""
         client = self._regions / f"{_quoted(name)}_client_meta.f"
         version = -1
         while version != (newest := self._newest(name))[0]:
@@ -275,12 +275,6 @@ class DirectoryFiles(DirectoryPort):
             yield
         finally:
             path.unlink(missing_ok=True)
-
-
-def require_unchanged(directory: GlobalDirectory, config: ClusterConfig) -> None:
-    """R2: the running ones go on with the old file, new ones are refused by those that run."""
-    if directory.config().checksum != config.checksum:
-        raise ClusterMismatchError(f"{directory.config_file} was changed")
 
 
 def _object_in(path: Path) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def test_shutdown_reports_a_daemon_that_stays(tmp_path: Path, monkeypatch: pytes
         return [DaemonInfo(1, "127.0.0.1", 7100, 7100, 1 << 30, up=True, draining=leaving.pop(0))]
 
     monkeypatch.setattr(admin, "daemons", daemons)
-    with pytest.raises(ShutdownRefusedError, match="daemon 1 stays after all"):
+    with pytest.raises(ShutdownRefusedError, match="daemon 1 did not stop"):
         admin.shutdown([1], force=False)
     assert leaving == []
     assert len(asked) == 1

@@ -52,11 +52,11 @@ def test_housekeeping_removes_files_of_dead_writers(files: DirectoryFiles, tmp_p
     for path in (*left, *others):
         path.write_text("")
     now_s = left[0].stat().st_mtime
-    assert len(files.tidy(now_s + 60.0)) == 3, "young files may still be in use"
+    assert len(files.remove_stale_files(now_s + 60.0)) == 3, "young files may still be in use"
     assert names(folder) == [".10.77.0123abcd", ".nfs0000000012", "10", "9", "notes"]
-    assert sorted(files.tidy(now_s + 3_700.0)) == sorted(left)
+    assert sorted(files.remove_stale_files(now_s + 3_700.0)) == sorted(left)
     assert all(path.exists() for path in others)
-    assert files.tidy(FAR_AHEAD_S) == []
+    assert files.remove_stale_files(FAR_AHEAD_S) == []
     assert files.read("s.000") is None
     assert files.swap("s.000", None, replace(FIRST, region_id="id2"))
 
@@ -70,7 +70,7 @@ def test_reader_that_slept_finds_the_newest_entry(files: DirectoryFiles, monkeyp
         found = listed(folder)
         monkeypatch.setattr(global_directory, "_versions", listed)
         grow(files, 7, 2)
-        files.tidy(FAR_AHEAD_S)
+        files.remove_stale_files(FAR_AHEAD_S)
         return found
 
     monkeypatch.setattr(global_directory, "_versions", versions)
@@ -85,7 +85,7 @@ def test_writer_whose_file_was_removed_tries_again(files: DirectoryFiles, monkey
 
     def late(source: Path, target: Path) -> None:
         monkeypatch.setattr(os, "link", link)
-        assert files.tidy(FAR_AHEAD_S) == [source]
+        assert files.remove_stale_files(FAR_AHEAD_S) == [source]
         link(source, target)
 
     monkeypatch.setattr(os, "link", late)
@@ -103,14 +103,14 @@ def test_writer_of_a_removed_version_changes_nothing(files: DirectoryFiles, monk
     def late(source: Path, target: Path) -> None:
         monkeypatch.setattr(os, "link", link)
         grow(files, 6, 2)
-        files.tidy(0.0)
+        files.remove_stale_files(0.0)
         link(source, target)
 
     monkeypatch.setattr(os, "link", late)
     with pytest.raises(DirectoryUnavailableError, match="changed again in the same moment"):
         files.swap("s.000", at(2), replace(at(3), opener="late"))
     assert files.read("s.000") == at(6)
-    assert len(files.tidy(0.0)) == 1
+    assert len(files.remove_stale_files(0.0)) == 1
     assert files.read("s.000") == at(6)
 
 
@@ -122,7 +122,7 @@ def test_readers_never_see_an_epoch_go_back(files: DirectoryFiles) -> None:
 
     def keep_house() -> None:
         while not done.is_set():
-            files.tidy(0.0)
+            files.remove_stale_files(0.0)
 
     def read() -> None:
         newest = 0

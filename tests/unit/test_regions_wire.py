@@ -1,4 +1,4 @@
-"""One connection (R17): when messages are handed over, and what is not read while nobody can take it."""
+"""One connection (R17): when it hands messages over, and when it stops reading."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def ended(task: asyncio.Task[str]) -> str:
     return await asyncio.wait_for(task, 5.0)
 
 
-def test_a_message_is_handed_over_in_the_turn_in_which_it_comes() -> None:
+def test_a_connection_hands_a_message_over_in_the_turn_in_which_it_arrives() -> None:
     """R17: whole messages at once and in order, whatever the cut."""
 
     async def run() -> None:
@@ -108,8 +108,8 @@ def test_a_message_is_handed_over_in_the_turn_in_which_it_comes() -> None:
     asyncio.run(run())
 
 
-def test_what_nobody_takes_yet_is_not_read_on() -> None:
-    """R17: a flood before `run` is bounded by what came at once, and lost is nothing of it."""
+def test_a_connection_stops_reading_while_messages_wait() -> None:
+    """R17: before `run` it keeps what one read has brought, and loses nothing of it."""
 
     async def run() -> None:
         connection, wire = greeted()
@@ -127,8 +127,8 @@ def test_what_nobody_takes_yet_is_not_read_on() -> None:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_a_client_that_takes_no_answers_is_not_asked_on(waits: bool) -> None:
-    """R17: between daemons nobody waits, for they would wait for each other."""
+def test_a_daemon_stops_reading_from_a_client_that_takes_no_answers(waits: bool) -> None:
+    """R17: between daemons neither waits, because they would wait for each other."""
 
     async def run() -> None:
         connection, wire = greeted()
@@ -154,8 +154,8 @@ def test_a_client_that_takes_no_answers_is_not_asked_on(waits: bool) -> None:
     asyncio.run(run())
 
 
-def test_nothing_is_handed_over_once_it_is_closed() -> None:
-    """R17: who receives may close it over the first of several."""
+def test_a_closed_connection_hands_nothing_over() -> None:
+    """R17: the receiver may close it over the first of several messages."""
 
     async def run() -> None:
         connection, wire = greeted()
@@ -175,8 +175,8 @@ def test_nothing_is_handed_over_once_it_is_closed() -> None:
     asyncio.run(run())
 
 
-def test_a_bad_frame_ends_it_and_a_fault_is_raised() -> None:
-    """R17: the one is the other side's and told as the reason, the other one's own."""
+def test_a_bad_frame_ends_a_connection_and_an_error_of_the_receiver_is_raised() -> None:
+    """R17: `run` returns the peer's violation as its reason, and raises the receiver's own error."""
 
     async def run() -> None:
         connection, wire = greeted()
@@ -223,9 +223,12 @@ async def _dial(connection: object) -> set[int]:
     daemon = SimpleNamespace(
         config=SimpleNamespace(daemons=[None, SimpleNamespace(address="127.0.0.1", port=1)]),
         directory=SimpleNamespace(is_running=lambda _: True, secret=lambda _: b""),
-        spec=SimpleNamespace(index=0), incarnation=1, log=SimpleNamespace(logger=logging.getLogger("dial")),
-        _identity=None, _dialing=dialing,
-    )  # fmt: skip
+        spec=SimpleNamespace(index=0),
+        incarnation=1,
+        log=SimpleNamespace(logger=logging.getLogger("dial")),
+        _identity=None,
+        _dialing=dialing,
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("spark_jms.store.regions.daemon.daemon.connect", connect)
         await Daemon._dial_one(daemon, 1)  # type: ignore[arg-type]
@@ -233,8 +236,8 @@ async def _dial(connection: object) -> set[int]:
 
 
 @pytest.mark.parametrize("answer", [asyncio.TimeoutError(), Ping()])
-def test_who_does_not_say_who_it_is_is_hung_up_on(answer: object) -> None:
-    """R17: by the daemon that dialled as well: its connection does not stay open."""
+def test_a_daemon_disconnects_a_peer_that_does_not_introduce_itself(answer: object) -> None:
+    """R17: the daemon that dialled does so as well: its connection does not stay open."""
     aborted: list[bool] = []
 
     async def first() -> object:

@@ -24,14 +24,14 @@ Attach = Callable[[str, int], AdminPort]
 
 
 def default_attach(directory: str, localindex: int) -> AdminPort:
-    # The client's sockets and files are loaded when they are needed, and not for help.
+    # Imported on first use: help needs no sockets.
     port: AdminPort = importlib.import_module("spark_jms.store.regions.admin.client").attach(directory, localindex)
     return port
 
 
 @dataclass(frozen=True)
 class Removal:
-    """Which regions are gone, and which are not, with the error of each."""
+    """Which regions were removed, and which were refused, each with its error."""
 
     removed: tuple[str, ...]
     refused: tuple[tuple[str, StoreError], ...]
@@ -44,9 +44,9 @@ class Admin:
         for daemon in admin.daemons():
             print(daemon.index, daemon.memory_used_bytes)
 
-    With no directory it begins detached. A call without an attachment is a StoreClosedError, a wrong selection or sort a
-    ValueError; else each call raises what its daemon does, by name. A daemon that is gone ends the attachment. For one
-    thread."""
+    Without a directory it starts detached. A call without an attachment raises StoreClosedError, a wrong selection or sort
+    ValueError; otherwise each call raises the daemon's error. The attachment ends when its daemon disconnects. Not
+    thread-safe."""
 
     def __init__(self, directory: str | None = None, localindex: int = 0, attach: Attach = default_attach) -> None:
         self._attach = attach
@@ -68,7 +68,7 @@ class Admin:
         return self._live().directory
 
     def attach(self, directory: str = ".", localindex: int = 0) -> int:
-        """The number of the daemon. An attachment that there is stays when the new one fails."""
+        """The number of the daemon. When it fails, an existing attachment remains."""
         port = self._attach(directory, localindex)
         self.detach()
         self._port = port
@@ -93,7 +93,7 @@ class Admin:
         return sort_regions(regions_of(found, selection, indexes, expression), _sort(sort))
 
     def remove_regions(self, expression: str, force: bool = False) -> Removal:
-        """All copies of every region that matches. One that refuses keeps none of the others."""
+        """Removes all copies of every matching region. A refusal of one does not keep the others."""
         removed: list[str] = []
         refused: list[tuple[str, StoreError]] = []
         for region in self._ask(lambda port: port.regions()):
@@ -110,8 +110,8 @@ class Admin:
         return Removal(tuple(removed), tuple(refused))
 
     def shutdown(self, daemon: str | DaemonSelection, force: bool = False) -> tuple[int, ...]:
-        """The numbers of the daemons, which are down now. When the one it is attached to is among them, it is detached.
-        Safe unless `force`; a ShutdownRefusedError has changed nothing."""
+        """Returns the numbers of the daemons once they are down, and detaches when its own daemon is among them. Safe unless
+        `force`; after a ShutdownRefusedError nothing was changed."""
         indexes = self._indexes(_selection(daemon))
         local = self.local_index
         self._ask(lambda port: port.shutdown(indexes, force))

@@ -17,7 +17,7 @@ from spark_jms.store.regions.global_directory import DirectoryFiles, GlobalDirec
 
 T = TypeVar("T")
 SHUTDOWN_POLL_S = 0.1
-GIVEN_UP_S = 2.0  # longer than the news of a shutdown takes to go round
+GIVEN_UP_S = 2.0  # longer than the daemons need to learn of a shutdown
 
 
 class DaemonAdmin(AdminPort):
@@ -85,12 +85,12 @@ class DaemonAdmin(AdminPort):
             if time.monotonic() - began_s > GIVEN_UP_S and running <= self._staying():
                 which = ", ".join(map(str, sorted(running)))
                 raise ShutdownRefusedError(
-                    f"daemon {which} stays after all: its regions have no room elsewhere any more"
+                    f"daemon {which} did not stop: the other daemons no longer have room for its regions"
                 )
             time.sleep(SHUTDOWN_POLL_S)
 
     def _staying(self) -> set[int]:
-        """Those that run and do not leave; none when nobody can be asked."""
+        """The daemons that run and are not leaving; none when no daemon answers."""
         try:
             return {info.index for info in self.daemons() if info.up and not info.draining}
         except StoreError:
@@ -107,7 +107,7 @@ class DaemonAdmin(AdminPort):
 
 
 def attach(directory: str, localindex: int) -> AdminPort:
-    """StoreError by name when no daemon can be attached to."""
+    """Raises a StoreError when it cannot attach to a daemon."""
     try:
         return DaemonAdmin(directory, localindex)
     except OSError as error:

@@ -1,6 +1,6 @@
 """A cluster of daemons on this machine, started and stopped by one command: `jmsq store up --daemons 3` (R3, R4).
 
-Writes rs_daemons.cfg where there is none, starts each local daemon that does not run, waits until all see each other.
+It writes rs_daemons.cfg if there is none, starts each local daemon that does not run, and waits until all are connected.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FIRST_PORT = 7_100
 
 @dataclass(frozen=True)
 class Started:
-    """`started` are the numbers of the daemons that this call started; the others ran already."""
+    """`started` are the numbers of the daemons that this call started; the others were running."""
 
     daemons: tuple[DaemonInfo, ...]
     started: tuple[int, ...]
@@ -83,7 +83,7 @@ class Cluster:
     def start(
         self, localindex: int, environment: Mapping[str, str] | None = None, options: Sequence[str] = ()
     ) -> subprocess.Popen[bytes]:
-        """One daemon, in a process and session of its own: it outlives whoever starts it."""
+        """Starts one daemon in a process and session of its own, so that it outlives its parent."""
         self.directory.prepare()
         logs = self.path / "logs"
         logs.mkdir(mode=0o750, exist_ok=True)
@@ -99,12 +99,16 @@ class Cluster:
         with open(logs / f"start_{localindex:03d}.out", "wb") as out:
             os.fchmod(out.fileno(), 0o640)
             return subprocess.Popen(
-                [*command, *options], stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
+                [*command, *options],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
                 env={**os.environ, **(environment or {})},
-            )  # fmt: skip
+            )
 
     def wait_healthy(self, timeout_s: float = HEALTHY_TIMEOUT_S) -> tuple[DaemonInfo, ...]:
-        """Until every local daemon runs and all see each other. DaemonUnavailableError tells who does not."""
+        """Waits until every local daemon runs and all are connected. DaemonUnavailableError names the one that is not."""
         deadline_s = time.monotonic() + timeout_s
         wanted = {spec.index for spec in self.local()}
         todo = list(range(len(wanted)))
@@ -138,12 +142,12 @@ class Cluster:
         return "; ".join(said) or f"see {self.path / 'logs'}"
 
     def running_localindex(self) -> int:
-        """Of the first local daemon that runs; 0 when none does, so that attaching says why."""
+        """Of the first local daemon that runs; 0 when none does, so that attaching reports why."""
         running = (number for number, spec in enumerate(self.local()) if self.directory.is_running(spec.index))
         return next(running, 0)
 
     def lost_regions(self) -> tuple[str, ...]:
-        """Those whose memory is gone: `storeadmin rmr` removes them."""
+        """The regions that lost both copies: `storeadmin rmr` removes them."""
         admin = DaemonAdmin(str(self.path), self.running_localindex())
         try:
             return tuple(region.name for region in admin.regions() if region.status == "LOST")
@@ -151,7 +155,7 @@ class Cluster:
             admin.close()
 
     def down(self, force: bool = False) -> tuple[int, ...]:
-        """All local daemons. Safe: refused while regions hold data that nobody else could take (R4)."""
+        """Stops all local daemons. Safe: refused while no other daemon could take the data of their regions (R4)."""
         running = [spec.index for spec in self.local() if self.directory.is_running(spec.index)]
         if not running:
             return ()
@@ -165,7 +169,7 @@ class Cluster:
 
 
 def free_ports(count: int, first: int) -> list[int]:
-    """So many ports from `first` on that nobody listens at."""
+    """The first `count` free ports from `first` on."""
     found: list[int] = []
     for port in range(first, 49_151):
         with socket.socket() as probe:

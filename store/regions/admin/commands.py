@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from spark_jms.store.errors import CommandUsageError
 from spark_jms.store.regions.admin.formats import FORMATS
 from spark_jms.store.regions.admin.selection import GRAMMAR, SORTS, DaemonSelection
-from spark_jms.store.regions.command_line import MAX_INT, Option, Words, asks_for_help, take_apart
+from spark_jms.store.regions.command_line import MAX_INT, Option, Words, asks_for_help, parse_words
 
 PROGRAM = "storeadmin"
 MAX_REFRESH_SECONDS = 3600
@@ -265,7 +265,7 @@ def parse(words: Sequence[str], one_shot: bool = False) -> Arguments:
     table, usage = command.options, command.usage
     if one_shot and command.attached:
         table, usage = (_DIR, _LOCALINDEX, *table), one_shot_usage(command)
-    found = take_apart(command.name, usage, table, words[1:], 1 if command.argument else 0)
+    found = parse_words(command.name, usage, table, words[1:], 1 if command.argument else 0)
     if command.argument and not command.argument.startswith("[") and not found.arguments:
         raise found.error(f"{command.argument} is required")
     return _arguments(command, found)

@@ -1,4 +1,4 @@
-"""Which daemons and regions a command is about, and in which order (R6): -daemon, -sort and expressions. Pure."""
+"""Which daemons and regions a command selects, and in which order (R6): -daemon, -sort and expressions. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DaemonSelection:
 
     @classmethod
     def parse(cls, word: str) -> DaemonSelection:
-        """A ValueError says what is wrong."""
+        """Raises ValueError."""
         if word in ("all", "local"):
             return cls(word)
         if _LIST.fullmatch(word):
@@ -53,8 +53,8 @@ class DaemonSelection:
 
 
 def matches(expression: str, name: str) -> bool:
-    """`*` stands for zero or more of any character; every other character for itself. Linear in the two lengths: the
-    leftmost place for each piece leaves the most for the rest."""
+    """`*` matches zero or more characters, every other character itself. Linear in both lengths: the leftmost match of each
+    piece leaves the most for the rest."""
     first, *middle = expression.split("*")
     if not middle:
         return expression == name

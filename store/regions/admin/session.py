@@ -1,4 +1,4 @@
-"""A session of storeadmin: one attachment, and commands that print (R6). An error is printed and never ends it."""
+"""A session of storeadmin: one attachment, and commands that print (R6). Errors are printed and never end the session."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OK, FAILED, USAGE = 0, 1, 2
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a session is given of the world. `zone` None: the machine's own. `watch` shows `top` until it is ended."""
+    """The environment of a session. `zone` None is the machine's time zone. `watch` shows `top` until the user ends it."""
 
     out: TextIO
     err: TextIO
@@ -40,8 +40,8 @@ class AdminSession:
         return ATTACHED_PROMPT if self._admin.attached else DETACHED_PROMPT
 
     def run(self, words: Sequence[str], one_shot: bool = False) -> int:
-        """The exit code: 0, 1 when the command failed, 2 when it was no command. An attachment that ends, on purpose or
-        not, is told."""
+        """The exit code: 0, 1 when the command failed, 2 for a usage error. Prints when the attachment ends, for whatever
+        reason."""
         admin = self._admin
         try:
             arguments = parse(words, one_shot)
@@ -67,7 +67,7 @@ class AdminSession:
         return code
 
     def known(self) -> Known:
-        """For completion, which must not fail."""
+        """Names for completion. Never fails."""
         if not self._admin.attached:
             return Known()
         try:
@@ -173,6 +173,6 @@ class AdminSession:
 
 
 def now_us(admin: Admin, daemons: Sequence[DaemonInfo], around: Surroundings) -> int:
-    """By the clock of the daemon that was asked; by this machine's when it is not among those that are up."""
+    """The clock of the attached daemon; this machine's when that daemon is not up."""
     local = [daemon.now_us for daemon in daemons if daemon.index == admin.local_index and daemon.up]
     return local[0] if local else around.clock_us()

@@ -47,8 +47,8 @@ NEXT_DAEMON_S = 1.5
 
 
 class Attachment:
-    """`lost` is called once, when the daemon went away, was silent for SILENCE_S or took a region back; every open
-    request then fails."""
+    """Calls `lost` once, when the daemon disconnects, is silent for SILENCE_S or revokes a region. Every open request then
+    fails."""
 
     def __init__(self, connection: DaemonConnection, index: int, incarnation: str, lost: Callable[[str], None]) -> None:
         self.index = index
@@ -58,28 +58,33 @@ class Attachment:
         self._request = 0
         self._waiting: dict[int, Answered] = {}
         self._gone = ""
-        self.used: Callable[[], list[tuple[str, int]]] = list  # bytes taken of each region, where that has changed
+        self.used: Callable[[], list[tuple[str, int]]] = list  # the used bytes of each region, where they have changed
         self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._ping())]
 
     @classmethod
     async def to(
-        cls, directory: GlobalDirectory, config: ClusterConfig, index: int, name: str, role: str = "client",
+        cls,
+        directory: GlobalDirectory,
+        config: ClusterConfig,
+        index: int,
+        name: str,
+        role: str = "client",
         lost: Callable[[str], None] = lambda reason: None,
-    ) -> Attachment:  # fmt: skip
-        """To this very daemon."""
+    ) -> Attachment:
+        """Attaches to the daemon with this index, and to no other."""
         spec, identity = config.daemons[index], directory.identity(config)
         secret = directory.secret(index)
         try:
             connection = await connect(spec.address, spec.port, secret, identity)
         except AuthenticationError:
             if directory.secret(index) == secret:
-                raise  # else it was started anew in this very moment
+                raise  # a new secret means that the daemon restarted just now
             connection = await connect(spec.address, spec.port, directory.secret(index), identity)
         try:
             connection.send(RegionHello(role, -1, "", name))
             hello = await connection.first()
             if not isinstance(hello, RegionHello):
-                raise ProtocolError("it did not say who it is")
+                raise ProtocolError("it did not introduce itself")
         except (OSError, asyncio.TimeoutError, StoreError) as error:
             connection.abort()
             raise DaemonUnavailableError(f"daemon {index}: {error or 'no answer'}") from error
@@ -90,14 +95,19 @@ class Attachment:
 
     @classmethod
     async def local(
-        cls, directory: GlobalDirectory, config: ClusterConfig, localindex: int, name: str, role: str = "client",
+        cls,
+        directory: GlobalDirectory,
+        config: ClusterConfig,
+        localindex: int,
+        name: str,
+        role: str = "client",
         lost: Callable[[str], None] = lambda reason: None,
-    ) -> Attachment:  # fmt: skip
-        """To the daemon of this machine that `localindex` names, else to any other one of this machine (R10, R11)."""
+    ) -> Attachment:
+        """Attaches to the daemon of this machine that `localindex` names, or to another one of this machine (R10, R11)."""
         here = local_daemons(config, machine_addresses())
         if not here:
             raise NoLocalDaemonError(
-                f"none of {len(config.daemons)} daemons in {directory.config_file} is of this machine"
+                f"none of {len(config.daemons)} daemons in {directory.config_file} belongs to this machine"
             )
         start = localindex % len(here)
         return await _first_of(
@@ -110,11 +120,11 @@ class Attachment:
     async def ask(
         self, make: Callable[[int], RegionMessage], shape: Any = Any, timeout_s: float = ANSWER_TIMEOUT_S
     ) -> Any:
-        """ProtocolError, and the end of the attachment, when the answer is not of that shape."""
+        """When the answer does not have that shape: ProtocolError, and the attachment ends."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def answered(value: Any, error: StoreError | None) -> None:
-            if future.done():  # whoever asked was cancelled
+            if future.done():  # the caller was cancelled
                 return
             if error is None:
                 future.set_result(value)
@@ -128,14 +138,14 @@ class Attachment:
                 raise msgspec.ValidationError("bytes were asked for")
             return msgspec.convert(answer, shape)
         except msgspec.ValidationError as error:
-            self.close(f"daemon {self.index} answered something else: {error}")
-            raise ProtocolError(f"daemon {self.index} answered something else: {error}") from error
+            self.close(f"daemon {self.index} sent an unexpected answer: {error}")
+            raise ProtocolError(f"daemon {self.index} sent an unexpected answer: {error}") from error
         except asyncio.TimeoutError as error:
             self.close(f"daemon {self.index} did not answer for {timeout_s:g} s")
             raise DaemonUnavailableError(f"daemon {self.index} did not answer for {timeout_s:g} s") from error
 
     def begin(self, make: Callable[[int], RegionMessage], answered: Answered) -> None:
-        """Sends at once; `answered` is called in the turn in which the answer comes, or when the attachment ends."""
+        """Sends at once. Calls `answered` in the turn in which the answer arrives, or when the attachment ends."""
         if self._gone:
             raise DaemonUnavailableError(self._gone)
         self._request += 1
@@ -150,12 +160,12 @@ class Attachment:
             self.close(f"the connection to daemon {self.index} ended: {reason}")
 
     async def _ping(self) -> None:
-        """A sign of life, and a question whose answer is one. A daemon that is stopped keeps its connections."""
+        """Shows that the client lives, and makes the daemon answer: a stopped process keeps its connections open."""
         woke_s = time.monotonic()
         while not self._gone:
             await asyncio.sleep(PING_S)
             slept_s, woke_s = time.monotonic() - woke_s, time.monotonic()
-            if slept_s > 2 * PING_S:  # this process stood still: the silence was its own
+            if slept_s > 2 * PING_S:  # this process did not run, so the daemon was not silent
                 self._connection.heard_s = woke_s
             if woke_s - self._connection.heard_s > SILENCE_S:
                 self.close(f"daemon {self.index} did not answer for {SILENCE_S:g} s")
@@ -164,7 +174,7 @@ class Attachment:
             self.begin(Daemons, lambda value, error: None)
 
     def tell(self) -> None:
-        """That this client lives, and how full its regions are."""
+        """Reports that this client lives, and the used bytes of its regions."""
         self._connection.send(Ping(self.used()))
 
     def _receive(self, message: RegionMessage) -> None:
@@ -194,12 +204,12 @@ class Attachment:
             answered(None, DaemonUnavailableError(reason))
 
     def discard(self) -> None:
-        """Close one that nobody has used."""
+        """Closes an attachment that was never used."""
         self._lost = lambda reason: None
         self.close("not needed")
 
     def abandon(self) -> None:
-        """In a forked child: the connection is the parent's."""
+        """In a forked child: drops the descriptor. The connection belongs to the parent."""
         self._gone = "forked"
         self._connection.abandon()
 
@@ -209,8 +219,8 @@ class Attachment:
 
 
 async def _first_of(ways: Sequence[Callable[[], Awaitable[Attachment]]]) -> Attachment:
-    """The first that answers; the next is tried when one fails, or has not answered for NEXT_DAEMON_S (it may be
-    stopped). NoLocalDaemonError tells of each."""
+    """The first attachment that succeeds. Tries the next way when one fails or has not answered for NEXT_DAEMON_S, because
+    its daemon may be stopped. NoLocalDaemonError lists every failure."""
     left = list(ways)
     tried: set[asyncio.Future[Attachment]] = set()
     failures: list[str] = []
@@ -234,16 +244,16 @@ async def _first_of(ways: Sequence[Callable[[], Awaitable[Attachment]]]) -> Atta
                 return found
     finally:
         for future in tried:
-            future.add_done_callback(_let_go)
+            future.add_done_callback(_discard_late)
             future.cancel()
     raise NoLocalDaemonError("; ".join(failures))
 
 
-def _let_go(future: asyncio.Future[Attachment]) -> None:
+def _discard_late(future: asyncio.Future[Attachment]) -> None:
     if not future.cancelled() and future.exception() is None:
         future.result().discard()
 
 
 def client_name(kind: str) -> str:
-    """Who has a region open, as administrators see it."""
+    """The name under which administrators see this client."""
     return f"{kind}@{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"

@@ -51,11 +51,11 @@ from spark_jms.store.regions.hosting import Host, HostedService, ServiceFactory
 
 TICK_S = 0.05
 DIAL_S = 0.2
-TIDY_S = 3600.0
+HOUSEKEEPING_S = 3600.0
 LEAVE_TIMEOUT_S = 30.0
 OTHERS_START_S = 1.0
 CLIENTS_LEAVE_S = 2.0
-MAX_GREETING = 256
+MAX_UNPROVED = 256
 LEVELS = {1: logging.ERROR, 2: logging.INFO, 3: logging.DEBUG}
 
 
@@ -84,7 +84,7 @@ class Daemon:
         self._utilization = UtilizationLog(self.spec.memory_limit_bytes, options.log_level)
         self._peers: dict[int, DaemonConnection] = {}
         self._clients: dict[int, DaemonConnection] = {}
-        self._greeting: dict[DaemonConnection, None] = {}  # not yet proved who they are, oldest first
+        self._unproved: dict[DaemonConnection, None] = {}  # have not introduced themselves yet; oldest first
         self._next_client = 0
         self.faulty = False
         self._dialing: set[int] = set()
@@ -95,7 +95,7 @@ class Daemon:
     # ---- life
 
     async def run(self) -> None:
-        """Raises a StoreError when it cannot start; then nothing of it is left."""
+        """Raises a StoreError when the daemon cannot start; it has then cleaned up after itself."""
         self._check_others()
         self._lock = self.directory.lock_daemon(self.spec.index, self.incarnation, self.config.checksum)
         try:
@@ -107,9 +107,16 @@ class Daemon:
         self._secret = self.directory.secret(self.spec.index)
         self._memory = SharedMemoryPort(self.spec.shmkey, self._memory_prefix())
         self._core = DaemonCore(
-            self.spec.index, self.incarnation, len(self.config.daemons), self.spec.memory_limit_bytes,
-            DirectoryFiles(self.directory), self._memory, self.settings, _now_ms(), _now_us(),
-        )  # fmt: skip
+            self.spec.index,
+            self.incarnation,
+            len(self.config.daemons),
+            self.spec.memory_limit_bytes,
+            DirectoryFiles(self.directory),
+            self._memory,
+            self.settings,
+            _now_ms(),
+            _now_us(),
+        )
         server = await self._listen()
         service = None
         loop = asyncio.get_running_loop()
@@ -122,7 +129,7 @@ class Daemon:
         try:
             service = await self._start_service()
             self._spawn(self._ticks())
-            self._spawn(self._tidy())
+            self._spawn(self._housekeeping())
             await self._stopping.wait()
         finally:
             server.close()
@@ -138,21 +145,21 @@ class Daemon:
             self.log.bootstrap(f"daemon {self.spec.index} stopped")
 
     def _check_keys(self) -> None:
-        """R1: two lines of this machine by different addresses, which the file's syntax cannot tell."""
+        """R1: two lines may name this machine by different addresses, which the parser of the file cannot know."""
         for other in local_daemons(self.config, machine_addresses()):
             if other.index != self.spec.index and other.shmkey == self.spec.shmkey:
-                detail = f"daemons {other.index} and {self.spec.index} of this machine have one shared memory key"
+                detail = f"daemons {other.index} and {self.spec.index} of this machine have the same shared memory key"
                 raise DaemonConfigError(str(self.directory.config_file), 0, detail)
 
     def _check_others(self) -> None:
-        """A daemon of the old cfg still runs and would refuse this one (R2): say so instead of running alone."""
+        """R2: refuses to run alone beside a daemon that still runs with an earlier rs_daemons.cfg."""
         deadline_s = time.monotonic() + OTHERS_START_S
-        while (other := self._runs_with_another()) is not None:
+        while (other := self._runs_with_other_config()) is not None:
             if time.monotonic() >= deadline_s:
                 raise ClusterMismatchError(f"daemon {other} runs with an earlier {self.directory.config_file}")
-            time.sleep(TICK_S)  # it may have locked its file, and not yet told of its new life
+            time.sleep(TICK_S)  # the other may have locked its file and not yet written its incarnation to it
 
-    def _runs_with_another(self) -> int | None:
+    def _runs_with_other_config(self) -> int | None:
         for spec in self.config.daemons:
             if spec.index != self.spec.index and self.directory.is_running(spec.index):
                 told = self.directory.told(spec.index).get("config")
@@ -161,7 +168,7 @@ class Daemon:
         return None
 
     def _memory_prefix(self) -> str:
-        """The same for another rs_daemons.cfg in this directory, so that nothing is left over for good."""
+        """Does not depend on rs_daemons.cfg, so that a daemon with a new one finds the segments of the old one."""
         return f"rs{hashlib.sha256(str(self.directory.path).encode()).hexdigest()[:8]}-{self.spec.index}"
 
     async def _listen(self) -> asyncio.Server:
@@ -169,7 +176,7 @@ class Daemon:
         try:
             loop = asyncio.get_running_loop()
             return await loop.create_server(
-                lambda: accepted(self._secret, self._identity, self._came), spec.address, spec.port, backlog=1024
+                lambda: accepted(self._secret, self._identity, self._admit), spec.address, spec.port, backlog=1024
             )
         except OSError as error:
             detail = error.strerror or str(error)
@@ -186,8 +193,8 @@ class Daemon:
         return service
 
     def _signalled(self) -> None:
-        """Once: leave safely, for at most LEAVE_TIMEOUT_S; clients that stay are cut off, so that what they have open can
-        move away too. Twice: at once."""
+        """The first signal: leave safely within LEAVE_TIMEOUT_S, and disconnect clients that stay, so that their regions can
+        move away. The second: stop at once."""
         if self._leaving_since is not None:
             self._stopping.set()
             return
@@ -206,31 +213,31 @@ class Daemon:
             self.faulty = True
             self._stopping.set()
 
-    # ---- time
+    # ---- timers
 
     async def _ticks(self) -> None:
         dialed_s = 0.0
         while not self._stopping.is_set():
-            self._carry(self._core.tick(_now_ms(), _now_us()))
+            self._perform(self._core.tick(_now_ms(), _now_us()))
             for line in self._utilization.feed(self._core.copies.used_bytes):
                 self.log.log_line(line)
             if time.monotonic() - dialed_s >= DIAL_S:
                 dialed_s = time.monotonic()
                 self._dial()
             if self._leaving_since is not None:
-                self._leave_on(time.monotonic() - self._leaving_since)
+                self._continue_leaving(time.monotonic() - self._leaving_since)
             await asyncio.sleep(TICK_S)
 
-    async def _tidy(self) -> None:
+    async def _housekeeping(self) -> None:
         while True:
             try:
-                removed = await asyncio.to_thread(DirectoryFiles(self.directory).tidy, time.time())
-                self.log.logger.debug("the Global Directory was tidied: %d files", len(removed))
+                removed = await asyncio.to_thread(DirectoryFiles(self.directory).remove_stale_files, time.time())
+                self.log.logger.debug("removed %d stale files from the Global Directory", len(removed))
             except DirectoryUnavailableError as error:
-                self.log.logger.debug("the Global Directory was not tidied: %s", error)
-            await asyncio.sleep(TIDY_S)
+                self.log.logger.debug("stale files of the Global Directory were not removed: %s", error)
+            await asyncio.sleep(HOUSEKEEPING_S)
 
-    def _leave_on(self, leaving_s: float) -> None:
+    def _continue_leaving(self, leaving_s: float) -> None:
         if leaving_s > CLIENTS_LEAVE_S:
             for client in {primary.client for primary in self._core.primaries.values()}:
                 if client in self._clients:
@@ -239,7 +246,7 @@ class Daemon:
             self.log.logger.error("not all regions could be moved away in %g s", LEAVE_TIMEOUT_S)
             self._stopping.set()
 
-    def _carry(self, actions: list[Action]) -> None:
+    def _perform(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
                 case ToPeer(daemon, message):
@@ -263,7 +270,7 @@ class Daemon:
                 case Stop():
                     self._stopping.set()
 
-    # ---- other daemons: of two, the one with the lower number connects
+    # ---- peers: of two daemons, the one with the lower number connects
 
     def _dial(self) -> None:
         for spec in self.config.daemons[self.spec.index + 1 :]:
@@ -281,7 +288,7 @@ class Daemon:
             connection.send(RegionHello("daemon", self.spec.index, self.incarnation))
             hello = await connection.first()
             if not isinstance(hello, RegionHello) or hello.role != "daemon" or hello.index != index:
-                raise ProtocolError(f"daemon {index} did not say who it is")
+                raise ProtocolError(f"daemon {index} did not introduce itself")
         except (StoreError, OSError, asyncio.TimeoutError) as error:
             if connection is not None:
                 connection.abort()
@@ -291,30 +298,30 @@ class Daemon:
             self._dialing.discard(index)
         await self._peer(index, hello.incarnation, connection)
 
-    def _came(self, connection: DaemonConnection) -> None:
-        self._greeting[connection] = None
-        if len(self._greeting) > MAX_GREETING:  # who means well is done in milliseconds
-            oldest = next(iter(self._greeting))
-            del self._greeting[oldest]
+    def _admit(self, connection: DaemonConnection) -> None:
+        self._unproved[connection] = None
+        if len(self._unproved) > MAX_UNPROVED:  # a legitimate client completes the handshake within milliseconds
+            oldest = next(iter(self._unproved))
+            del self._unproved[oldest]
             oldest.abort()
-        self._spawn(self._accepted(connection))
+        self._spawn(self._introduced(connection))
 
-    async def _accepted(self, connection: DaemonConnection) -> None:
+    async def _introduced(self, connection: DaemonConnection) -> None:
         try:
             await connection.proved()
             hello = await connection.first()
             if not isinstance(hello, RegionHello) or hello.role not in ("daemon", "client", "admin"):
-                raise ProtocolError("a connection that did not say who it is")
+                raise ProtocolError("the peer did not introduce itself")
         except (ClusterMismatchError, AuthenticationError, ProtocolError) as error:
             connection.leave()
             self.log.logger.error("refused: %s: %s", type(error).__name__, error)
             return
         except (OSError, asyncio.TimeoutError) as error:
             connection.abort()
-            self.log.logger.debug("a connection ended before it began: %s", error)
+            self.log.logger.debug("a connection ended during its handshake: %s", error)
             return
         finally:
-            self._greeting.pop(connection, None)
+            self._unproved.pop(connection, None)
         connection.send(RegionHello("daemon", self.spec.index, self.incarnation))
         if hello.role == "daemon":
             if 0 <= hello.index < self.spec.index:
@@ -328,16 +335,16 @@ class Daemon:
         known = self._peers.get(index)
         if known is not None:
             known.abort()
-            self._carry(self._core.unlinked(_now_ms(), index))
+            self._perform(self._core.unlinked(_now_ms(), index))
         self._peers[index] = connection
         self.log.logger.debug("connected with daemon %d, %s", index, incarnation)
-        self._carry(self._core.linked(_now_ms(), index, incarnation))
+        self._perform(self._core.linked(_now_ms(), index, incarnation))
 
         who = f"daemon {index}"
 
         def receive(message: RegionMessage) -> None:
             if self._peers.get(index) is connection:
-                self._judge(who, self._core.from_peer, index, message)
+                self._step(who, self._core.from_peer, index, message)
                 if not isinstance(message, DaemonHeartbeat):
                     self.log.logger.log(5, "from daemon %d: %s", index, type(message).__name__)
 
@@ -348,18 +355,18 @@ class Daemon:
             if self._peers.get(index) is connection:
                 del self._peers[index]
                 self.log.logger.info("the connection with daemon %d ended: %s", index, reason)
-                self._carry(self._core.unlinked(_now_ms(), index))
+                self._perform(self._core.unlinked(_now_ms(), index))
 
-    def _judge(
+    def _step(
         self, who: str, step: Callable[[float, int, RegionMessage], list[Action]], number: int, message: RegionMessage
     ) -> None:
-        """What nobody foresaw in a message ends its connection, and nothing else."""
+        """An unexpected error over a message ends the connection of its sender, and nothing else."""
         try:
             actions = step(_now_ms(), number, message)
         except Exception as error:
-            self.log.logger.exception("%s sent what this daemon cannot take", who)
+            self.log.logger.exception("%s sent a message that this daemon cannot process", who)
             raise ProtocolError(f"{type(error).__name__}: {error}") from error
-        self._carry(actions)
+        self._perform(actions)
 
     # ---- clients
 
@@ -367,19 +374,19 @@ class Daemon:
         self._next_client += 1
         number = self._next_client
         self._clients[number] = connection
-        self._carry(self._core.client_came(_now_ms(), number, name))
+        self._perform(self._core.client_came(_now_ms(), number, name))
 
         who = f"client {name}"
 
         def receive(message: RegionMessage) -> None:
-            self._judge(who, self._core.from_client, number, message)
+            self._step(who, self._core.from_client, number, message)
 
         try:
             reason = await connection.run(receive, waits_for_writing=True)
-            self.log.logger.debug("client %s went: %s", name, reason)
+            self.log.logger.debug("client %s disconnected: %s", name, reason)
         finally:
             del self._clients[number]
-            self._carry(self._core.client_gone(_now_ms(), number))
+            self._perform(self._core.client_gone(_now_ms(), number))
 
 
 def _now_ms() -> float:

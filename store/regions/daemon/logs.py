@@ -3,15 +3,14 @@
     ddd    the daemon's number in rs_daemons.cfg, three digits
     xxx    its IP address, as numbers are written (a zero-filled 010 would be read as octal)
     ppppp  its port, five digits
-    nnn    the file's number, three digits: 000 is written to; each rotation adds one to all; the one that would get
-           -logfilemax is deleted
+    nnn    the file's number, three digits: the daemon writes to 000; a rotation adds one to each, and deletes the file
+           that would get -logfilemax
 
-They lie in `logs` of the Global Directory: the reference names both `log` and `logs`, and its table of what lies where,
-which an administrator goes by, has `logs`. A relative -logdir is relative to that, `.` by default; an absolute one is
-taken as it is.
+The files are in `logs` of the Global Directory: the reference names both `log` and `logs`, and its table of locations,
+which administrators use, has `logs`. A relative -logdir is relative to that, `.` by default.
 
 -loglevel: 0 nothing; 1 errors; 2 (default) also warnings and information; 3 also debugging; above 3 also traces.
-What a daemon says while it starts goes to stdout as well, and into the file at every level but 0.
+Start-up messages also go to stdout, and to the file at every level but 0.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ TRACE = 5  # below logging.DEBUG
 DEFAULT_LEVEL = 2
 DEFAULT_FILE_SIZE_MB = 500
 DEFAULT_FILE_MAX = 10
-MAX_FILE_MAX = 1000  # a file's number has three digits
+MAX_FILE_MAX = 1000  # a file number has three digits
 MAX_FILE_SIZE_MB = 1 << 20
 LOGS = "logs"
 FILE_MODE = 0o640
@@ -55,7 +54,7 @@ DIRECTORY_MODE = 0o750
 
 @dataclass(frozen=True)
 class LogSettings:
-    """As given to the start of a daemon: -loglevel, -logfilesize, -logfilemax."""
+    """The options -loglevel, -logfilesize and -logfilemax of a daemon."""
 
     level: int = DEFAULT_LEVEL
     file_size_mb: int = DEFAULT_FILE_SIZE_MB
@@ -75,7 +74,7 @@ class LogSettings:
 class LogStatistics:
     lines: int
     rotations: int
-    lost_lines: int  # the disk refused them
+    lost_lines: int  # that the disk refused
 
 
 def log_directory(global_directory: str, logdir: str = ".") -> Path:
@@ -87,14 +86,14 @@ def log_file_name(daemon: int, ip: str, port: int, number: int) -> str:
 
 
 def threshold_of(level: int) -> int:
-    """The least level of the standard library that a -loglevel lets through."""
+    """The lowest level of the standard library that this -loglevel logs."""
     if level >= TRACE_LEVEL:
         return logging.DEBUG if level == TRACE_LEVEL else TRACE
     return {0: logging.CRITICAL + 1, 1: logging.ERROR, 2: logging.INFO}[level]
 
 
 class _Formatter(logging.Formatter):
-    """One record, one line start: what follows in the message is set in, so that no message can pass for another."""
+    """Indents the further lines of a message, so that no message can imitate a record."""
 
     converter = staticmethod(time.gmtime)
     default_time_format = "%Y-%m-%dT%H:%M:%S"
@@ -108,9 +107,9 @@ class _Formatter(logging.Formatter):
 
 
 class DaemonLog(logging.Handler):
-    """Writes each line with one system call to file 000, and rotates *before* the line that would make it larger than
-    its maximum; only a line that is larger by itself makes a larger file. A disk that refuses loses lines, never the
-    daemon: how many is written when it takes lines again, and told by `statistics`. One process a daemon may write."""
+    """Writes each line to file 000 with one system call, and rotates *before* the line that would exceed the maximum; only
+    a single line larger than that makes a larger file. When the disk refuses lines, they are lost and the daemon runs on;
+    the log and `statistics` report how many once the disk takes lines again. One process per daemon may write."""
 
     def __init__(
         self,
@@ -131,7 +130,9 @@ class DaemonLog(logging.Handler):
         self._fd = -1
         self._size = 0
         self._lines = self._rotations = self._lost = self._lost_untold = 0
-        self.logger = logging.Logger(f"rs_daemon_{daemon:03d}", self.level)  # its own: no other logger hears it
+        self.logger = logging.Logger(
+            f"rs_daemon_{daemon:03d}", self.level
+        )  # not registered, so no other logger receives its records
         self.logger.addHandler(self)
         if settings.level > 0:
             directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
@@ -142,7 +143,7 @@ class DaemonLog(logging.Handler):
         return self.directory / log_file_name(*self._place, number)
 
     def bootstrap(self, message: str, level: int = logging.INFO) -> None:
-        """To stdout and, whatever the level but 0, to the file."""
+        """Writes to stdout and, at every level but 0, to the file."""
         record = self.logger.makeRecord(self.logger.name, level, "", 0, message, (), None)
         print(message, file=self._stdout or sys.stdout, flush=True)
         with self.lock or contextlib.nullcontext():
@@ -193,7 +194,7 @@ class DaemonLog(logging.Handler):
         self._rotations += 1
 
     def _delete_from(self, first: int) -> None:
-        """What a start with a larger -logfilemax left."""
+        """Deletes files that remain from a run with a larger -logfilemax."""
         daemon, ip, port = self._place
         start = log_file_name(daemon, ip, port, 0).removesuffix("000.log")
         pattern = re.compile(re.escape(start) + r"([0-9]{3,4})\.log")

@@ -1,11 +1,11 @@
-"""The options that start and stop a daemon (R3, R4, R11): words in, values out."""
+"""The options that start and stop a daemon (R3, R4, R11)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spark_jms.store.regions.command_line import MAX_INT, Option, Words, asks_for_help, take_apart
+from spark_jms.store.regions.command_line import MAX_INT, Option, Words, asks_for_help, parse_words
 
 MAX_LOG_FILES = 1000
 MAX_LOG_FILE_SIZE_MB = 1 << 20
@@ -64,7 +64,7 @@ STOP_TABLE = (
 
 @dataclass(frozen=True)
 class StartOptions:
-    """`help`: show the help and start nothing; everything else is then a default."""
+    """With `help`, show the help and start nothing; all other values are then defaults."""
 
     directory: str = "."
     localindex: int = 0
@@ -77,7 +77,7 @@ class StartOptions:
 
 @dataclass(frozen=True)
 class StopOptions:
-    """Safe unless `force`. `help`: show the help and stop nothing."""
+    """Safe unless `force`. With `help`, show the help and stop nothing."""
 
     directory: str = "."
     localindex: int = 0
@@ -136,4 +136,4 @@ def parse_stop(words: Sequence[str], program: str = "stopRSDaemon") -> StopOptio
 
 
 def _found(program: str, table: Sequence[Option], words: Sequence[str]) -> Words:
-    return take_apart(program, f"{program} {usage(table)}", table, words)
+    return parse_words(program, f"{program} {usage(table)}", table, words)

@@ -1,8 +1,8 @@
-"""Shared memory of a daemon's regions (R12, R17): one segment a copy, named after the daemon's key.
+"""Shared memory of a daemon's regions (R12, R17): one segment per copy, named after the daemon's key.
 
-A daemon that is killed frees nothing itself: Python's resource tracker, a process beside it, does. Where that was killed
-too, the next start of the daemon does. A segment has its pages before it is used: one that gets them bit by bit kills
-its daemon, and the one of the second copy beside it, when the machine runs out of them.
+When a daemon is killed, Python's resource tracker, a process beside it, removes its segments. If that was killed too, the
+next start of the daemon does. A segment gets all its pages before it is used: otherwise, when the machine runs out of
+pages, a write would kill the daemon, and the daemon of the second copy as well.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GROUP_ONLY = 0o660
 
 
 def check_limit(limit_bytes: int) -> None:
-    """MemoryLimitError when this machine can never give so much (R12): better before the start than in mid-failure."""
+    """MemoryLimitError when this machine can never provide so much (R12), checked before the daemon starts."""
     if _SEGMENTS.is_dir():
         found = os.statvfs(_SEGMENTS)
         size = found.f_blocks * found.f_frsize
@@ -34,9 +34,9 @@ def check_limit(limit_bytes: int) -> None:
 
 
 class SharedMemoryPort(MemoryPort):
-    """Segments `rs-KEY-LIFE-NUMBER` (KEY in hexadecimal). What an earlier life of the daemon left is removed at the
-    start: its owner holds the lock, so nobody else uses them. The names differ from life to life, for the tracker of the
-    one before may still be tidying up. `prefix` keeps daemons and clusters on one machine apart."""
+    """Segments `PREFIX-KEY-LIFE-NUMBER` (KEY in hexadecimal). Removes at the start the segments that an earlier life of the
+    daemon left; the daemon holds its lock, so no other process uses them. Names differ from life to life, because the
+    tracker of the life before may still be removing. `prefix` separates daemons and clusters on one machine."""
 
     def __init__(self, shmkey: int, prefix: str = "rs") -> None:
         self._stem = f"{prefix}-{shmkey:x}-"
