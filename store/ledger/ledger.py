@@ -18,9 +18,8 @@ Invariants, beside those of a record: every holder and waiter is connected; an i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
-from spark_jms.store.contract import Delete, Operation, Put
+from spark_jms.store.contract import Operation, Put
 from spark_jms.store.errors import (
     SessionLostError,
     StaleEpochError,
@@ -62,13 +61,6 @@ class DuplicateError(LedgerError):
 
 class KeyLockedError(LedgerError):
     """The entry changes a key that a prepared transaction has locked."""
-
-
-@dataclass(frozen=True)
-class Tally:
-    create_count: int = 0
-    update_count: int = 0
-    delete_count: int = 0
 
 
 class Ledger:
@@ -280,20 +272,3 @@ class Ledger:
         if record is None or record.holder is None:
             return ()
         return (record.holder, *record.waiters)
-
-    def tally(self, changes: Iterable[Change]) -> Tally:
-        """How many objects these changes would create, update and delete (C16, for statistics)."""
-        create = update = delete = 0
-        for change in changes:
-            record = self.records.get(change.name)
-            there: dict[str, bool] = {}
-            for operation in change.operations:
-                known = there.get(operation.key, record is not None and operation.key in record.objects)
-                if isinstance(operation, Delete):
-                    delete += known
-                elif known:
-                    update += 1
-                else:
-                    create += 1
-                there[operation.key] = isinstance(operation, Put)
-        return Tally(create, update, delete)

@@ -26,9 +26,9 @@ from spark_jms.store.errors import (
     ValueInvalidError,
 )
 from spark_jms.store.ledger.backend import Backend, Transaction, evict_dead
-from spark_jms.store.ledger.counter import OperationCounter
+from spark_jms.store.ledger.counter import OperationCounter, Tally, tally_of
 from spark_jms.store.ledger.entries import Cancelled, Change, Closed, Ended
-from spark_jms.store.ledger.ledger import Ledger, Tally
+from spark_jms.store.ledger.ledger import Ledger
 
 T = TypeVar("T")
 
@@ -159,7 +159,7 @@ class LedgerSession(Session):
 
         def plan(transaction: Transaction) -> Tally:
             entry = transaction.ledger.next_write(self.session_id, changes)
-            tally = transaction.ledger.tally(changes)
+            tally = tally_of(changes, transaction.ledger)
             if any(change.operations for change in changes):
                 transaction.do(entry)
             return tally

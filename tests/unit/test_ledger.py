@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from spark_jms.store.contract import Delete, Operation, Put
 from spark_jms.store.errors import FencedError, SessionLostError, StaleEpochError
 from spark_jms.store.ledger.codec import DecodeError, decode, encode
+from spark_jms.store.ledger.counter import Tally, tally_of
 from spark_jms.store.ledger.entries import (
     Cancelled,
     Change,
@@ -24,7 +25,7 @@ from spark_jms.store.ledger.entries import (
     Waited,
     Written,
 )
-from spark_jms.store.ledger.ledger import Ledger, Tally
+from spark_jms.store.ledger.ledger import Ledger
 from spark_jms.store.ledger.record import TRANSITIONS, Event, LedgerError, NoTransitionError, Record, RecordState
 
 NAMES = st.sampled_from(["a", "b", "ü/c"])
@@ -115,7 +116,7 @@ class LedgerMachine(RuleBasedStateMachine):
             with pytest.raises(FencedError):
                 self.ledger.next_write(session, changes)
             return
-        tally = self.ledger.tally(changes)
+        tally = tally_of(changes, self.ledger)
         count_before = self.ledger.object_count
         self.do(self.ledger.next_write(session, changes))
         for operation in operations:
@@ -233,7 +234,7 @@ def test_stale_epochs_and_lost_sessions_have_different_errors() -> None:
 
 def test_tally_follows_the_operations() -> None:
     changes = [Change("r", 1, (Put("k", b""), Put("k", b""), Delete("k"), Delete("k"), Put("k", b"")))]
-    assert Ledger().tally(changes) == Tally(create_count=2, update_count=1, delete_count=1)
+    assert tally_of(changes, Ledger()) == Tally(create_count=2, update_count=1, delete_count=1)
 
 
 @pytest.mark.parametrize(
