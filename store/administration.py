@@ -29,7 +29,7 @@ class Administration(ABC):
 
     @abstractmethod
     def salvage(self) -> Salvaged:
-        """Reads a store that nobody uses, around its damage, and changes nothing (S9). StoreInUseError while it is used,
+        """Reads an unused store around its damage and changes nothing (S9). StoreInUseError while it is used,
         StoreUriError when this kind of store cannot be salvaged."""
 
 

@@ -2,12 +2,12 @@
 
     python store_writer.py URI NAME SESSION_TIMEOUT_MS
 
-    ready EPOCH ENGINE            it has the record set; ENGINE: is this process the engine
+    ready EPOCH ENGINE            it has the record set open; ENGINE is 1 when this process is the engine
     n NUMBER                      acknowledged
-    lost ERROR                    fenced: it opens the record set anew, and goes on from what is there
-    refused ERROR                 not acknowledged (disk full …), it tries the same number again
+    lost ERROR                    fenced: it reopens the record set and continues with the number it has
+    refused ERROR                 not acknowledged (disk full …); it tries the same number again
 
-A line on stdin: `pause` (then it says `paused`), `go`, `stop` (clean). The log goes to stderr.
+It reads a line from stdin: `pause` (it answers `paused`), `go`, `stop` (a clean stop). The log goes to stderr.
 """
 
 from __future__ import annotations

@@ -162,8 +162,8 @@ def run_until_crash(path: Path, steps: int) -> tuple[int, bool]:
 
 
 def test_a_crash_at_any_step_loses_nothing(tmp_path: Path) -> None:
-    """S9: half-written, unsynced, linked but not announced, announced but not tidied: each acknowledged commit is
-    there, the next one is there whole or not at all, a living reader sees the same, and the epoch goes on."""
+    """S9: half-written, unsynced, linked but not published, published but leftovers not removed: every acknowledged commit
+    is kept, the next one completely or not at all, a living reader sees the same, and the epoch continues."""
     compactions = 0
     for steps in range(400):
         path = tmp_path / f"s{steps}"
@@ -198,16 +198,16 @@ class RefusingDisk(Disk):
     def __init__(self) -> None:
         self.refuse = ""
 
-    def _check(self, step: str) -> None:
+    def _fail_at(self, step: str) -> None:
         if self.refuse == step:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def link(self, source: str, target: str) -> None:
-        self._check("link")
+        self._fail_at("link")
         super().link(source, target)
 
     def sync_directory(self, path: str) -> None:
-        self._check("sync_directory")
+        self._fail_at("sync_directory")
         super().sync_directory(path)
 
     def unlink(self, path: str) -> None:

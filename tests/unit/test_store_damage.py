@@ -334,8 +334,8 @@ def test_damage_is_reported_by_log_check_dump_and_migrate(damaged: Path, caplog:
 
 
 def test_damage_under_an_open_handle_refuses_only_new_readers(tmp_path: Path) -> None:
-    """S9: who has read it before goes on, for it is right in memory; who reads it now is refused; and when that one has made a
-    new journal, nobody can read it any more. Closing works."""
+    """S9: a process that read it before the damage continues, because its memory is right; a process that reads it now is
+    refused. When that one compacts the journal, no process can read it any more. Closing works."""
     path = tmp_path / "s"
     with FileStore(str(path)) as first, first.connect() as session:
         handle, other = session.open("r"), session.open("s")

@@ -244,7 +244,7 @@ def test_a_foreign_owner_is_refused(uri: str, unchanged: Callable[[], None]) -> 
     """S3: one store for one engine."""
     unchanged()
     with pytest.raises(ForeignOwnerError):
-        open_store(uri + "&engine=somebody-else")
+        open_store(uri + "&engine=another-engine")
 
 
 def test_a_store_without_some_tables_is_refused(uri: str) -> None:

@@ -350,8 +350,8 @@ def test_a_damaged_row_is_named_and_left_unchanged(
 
 
 def test_a_damaged_promise_stays_in_doubt(uri: str) -> None:
-    """S2, S9: it stays in doubt and cannot be resolved; what is damaged of it is refused, the rest goes on with its keys
-    locked; salvage takes it over."""
+    """S2, S9: it cannot be resolved; the record set of its damaged part is refused, and the others continue with their keys
+    locked. Salvage copies it."""
     content = fill(uri)
     (data,) = [bytes(row[0]) for row in sql(uri, "SELECT data FROM @sibxacts WHERE state = 'PREPARED'")]
     at = data.index(b"promised to r1")

@@ -151,7 +151,7 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     commit_some(tmp_path / "s", [b"one"])
     file = tmp_path / "s" / JOURNAL
     first = struct.pack("<8sI", MAGIC, 9)
-    newer = first + struct.pack("<I", zlib.crc32(first)) + b"what comes then nobody knows"
+    newer = first + struct.pack("<I", zlib.crc32(first)) + b"bytes of an unknown layout"
     file.write_bytes(newer)
     with pytest.raises(StoreVersionError, match="9"):
         FileStore(str(tmp_path / "s"))
@@ -397,8 +397,8 @@ def test_an_interrupted_leader_leaves_no_request_waiting(tmp_path: Path) -> None
 
 
 def test_the_lock_of_a_stopped_writer_is_broken(tmp_path: Path) -> None:
-    """C9: stopped in the middle of a write, with the journal locked: others go on after session_timeout_ms, in a new
-    generation; when it wakes it is refused, and goes on where the others are."""
+    """C9: a writer is stopped during a write, with the journal locked. Other processes continue after session_timeout_ms in a
+    new generation; when the writer wakes, its commit is refused, and it continues in the new generation."""
     disk = GateDisk()
     path = tmp_path / "s"
     with (
