@@ -28,7 +28,7 @@ from spark_jms.testing import memory_domain
 
 # -- snapshots ------------------------------------------------------------------------------------------------------------
 def test_a_snapshot_never_changes() -> None:
-    """C5: following the log makes new snapshots; one in hand keeps its version, files and declaration."""
+    """C5: following the log makes new snapshots; an older one keeps its version, files and declaration."""
     with memory_domain(orders="topic") as root, connect(root, housekeeping=False) as context:
         log = context.domain.log("orders")
         before = log.refresh()

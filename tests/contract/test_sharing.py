@@ -38,10 +38,10 @@ def test_late_consumer_gets_and_keeps_its_share(monkeypatch: pytest.MonkeyPatch)
                 if batch is not None:
                     at[subscriber] = batch
                     spans.append((turn, subscriber.consumer, sorted(batch.members)))
-        settled = {who: members for turn, who, members in spans if turn >= 18}
-        assert sorted(len(members) for members in settled.values()) == [2, 2]
-        assert sorted(m for members in settled.values() for m in members) == [0, 1, 2, 3]
-        assert all(members == settled[who] for turn, who, members in spans if turn >= 18)
+        final = {who: members for turn, who, members in spans if turn >= 18}
+        assert sorted(len(members) for members in final.values()) == [2, 2]
+        assert sorted(m for members in final.values() for m in members) == [0, 1, 2, 3]
+        assert all(members == final[who] for turn, who, members in spans if turn >= 18)
         first.close()
         second.close()
         store.close()

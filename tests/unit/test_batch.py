@@ -68,8 +68,8 @@ def test_shares_are_fair(limit: int, want: dict[int, int]) -> None:
 
 def test_consumer_asks_for_its_share_of_members() -> None:
     """C9: a consumer asks for free members and up to its fair share; with a selector it visits all members."""
-    nobody = dict.fromkeys(range(4))
-    assert wanted("a", nobody, {}, visits_all=False, needed=set()) == [0, 1, 2, 3]
+    all_free = dict.fromkeys(range(4))
+    assert wanted("a", all_free, {}, visits_all=False, needed=set()) == [0, 1, 2, 3]
     all_b: dict[int, str | None] = dict.fromkeys(range(4), "b")
     asked = wanted("a", all_b, {}, visits_all=False, needed=set())
     assert len(asked) == 2
