@@ -1,6 +1,6 @@
 """The Global Directory on disk: what all daemons, stores and administrators of one cluster share.
 
-    rs_daemons.cfg                     who the daemons are; written by the administrator
+    rs_daemons.cfg                     the daemons; written by the administrator
     logs/                              daemon log files
     regions/NAME.RGN                   created with the region, remains when it is closed
     regions/NAME_client_meta.f         exists while a store has the region open

@@ -1,4 +1,4 @@
-"""storeadmin: with no command a session, with one that command and its exit code (R6).
+"""storeadmin: without a command it starts a session; with one it runs it and returns its exit code (R6).
 
     storeadmin
     storeadmin lsd -dir /shared/rs_global_dir -format list
@@ -30,7 +30,7 @@ Usage: storeadmin                      a session; rshelp in it lists the command
 
 
 def main(argv: Sequence[str] | None = None, attach: Attach = default_attach) -> int:
-    """`argv` without the program's name; sys.argv's by default."""
+    """`argv` does not contain the program's name; by default it is taken from sys.argv."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in HELP:
         sys.stdout.write(USAGE + help_on(""))

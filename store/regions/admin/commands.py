@@ -18,7 +18,7 @@ ALL = DaemonSelection("all")
 
 @dataclass(frozen=True)
 class Arguments:
-    """A command line, checked. What the command has no option for is at its default."""
+    """A checked command line. Fields for which the command has no option have their defaults."""
 
     command: str
     directory: str = "."
@@ -35,8 +35,8 @@ class Arguments:
 
 @dataclass(frozen=True)
 class Command:
-    """`argument` is the one word it takes besides options, as usage shows it: in brackets when it may be left out.
-    Empty lines of `description` are a single blank in the help, as in the reference."""
+    """`argument` is the one word that the command takes besides options, as in its usage: in brackets when it is optional.
+    The help shows an empty line of `description` as a single blank, as the reference does."""
 
     name: str
     summary: str
@@ -247,7 +247,7 @@ BY_NAME = {command.name: command for command in COMMANDS}
 
 
 def split(line: str) -> list[str]:
-    """The words of a line typed by hand; quotes keep blanks together."""
+    """The words of a typed line. Quotes keep blanks together."""
     try:
         return shlex.split(line)
     except ValueError as error:
@@ -255,8 +255,8 @@ def split(line: str) -> list[str]:
 
 
 def parse(words: Sequence[str], one_shot: bool = False) -> Arguments:
-    """`words` begin with the command. In `one_shot` every command that needs an attachment takes the options of
-    `rsattach` too, since nothing was attached before."""
+    """`words` begin with the command. With `one_shot` a command that needs an attachment also takes the options of
+    `rsattach`."""
     command = BY_NAME.get(words[0])
     if command is None:
         raise CommandUsageError(PROGRAM, f"there is no command {words[0]!r}", f"one of {', '.join(BY_NAME)}")
@@ -307,7 +307,7 @@ def _arguments(command: Command, found: Words) -> Arguments:
 
 
 def help_of(command: Command) -> str:
-    """As the reference shows it, with the options and the examples that it leaves out."""
+    """The reference's layout, with the options and examples that it leaves out."""
     lines = ["Command:", f"   {command.name}", "Summary:", f"    {command.summary}", "Usage:", f"   {command.usage}"]
     lines += ["Description:", *(line or " " for line in command.description)]
     if command.options:
@@ -320,7 +320,7 @@ def help_of(command: Command) -> str:
 
 
 def help_on(topic: str) -> str:
-    """Of the command, or of all, with an empty line between."""
+    """The help of one command, or of all, separated by empty lines."""
     return help_of(BY_NAME[topic]) if topic else "\n".join(help_of(command) for command in COMMANDS)
 
 

@@ -1,5 +1,5 @@
-"""What `lsd` and `lsr` print (R6): table and list, with the columns and labels of the reference. Pure: the time is an
-argument, and so is its zone (None: the machine's own).
+"""The output of `lsd` and `lsr` (R6): table and list, with the columns and labels of the reference. Pure: the time and its
+zone are arguments (None: the machine's zone).
 
 The layouts of `lsd` are the reference's to the byte, trailing blanks included, with one exception: there, the hours of a
 list's up time (`00019:32:37` of 32 minutes) are those of a time of day in New York; here they are the hours that the
@@ -40,13 +40,13 @@ def time_text(micros: int, zone: tzinfo | None) -> str:
 
 
 def up_time_text(micros: int) -> str:
-    """0:27:28, as the table has it."""
+    """0:27:28, as in the table."""
     seconds = max(0, micros) // 1_000_000
     return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
 
 
 def long_up_time_text(micros: int) -> str:
-    """00000:27:28, as the list has it."""
+    """00000:27:28, as in the list."""
     return up_time_text(micros).zfill(len("HHHHH:MM:SS"))
 
 
@@ -58,7 +58,7 @@ def _up_us(daemon: DaemonInfo) -> int:
 
 
 def daemons_table(daemons: Sequence[DaemonInfo], now_us: int, zone: tzinfo | None) -> str:
-    """Of a daemon that is not up, what is unknown is a hyphen. Addresses longer than 15 characters widen their column."""
+    """Unknown values of a daemon that is not up are hyphens. Addresses above 15 characters widen their column."""
     width = max([_ADDRESS_WIDTH, *(len(daemon.address) for daemon in daemons)])
     lines = [f"Current Time: {time_text(now_us, zone)}"]
     lines += [left + address.ljust(width, address[-1]) + right for left, address, right in _LSD_HEAD]
@@ -82,7 +82,7 @@ def _percent(used: int, total: int) -> str:
 
 
 def daemons_list(daemons: Sequence[DaemonInfo], zone: tzinfo | None, cluster_size: int) -> str:
-    """One record a daemon, with an empty line between."""
+    """One record per daemon, separated by empty lines."""
     return "\n".join(_record(_daemon_fields(daemon, zone, cluster_size)) for daemon in daemons)
 
 
@@ -125,7 +125,7 @@ def _record(fields: Sequence[tuple[str, str]]) -> str:
 
 
 def regions_table(regions: Sequence[RegionInfo], now_us: int, zone: tzinfo | None) -> str:
-    """Names of regions widen their column; the last column, who has the region open, is as long as it is."""
+    """Long names widen their column. The last column, the opener of the region, has no fixed width."""
     width = max([len(_LSR_HEAD[0][0]), *(len(region.name) for region in regions)])
     lines = [f"Current Time: {time_text(now_us, zone)}"]
     lines += [name.ljust(width, name[-1]) + right for name, right in _LSR_HEAD]
@@ -147,7 +147,7 @@ def _index(index: int | None) -> str:
 
 
 def regions_list(regions: Sequence[RegionInfo], zone: tzinfo | None) -> str:
-    """One record a region, with an empty line between."""
+    """One record per region, separated by empty lines."""
     return "\n".join(_record(_region_fields(region, zone)) for region in regions)
 
 

@@ -1,4 +1,4 @@
-"""What an administrator may ask of a daemon cluster: the port behind `storeadmin`, with its values (R4, R6)."""
+"""The administration of a daemon cluster as a port, with its values (R4, R6)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DaemonInfo:
-    """One line of rs_daemons.cfg and what runs there. Everything after `shmkey` is 0 when the daemon is not `up`."""
+    """One line of rs_daemons.cfg and the daemon that runs there. The fields after `up` are 0 while it is down."""
 
     index: int
     address: str
@@ -44,30 +44,31 @@ class RegionInfo:
     secondary: int | None
     opener: str  # "" when closed
     created_us: int
-    used_bytes: int  # allocated inside the region, as its store last told; 0 when unknown
+    used_bytes: int  # allocated inside the region, as its store last reported; 0 when unknown
 
 
 class AdminPort(ABC):
-    """An attachment to one daemon of the cluster. Blocking calls; each raises a StoreError by name."""
+    """An attachment to one daemon of the cluster. Calls block and raise StoreErrors."""
 
     local_index: int  # of the daemon it is attached to
     directory: str
 
     @abstractmethod
     def daemons(self) -> Sequence[DaemonInfo]:
-        """All of rs_daemons.cfg, in its order, running or not."""
+        """All daemons of rs_daemons.cfg in its order, running or not."""
 
     @abstractmethod
     def regions(self) -> Sequence[RegionInfo]:
-        """All of the cluster, by name."""
+        """All regions of the cluster, by name."""
 
     @abstractmethod
     def remove_region(self, name: str, force: bool) -> None:
-        """Both copies and the entry; RegionOpenError when it is open and not `force`."""
+        """Removes both copies and the entry. RegionOpenError when the region is open and not `force`."""
 
     @abstractmethod
     def shutdown(self, indexes: Sequence[int], force: bool) -> None:
-        """Safe: the four steps of R4, returns when the daemons are down; ShutdownRefusedError changes nothing."""
+        """Returns when the daemons are down. Without `force` it takes the four steps of R4; after ShutdownRefusedError nothing
+        was changed."""
 
     @abstractmethod
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""The session at a keyboard (R6): prompt, completion, history. Without a terminal, the lines of stdin."""
+"""The interactive session (R6): prompt, completion, history. Without a terminal it runs the lines of stdin."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HISTORY_FILE = ".storeadmin_history"
 
 
 def run_line(session: AdminSession, line: str, err: TextIO) -> int:
-    """An empty line and one that begins with # do nothing."""
+    """Ignores empty lines and comments (#)."""
     if not line.strip() or line.lstrip().startswith("#"):
         return OK
     try:
@@ -35,8 +35,8 @@ def run_line(session: AdminSession, line: str, err: TextIO) -> int:
 
 
 def run_lines(session: AdminSession, lines: Iterable[str], out: TextIO, err: TextIO) -> int:
-    """Of a script: all of them, whatever fails; the code is that of the last failure. Prompts are printed, so that the
-    output says what it belongs to."""
+    """Runs all lines of a script, whatever fails, and returns the code of the last failure. Prints prompts, so that each
+    output can be told from the next."""
     code = OK
     out.write(session.prompt)
     for line in lines:
@@ -66,7 +66,7 @@ def completer_of(session: AdminSession) -> Completer:
 
 
 def history_of(home: Path) -> History:
-    """Kept between sessions for this user alone; for this session only where the file cannot be written."""
+    """The history of this user, kept between sessions unless the file cannot be written."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
     path = home / HISTORY_FILE
@@ -78,7 +78,7 @@ def history_of(home: Path) -> History:
 
 
 def interact(session: AdminSession, home: Path, source: Input | None = None, target: Output | None = None) -> int:
-    """Until `quit` or the end of input. Control-C drops the line, or the command that runs."""
+    """Runs until `quit` or the end of input. Control-C cancels the line, or the running command."""
     from prompt_toolkit import PromptSession
 
     keyboard: PromptSession[str] = PromptSession(

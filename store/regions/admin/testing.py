@@ -1,4 +1,4 @@
-"""A cluster for tests of administration: the values of `AdminPort` in memory, with no daemon behind them."""
+"""A fake cluster for tests of administration: `AdminPort` in memory, without daemons."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from spark_jms.store.regions.admin.port import AdminPort, DaemonInfo, RegionInfo
 
 
 class FakeCluster:
-    """Regions and daemons as they are given, the counts and memory of daemons following from the regions. `attach` is
-    what an `Admin` wants; daemons of one Global Directory are all local, number `localindex` modulo those that are up."""
+    """The given daemons and regions; counts and memory of a daemon follow from its regions. Pass `attach` to `Admin`. All
+    daemons are local; it attaches to number `localindex`, modulo those that are up."""
 
     def __init__(self, daemons: Iterable[DaemonInfo], regions: Iterable[RegionInfo] = ()) -> None:
         self._daemons = {daemon.index: daemon for daemon in daemons}
@@ -31,7 +31,7 @@ class FakeCluster:
         return FakeAdminPort(self, directory, up[localindex % len(up)])
 
     def crash(self, index: int) -> None:
-        """The daemon goes down with its memory; nobody resilvers."""
+        """The daemon goes down with its memory, and no region is resilvered."""
         self._daemons[index] = replace(self._daemons[index], up=False, reachable=False)
         for region in list(self._regions.values()):
             if index in (region.primary, region.secondary):
@@ -75,7 +75,7 @@ class FakeCluster:
             self.crash(index)
 
     def _drain(self, going: set[int]) -> None:
-        """Steps 1 to 3 of a safe shutdown, all or nothing."""
+        """Steps 1 to 3 of a safe shutdown: all of them, or none."""
         held = [region for region in self._regions.values() if going & {region.primary, region.secondary}]
         for region in held:
             if region.opener:
@@ -102,7 +102,7 @@ class FakeCluster:
 
 
 class FakeAdminPort(AdminPort):
-    """Attached to one daemon of a FakeCluster; when that one goes, every call is a DaemonUnavailableError."""
+    """Attached to one daemon of a FakeCluster. Once that is down, every call raises DaemonUnavailableError."""
 
     def __init__(self, cluster: FakeCluster, directory: str, local_index: int) -> None:
         self._cluster = cluster

@@ -1,4 +1,4 @@
-"""`top`: a cluster's daemons and regions, looked at again and again (R6). rich is imported when it is shown."""
+"""`top`: a view of the daemons and regions of a cluster that refreshes itself (R6). Imports rich only when it is shown."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STATUS_STYLE = {"OPEN": "green", "CLOSED": "", "RESILVERING": "yellow", "SINGLE"
 
 
 def worst_first(regions: Sequence[RegionInfo]) -> list[RegionInfo]:
-    """LOST and UNAVAILABLE, SINGLE and RESILVERING, then by use."""
+    """LOST and UNAVAILABLE first, then SINGLE and RESILVERING, then the others; each by used bytes."""
     ranks = {"OPEN": 2, "CLOSED": 2, "SINGLE": 1, "RESILVERING": 1}
     return sorted(regions, key=lambda region: (ranks.get(region.status, 0), -region.used_bytes, region.name))
 
@@ -91,7 +91,7 @@ def render(daemons: Sequence[DaemonInfo], regions: Sequence[RegionInfo], now: in
 def watch(
     admin: Admin, arguments: Arguments, around: Surroundings, wait: Callable[[float], object] | None = None
 ) -> None:
-    """Until Control-C. Once when that is asked for, or when the output is no terminal. A StoreError ends it."""
+    """Refreshes until Control-C. Prints once with -once, or when the output is not a terminal. A StoreError ends it."""
     import time
 
     from rich.console import Console

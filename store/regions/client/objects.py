@@ -1,7 +1,7 @@
-"""Objects with handles: what a store instance offers to the services behind it (R14), as a port with its fake.
+"""Objects with handles: the port that a store instance offers to services (R14), and its fake.
 
-A service (record sets, the WebHDFS namespace) keeps all its durable state in objects of one connection. The real thing
-is `store.replicated.instance`, on regions in two memories; `MemoryObjects` is the fake that ships.
+A service (record sets, the WebHDFS namespace) keeps all its durable state in objects of one connection. `StoreInstance`
+(instance.py) implements the port on regions in two memories; `MemoryObjects` is the fake that ships.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from spark_jms.store.errors import ObjectNotFoundError, ObjectTooLargeError, Sto
 
 @dataclass(frozen=True)
 class ConnectionStatistics:
-    """Requests of this connection since the instance opened, and the objects it holds now (R14)."""
+    """Counts of requests since the instance opened, and the objects of the connection now (R14)."""
 
     create_count: int = 0
     read_count: int = 0
@@ -26,13 +26,13 @@ class ConnectionStatistics:
 
 
 class Objects(ABC):
-    """One named connection to a store instance. One event loop; not thread-safe.
+    """One named connection to a store instance. It belongs to one event loop and is not thread-safe.
 
-    Each operation is whole or not at all, and durable (both copies hold it) when it returns. Operations may be issued
-    without waiting for the ones before; they are acknowledged in the order in which they were issued. Of those that
-    were not acknowledged when the instance failed, any may have happened. No operation spans two objects.
-    Every one raises a StoreError by name: RegionUnavailableError, FencedError (the instance was replaced: stop and open
-    anew), StoreFullError (memory limit), StoreClosedError.
+    An operation is atomic, and durable (both copies hold it) when it returns. A caller may issue operations without
+    waiting for earlier ones; they are acknowledged in the order in which they were issued. When the instance fails, any
+    operation that was not acknowledged may have happened. No operation spans two objects.
+    Every operation raises StoreErrors: RegionUnavailableError, FencedError (another client replaced the instance: stop,
+    and open a new one), StoreFullError (memory limit), StoreClosedError.
     """
 
     name: str
@@ -40,12 +40,12 @@ class Objects(ABC):
 
     @abstractmethod
     def check_overload(self) -> None:
-        """ResourceAllocationException while the store should take nothing new (R13). Services ask before what makes them
-        grow; `create` and `update` take it all the same, for deleting writes too."""
+        """ResourceAllocationException while the store should accept nothing new (R13). Services call it before they grow;
+        `create` and `update` do not, because deletions write too."""
 
     @abstractmethod
     async def create(self, data: bytes) -> int:
-        """The new object's handle; never used before in this store."""
+        """The handle of the new object, which this store never used before."""
 
     @abstractmethod
     async def update(self, handle: int, data: bytes) -> None: ...
@@ -55,18 +55,18 @@ class Objects(ABC):
 
     @abstractmethod
     async def read(self, handle: int) -> bytes:
-        """Checked against its checksum: StoreCorruptError rather than a wrong byte."""
+        """The bytes, checked against their checksum: StoreCorruptError when they differ."""
 
     @abstractmethod
     def handles(self) -> Sequence[int]:
-        """Of the living objects, in the order of their creation."""
+        """The handles of the existing objects, in the order of creation."""
 
     @abstractmethod
     def statistics(self) -> ConnectionStatistics: ...
 
 
 class MemoryObjects(Objects):
-    """The fake. `contents` may be handed to a new one: that is a restart after a crash."""
+    """The fake. A new one with the same `contents` is a restart after a crash."""
 
     def __init__(
         self, name: str = "fake", max_object_bytes: int = 8 * 1024 * 1024, contents: dict[int, bytes] | None = None

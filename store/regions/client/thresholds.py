@@ -107,7 +107,7 @@ def rejects_new_messages(
     store_allocated_bytes: int,
 ) -> bool:
     """Yellow: the memory of *both* is exceeded, the daemon's, and the store's own regions'. A store with room in its
-    regions goes on however full the daemon is; so does a full one that the daemon has room for."""
+    regions continues however full the daemon is; so does a full store whose daemon has room."""
     yellow = thresholds.space_overload_yellow_percent
     return _exceeds(daemon_used_bytes, daemon_limit_bytes, yellow) and _exceeds(
         store_used_bytes, store_allocated_bytes, yellow
@@ -131,7 +131,7 @@ def check_new_message(
 
 
 def refuses_open(thresholds: Thresholds, daemon_used_bytes: int, daemon_limit_bytes: int) -> bool:
-    """Red: new and migrated stores do not open on this daemon; those that are open go on."""
+    """Red: new and migrated stores do not open on this daemon; open stores continue."""
     return _exceeds(daemon_used_bytes, daemon_limit_bytes, thresholds.space_overload_red_percent)
 
 
@@ -163,7 +163,7 @@ def band_of(thresholds: Thresholds, used_bytes: int, limit_bytes: int) -> Band:
 
 
 class SpaceLog:
-    """Told of every change of the daemon's memory use by its store; answers with the line that is due, or None."""
+    """`observe` takes each new memory use of the daemon and returns the log line that is due, or None."""
 
     def __init__(self, thresholds: Thresholds, store: str) -> None:
         self._thresholds = thresholds

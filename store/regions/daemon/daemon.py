@@ -340,11 +340,11 @@ class Daemon:
         self.log.logger.debug("connected with daemon %d, %s", index, incarnation)
         self._perform(self._core.linked(_now_ms(), index, incarnation))
 
-        who = f"daemon {index}"
+        peer = f"daemon {index}"
 
         def receive(message: RegionMessage) -> None:
             if self._peers.get(index) is connection:
-                self._step(who, self._core.from_peer, index, message)
+                self._step(peer, self._core.from_peer, index, message)
                 if not isinstance(message, DaemonHeartbeat):
                     self.log.logger.log(5, "from daemon %d: %s", index, type(message).__name__)
 
@@ -358,13 +358,17 @@ class Daemon:
                 self._perform(self._core.unlinked(_now_ms(), index))
 
     def _step(
-        self, who: str, step: Callable[[float, int, RegionMessage], list[Action]], number: int, message: RegionMessage
+        self,
+        sender: str,
+        step: Callable[[float, int, RegionMessage], list[Action]],
+        number: int,
+        message: RegionMessage,
     ) -> None:
         """An unexpected error over a message ends the connection of its sender, and nothing else."""
         try:
             actions = step(_now_ms(), number, message)
         except Exception as error:
-            self.log.logger.exception("%s sent a message that this daemon cannot process", who)
+            self.log.logger.exception("%s sent a message that this daemon cannot process", sender)
             raise ProtocolError(f"{type(error).__name__}: {error}") from error
         self._perform(actions)
 
@@ -376,10 +380,10 @@ class Daemon:
         self._clients[number] = connection
         self._perform(self._core.client_came(_now_ms(), number, name))
 
-        who = f"client {name}"
+        sender = f"client {name}"
 
         def receive(message: RegionMessage) -> None:
-            self._step(who, self._core.from_client, number, message)
+            self._step(sender, self._core.from_client, number, message)
 
         try:
             reason = await connection.run(receive, waits_for_writing=True)

@@ -1,4 +1,6 @@
-"""Stops one daemon (R3, R4): python -m spark_jms.store.regions.daemon.stop -dir PATH [-localindex N] [-force | -safe]"""
+"""Stops one daemon (R3, R4):
+
+python -m spark_jms.store.regions.daemon.stop -dir PATH [-localindex N] [-force | -safe]"""
 
 from __future__ import annotations
 
