@@ -1,10 +1,14 @@
-"""House rules that a machine can judge (docs/STYLE.md)."""
+"""House rules that a machine can judge (docs/STYLE.md): import circles, class names, formatting."""
 
 from __future__ import annotations
 
 import ast
+import subprocess
+from collections import defaultdict
 from functools import lru_cache
 from pathlib import Path
+
+import pytest
 
 PROJECT = Path(__file__).parents[2]
 ROOTS = ("spark_jms", "store", "tests/simulator", "benchmarks")
@@ -65,3 +69,27 @@ def test_no_import_circles() -> None:
 
 def test_circles_are_found() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    """Public classes of the whole repository, nested ones included."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for name, path in modules().items():
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(name)
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+def python_files() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", "*.py"], cwd=PROJECT, capture_output=True, text=True, check=False)
+    if listed.returncode != 0:
+        pytest.skip("this tree is not a git checkout")
+    return [PROJECT / line for line in listed.stdout.splitlines()]
+
+
+def test_no_formatting_is_switched_off() -> None:
+    switch = "fmt: " + "skip"
+    assert [
+        str(path.relative_to(PROJECT)) for path in python_files() if path.exists() and switch in path.read_text()
+    ] == []
