@@ -1,4 +1,4 @@
-"""What arrived, counted from the output tables alone, and what the queue's own tables say (delta-rs and pyarrow)."""
+"""The messages that arrived, read from the output tables, and the queue's own tables, read by delta-rs and pyarrow."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class Row:
     sequence: int
     redelivered: bool
     deliveries: int
-    version: int  # of the output table: which batch
+    version: int  # the output table's version: one for each batch
 
 
 def rows_of(table: Path) -> list[Row]:
-    """The rows of an output table in the order of its commits; none when there is no table yet. Cheap enough to poll."""
+    """The rows of an output table in the order of its commits; none before the table exists. Cheap enough to poll."""
     return [row for commit in _commits(table) for row in _rows_of(commit)]
 
 
 def count_of(table: Path) -> int:
-    """Rows so far, by the log alone."""
+    """The number of rows so far, from the log alone."""
     return sum(rows for commit in _commits(table) for _, rows in _added_by(commit))
 
 
@@ -42,7 +42,7 @@ def _commits(table: Path) -> list[Path]:
 
 @functools.cache  # a commit never changes
 def _added_by(commit: Path) -> tuple[tuple[str, int], ...]:
-    """Files and their rows."""
+    """(file, number of rows) for each added file."""
     actions = [json.loads(line) for line in commit.read_text().splitlines()]
     assert not any("remove" in action for action in actions), f"{commit}: the output is append-only"
     added = [action["add"] for action in actions if "add" in action]
@@ -75,7 +75,7 @@ def check_exactly_once(rows: Sequence[Row], sent: int) -> None:
 
 
 def check_dense(rows: Iterable[Row], last: dict[int, int]) -> None:
-    """Every sequence of every member is there, and belongs to one message."""
+    """Every member has all sequences from 1, and each sequence belongs to one message."""
     numbers: dict[int, dict[int, int]] = defaultdict(dict)
     for row in rows:
         assert numbers[row.member].setdefault(row.sequence, row.n) == row.n, f"a sequence was used twice: {row}"
@@ -89,17 +89,19 @@ def check_order(rows: Sequence[Row]) -> None:
     last: dict[int, int] = {}
     for row in rows:
         assert row.sequence > last.get(row.member, 0), (
-            f"out of order at {row}: the member was at {last[row.member]} already"
+            f"out of order at {row}: the member had already reached {last[row.member]}"
         )
         last[row.member] = row.sequence
 
 
 def check_unit_order(rows: Sequence[Row]) -> None:
-    """A unit of order keeps its order through revocation and redelivery too: what is in doubt holds back what follows."""
+    """A unit of order keeps its order through revocation and redelivery: a message in doubt holds back its successors."""
     last: dict[str, int] = {}
     for row in rows:
         if row.unit is not None:
-            assert row.n > last.get(row.unit, -1), f"out of order at {row}: the unit was at {last[row.unit]} already"
+            assert row.n > last.get(row.unit, -1), (
+                f"out of order at {row}: the unit had already reached {last[row.unit]}"
+            )
             last[row.unit] = row.n
 
 
@@ -109,7 +111,7 @@ def acknowledged_count(root: Path, queue: str) -> int:
 
 
 def check_acknowledged(root: Path, queue: str, last: dict[int, int]) -> None:
-    """The acknowledgement table says of every message, once, that it is done (C14)."""
+    """The acknowledgement table lists every message exactly once (C14)."""
     rows = DeltaTable(root / "_jmsq" / "acknowledgements" / queue).to_pyarrow_table(
         columns=["member", "messages", "ranges"]
     )

@@ -1,4 +1,4 @@
-"""Spark applications as children: started, watched, killed and stopped by process session; everything in one folder."""
+"""Spark applications as child processes. Each is one process session, and keeps all its files in one directory."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ _POLL_S = 0.05
 
 
 class TooLateError(AssertionError):
-    """Something did not happen within its deadline."""
+    """A condition did not become true within its time limit."""
 
 
-def until(what: str, asked: Callable[[], Any], timeout_s: float, *, or_fail: Callable[[], None] = lambda: None) -> Any:
-    """The first true answer. `or_fail` is asked as well and raises when waiting has become pointless."""
+def until(
+    what: str, condition: Callable[[], Any], timeout_s: float, *, or_fail: Callable[[], None] = lambda: None
+) -> Any:
+    """Poll until the condition is true and return its value. `or_fail` raises once waiting is pointless."""
     deadline = time.monotonic() + timeout_s
     while True:
-        answer = asked()
-        if answer:
-            return answer
+        value = condition()
+        if value:
+            return value
         or_fail()
         if time.monotonic() > deadline:
             raise TooLateError(f"not within {timeout_s:.0f} s: {what}")
@@ -39,7 +41,7 @@ def until(what: str, asked: Callable[[], Any], timeout_s: float, *, or_fail: Cal
 
 
 class App:
-    """One child application: its driver, its JVM and its Python workers are one process session."""
+    """One child application: driver, JVM and Python workers form one process session."""
 
     def __init__(
         self,
@@ -77,7 +79,7 @@ class App:
             )
         return self
 
-    # -- looking --------------------------------------------------------------------------------------------------
+    # -- observing ------------------------------------------------------------------------------------------------
     @property
     def pid(self) -> int:
         assert self._process is not None
@@ -92,7 +94,7 @@ class App:
         return self._process is not None and self._process.poll() is None
 
     def processes(self) -> list[psutil.Process]:
-        """All that belong to this start, also those whose parent is gone."""
+        """All processes of this start, including orphans."""
         if self._process is None:
             return []
         out = []
@@ -117,26 +119,26 @@ class App:
         return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) if log.exists() else ""
 
     def check_alive(self) -> None:
-        assert self.alive, f"application {self.directory.name} ended by itself:\n{self.tail()}"
+        assert self.alive, f"application {self.directory.name} ended unexpectedly:\n{self.tail()}"
 
-    # -- doing ----------------------------------------------------------------------------------------------------
+    # -- controlling ----------------------------------------------------------------------------------------------
     def restart_query(self, name: str) -> None:
         (self.directory / f"restart-{name}").touch()
 
     def kill(self) -> None:
-        """kill -9 of the driver: its Python process and its JVM. The Python workers notice by themselves."""
+        """kill -9 the driver: its Python process and its JVM. The Python workers notice and end."""
         drivers = [p for p in self.processes() if p.pid == self.pid or _name(p) == "java"]
         for process in drivers:
             _signal(process.pid, signal.SIGKILL)
         self.reap()
 
     def reap(self) -> None:
-        """The driver is dead or dying: collect it."""
+        """Wait for a driver that is dead or dying."""
         assert self._process is not None
         self._process.wait(timeout=30)
 
     def freeze(self) -> None:
-        """SIGSTOP to all of it, until nothing new appears."""
+        """Send SIGSTOP to every process, until no new one appears."""
         stopped: set[int] = set()
         while fresh := {p.pid for p in self.processes()} - stopped:
             for pid in fresh:
@@ -148,7 +150,7 @@ class App:
             _signal(process.pid, signal.SIGCONT)
 
     def stop(self, timeout_s: float = 60.0) -> None:
-        """In good order: queries stopped, session closed."""
+        """Stop cleanly: the application stops its queries and closes its session."""
         if self.alive:
             (self.directory / "stop").touch()
             assert self._process is not None
@@ -156,7 +158,7 @@ class App:
             assert code == 0, f"application {self.directory.name} ended with {code}:\n{self.tail()}"
 
     def sweep(self) -> None:
-        """Nothing of it is left, whatever state it is in."""
+        """Kill every remaining process."""
         for process in self.processes():
             _signal(process.pid, signal.SIGKILL)
         if self._process is not None:
@@ -177,7 +179,7 @@ def _signal(pid: int, number: int) -> None:
 
 @contextmanager
 def running(*apps: App) -> Iterator[None]:
-    """Starts them; whatever happens, none of their processes is left."""
+    """Run the applications during the block; afterwards none of their processes is left."""
     try:
         for app in apps:
             app.start()

@@ -1,9 +1,10 @@
 """A plain-Python client under test, without Spark.
 
-    python client_app.py ROOT QUEUE DIRECTORY produce|consume NAME
+    python client_app.py ROOT QUEUE DIRECTORY produce|produce-units|consume NAME
 
-`produce` sends numbered messages, one by one and in bulk, while `pause` is not in its directory, until `stop` is;
-`consume` writes each message into received.jsonl before it acknowledges it. At the end `done.json` says how many.
+`produce` sends numbered messages, one by one and in bulk, pauses while its directory has a file `pause`, and ends when a
+file `stop` appears. `consume` writes each message to received.jsonl before it acknowledges it. At its end a client
+writes its number of messages to `done.json`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Four writers and three readers on one queue, with housekeeping, clean-up, purge to empty and a new member meanwhile.
+"""Four writers and three readers on one queue, during housekeeping, clean-up, a purge to empty and a new member.
 
 writers    two Spark streams (in two applications), two plain-client processes
-readers    a Spark stream in each of the two applications into a Delta table each, one plain-client process
+readers    a Spark stream into a Delta table in each of the two applications, one plain-client process
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from tests.process.feed import QUEUE, Feed, make_queue
 
 PROJECT = Path(__file__).parents[2]
 FILE_GRACE_MS = 8000
-# The product's own numbers are made for days; here the same has to happen within a minute.
-# A log file must outlive the interval at which followers look whether the log was cleaned up past them.
+# The product's intervals suit a run of days; here the same things must happen within a minute.
+# A log file must outlive the interval at which followers check whether clean-up has overtaken them.
 LOG_RETENTION_S, GAP_CHECK_MS = 8, 4000
 TUNE = {
     "spark_jms.log.housekeeping": {"HousekeepingRounds.CLEAN_UP_EVERY_S": 2.0},
@@ -79,7 +79,8 @@ class ClientApp:
 
     def check_alive(self) -> None:
         assert self._process is not None
-        assert self._process.poll() is None, f"client {self.name} ended:\n{(self.directory / 'output.log').read_text()}"
+        output = self.directory / "output.log"
+        assert self._process.poll() is None, f"client {self.name} ended unexpectedly:\n{output.read_text()}"
 
     def pause(self, on: bool) -> None:
         if on:
@@ -135,7 +136,7 @@ def _consuming(root: Path, path: Path, name: str) -> dict[str, Any]:
 
 @dataclass
 class Bounds:
-    """The largest that was seen while it ran."""
+    """The largest numbers seen during the run."""
 
     active_files: int = 0
     log_files: int = 0
@@ -173,7 +174,7 @@ class Run:
         self.reader = ClientApp(self.path, self.root, "consume", "c3")
 
     def _short_log_retention(self) -> None:
-        """Expired log files go after a few seconds instead of a day."""
+        """Let clean-up remove log files after a few seconds instead of a day."""
         log = self.domain.log(QUEUE)
 
         def decide(snapshot: Snapshot) -> Decision:
@@ -185,15 +186,15 @@ class Run:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The clients start when the streams are at work: an application takes long to start, and they would fill the
-        queue meanwhile."""
+        """Run everything during the block. The clients start once the streams work, or they would fill the queue while
+        the applications start."""
         try:
             for app in self.apps:
                 app.start()
-            until("both streams to be at work", self._streams_busy, 150, or_fail=self.well)
+            until("both streams to receive", self._streams_busy, 150, or_fail=self.check_running)
             for client in (*self.clients, self.reader):
                 client.start()
-            until("everybody to be at work", lambda: all(c.sent() for c in self.clients), 60, or_fail=self.well)
+            until("all clients to send", lambda: all(c.sent() for c in self.clients), 60, or_fail=self.check_running)
             yield
         finally:
             for one in (*self.apps, *self.clients, self.reader):
@@ -204,7 +205,7 @@ class Run:
         return all(self.delta_count(i) for i in (1, 2))
 
     # -- while it runs ----------------------------------------------------------------------------------------------
-    def well(self) -> None:
+    def check_running(self) -> None:
         for one in (*self.apps, *self.clients, self.reader):
             if one.started:
                 one.check_alive()
@@ -212,7 +213,7 @@ class Run:
             assert not app.events("failed"), app.events("failed")
 
     def feed_streams(self) -> None:
-        """A file more for each stream, unless it has enough to do."""
+        """Add one file for each stream that has fewer than three files left to read."""
         for name, feed in self.feeds.items():
             done = len(list((self.path / f"checkpoint-{name}" / "commits").glob("[0-9]*")))
             if feed.files - done < 3:
@@ -236,10 +237,10 @@ class Run:
             self.sample()
             return time.monotonic() > deadline
 
-        until("the time to pass", over, seconds + 60, or_fail=self.well)
+        until("the time to pass", over, seconds + 60, or_fail=self.check_running)
 
     def purge_to_empty(self) -> None:
-        """Writers pause until everything is consumed and the last data file is out of the log; then they go on."""
+        """Pause the writers until every message is consumed and the log names no data file, then let them continue."""
         for client in self.clients:
             client.pause(True)
 
@@ -247,7 +248,7 @@ class Run:
             self.sample()
             return not self.domain.log(QUEUE).refresh().files and len(self.arrivals()) == self.sent()
 
-        until("the queue to be purged to empty", empty, 120, or_fail=self.well)
+        until("the queue to be purged to empty", empty, 120, or_fail=self.check_running)
         self.bounds.purged_to_empty += 1
         for client in self.clients:
             client.pause(False)
@@ -257,22 +258,22 @@ class Run:
         assert apply_destinations(self.domain, [wanted], lambda *_: False)[0].what == "changed"
 
     def finish(self) -> list[list[Arrival]]:
-        """Writers stop, everything is consumed, readers stop: what each reader got."""
+        """Stop the writers, wait until every message is consumed, stop the readers; returns each reader's messages."""
         for client in self.clients:
             client.stop()
         total = self.sent()
 
-        def through() -> bool:
+        def all_arrived() -> bool:
             return len(self.arrivals()) >= total
 
-        until(f"all {total} messages", through, 180, or_fail=lambda: self.reader.check_alive())
+        until(f"all {total} messages", all_arrived, 180, or_fail=lambda: self.reader.check_alive())
         for app in self.apps:
             assert not app.events("failed"), app.events("failed")
             app.stop()
         self.reader.stop()
         return [self.delta_rows(1), self.delta_rows(2), self.client_rows()]
 
-    # -- what arrived -----------------------------------------------------------------------------------------------
+    # -- arrivals ---------------------------------------------------------------------------------------------------
     def sent(self) -> int:
         return sum(feed.sent for feed in self.feeds.values()) + sum(client.sent() for client in self.clients)
 
@@ -296,7 +297,7 @@ class Run:
         return [Arrival(**json.loads(line)) for line in lines if line.endswith("}")]
 
     def arrivals(self) -> range:
-        """As many as have arrived, cheaply."""
+        """A range as long as the number of arrivals, which is cheap to count."""
         return range(self.delta_count(1) + self.delta_count(2) + len(self.client_rows()))
 
     def last_sequences(self) -> dict[int, int]:
@@ -317,7 +318,7 @@ def check_account(outputs: list[list[Arrival]], sent_by: dict[str, int], last: d
     assert not lost, f"{len(lost)} messages are lost: {lost[:20]}"
     doubled = [key for key, count in times.items() if count > 1]
     assert not doubled, f"{len(doubled)} messages arrived twice: {[r for r in rows if r.key in doubled[:5]]}"
-    assert len(times) == sum(sent_by.values()), "messages that nobody sent"
+    assert len(times) == sum(sent_by.values()), "messages arrived that no writer sent"
     assert not [row for row in rows if row.redelivered], "messages are flagged as redelivered"
     for member, end in last.items():
         sequences = sorted(row.sequence for row in rows if row.member == member)
@@ -327,8 +328,10 @@ def check_account(outputs: list[list[Arrival]], sent_by: dict[str, int], last: d
 
 
 def check_order(output: list[Arrival]) -> None:
-    """Within one consumer: a producer's messages of a member in order, a unit's in order wherever they are. Messages of
-    a unit of order that another consumer is at work on are passed over, so those of different units have no order."""
+    """One consumer receives a unit of order in order, and without units a producer's messages of a member in order.
+
+    A consumer skips a unit whose messages another consumer holds, so different units have no order among themselves.
+    """
     newest: dict[tuple[object, ...], int] = {}
     for row in output:
         key = ("unit", row.unit) if row.unit else ("producer", row.producer, row.member)
@@ -337,7 +340,7 @@ def check_order(output: list[Arrival]) -> None:
 
 
 def out_of_producer_order(output: list[Arrival]) -> int:
-    """How many messages with units came after a later one of the same producer and member."""
+    """How many messages arrived after a later one of the same producer and member."""
     newest: dict[tuple[str, int], int] = {}
     count = 0
     for row in output:
@@ -347,13 +350,13 @@ def out_of_producer_order(output: list[Arrival]) -> int:
     return count
 
 
-# Of some 10,000 files that are written in a minute; on a machine that is kept busy by others as well.
+# The run writes some 10,000 files in a minute; the bounds allow for a busy machine.
 MAX_ACTIVE_FILES, MAX_DATA_FILES, MAX_LOG_FILES = 1500, 4000, 1500
 
 
 def run_concurrently(path: Path, seconds: float, rounds: int) -> None:
-    """`seconds` of traffic in `rounds` + 1 parts; after each but the last the queue is purged to empty; a member is
-    added in the middle of the last but one."""
+    """`seconds` of traffic in `rounds` + 1 parts. After each part but the last the queue is purged to empty; in the middle
+    of the last but one a member is added."""
     run = Run(path)
     part_s = seconds / (rounds + 1)
     with run.running():
@@ -370,8 +373,8 @@ def run_concurrently(path: Path, seconds: float, rounds: int) -> None:
     skips = [out_of_producer_order(output) for output in outputs]
     print(f"sent {run.sent_by()}, received {got}, last sequences {last}, {run.bounds}, unit skips {skips}")
     check_account(outputs, run.sent_by(), last)
-    assert all(got.values()), f"a reader got nothing: {got}"
-    assert last[4] > 0, "the new member got nothing"
+    assert all(got.values()), f"a reader received nothing: {got}"
+    assert last[4] > 0, "the new member received nothing"
     bounds = run.bounds
     assert bounds.active_files <= MAX_ACTIVE_FILES, bounds
     assert bounds.data_files <= MAX_DATA_FILES, bounds

@@ -1,4 +1,4 @@
-"""Crash points as the tests name them; crash_plugin/sitecustomize.py strikes in the processes."""
+"""The names of the crash points, and the directory in which a test arms one; crash_plugin/sitecustomize.py strikes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ POINTS = tuple(
     for what in ("file-write", "send-commit", "claim-write", "record-open", "purge", "compaction")
     for when in ("before", "after")
 )
-# Beyond the twelve: rows of the acknowledgement table, a task about to read, planning, Delta checkpoints.
+# Five more: rows of the acknowledgement table, a task about to read, planning, Delta checkpoints.
 MORE_POINTS = ("before-outbox", "after-outbox", "before-task-read", "after-plan", "before-checkpoint")
 AT_QUERY_START = ("before-record-open", "after-record-open")
 
@@ -28,7 +28,7 @@ class Plan:
 
 
 class CrashDirectory:
-    """What the processes and the test share: the plan, the count of hits, and what was struck."""
+    """Shared by the test and the application's processes: the plan, the count of hits, and the record of the strike."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""Numbered messages for a file stream, and the streams from them into a queue and out of it into a Delta table."""
+"""Files of numbered rows, the stream that sends them to a queue, and the stream from the queue into a Delta table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make_queue(root: Path, **declared: Any) -> Domain:
 
 
 def send_numbers(domain: Domain, numbers: range, turn: int = 0, *, units: bool = True) -> None:
-    """One commit by this process; a message without a unit of order goes round robin."""
+    """Send in one commit from this process. A message without a unit of order goes to the members in turn."""
     log = domain.log(QUEUE)
     destination = log.refresh().destination
     groups = [f"g{n % GROUPS}" if units else None for n in numbers]
@@ -38,7 +38,7 @@ def send_numbers(domain: Domain, numbers: range, turn: int = 0, *, units: bool =
 
 
 class Feed:
-    """A folder that a file stream reads, oldest first, one file a batch."""
+    """A folder that a file stream reads, oldest file first, one file in a batch."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -20,12 +20,12 @@ from tests.process.crash import CrashDirectory
 from tests.process.feed import QUEUE, consumer, make_queue, send_numbers
 
 MEMBERS = 4
-GO_ON_S = 90.0
+RECEIVE_S = 90.0
 
 
 @dataclass(frozen=True)
 class OpenClaim:
-    """What A's newest offset says: the batch it is at work on."""
+    """The claim that A's newest offset names, of the batch that A works on."""
 
     claim: str
     consumer: str
@@ -72,7 +72,7 @@ class Consumer:
 
 
 class Pair:
-    """The queue, A and B, and a producer in this process."""
+    """The queue, the consumers A and B, and a producer in this process."""
 
     def __init__(self, path: Path, a_per_batch: int = 40, b_per_batch: int = 400) -> None:
         self.root = path / "domain"
@@ -87,13 +87,13 @@ class Pair:
         apply_destinations(self.domain, [wanted], lambda *_: False)
 
     def send(self, count: int, *, units: bool = True) -> None:
-        """One commit; a message without a unit of order goes round robin."""
+        """Send in one commit. A message without a unit of order goes to the members in turn."""
         send_numbers(self.domain, range(self.sent, self.sent + count), self._turn, units=units)
         self._turn += 1
         self.sent += count
 
     def ready(self) -> None:
-        """Both run and both have received something lately: nobody is stuck."""
+        """Start each application that does not run, and wait until both consumers receive and the queue is empty."""
         for one in (self.a, self.b):
             if not one.app.alive:
                 one.app.start()
@@ -104,15 +104,15 @@ class Pair:
                 self.send(80)
             return all(one.count > before[one] for one in before)
 
-        def well() -> None:
+        def check_alive() -> None:
             for one in before:
                 one.app.check_alive()
 
-        until("both consumers to receive", feed, GO_ON_S, or_fail=well)
+        until("both consumers to receive", feed, RECEIVE_S, or_fail=check_alive)
         self.drained()
 
     def states(self) -> dict[int, RecordSet]:
-        """member -> what the store says."""
+        """member -> its record set in the store."""
         with views.opened_store(self.domain) as store:
             return views.states(self.domain, store, QUEUE, None)
 
@@ -121,13 +121,13 @@ class Pair:
             return sum(row.backlog for row in views.subscriptions(self.domain, store, QUEUE))
 
     def holds(self, one: Consumer) -> list[int]:
-        """The members whose record this consumer has."""
+        """The members whose record this consumer owns."""
         name = one.open_claim().consumer
         with views.opened_store(self.domain) as store:
             rows = views.subscriptions(self.domain, store, QUEUE)
         return [row.member for row in rows if row.holder and row.holder.endswith(name)]
 
-    def drained(self, timeout_s: float = GO_ON_S) -> None:
+    def drained(self, timeout_s: float = RECEIVE_S) -> None:
         until("an empty queue", lambda: self.backlog() == 0, timeout_s)
 
     def doubled(self) -> list[int]:

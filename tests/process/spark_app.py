@@ -1,8 +1,8 @@
-"""A Spark application under test: streams as its configuration says; a query that fails is reported and started again.
+"""A Spark application under test. It runs the streams of its configuration, and reports and restarts a failed query.
 
     python spark_app.py CONFIG.json
 
-It writes events.jsonl and obeys the files `stop` and `restart-NAME` in its own directory.
+It writes events.jsonl, and reacts to the files `stop` and `restart-NAME` in its directory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Application:
             master=config.get("master", "local[2]"),
             conf={
                 "spark.driver.memory": "640m",
-                "spark.python.authenticate.socketTimeout": "60s",  # a busy machine
+                "spark.python.authenticate.socketTimeout": "60s",  # for a busy machine
                 "spark.driver.extraJavaOptions": f"{JAVA_OPTIONS} -Dderby.system.home={self.directory}",
                 "spark.sql.warehouse.dir": str(self.directory / "warehouse"),
                 "spark.sql.shuffle.partitions": "1",
@@ -60,9 +60,9 @@ class Application:
         for name in self.config["streams"]:
             self.start(name)
         parent = os.getppid()
-        while not (self.directory / "stop").exists() and os.getppid() == parent:  # never outlives the test
+        while not (self.directory / "stop").exists() and os.getppid() == parent:  # it must not outlive the test
             for name, query in list(self.queries.items()):
-                self.look_after(name, query)
+                self.supervise(name, query)
             time.sleep(POLL_S)
         for name, query in self.queries.items():
             query.stop()
@@ -70,12 +70,12 @@ class Application:
         self.spark.stop()
         self.event("ended")
 
-    def look_after(self, name: str, query: Any) -> None:
-        wish = self.directory / f"restart-{name}"
-        if wish.exists():
+    def supervise(self, name: str, query: Any) -> None:
+        request = self.directory / f"restart-{name}"
+        if request.exists():
             query.stop()
             self.start(name)
-            wish.unlink()
+            request.unlink()
         elif not query.isActive:
             self.event("failed", name, str(query.exception()))
             if self.config.get("restart", True):

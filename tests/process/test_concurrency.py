@@ -1,4 +1,4 @@
-"""Everybody at once for half a minute (C4, C5, C9, C13); tests/soak has the two-minute run."""
+"""Four writers and three readers at once for half a minute (C4, C5, C9, C13); tests/soak has the two-minute run."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ pytestmark = pytest.mark.spark  # applications of its own
 
 @pytest.mark.timeout(600)
 def test_four_writers_three_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """C4, C5, C9, C13: dense sequences, exactly once, order, bounded files; purged to empty; a member added."""
-    monkeypatch.setattr(delta_log, "_GAP_CHECK_INTERVAL_MS", GAP_CHECK_MS)  # this process looks on as well
+    """C4, C5, C9, C13: dense sequences, exactly once, in order, bounded files; a purge to empty and a new member."""
+    monkeypatch.setattr(delta_log, "_GAP_CHECK_INTERVAL_MS", GAP_CHECK_MS)  # this process follows the log too
     run_concurrently(tmp_path, seconds=24, rounds=1)

@@ -1,8 +1,8 @@
-"""kill -9 of a Python worker and of the driver at twelve named points (C5, C8, C9, C13): nothing lost, nothing twice.
+"""kill -9 of a Python worker and of the driver at twelve named points (C5, C8, C9, C13): no message is lost or doubled.
 
 One application runs a producer stream (files of numbered rows into a queue of four members) and a consumer stream (the
 queue into a Delta table). Each point is one cycle: arm, send, wait for the strike, recover with the same checkpoints,
-drain, count. The crash of one cycle is the history of the next, so each also proves that the recovery before was whole.
+drain, count. A cycle starts from the state its predecessor left, so it also proves that the last recovery was complete.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tests.process.feed import QUEUE, Feed, consumer, make_queue, producer, send
 
 pytestmark = pytest.mark.spark  # applications of its own
 
-FILES, ROWS, PER_BATCH = 9, 20, 80  # nine commits are enough for a compaction, three batches for a crash among them
-RETENTION_MS = 4000  # long enough that files are compacted, short enough that they are purged
-STRIKE_S, RECOVER_S = 180.0, 240.0  # on a busy machine; alone it is 1 to 10 and 10 to 25
-# What Spark says when a Python process of a query is gone.
+FILES, ROWS, PER_BATCH = 9, 20, 80  # nine commits trigger a compaction; three batches leave room for a crash between
+RETENTION_MS = 4000  # files live long enough to be compacted, and are purged soon after
+STRIKE_S, RECOVER_S = 180.0, 240.0  # limits for a busy machine; an idle one takes 1 to 10 s and 10 to 25 s
+# Spark's errors when a Python process of a query has died.
 EXPECTED = (
     "exited unexpectedly",
     "EOFException",
@@ -42,7 +42,7 @@ EXPECTED = (
 
 @dataclass
 class Chain:
-    """One domain, one application, many crashes."""
+    """A domain and an application that goes through one crash after another."""
 
     path: Path
     in_doubt_timeout_ms: int = 300_000
@@ -52,7 +52,7 @@ class Chain:
         self.root, self.table = self.path / "domain", self.path / "output"
         self.domain = make_queue(self.root, retention_ms=RETENTION_MS, in_doubt_timeout_ms=self.in_doubt_timeout_ms)
         self.feed = Feed(self.path / "input")
-        send_numbers(self.domain, range(ROWS))  # there before the consumer starts: its first batch has messages
+        send_numbers(self.domain, range(ROWS))  # sent before the consumer starts, so that its first batch has messages
         self.feed.sent = ROWS
         self.crash = CrashDirectory(self.path / "crash")
         streams = {
@@ -94,20 +94,20 @@ class Chain:
         def more() -> bool:
             if self.crash.fired():
                 return True
-            if account.count_of(self.table) == self.feed.sent:  # all is through: the point needs more traffic
+            if account.count_of(self.table) == self.feed.sent:  # everything arrived: the point needs more traffic
                 self.feed.add(FILES, ROWS)
             return False
 
-        def still_well() -> None:
+        def check_running() -> None:
             if not self.crash.fired():
                 self._no_failure(failed_before)
                 self.app.check_alive()
 
-        until(f"{plan} to be reached ({self.crash.hits()} hits)", more, STRIKE_S, or_fail=still_well)
+        until(f"{plan} to be reached ({self.crash.hits()} hits)", more, STRIKE_S, or_fail=check_running)
 
     def _no_failure(self, before: int) -> None:
         fresh = self.app.events("failed")[before:]
-        assert not fresh or self.crash.fired(), f"a query failed by itself: {fresh}"
+        assert not fresh or self.crash.fired(), f"a query failed without a strike: {fresh}"
 
     def _drain(self, plan: Plan, failed_before: int) -> None:
         def too_many() -> None:
@@ -115,10 +115,10 @@ class Chain:
             fresh = self.app.events("failed")[failed_before:]
             assert len(fresh) <= 1, f"{plan}: a query failed again after the strike: {fresh}"
 
-        def through() -> bool:
+        def drained() -> bool:
             return account.count_of(self.table) >= self.feed.sent
 
-        until(f"all messages after {plan}", through, RECOVER_S, or_fail=too_many)
+        until(f"all messages after {plan}", drained, RECOVER_S, or_fail=too_many)
 
     def _check(self, plan: Plan, failed_before: int) -> None:
         rows = account.rows_of(self.table)
@@ -130,26 +130,26 @@ class Chain:
             assert "spark_jms.errors" not in failure["error"], f"{plan}: {failure}"
 
     def finish(self) -> None:
-        """At the end the books are closed: nothing claimed, everything acknowledged once, no file left over."""
+        """Check the final state: no claim is open, each message is acknowledged once, no stray file is left."""
         self.crash.disarm()
         last = account.last_sequences(self.root, QUEUE, 4)
         with views.opened_store(self.domain) as store:
 
-            def settled() -> bool:
+            def all_acknowledged() -> bool:
                 rows = views.subscriptions(self.domain, store, QUEUE)
                 return all(row.backlog == row.claimed == 0 for row in rows)
 
-            until("the last acknowledgement", settled, 60)
+            until("the last acknowledgement", all_acknowledged, 60)
         until("its row", lambda: account.acknowledged_count(self.root, QUEUE) >= sum(last.values()), 30)
         self.app.stop()
-        until("every process of the application to be gone", lambda: not self.app.processes(), 30)
+        until("every process of the application to end", lambda: not self.app.processes(), 30)
         rows = account.rows_of(self.table)
         account.check_exactly_once(rows, self.feed.sent)
         account.check_acknowledged(self.root, QUEUE, last)
         log = self.domain.log(QUEUE)
         clean_up(log, now=now_ms() + 2 * log.refresh().destination.file_grace_ms)
-        there = {name for name in os.listdir(self.root / QUEUE) if FILE_NAME.search(name)}
-        assert there == set(log.refresh().files), "clean-up leaves files of failed attempts"
+        files = {name for name in os.listdir(self.root / QUEUE) if FILE_NAME.search(name)}
+        assert files == set(log.refresh().files), "clean-up left files of failed attempts"
 
 
 def run_chain(path: Path, plans: list[Plan]) -> None:
@@ -169,10 +169,10 @@ def run_chain(path: Path, plans: list[Plan]) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_each_point_once(tmp_path: Path) -> None:
-    """C5, C8, C9, C13: every point, targets in turn."""
+def test_messages_arrive_exactly_once_after_a_crash_at_each_point(tmp_path: Path) -> None:
+    """C5, C8, C9, C13: every point once, with alternating targets."""
     plans = [Plan(point, ("worker", "driver")[(i + i // 2) % 2]) for i, point in enumerate(POINTS)]
-    plans.insert(0, Plan("before-task-read", "driver"))  # the very first batch: logged, never finished
+    plans.insert(0, Plan("before-task-read", "driver"))  # the first batch: Spark logs it and never finishes it
     run_chain(tmp_path, plans)
 
 
@@ -182,8 +182,8 @@ ORPHANS = ("die", "continue", "linger")
 @pytest.mark.soak
 @pytest.mark.parametrize("repetition", [0, 1, 2])
 @pytest.mark.parametrize("target", ["worker", "driver"])
-def test_every_point_and_target(tmp_path: Path, target: str, repetition: int) -> None:
-    """The whole matrix, and some points beyond the twelve; repetitions differ in the hit and in what orphans do."""
+def test_messages_arrive_exactly_once_for_every_point_and_target(tmp_path: Path, target: str, repetition: int) -> None:
+    """C5, C8, C9, C13: the full matrix and five more points; a repetition changes the hit and what orphans do."""
     late = {
         "file-write": 1 + 5 * repetition,
         "send-commit": 1 + 3 * repetition,
@@ -200,9 +200,9 @@ def test_every_point_and_target(tmp_path: Path, target: str, repetition: int) ->
 
 @pytest.mark.soak
 @pytest.mark.parametrize("target", ["worker", "driver"])
-def test_a_claim_that_no_offset_names(tmp_path: Path, target: str) -> None:
-    """A crash between the very first claim of a new query and the first offset that names it: the query comes back under
-    its name, which the empty batch before has in the log, forgets the claim and delivers at once, unflagged."""
+def test_first_claim_that_no_offset_names_is_dropped(tmp_path: Path, target: str) -> None:
+    """C5: a crash between the first claim of a new query and the first offset that names it. The query restarts under its
+    identity, which the empty first batch has logged, drops the claim and delivers its messages at once, unflagged."""
     chain = Chain(tmp_path)
     try:
         chain.crash.arm(Plan("after-claim-write", target, orphan="die"))

@@ -1,7 +1,7 @@
-"""Two consumers on one queue when one of them dies, comes back too late, or sleeps (C8, C9).
+"""Two consumers on one queue: one of them dies, returns too late, or sleeps (C8, C9).
 
-The four tests share one pair of applications, because a start costs more than everything else here; each begins with
-both of them running and the queue empty.
+The tests share one pair of applications, because starting an application costs more than anything else here. Each test
+begins with both of them running and the queue empty.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.process.pair import Consumer, OpenClaim, Pair
 pytestmark = pytest.mark.spark  # applications of its own
 
 TAKE_OVER_LIMIT_S = 10.0
-SESSION_TIMEOUT_S = 10.0  # of the file store, as open_store has it
+SESSION_TIMEOUT_S = 10.0  # the file store's default
 STRIKE_S, REVOKED_S = 90.0, 90.0
 
 
@@ -31,7 +31,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 
 def strike(pair: Pair, plan: Plan) -> None:
-    """Send messages until A is struck at the planned point."""
+    """Send messages until A reaches the planned point."""
     pair.a.crash.arm(plan)
 
     def struck() -> bool:
@@ -71,17 +71,17 @@ def flagged(pair: Pair) -> set[tuple[int, int]]:
 
 @pytest.mark.timeout(600)
 def test_consumer_back_within_the_timeout_finishes_its_batch(pair: Pair) -> None:
-    """C5, C9: A dies with an open claim while B lives. B leaves the claim alone; A comes back and finishes it."""
+    """C5, C9: A dies with an open claim while B lives. B leaves the claim alone; A returns and finishes it."""
     pair.in_doubt_timeout(300_000)
     pair.ready()
     doubled = pair.doubled()
     strike(pair, Plan("before-task-read", "driver", orphan="die"))
     claim = pair.a.open_claim()
-    assert claim.batch == pair.a.newest("commits") + 1, "the claim is not of a batch at work"
+    assert claim.batch == pair.a.newest("commits") + 1, "the claim does not belong to an unfinished batch"
     pair.a.app.start()
     until("A to finish its batch", lambda: received(pair.a, claim), REVOKED_S, or_fail=pair.a.app.check_alive)
     pair.drained()
-    assert not any(claim.holds(row) for row in pair.b.rows), "B received what was in doubt"
+    assert not any(claim.holds(row) for row in pair.b.rows), "B received messages in doubt"
     assert pair.doubled() == doubled
     pair.check_nothing_lost()
     assert not flagged(pair) & {(m, s) for m, picks in claim.picks.items() for s in picks.numbers()}
@@ -94,13 +94,14 @@ def test_consumer_back_within_the_timeout_finishes_its_batch(pair: Pair) -> None
     ids=["sunk", "unsunk"],
 )
 def test_claim_past_the_timeout_is_redelivered(pair: Pair, point: str, nth: int, in_sink: bool) -> None:
-    """C8, C9: A dies with an open claim, after its batch reached the sink or before; past the timeout B gets the messages."""
+    """C8, C9: A dies with an open claim, before or after its batch reached the sink. Past the timeout B receives the
+    messages, flagged as redelivered."""
     pair.in_doubt_timeout(300_000)
     pair.ready()
     doubled, before = pair.doubled(), flagged(pair)
     strike(pair, Plan(point, "driver", nth=nth, orphan="die"))
     claim = pair.a.open_claim()
-    assert (claim.batch == pair.a.newest("commits")) == in_sink, "the crash came at another moment than meant"
+    assert (claim.batch == pair.a.newest("commits")) == in_sink, "the crash came at the wrong moment"
     pair.in_doubt_timeout(1000)
     until("B to receive the revoked claim", lambda: received(pair.b, claim), REVOKED_S, or_fail=pair.b.app.check_alive)
     pair.drained()
@@ -108,7 +109,7 @@ def test_claim_past_the_timeout_is_redelivered(pair: Pair, point: str, nth: int,
     assert flagged(pair) - before == {(m, int(s)) for m, picks in claim.picks.items() for s in picks.numbers()}
     failures = len(pair.a.failures())
     pair.ready()  # starts A again
-    assert pair.a.newest("commits") > claim.batch, "A does not go on"
+    assert pair.a.newest("commits") > claim.batch, "A does not continue"
     assert not pair.a.failures(failures), "A's return failed"
     check_revoked(pair, claim, doubled, in_sink_of_a=in_sink)
     pair.check_nothing_lost()
@@ -116,7 +117,7 @@ def test_claim_past_the_timeout_is_redelivered(pair: Pair, point: str, nth: int,
 
 @pytest.mark.timeout(600)
 def test_stale_instance_acknowledges_nothing(pair: Pair) -> None:
-    """C9: A sleeps in the middle of a batch for longer than the session timeout. B takes over; A wakes and is refused."""
+    """C9: A sleeps during a batch for longer than the session timeout. B takes over; A wakes and the store refuses it."""
     pair.in_doubt_timeout(1000)
     pair.ready()
     doubled = pair.doubled()
@@ -133,32 +134,32 @@ def test_stale_instance_acknowledges_nothing(pair: Pair) -> None:
     until("A's query to be refused", lambda: pair.a.failures(failures), REVOKED_S, or_fail=pair.a.app.check_alive)
     error = pair.a.failures(failures)[0]["error"]
     assert "ConsumerClosedException" in error, error
-    pair.ready()  # its application has started it again
+    pair.ready()  # A's application has restarted the query
     assert len(pair.a.failures(failures)) == 1, "A failed again"
     pair.drained()
-    in_sink = any(claim.holds(row) for row in pair.a.rows)  # the commit of a sink cannot be stopped
+    in_sink = any(claim.holds(row) for row in pair.a.rows)  # nothing can stop the sink's commit
     check_revoked(pair, claim, doubled, in_sink_of_a=in_sink)
     pair.check_nothing_lost()
 
 
 @pytest.mark.timeout(600)
 def test_unclaimed_messages_are_taken_over_quickly(pair: Pair) -> None:
-    """C9: after kill -9 of A, B has A's unclaimed messages within 10 s, long before the in-doubt timeout."""
+    """C9: after kill -9 of A, B receives A's unclaimed messages within 10 s, long before the in-doubt timeout."""
     pair.in_doubt_timeout(300_000)
     pair.ready()
     before = pair.b.count
     pair.send(1600, units=False)
-    until("A to be at work", lambda: pair.a.count and pair.holds(pair.a), 60)
+    until("A to receive", lambda: pair.a.count and pair.holds(pair.a), 60)
     members = pair.holds(pair.a)
     pair.a.app.kill()
     killed = time.monotonic()
     last = account.last_sequences(pair.root, "orders", 4)
     mine = {(row.member, row.sequence) for row in pair.a.rows}
     free = {(m, s) for m in members for s in range(1, last[m] + 1)} - mine
-    # By the store, not by A's newest offset: A may have died between the claim and the offset that names it.
+    # Ask the store, not A's newest offset: A may have died between the claim and the offset that names it.
     free -= {(m, int(s)) for m, state in pair.states().items() for s in state.claimed.numbers()}
     free -= {(row.member, row.sequence) for row in pair.b.rows}
-    assert free, "A had nothing left that was not claimed"
+    assert free, "A had no unclaimed messages left"
 
     def taken() -> bool:
         if pair.b.count == before:

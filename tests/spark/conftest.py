@@ -1,4 +1,4 @@
-"""A domain with a few destinations, and short ways to stream, send and browse."""
+"""A domain with a few destinations, and shorthands to stream, send and browse."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Bench:
-    """What a Spark test works with; stops its queries at the end."""
+    """The session and domain of one Spark test."""
 
     spark: SparkSession
     root: str
@@ -49,7 +49,7 @@ class Bench:
         return self.spark.range(first, last + 1, 1, partitions).selectExpr("cast(id as string) text", extra)
 
     def drain(self, destination: str, checkpoint: str, out: str | None = None, **options: object) -> StreamingQuery:
-        """Everything that is there, into a Delta table under `out`."""
+        """Receive every waiting message into the Delta table `out`."""
         out = out or f"out-{checkpoint}"
         writer = self.stream(destination, **options).writeStream.format("delta")
         query = (

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from tests.spark.conftest import Bench
 
 
-def test_views(bench: Bench) -> None:
-    """C16: acknowledgements, claims and subscriptions are tables."""
+def test_views_show_acknowledgements_claims_and_subscriptions(bench: Bench) -> None:
+    """C16: acknowledgements, claims and subscriptions can be read as tables."""
     bench.send(bench.numbers(1, 20), "orders")
     bench.drain("orders", "ck", maxMessagesPerTrigger=8)
     acks = bench.browse("orders", view="acknowledgements").collect()
@@ -19,7 +19,7 @@ def test_views(bench: Bench) -> None:
     assert {r.subscription for r in acks} == {"-"}
     assert bench.browse("orders", view="claims").count() == 0
     positions = bench.browse("orders", view="subscriptions").collect()
-    # Each writing task begins its round robin where it likes, so a member has 4 to 6 of the 20: all of them are done.
+    # Each writing task starts its round robin at a random member, so a member has 4 to 6 of the 20 messages.
     assert [r.member for r in positions] == [0, 1, 2, 3]
     assert [(r.floor, r.backlog) for r in positions] == [(r.last_sequence, 0) for r in positions]
     assert sum(r.last_sequence for r in positions) == 20
@@ -27,8 +27,8 @@ def test_views(bench: Bench) -> None:
     assert bench.browse("orders").count() == 0
 
 
-def test_sql(bench: Bench) -> None:
-    """C1: a temporary view is a live window on the backlog, for SELECT and INSERT."""
+def test_temporary_view_reads_and_sends_by_sql(bench: Bench) -> None:
+    """C1: a temporary view shows the current backlog, and INSERT sends."""
     bench.spark.sql(
         f"CREATE OR REPLACE TEMPORARY VIEW backlog USING jmsq OPTIONS (root '{bench.root}', destination 'jobs')"
     )
@@ -37,7 +37,7 @@ def test_sql(bench: Bench) -> None:
     assert [(r.text, r.n) for r in rows] == [("a", 1), ("b", 1), ("c", 1)]
 
 
-def test_any_delta_reader(bench: Bench) -> None:
+def test_every_delta_reader_reads_a_destination(bench: Bench) -> None:
     """C3: delta-spark, delta-rs, DuckDB and Polars read the destination; sequence = first_sequence + ordinal."""
     import duckdb
     import polars
@@ -52,13 +52,12 @@ def test_any_delta_reader(bench: Bench) -> None:
     table = DeltaTable(path).to_pyarrow_table()
     assert {(r["first_sequence"] + r["ordinal"], r["text"]) for r in table.to_pylist()} == expected
     assert set(duckdb.from_arrow(table).select("first_sequence + ordinal, text").fetchall()) == expected
-    frame = polars.read_delta(
-        path, use_pyarrow=True
-    )  # its native scan takes partition values from paths, not from the log
+    # Polars' native scan takes partition values from paths, not from the log.
+    frame = polars.read_delta(path, use_pyarrow=True)
     assert set(frame.select((polars.col("first_sequence") + polars.col("ordinal")), "text").iter_rows()) == expected
 
 
-def test_unknown_subscription_is_named(bench: Bench) -> None:
-    """C10: browsing a subscription that is not there lists those that are."""
+def test_browsing_an_unknown_subscription_raises_an_error_that_names_it(bench: Bench) -> None:
+    """C10: browsing a subscription that does not exist is an InvalidDestinationError."""
     with pytest.raises(Exception, match="(?s)InvalidDestinationError: topic prices has no subscription 'x'"):
         bench.browse("prices", subscription="x").count()

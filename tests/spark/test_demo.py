@@ -1,4 +1,4 @@
-"""The demo on a few flights, its account, its exit; and that the account would have told if something had been wrong."""
+"""The demo on a few flights: its account, its exit, and the faults that the account must report."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BATCH = 50
 
 
 def demo(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
-    """In a session of its own, as a terminal would have it, so that what it leaves behind can be found."""
+    """The demo in a process session of its own, as in a terminal, with a TMPDIR by which `processes_in` finds children."""
     return subprocess.Popen(
         [sys.executable, "-m", "spark_jms.demo", "--plain", *arguments],
         cwd=cwd,
@@ -41,7 +41,7 @@ def demo(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
 
 
 def processes_in(directory: Path) -> list[str]:
-    """Command lines of the processes that a demo started there began: all of them inherit its TMPDIR."""
+    """Command lines of the processes of a demo that was started there: all of them inherit its TMPDIR."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -63,7 +63,7 @@ def until(condition: Callable[[], Any], timeout_s: float, what: str) -> None:
 
 # -- the run -----------------------------------------------------------------------------------------------------------
 @pytest.mark.timeout(600)
-def test_demo_tells_that_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
+def test_demo_reports_that_no_message_is_lost_or_doubled(tmp_path: Path) -> None:
     run = demo("--rows", str(ROWS), "--keep", "kept", cwd=tmp_path)
     said, _ = run.communicate(timeout=580)
     assert run.returncode == 0, said
@@ -111,7 +111,7 @@ def test_options_are_checked(tmp_path: Path) -> None:
 
 # -- the account -------------------------------------------------------------------------------------------------------
 class Tables:
-    """Two receivers' tables as a faultless run would have written them: batches of both in turn, members by aircraft."""
+    """The tables of two receivers as a faultless run writes them: batches alternate, an aircraft has one member."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -165,7 +165,7 @@ def tables(tmp_path: Path) -> Tables:
     return Tables(tmp_path)
 
 
-def test_a_faultless_run_has_no_problems(tables: Tables) -> None:
+def test_account_of_a_faultless_run_has_no_problems(tables: Tables) -> None:
     account = tables.account()
     assert account.problems == []
     assert account.received == {"a": 200, "b": 200}
@@ -173,33 +173,33 @@ def test_a_faultless_run_has_no_problems(tables: Tables) -> None:
     assert account.in_order == account.aircraft
 
 
-def test_lost_and_duplicated_messages_are_told(tables: Tables) -> None:
+def test_account_counts_lost_and_duplicated_messages(tables: Tables) -> None:
     tables.rows[7] = tables.rows[300]
     account = tables.account()
     assert (account.lost, account.duplicated) == (1, 1)
 
 
-def test_a_flight_that_came_under_another_sequence_as_well_is_told(tables: Tables) -> None:
-    """The numbers of the queue alone would look faultless."""
+def test_account_counts_a_flight_received_under_two_sequences(tables: Tables) -> None:
+    """The queue's sequences alone look faultless."""
     numbers = {key: tables.rows[8][key] for key in ("member", "sequence")}
     tables.rows[8] = {**tables.rows[7], **numbers}
     account = tables.account()
     assert (account.lost, account.duplicated) == (1, 1)
 
 
-def test_an_altered_column_is_told(tables: Tables) -> None:
+def test_account_counts_altered_columns(tables: Tables) -> None:
     tables.rows[3]["dest"] = "XXX"
     tables.rows[9]["arr_time"] = None
     assert tables.account().altered == 2
 
 
-def test_redelivered_messages_are_counted_and_no_problem(tables: Tables) -> None:
+def test_account_counts_redelivered_messages_without_a_problem(tables: Tables) -> None:
     tables.rows[3] |= {"JMSRedelivered": True, "JMSXDeliveryCount": 2}
     account = tables.account()
     assert (account.redelivered, account.most_deliveries, account.problems) == (1, 2, [])
 
 
-def test_an_aircraft_out_of_order_is_told(tables: Tables) -> None:
+def test_account_reports_an_aircraft_out_of_order(tables: Tables) -> None:
     legs = pc.value_counts(tables.flights["tailnum"].drop_null()).to_pylist()
     busiest = max(legs, key=lambda entry: entry["counts"])["values"]
     first, second = [i for i, row in enumerate(tables.rows) if row["tailnum"] == busiest][:2]
@@ -209,7 +209,7 @@ def test_an_aircraft_out_of_order_is_told(tables: Tables) -> None:
     assert account.problems == ["1 aircraft out of order"]
 
 
-def test_an_aircraft_in_two_receivers_hands_is_told(tables: Tables) -> None:
+def test_account_counts_aircraft_claimed_by_two_receivers(tables: Tables) -> None:
     row = next(row for row in tables.rows if row["JMSXGroupSeq"] == 2)
     before = next(r for r in tables.rows if r["tailnum"] == row["tailnum"])
     claims = [
@@ -220,7 +220,7 @@ def test_an_aircraft_in_two_receivers_hands_is_told(tables: Tables) -> None:
     assert (account.samples, account.samples_shared, account.in_two_hands) == (2, 1, 1)
 
 
-def test_a_subscription_gets_what_it_asked_for(tables: Tables) -> None:
+def test_account_of_a_subscription_counts_lost_and_unwanted_messages(tables: Tables) -> None:
     tables.write()
     first_half = tables.flights.filter(pc.less_equal(tables.flights["number"], 50))
     account = subscription_account("ops", None, first_half, tables.tables["a"])
@@ -235,7 +235,7 @@ def test_a_subscription_gets_what_it_asked_for(tables: Tables) -> None:
     assert other.lost == 50
 
 
-def test_the_feed_follows_the_year(tmp_path: Path) -> None:
+def test_feed_writes_flights_in_the_order_of_the_year(tmp_path: Path) -> None:
     table = flights.load(3000)
     assert table["number"].to_pylist() == list(range(1, 3001))
     assert (
@@ -248,7 +248,7 @@ def test_the_feed_follows_the_year(tmp_path: Path) -> None:
     assert pa.concat_tables([pq.read_table(path) for path in files]).equals(table)
 
 
-def test_sparkline() -> None:
+def test_sparkline_scales_to_height_and_width() -> None:
     assert sparkline([]) == ""
     assert sparkline([0, 4, 8, 0]) == " ▄█ "
     assert len(sparkline(list(range(1000)), 60)) == 60

@@ -1,4 +1,4 @@
-"""Damage that a query meets is named, says where it is and what to do, and never hangs (C3, C16)."""
+"""A query that meets damage fails with a named error that gives the place and the remedy; it never hangs (C3, C16)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from tests.spark.conftest import Bench
 
 
-def test_a_corrupt_store_file(bench: Bench) -> None:
-    """C16: a damaged frame header in the store's journal is StoreCorruptError, naming the file; nothing is changed."""
+def test_damaged_store_journal_raises_store_corrupt_error(bench: Bench) -> None:
+    """C16: a damaged frame header in the store's journal is a StoreCorruptError that names the file; nothing changes it."""
     bench.send(bench.numbers(1, 10), "jobs")
     bench.drain("jobs", "ck")
     journal = next(Path(bench.domain.store_uri).glob("journal-*.log"))
@@ -25,8 +25,8 @@ def test_a_corrupt_store_file(bench: Bench) -> None:
     assert journal.read_bytes() == bytes(data)
 
 
-def test_a_damaged_log(bench: Bench) -> None:
-    """C3: a commit file that is not JSON is UnreadableTableError with table and version."""
+def test_damaged_commit_file_raises_unreadable_table_error(bench: Bench) -> None:
+    """C3: a commit file that is not JSON is an UnreadableTableError with table and version."""
     bench.send(bench.numbers(1, 10), "jobs")
     commit = Path(bench.root) / "jobs" / "_delta_log" / f"{1:020d}.json"
     commit.write_text(commit.read_text()[:-40])
@@ -35,8 +35,8 @@ def test_a_damaged_log(bench: Bench) -> None:
             action()
 
 
-def test_a_damaged_data_file(bench: Bench) -> None:
-    """C3: a data file that is not Parquet any more is UnreadableTableError naming the file."""
+def test_damaged_data_file_raises_unreadable_table_error(bench: Bench) -> None:
+    """C3: a data file that is no longer Parquet is an UnreadableTableError that names the file."""
     bench.send(bench.numbers(1, 10), "jobs")
     log = bench.domain.log("jobs")
     path = Path(bench.root) / "jobs" / log.refresh().member_files(0).files[0].path
@@ -45,8 +45,8 @@ def test_a_damaged_data_file(bench: Bench) -> None:
         bench.browse("jobs").collect()
 
 
-def test_a_foreign_write(bench: Bench) -> None:
-    """C3: rows that somebody else appended to the table are refused by name, for readers and senders."""
+def test_foreign_write_is_refused_for_receivers_and_senders(bench: Bench) -> None:
+    """C3: rows that another program appended to the table are a ForeignWriteError, for receivers and senders."""
     bench.send(bench.numbers(1, 10), "jobs")
     path = bench.domain.log("jobs").storage.uri
     bench.spark.read.format("delta").load(path).limit(1).write.format("delta").mode("append").save(path)
@@ -55,8 +55,8 @@ def test_a_foreign_write(bench: Bench) -> None:
             action()
 
 
-def test_a_newer_format(bench: Bench) -> None:
-    """C16: a destination of a later format version is refused by name, not misread."""
+def test_newer_format_version_is_refused(bench: Bench) -> None:
+    """C16: a destination of a later format version is a FormatVersionError, not misread."""
     from deltalake import DeltaTable
 
     DeltaTable(bench.domain.log("jobs").storage.uri).alter.set_table_properties(

@@ -1,4 +1,4 @@
-"""Spark, Delta and a Python worker on each Java of this machine that the set-up would take."""
+"""Spark, Delta and a Python worker run on each Java of this machine that the set-up accepts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def java_of(major: int) -> Java:
     for java in candidates(os.environ):
         if java.major == major and java.unfit_because() is None:
             if os.environ.get("JAVA_HOME") == str(java.home):
-                pytest.skip(f"Java {major} is what all tests with Spark run on")
+                pytest.skip(f"all other tests with Spark run on Java {major}")
             return java
     pytest.skip(f"no Java {major} on this machine")
 

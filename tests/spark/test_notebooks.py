@@ -1,4 +1,4 @@
-"""Every notebook runs from top to bottom in a fresh kernel, on a few rows; and what is committed tells no machine's secrets."""
+"""Each notebook runs from top to bottom in a fresh kernel on a few rows; the committed outputs name no machine's paths."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spark_jms.setup.java import find_java
 PROJECT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((PROJECT / "notebooks").glob("*.ipynb"))
 LARGEST_BYTES = 2**20
-# A path of somebody's machine in an output; the cells themselves are checked too.
+# A path of one machine, in outputs or cells.
 MACHINE_PATHS = re.compile(r"(?<![\w./])/(home|root|work|tmp|Users|usr|var|opt)/[\w.-]+")
 
 
@@ -33,7 +33,7 @@ def test_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     client = NotebookClient(
         notebook, timeout=500, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     )
-    asyncio.run(client.async_execute())  # raises what a cell raised
+    asyncio.run(client.async_execute())  # raises a cell's error
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(cell.execution_count for cell in code)
     assert sum("image/png" in output.get("data", {}) for cell in code for output in cell.outputs) >= 3
@@ -41,7 +41,7 @@ def test_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_is_committed_with_outputs_of_a_whole_run(path: Path) -> None:
+def test_notebook_is_committed_with_the_outputs_of_a_complete_run(path: Path) -> None:
     assert path.stat().st_size < LARGEST_BYTES
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)

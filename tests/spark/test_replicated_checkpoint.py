@@ -1,4 +1,4 @@
-"""Spark's own checkpoint in the replicated store, with real daemons that die (R10, R19)."""
+"""Spark's checkpoint in the replicated store, with real daemons that the test kills (R10, R19)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def doors(tmp_path: Path) -> Iterator[Daemons]:
 
 
 def nameservice(spark: SparkSession, ports: list[int]) -> str:
-    """All doors under one name, with Hadoop's own fail-over between them (docs/WEBHDFS.md)."""
+    """Put all doors under one name, with Hadoop's fail-over between them (docs/WEBHDFS.md)."""
     name = f"rs{uuid.uuid4().hex[:8]}"
     hadoop = spark.sparkContext._jsc.hadoopConfiguration()  # type: ignore[union-attr]
     nodes = [f"d{index}" for index in range(len(ports))]
@@ -57,7 +57,7 @@ def nameservice(spark: SparkSession, ports: list[int]) -> str:
 
 
 def serving(daemons: Daemons) -> int | None:
-    """The daemon that has the namespace open, once its region has two copies."""
+    """The daemon that has the namespace open, or None until every region of the namespace has two copies."""
     for index, process in daemons.processes.items():
         if process.poll() is not None:
             continue
@@ -96,7 +96,7 @@ def feed(folder: Path, n: int, words: Counter[str]) -> None:
 
 
 def run_with_kills(spark: SparkSession, daemons: Daemons, folder: Path, out: Path, kills: int) -> int:
-    """How often the query had to be started again; it is exact after each kill."""
+    """Kill the serving daemon `kills` times, check the counts after each kill; returns the restarts of the query."""
     checkpoint = f"webhdfs://{nameservice(spark, daemons.doors)}/queries/words"
     words: Counter[str] = Counter()
 
@@ -120,14 +120,14 @@ def run_with_kills(spark: SparkSession, daemons: Daemons, folder: Path, out: Pat
             before = query.lastProgress["batchId"] if query.lastProgress else -1
             while query.isActive and (query.lastProgress["batchId"] if query.lastProgress else -1) == before:
                 query.awaitTermination(0.02)
-            daemons.signal(victim, signal.SIGKILL)  # the next of the four batches is under way
+            daemons.signal(victim, signal.SIGKILL)  # during one of the four batches
             while True:
                 try:
                     query.processAllAvailable()
                     break
                 except StreamingQueryException:
                     restarts += 1
-                    assert restarts <= 3 * kills, "the query does not come back"
+                    assert restarts <= 3 * kills, "the query does not recover"
                     query = begin()
             assert {row["value"]: row["count"] for row in spark.read.parquet(str(out)).collect()} == words
             daemons.start(victim)
@@ -150,19 +150,19 @@ def provider(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[st
 
 
 @pytest.mark.parametrize("provider", PROVIDERS, indirect=True)
-def test_a_stateful_query_survives_its_daemons(
+def test_stateful_query_survives_three_daemon_kills(
     spark: SparkSession, provider: str, doors: Daemons, tmp_path: Path
 ) -> None:
-    """R19, R10: the daemon that serves the checkpoint is killed while a batch is under way; counts are exact."""
+    """R19, R10: the test kills the daemon that serves the checkpoint during a batch; the counts stay exact."""
     restarts = run_with_kills(spark, doors, tmp_path / "in", tmp_path / "out", KILLS)
     print(f"{provider}: {KILLS} kills, {restarts} restarts of the query")
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("provider", PROVIDERS, indirect=True)
-def test_a_stateful_query_survives_ten_deaths(
+def test_stateful_query_survives_ten_daemon_kills(
     spark: SparkSession, provider: str, doors: Daemons, tmp_path: Path
 ) -> None:
-    """R19: the same, ten times."""
+    """R19: the same with ten kills."""
     restarts = run_with_kills(spark, doors, tmp_path / "in", tmp_path / "out", SOAK_KILLS)
     print(f"{provider}: {SOAK_KILLS} kills, {restarts} restarts of the query")

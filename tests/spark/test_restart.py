@@ -1,4 +1,4 @@
-"""A query that ends in the middle of a batch goes on with its own messages when it is started again (C5, C9)."""
+"""A query that fails in the middle of a batch receives that batch's messages again after its restart (C5, C9)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("fails_in", [0, 1, 2])
-def test_a_batch_that_failed_comes_again_to_its_query(bench: Bench, fails_in: int) -> None:
-    """C5, C9: also the first of all, which has no message and for which Spark asks for an initial offset a second time,
-    and the first with messages."""
+def test_failed_batch_is_delivered_again_to_its_query(bench: Bench, fails_in: int) -> None:
+    """C5, C9: fails in batch 0, which has no messages and makes Spark ask for the initial offset a second time, in batch
+    1, the first with messages, and in a later one."""
     seen: dict[int, list[int]] = {}
     failed = []
 

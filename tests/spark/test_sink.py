@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from tests.spark.conftest import Bench
 
 
-def test_batch_send_and_browse(bench: Bench) -> None:
-    """C1, C2, C4: what was sent can be browsed, balanced over the members, with dense sequences; browsing consumes nothing."""
+def test_batch_send_balances_members_and_browsing_consumes_nothing(bench: Bench) -> None:
+    """C1, C2, C4: the sent messages are spread evenly over the members, with dense sequences; browsing consumes nothing."""
     bench.send(bench.numbers(1, 400), "orders")
     for _ in range(2):
         rows = bench.browse("orders").collect()
@@ -29,7 +29,7 @@ def test_batch_send_and_browse(bench: Bench) -> None:
     assert {r.JMSXDeliveryCount for r in rows} == {1}
 
 
-def test_all_columns(bench: Bench) -> None:
+def test_all_message_columns_arrive(bench: Bench) -> None:
     """C2: every message column that a sender may set arrives; typed properties keep their types."""
     frame = bench.spark.sql(
         "select 'hi' text, 9 JMSPriority, 2000000000000L JMSExpiration, 'c1' JMSCorrelationID, 'back' JMSReplyTo, 'T' JMSType,"
@@ -65,8 +65,8 @@ def test_two_writes_in_one_foreach_batch_both_arrive(bench: Bench) -> None:
     assert sorted(int(r.text) for r in bench.browse("orders").collect()) == sorted([1, 2, 3] * 3)
 
 
-def test_streams_pipe_on(bench: Bench) -> None:
-    """C1, C5: a stream of messages can be sent on as it is; what the provider sets is set anew."""
+def test_stream_of_messages_can_be_forwarded(bench: Bench) -> None:
+    """C1, C5: a query can write the messages it receives to another destination, which sets the provider's columns."""
     bench.send(bench.numbers(1, 50, "cast(id % 5 as string) JMSXGroupID"), "jobs")
     query = bench.options(bench.stream("jobs").writeStream, "orders", checkpointLocation=str(bench.path / "ck"))
     query.trigger(availableNow=True).start().awaitTermination()
@@ -78,8 +78,8 @@ def test_streams_pipe_on(bench: Bench) -> None:
         assert len({r.member for r in rows if r.JMSXGroupID == group}) == 1
 
 
-def test_a_member_added_while_a_stream_runs(bench: Bench) -> None:
-    """C3, C4: new members take part without a restart, and nothing is lost."""
+def test_new_member_receives_messages_of_a_running_stream(bench: Bench) -> None:
+    """C3, C4: a running stream sends to a new member without a restart, and no message is lost."""
     from spark_jms.core.destination import Destination
     from spark_jms.log.declarations import apply_destinations
 
@@ -133,10 +133,10 @@ def test_a_member_added_while_a_stream_runs(bench: Bench) -> None:
         ("select 'x' text", "jobs", {"compresion": "x"}, "OptionError: .* no option 'compresion': accepted are"),
     ],
 )
-def test_bad_sends_are_named_and_send_nothing(
+def test_bad_send_raises_a_named_error_and_sends_nothing(
     bench: Bench, sql: str, destination: str, options: dict[str, str], error: str
 ) -> None:
-    """C2: each wrong column, type, value, size, destination or option is a named error that says what to do."""
+    """C2: a wrong column, type, value, size, destination or option is a named error that says what to do."""
     with pytest.raises(PySparkException, match=f"(?s){error}"):
         bench.send(bench.spark.sql(sql), destination, **options)
     if destination != "nowhere":
@@ -145,13 +145,13 @@ def test_bad_sends_are_named_and_send_nothing(
 
 
 def test_overwrite_is_refused(bench: Bench) -> None:
-    """C1: messages are sent, never overwritten."""
+    """C1: a destination accepts appended messages and cannot be overwritten."""
     with pytest.raises(PySparkException, match="(?s)(OptionError|append)"):
         bench.options(bench.numbers(1, 2).select("text").write, "jobs").mode("overwrite").save()
 
 
-def test_without_a_domain(bench: Bench) -> None:
-    """C16: a root that is no domain says how to make one."""
+def test_root_without_a_domain_raises_domain_error(bench: Bench) -> None:
+    """C16: the error for a root without a domain says how to create one."""
     with pytest.raises(
         PySparkException, match="(?s)DomainError: .* is not a spark-jms domain: create it with `jmsq apply"
     ):

@@ -27,8 +27,9 @@ def batches(query: Any) -> list[int]:
     return [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]]
 
 
-def test_everything_once_in_order(bench: Bench) -> None:
-    """C1, C4, C5: a drained queue is empty; each message once, in its member's order; a second run gets only what is new."""
+def test_query_receives_each_message_once_in_order(bench: Bench) -> None:
+    """C1, C4, C5: each message arrives once, in its member's order, and leaves the queue empty; a second run of the query
+    receives only new messages."""
     bench.send(bench.numbers(1, 1000, partitions=1), "orders")
     query = bench.drain("orders", "ck", maxMessagesPerTrigger=300)
     assert batches(query) == [300, 300, 300, 100]
@@ -43,8 +44,8 @@ def test_everything_once_in_order(bench: Bench) -> None:
     assert bench.texts("out-ck") == list(range(1, 1011))
 
 
-def test_columns_are_chosen(bench: Bench) -> None:
-    """C6: `columns` reads only what is wanted, in that order; another one is refused."""
+def test_columns_option_selects_columns(bench: Bench) -> None:
+    """C6: `columns` reads only the named columns, in their order."""
     bench.send(bench.numbers(1, 10), "orders")
     frame = bench.browse("orders", columns="sequence, text")
     assert frame.columns == ["sequence", "text"]
@@ -54,7 +55,7 @@ def test_columns_are_chosen(bench: Bench) -> None:
     assert bench.output("out-ck").columns == ["text", "JMSXDeliveryCount"]
 
 
-def test_bytes_limit(bench: Bench) -> None:
+def test_max_bytes_per_trigger_bounds_a_batch(bench: Bench) -> None:
     """C6: maxBytesPerTrigger bounds a batch and never blocks on one big message."""
     bench.send(bench.spark.range(0, 200, 1, 1).selectExpr("cast(repeat('x', 1000) as binary) body"), "jobs")
     sizes = batches(bench.drain("jobs", "ck", maxBytesPerTrigger=2000))
@@ -62,8 +63,8 @@ def test_bytes_limit(bench: Bench) -> None:
     assert len(sizes) > 1
 
 
-def test_minimum_or_delay(bench: Bench) -> None:
-    """C6: a batch waits for minMessagesPerTrigger, but not beyond maxTriggerDelay."""
+def test_batch_waits_for_min_messages_per_trigger(bench: Bench) -> None:
+    """C6: a batch waits for minMessagesPerTrigger, at most for maxTriggerDelay."""
     sink = bench.stream("jobs", minMessagesPerTrigger=50, maxTriggerDelay="1 h").writeStream.format("noop")
     query = sink.option("checkpointLocation", str(bench.path / "ck")).start()
     bench.send(bench.numbers(1, 30), "jobs")
@@ -79,8 +80,8 @@ def test_minimum_or_delay(bench: Bench) -> None:
     query.stop()
 
 
-def test_lag_is_in_the_progress(bench: Bench) -> None:
-    """C6: the backlog is reported with each progress."""
+def test_progress_reports_the_backlog(bench: Bench) -> None:
+    """C6: each progress reports the backlog."""
     bench.send(bench.numbers(1, 100), "orders")
     query = bench.drain("orders", "ck", maxMessagesPerTrigger=60)
     lags = [json.loads(p["sources"][0]["latestOffset"])["backlog"] for p in query.recentProgress if p["numInputRows"]]
@@ -88,7 +89,7 @@ def test_lag_is_in_the_progress(bench: Bench) -> None:
 
 
 def test_topic_subscriptions_are_independent(bench: Bench) -> None:
-    """C10: each durable subscription gets every message sent since it was made, whenever it runs."""
+    """C10: each durable subscription receives every message sent since its creation, whenever its query runs."""
     bench.send(bench.numbers(1, 5), "prices")
     bench.drain("prices", "early", subscription="early", startingPosition="earliest")
     bench.drain("prices", "late", subscription="late")
@@ -111,7 +112,7 @@ def test_topic_subscriptions_are_independent(bench: Bench) -> None:
         ('{"time": 99999999999999}', 11),
     ],
 )
-def test_starting_positions(bench: Bench, position: str, first: int) -> None:
+def test_subscription_starts_at_its_starting_position(bench: Bench, position: str, first: int) -> None:
     """C6: a new subscription starts at a sequence, a time, or the earliest message."""
     bench.send(bench.numbers(1, 10, partitions=1), "prices")
     bench.drain("prices", "ck", subscription="s", startingPosition=position)
@@ -120,8 +121,8 @@ def test_starting_positions(bench: Bench, position: str, first: int) -> None:
     assert bench.texts("out-ck") == list(range(first, 13))
 
 
-def test_selectors_leave_the_rest(bench: Bench) -> None:
-    """C7: messages that do not match stay in a queue for others; for a topic's subscription they do not exist."""
+def test_selector_leaves_other_messages_of_a_queue(bench: Bench) -> None:
+    """C7: messages that do not match stay in a queue for others; a topic's subscription skips them."""
     frame = bench.numbers(1, 100).selectExpr(
         "text", "named_struct('color', if(text % 2 = 0, 'red', 'blue')) properties"
     )
@@ -152,7 +153,7 @@ def test_two_queries_share_a_queue(bench: Bench) -> None:
     while sent < 800 or (
         sent < 5000 and not all((bench.path / f"out-{name}" / "_delta_log").exists() for name in "ab")
     ):
-        bench.send(bench.numbers(sent, sent + 99), "orders")  # until both have begun: a slow start is no failure
+        bench.send(bench.numbers(sent, sent + 99), "orders")  # until both have begun: a slow start is not a failure
         sent += 100
     wait(lambda: bench.browse("orders").count() == 0)
     for query in queries:
@@ -164,8 +165,8 @@ def test_two_queries_share_a_queue(bench: Bench) -> None:
     assert both[1]
 
 
-def test_available_now_leaves_what_others_hold(bench: Bench) -> None:
-    """C6, C9: messages in another consumer's open claim are left within a bounded wait, and the query ends."""
+def test_available_now_skips_messages_claimed_by_others(bench: Bench) -> None:
+    """C6, C9: after a bounded wait the query ends and leaves the messages of another consumer's open claim."""
     from spark_jms.claims.batches import ConsumerSettings
     from spark_jms.claims.subscriber import Subscriber
     from spark_jms.core.batch import Batch, Limits
@@ -179,12 +180,12 @@ def test_available_now_leaves_what_others_hold(bench: Bench) -> None:
         assert {m: pick.picks.count for m, pick in claimed.members.items()} == dict.fromkeys(range(4), 2)
         from spark_jms.claims.background import BackgroundThread
 
-        upkeep = BackgroundThread("other")
-        upkeep.add(other.hand_over, 0.2)
+        background = BackgroundThread("other")
+        background.add(other.hand_over, 0.2)
         bench.drain("orders", "ck")
-        upkeep.close()
+        background.close()
         got = bench.texts("out-ck")
-        assert 2 * 23 <= len(got) <= 4 * 23  # its share of the members at least; never what is claimed
+        assert 2 * 23 <= len(got) <= 4 * 23  # at least its share of the members, and no claimed message
         assert bench.browse("orders").count() == 100 - len(got)
         other.close()
     bench.drain("orders", "ck")
@@ -193,8 +194,8 @@ def test_available_now_leaves_what_others_hold(bench: Bench) -> None:
     assert [r.JMSXDeliveryCount for r in rows] == [2] * 8
 
 
-def test_lost_messages_and_fail_on_data_loss(bench: Bench) -> None:
-    """C5, C13: messages that vanish unread are a DataLossError, or skipped when failOnDataLoss is false."""
+def test_lost_messages_raise_data_loss_error_or_are_skipped(bench: Bench) -> None:
+    """C5, C13: unread messages that were deleted raise a DataLossError, or are skipped if failOnDataLoss is false."""
     from spark_jms.log.purge import purge
 
     for first in (1, 11, 21):
@@ -209,7 +210,7 @@ def test_lost_messages_and_fail_on_data_loss(bench: Bench) -> None:
 
 
 def test_trigger_once_is_refused(bench: Bench) -> None:
-    """C5: Trigger.Once would leave its last batch unacknowledged: the error names the trigger to use."""
+    """C5: Trigger.Once would leave its last batch unacknowledged, so the error names the trigger to use."""
     writer = bench.stream("jobs").writeStream.format("noop").option("checkpointLocation", str(bench.path / "ck"))
     with pytest.raises(StreamingQueryException, match="(?s)TriggerError.*AvailableNow"):
         writer.trigger(once=True).start().awaitTermination()
@@ -222,8 +223,8 @@ def corrupt_last(folder: Path, text: str) -> None:
     (folder / f".{last.name}.crc").unlink(missing_ok=True)
 
 
-def test_corrupt_offset_is_named(bench: Bench) -> None:
-    """C5: a damaged offset in the checkpoint is an OffsetError that says what to do."""
+def test_corrupt_offset_raises_offset_error(bench: Bench) -> None:
+    """C5: a damaged offset in the Spark checkpoint is an OffsetError that says what to do."""
     bench.send(bench.numbers(1, 10), "jobs")
     bench.drain("jobs", "ck")
     corrupt_last(bench.path / "ck" / "offsets", '{"v":1,"consumer":5}')
@@ -244,14 +245,14 @@ def test_corrupt_offset_is_named(bench: Bench) -> None:
         ("missing", {}, "InvalidDestinationError: there is no destination 'missing'"),
     ],
 )
-def test_bad_options_are_named(bench: Bench, destination: str, options: dict[str, str], error: str) -> None:
-    """C6: each wrong option or destination fails the query at once, by name."""
+def test_bad_option_raises_a_named_error(bench: Bench, destination: str, options: dict[str, str], error: str) -> None:
+    """C6: a wrong option or destination fails the query at once with a named error."""
     with pytest.raises(Exception, match=f"(?s){error}"):
         bench.drain(destination, "ck", **options)
 
 
-def test_a_task_finds_messages_that_compaction_moved(bench: Bench) -> None:
-    """C13: a batch whose files were replaced and deleted meanwhile is read from the new ones."""
+def test_task_finds_messages_that_compaction_moved(bench: Bench) -> None:
+    """C13: a task whose files were replaced and deleted after planning reads the new files."""
     from spark_jms.log.compaction import compact
     from spark_jms.spark.source import MemberPartition, read_partition
 
@@ -270,8 +271,8 @@ def test_a_task_finds_messages_that_compaction_moved(bench: Bench) -> None:
     assert texts == [str(i) for i in range(10)]
 
 
-def test_a_lost_checkpoint_starts_a_new_consumer(bench: Bench) -> None:
-    """C9: without its checkpoint a query is somebody else: it gets what nobody has finished."""
+def test_query_without_its_checkpoint_is_a_new_consumer(bench: Bench) -> None:
+    """C9: a query that lost its checkpoint is a new consumer, which receives the messages not yet acknowledged."""
     bench.send(bench.numbers(1, 10), "orders")
     bench.drain("orders", "ck")
     shutil.rmtree(bench.path / "ck")

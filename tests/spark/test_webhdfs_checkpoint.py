@@ -1,4 +1,4 @@
-"""Spark's own checkpoint through the WebHDFS door (R19): state, restart, exact counts."""
+"""Spark's checkpoint through the WebHDFS door (R19): state, restart, exact counts."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def count(spark: SparkSession, folder: Path, checkpoint: str, table: str) -> Str
 @pytest.mark.parametrize("state_conf", PROVIDERS.values(), ids=PROVIDERS.keys(), indirect=True)
 @pytest.mark.usefixtures("state_conf")
 def test_stateful_query_restarts_from_the_door(spark: SparkSession, door: str, tmp_path: Path) -> None:
-    """R19: offsets, commits and state of both providers are kept by the door; a restarted query continues with exact counts."""
+    """R19: the door keeps offsets, commits and state of both providers; a restarted query continues with exact counts."""
     words: Counter[str] = Counter()
     checkpoint, table = f"{door}{uuid.uuid4().hex}", f"t{uuid.uuid4().hex}"
     for first, last in [(0, 4), (4, 7)]:

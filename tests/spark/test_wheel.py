@@ -1,4 +1,4 @@
-"""What a user gets who never sees this tree: a wheel, its real dependencies, an empty environment."""
+"""The wheel in an empty environment with its real dependencies, as a user without this tree installs it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spark_jms.setup import find_java
 
 PROJECT = Path(__file__).parents[2]
 PACKAGES = ("spark_jms", "store")
-DECOYS = ("store", "conf", "core", "client", "log", "records")  # names that a user's own modules may well have
+DECOYS = ("store", "conf", "core", "client", "log", "records")  # names a user's own modules may have
 SOURCES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "pyspark_jmsq.py", *PACKAGES)
 NOT_SHIPPED = {".sh", ".pyc"}
 OFFLINE = ("NewConnectionError", "NameResolutionError", "Network is unreachable", "ConnectTimeoutError")
@@ -60,7 +60,7 @@ pytestmark = pytest.mark.timeout(1200)
 
 @dataclass(frozen=True)
 class Installed:
-    """An environment with the wheel in it, and a directory to work in that is not the tree."""
+    """An environment with the wheel, and a working directory outside the tree."""
 
     venv: Path
     work: Path
@@ -95,13 +95,13 @@ def must(done: subprocess.CompletedProcess[str]) -> str:
 def pip(*arguments: str, cwd: Path, python: str = sys.executable) -> None:
     done = run([python, "-m", "pip", "--disable-pip-version-check", *arguments], cwd=cwd, timeout_s=900)
     if done.returncode != 0 and "CI" not in os.environ and any(sign in done.stdout + done.stderr for sign in OFFLINE):
-        pytest.skip("no package index in reach")
+        pytest.skip("no package index is reachable")
     must(done)
 
 
 @pytest.fixture(scope="module")
 def work() -> Iterator[Path]:
-    """Removed at the end: an environment with Spark is 1 GB, and pytest would keep three."""
+    """Removed after the tests: an environment with Spark takes 1 GB, and pytest would keep three."""
     directory = Path(tempfile.mkdtemp(prefix="jmsq-wheel-"))
     yield directory
     shutil.rmtree(directory, ignore_errors=True)
@@ -109,7 +109,7 @@ def work() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def wheel(work: Path) -> Path:
-    """Built from a copy: builds leave things in the tree that the next build would pick up."""
+    """Built from a copy, because a build leaves files in the tree that the next build would pick up."""
     source = work / "source"
     source.mkdir()
     for name in SOURCES:
@@ -131,7 +131,7 @@ def installed(work: Path, wheel: Path) -> Installed:
     return Installed(work / "venv", work)
 
 
-def test_the_wheel_holds_every_file_of_the_packages(wheel: Path) -> None:
+def test_wheel_contains_every_file_of_the_packages(wheel: Path) -> None:
     expected = {
         ("spark_jms/" if package == "store" else "") + path.relative_to(PROJECT).as_posix()
         for package in PACKAGES
@@ -144,18 +144,18 @@ def test_the_wheel_holds_every_file_of_the_packages(wheel: Path) -> None:
     assert [name for name in strangers if not name.endswith(".dist-info")] == []
 
 
-def test_the_dependencies_agree(installed: Installed) -> None:
+def test_installed_dependencies_are_consistent(installed: Installed) -> None:
     must(installed.run("python", "-m", "pip", "check"))
 
 
-def test_the_command_is_there(installed: Installed) -> None:
+def test_jmsq_command_is_installed(installed: Installed) -> None:
     help_text = must(installed.run("jmsq", "--help"))
     for word in ("apply", "list", "stat", "send", "receive", "browse"):
         assert word in help_text
 
 
-def test_spark_finds_the_format_and_messages_come_back(installed: Installed) -> None:
-    """C1: also beside a user's own store.py and the like, which must neither break the package nor be broken by it."""
+def test_spark_finds_the_format_and_messages_round_trip(installed: Installed) -> None:
+    """C1: also beside a user's own store.py and the like: neither breaks the other."""
     (installed.work / "module.yaml").write_text(MODULE_FILE, encoding="utf-8")
     root = str(installed.work / "domain")
     must(installed.run("jmsq", "apply", "--root", root, "module.yaml"))

@@ -1,14 +1,14 @@
-"""Crash points without a hook in the product: Python imports this by itself when the folder is on PYTHONPATH.
+"""Crash points without a hook in the product: Python imports this module at its start if the folder is on PYTHONPATH.
 
 Armed by the environment variable JMSQ_CRASH_DIR (see tests/process/crash.py), it wraps a handful of functions when
-their modules are imported. At the nth hit of the planned point the process writes what it does to `fired.json` and
+their modules are imported. At the nth hit of the planned point the process records the strike in `fired.json` and
 kill -9s itself (target "worker"), or the driver's JVM and the JVM's Python parent (target "driver"), or stops itself
-until somebody continues it (target "pause"). What becomes of a process whose driver has just been killed is the
-plan's `orphan`:
+until the test sends SIGCONT (target "pause"). The plan's `orphan` decides what a process does whose driver it has just
+killed:
 
-    die         it is killed as well: nothing happens after the point
-    continue    it goes on until it notices, as in real life: the write may still happen
-    linger      it sleeps three seconds at the point, its session alive, while the next driver is starting
+    die         it kills itself too: nothing happens after the point
+    continue    it continues until it notices, as in production: the write may still happen
+    linger      it sleeps three seconds at the point, its session alive, while the next driver starts
 
 JMSQ_TUNE sets constants of modules, as JSON: {"module": {"Class.CONSTANT": value}}; it needs no crash directory.
 """
@@ -62,7 +62,7 @@ def _always(*_args, **_named) -> bool:
 
 FILES, LOG = "spark_jms.log.file_writer", "spark_jms.log.delta_log"
 MEMBERS = "spark_jms.claims.members"
-# what happens -> module, class, function, which calls count
+# operation -> module, class, function, predicate of the calls that count
 WHERE = {
     "file-write": (FILES, "FileWriter", "close", _message_file),
     "send-commit": (LOG, "DeltaLog", "append", _append("WRITE")),
