@@ -36,7 +36,7 @@ for line in sys.stdin:
 STORM = """
 import sys, threading
 from spark_jms.store import FencedError, Put
-from store.file import FileStore
+from spark_jms.store.file import FileStore
 store = FileStore(sys.argv[1], session_timeout_ms=int(sys.argv[2]), compact_min_bytes=20_000)
 session = store.connect("storm")
 out = threading.Lock()
