@@ -13,17 +13,24 @@ from spark_jms.log.domain import Domain
 from spark_jms.store import Store
 
 
-def release_claim(
-    domain: Domain, store: Store, destinations: Sequence[str], claim: str, wait_s: float
-) -> list[views.ClaimRow]:
-    """Revoke a claim on every member it covers, in one write. Returns the revoked parts."""
+def find_claim(domain: Domain, store: Store, destinations: Sequence[str], claim: str) -> list[views.ClaimRow]:
+    """The parts of an open claim, one per member. Raises JmsqError when there is none."""
     rows = [row for name in destinations for row in views.claims(domain, store, name) if row.claim == claim]
+    return _known(rows, claim)
+
+
+def release_claim(store: Store, rows: Sequence[views.ClaimRow], wait_s: float) -> list[views.ClaimRow]:
+    """Revoke the claim that `find_claim` found on every member, in one write. Returns the revoked parts."""
+    claim = rows[0].claim
     names = {record_name(row.destination, row.subscription, row.member): row for row in rows}
-    if rows:
-        with opened_records(store, list(names), wait_s, "claims --release") as records:
-            there = [name for name in names if claim in records.states[name].claims]
-            rows = [replace(names[name], messages=records.states[name].claims[claim].picks.count) for name in there]
-            records.change({name: records.states[name].release(claim, delivered=True) for name in there})
+    with opened_records(store, list(names), wait_s, "claims --release") as records:
+        there = [name for name in names if claim in records.states[name].claims]
+        revoked = [replace(names[name], messages=records.states[name].claims[claim].picks.count) for name in there]
+        records.change({name: records.states[name].release(claim, delivered=True) for name in there})
+    return _known(revoked, claim)
+
+
+def _known(rows: list[views.ClaimRow], claim: str) -> list[views.ClaimRow]:
     if not rows:
         raise JmsqError(
             f"there is no open claim {claim!r} (`jmsq claims` lists them): it was acknowledged or released already"

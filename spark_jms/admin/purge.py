@@ -10,12 +10,13 @@ from spark_jms.admin.open_records import OpenRecords, opened_records
 from spark_jms.claims import views
 from spark_jms.claims.acknowledgement_table import AcknowledgementTable
 from spark_jms.claims.housekeeper import Housekeeper
+from spark_jms.claims.record_sets import read_state
 from spark_jms.core.claim import Claim
 from spark_jms.core.destination import record_name
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
 from spark_jms.log.domain import Domain
-from spark_jms.log.purge import purge
+from spark_jms.log.purge import finished_files, purge
 from spark_jms.log.report import HousekeepingReport
 from spark_jms.log.storage import now_ms
 from spark_jms.store import Store
@@ -32,10 +33,39 @@ class Purged:
     claimed: int
 
 
-def backlog(domain: Domain, store: Store, destination: str, subscription: str | None, members: Iterable[int]) -> int:
-    wanted = set(members)
-    rows = views.subscriptions(domain, store, destination, subscription)
-    return sum(row.backlog - row.claimed for row in rows if row.member in wanted)
+@dataclass(frozen=True)
+class PurgePlan:
+    """What a purge would do now. `deleted_*` counts finished messages whose files it would delete."""
+
+    dropped: int
+    claimed: int
+    deleted_messages: int
+    deleted_files: int
+
+
+def plan_purge(
+    domain: Domain, store: Store, destination: str, subscription: str | None, members: Iterable[int]
+) -> PurgePlan:
+    """Read-only. Without `members` only finished files would go. Raises InvalidDestinationError."""
+    snapshot = domain.log(destination).refresh()
+    chosen = set(members)
+    wanted = views.subscriptions_of(domain, destination, subscription)
+    dropped = claimed = 0
+    after: dict[tuple[str, int], RecordSet] = {}
+    for name in snapshot.destination.subscription_names():
+        for member in range(snapshot.destination.members):
+            state = read_state(store, record_name(destination, name, member))
+            state = state.start_at(snapshot.destination.start_floor(name, member))
+            if name in wanted and member in chosen:
+                free = state.available(1, snapshot.last_sequence(member))
+                dropped += free.count
+                claimed += state.claimed.count
+                state = state.skip(free)
+            after[name, member] = state
+    files = finished_files(
+        snapshot, lambda name, member, picks: after[name, member].is_done(picks), now_ms(), len(snapshot.files)
+    )
+    return PurgePlan(dropped, claimed, sum(file.rows for file in files), len(files))
 
 
 def drop_backlog(

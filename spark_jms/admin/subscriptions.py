@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from spark_jms.admin.open_records import opened_records
 from spark_jms.claims import views
 from spark_jms.core.destination import record_name
@@ -11,8 +13,9 @@ from spark_jms.log.domain import Domain
 from spark_jms.store import Store
 
 
-def drop_subscription(domain: Domain, store: Store, topic: str, name: str, wait_s: float) -> int:
-    """Remove a durable subscription and its positions. Returns its backlog. Refused while a consumer uses it."""
+def droppable_subscription(domain: Domain, store: Store, topic: str, name: str) -> list[views.SubscriptionRow]:
+    """The members of a durable subscription. Raises InvalidDestinationError when there is none, and JmsqError while a
+    consumer uses it."""
     declared = domain.log(topic).refresh().destination
     if not declared.is_topic:
         raise InvalidDestinationError(
@@ -25,9 +28,14 @@ def drop_subscription(domain: Domain, store: Store, topic: str, name: str, wait_
         raise JmsqError(
             f"subscription {name} of {topic} is in use by {', '.join(holders)}: stop that first; nothing was dropped"
         )
+    return rows
+
+
+def drop_subscription(domain: Domain, store: Store, rows: Sequence[views.SubscriptionRow], wait_s: float) -> None:
+    """Remove the durable subscription that `droppable_subscription` found, and its positions."""
+    topic, name = rows[0].destination, rows[0].subscription
     with opened_records(
         store, [record_name(topic, name, row.member) for row in rows], wait_s, "subscriptions --drop"
     ) as records:
         subscriptions.drop_subscription(domain.log(topic), name)
         records.clear()  # a new subscription of this name starts where it is asked to
-    return sum(row.backlog for row in rows)

@@ -23,9 +23,10 @@ def ensure_subscription(
     in JMS) if it is new; an existing one keeps its position. All consumers of a queue share one set of positions.
 
     A subscription keeps the selector it was made with: messages that the selector refuses are finished for all its
-    consumers, so they would lose messages with another one. Raises OptionError.
+    consumers, so they would lose messages with another one. Raises OptionError, InvalidDestinationError.
     """
     destination = log.refresh().destination
+    destination.refuse_subscription(subscription)
     if not destination.is_topic:
         if starting_position not in (None, "earliest"):
             raise OptionError(
@@ -49,6 +50,7 @@ def ensure_subscription(
 def find_subscription(log: DeltaLog, subscription: str | None, selector: Selector | None) -> str | None:
     """The name under which positions are kept; None when the topic's subscription was dropped."""
     destination = log.refresh().destination
+    destination.refuse_subscription(subscription)
     if not destination.is_topic:
         return QUEUE_SUBSCRIPTION
     known = destination.subscriptions.get(subscription or "")

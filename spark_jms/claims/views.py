@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from spark_jms.claims.record_sets import read_state
-from spark_jms.core.destination import QUEUE_SUBSCRIPTION, record_name
+from spark_jms.core.destination import record_name
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
 from spark_jms.errors import InvalidDestinationError
@@ -82,10 +82,11 @@ def opened_store(domain: Domain) -> Iterator[Store]:
 
 
 def subscriptions_of(domain: Domain, destination: str, only: str | None) -> list[str]:
-    """Raises InvalidDestinationError when `only` is not a subscription of the topic."""
+    """All of them, or `only` that one. Raises InvalidDestinationError when the destination does not have it."""
     declared = domain.log(destination).refresh().destination
+    declared.refuse_subscription(only)
     names = declared.subscription_names()
-    if not declared.is_topic or only is None:
+    if only is None:
         return names
     if only not in names:
         raise InvalidDestinationError(
@@ -96,10 +97,11 @@ def subscriptions_of(domain: Domain, destination: str, only: str | None) -> list
 
 def states(domain: Domain, store: Store, destination: str, subscription: str | None) -> dict[int, RecordSet]:
     """member -> state of the queue, or of the topic's subscription; {} for a topic without a named subscription."""
-    declared = domain.log(destination).refresh().destination
+    names = subscriptions_of(domain, destination, subscription)
+    declared = domain.log(destination).snapshot.destination
     if declared.is_topic and subscription is None:
         return {}
-    name = subscriptions_of(domain, destination, subscription)[0] if declared.is_topic else QUEUE_SUBSCRIPTION
+    name = names[0]
     return {
         m: read_state(store, record_name(destination, name, m)).start_at(declared.start_floor(name, m))
         for m in range(declared.members)

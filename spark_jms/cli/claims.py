@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
 from spark_jms.cli.settings import (
     CommandSettings,
+    announce,
     command,
     destinations_argument,
+    dry_run_option,
     names_or_all,
     wait_option,
 )
+
+if TYPE_CHECKING:
+    from spark_jms.claims.views import ClaimRow
 
 
 @command("claims", short_help="List claims, or revoke one.")
@@ -22,8 +29,11 @@ from spark_jms.cli.settings import (
     metavar="CLAIM",
     help="Revoke this claim now: other consumers get its messages, flagged as redelivered.",
 )
+@dry_run_option
 @wait_option
-def claims(settings: CommandSettings, destinations: tuple[str, ...], release: str | None, wait_s: float) -> None:
+def claims(
+    settings: CommandSettings, destinations: tuple[str, ...], release: str | None, dry_run: bool, wait_s: float
+) -> None:
     """List claims. The claim of a dead consumer is in doubt until the consumer returns or inDoubtTimeout has passed.
 
     --release revokes a claim, live or in doubt: its consumer can no longer acknowledge it, and other consumers may
@@ -31,18 +41,26 @@ def claims(settings: CommandSettings, destinations: tuple[str, ...], release: st
     """
     from spark_jms.claims import views
 
+    if dry_run and release is None:
+        raise click.UsageError("--dry-run goes with --release")
     with settings.opened() as (domain, store):
         names = names_or_all(domain, destinations)
         if release is not None:
-            from spark_jms.admin.claims import release_claim
+            from spark_jms.admin.claims import find_claim, release_claim
 
-            rows = release_claim(domain, store, names, release, wait_s)
-            messages = sum(row.messages for row in rows)
+            rows = find_claim(domain, store, names, release)
+            if dry_run:
+                if settings.as_json:
+                    settings.out.document({**_released(release, rows), "dry_run": True})
+                else:
+                    settings.out.say(f"would release claim {release} of {rows[0].consumer}: {_extent(rows)}")
+                return
+            announce(settings, f"releasing claim {release} of {rows[0].consumer}: {_extent(rows)}")
+            rows = release_claim(store, rows, wait_s)
             if settings.as_json:
-                settings.out.document({"released": release, "messages": messages, "claims": rows})
+                settings.out.document(_released(release, rows))
             else:
-                where = ", ".join(f"{row.destination} member {row.member}" for row in rows)
-                settings.out.say(f"released claim {release}: {messages:,} message(s) of {where} are available again")
+                settings.out.say(f"released claim {release}: {_extent(rows)} are available again")
             return
         rows = [row for name in names for row in views.claims(domain, store, name)]
     if settings.as_json:
@@ -82,6 +100,15 @@ def claims(settings: CommandSettings, destinations: tuple[str, ...], release: st
         ],
         "no message is claimed",
     )
+
+
+def _released(claim: str, rows: Sequence[ClaimRow]) -> dict[str, object]:
+    return {"released": claim, "messages": sum(row.messages for row in rows), "claims": rows}
+
+
+def _extent(rows: Sequence[ClaimRow]) -> str:
+    where = ", ".join(f"{row.destination} member {row.member}" for row in rows)
+    return f"{sum(row.messages for row in rows):,} message(s) of {where}"
 
 
 def _state(live: bool) -> str:

@@ -8,13 +8,15 @@ import click
 
 from spark_jms.cli.settings import (
     CommandSettings,
+    announce,
     command,
     destination_argument,
+    dry_run_option,
     wait_option,
 )
 
 if TYPE_CHECKING:
-    from spark_jms.admin.purge import Purged
+    from spark_jms.admin.purge import PurgePlan
 
 
 @command("purge", short_help="Drop the backlog of a destination, or only what is acknowledged.")
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     "--acknowledged-only", is_flag=True, help="Drop no backlog: only delete files that every subscription has finished."
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@dry_run_option
 @wait_option
 def purge(
     settings: CommandSettings,
@@ -33,6 +36,7 @@ def purge(
     subscription: str | None,
     acknowledged_only: bool,
     yes: bool,
+    dry_run: bool,
     wait_s: float,
 ) -> None:
     """Drop the backlog of a destination: no consumer gets those messages any more.
@@ -41,34 +45,60 @@ def purge(
     gets a row for every dropped message, with `jmsq purge` as the consumer. Files whose messages are all finished are
     deleted at once, or when the destination's retention has passed.
     """
-    from spark_jms.admin.purge import backlog, drop_backlog, purge_files
+    from spark_jms.admin.purge import Purged, drop_backlog, plan_purge, purge_files
 
+    if acknowledged_only and (member is not None or subscription is not None):
+        raise click.UsageError(
+            "--acknowledged-only deletes the finished files of all members and subscriptions: leave out --member and "
+            "--subscription"
+        )
     with settings.opened() as (domain, store):
         members = _members(domain.log(destination).refresh().destination.members, member, destination)
-        purged: Purged | None = None
+        plan = plan_purge(domain, store, destination, subscription, () if acknowledged_only else members)
+        what = f"{plan.dropped:,} message(s) of {destination}"
+        what += "" if subscription is None else f", subscription {subscription}"
+        what += "" if member is None else f", member {member}"
+        if dry_run:
+            _report_plan(settings, destination, what, plan)
+            return
+        if plan.dropped and not yes:
+            click.confirm(f"Drop {what}?", abort=True, err=True)
+        elif plan.dropped:
+            announce(settings, f"dropping {what}")
+        purged = Purged(0, 0)
         if not acknowledged_only:
-            waiting = backlog(domain, store, destination, subscription, members)
-            if not yes and waiting:
-                which = "" if member is None else f", member {member}"
-                click.confirm(f"Drop {waiting:,} message(s) of {destination}{which}?", abort=True, err=True)
             purged = drop_backlog(domain, store, destination, subscription, members, wait_s)
         report = purge_files(domain, store, destination)
     if settings.as_json:
         settings.out.document(
             {
                 "destination": destination,
-                "dropped": purged.dropped if purged else 0,
-                "claimed": purged.claimed if purged else 0,
+                "dropped": purged.dropped,
+                "claimed": purged.claimed,
                 "deleted_messages": report.purged_messages,
                 "deleted_files": report.purged_files,
             }
         )
         return
-    if purged:
+    if not acknowledged_only:
         settings.out.say(f"dropped {purged.dropped:,} message(s) of {destination}")
-    if purged and purged.claimed:
+    if purged.claimed:
         settings.out.say(f"left {purged.claimed:,} message(s) that consumers have claimed (jmsq claims {destination})")
     settings.out.say(f"deleted {report.purged_files:,} file(s) with {report.purged_messages:,} finished message(s)")
+
+
+def _report_plan(settings: CommandSettings, destination: str, what: str, plan: PurgePlan) -> None:
+    from dataclasses import asdict
+
+    if settings.as_json:
+        settings.out.document({"destination": destination, **asdict(plan), "dry_run": True})
+        return
+    settings.out.say(f"would drop {what}")
+    if plan.claimed:
+        settings.out.say(
+            f"would leave {plan.claimed:,} message(s) that consumers have claimed (jmsq claims {destination})"
+        )
+    settings.out.say(f"would delete {plan.deleted_files:,} file(s) with {plan.deleted_messages:,} finished message(s)")
 
 
 def _members(count: int, member: int | None, destination: str) -> range:

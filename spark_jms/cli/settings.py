@@ -125,6 +125,16 @@ def wait_option(function: _Function) -> _Function:
     )(function)
 
 
+def dry_run_option(function: _Function) -> _Function:
+    return click.option("--dry-run", is_flag=True, help="Only show what would go; change nothing.")(function)
+
+
+def announce(settings: CommandSettings, text: str) -> None:
+    """Tell a person on stderr what is about to go. A script reads it from the JSON result."""
+    if not settings.as_json:
+        click.echo(f"jmsq: {text}", err=True)
+
+
 # -- completion -------------------------------------------------------------------------------------------------------
 def complete_destination(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Destination names. For a local root this lists a directory, so that the shell waits for no library to load."""

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import click
 
-from spark_jms.cli.settings import CommandSettings, command
+from spark_jms.cli.settings import CommandSettings, announce, command, dry_run_option
 
 DIRECTORY_VARIABLE = "RS_DIRECTORY"
 
@@ -91,12 +91,28 @@ def up(settings: CommandSettings, directory: str, daemons: int, memory: str, por
 @command("down", short_help="Stop the daemons of this machine.")
 @_directory
 @click.option("--force", is_flag=True, help="Stop even if regions are open or hold data: all of it is lost.")
-def down(settings: CommandSettings, directory: str, force: bool) -> None:
+@dry_run_option
+def down(settings: CommandSettings, directory: str, force: bool, dry_run: bool) -> None:
     """Stop safely: refused while a region is open, or while no other daemon has room for the data. Stopping all daemons
     loses their memory with everything in it; unless there are no regions, that needs --force."""
     from spark_jms.store.regions.admin.cluster import Cluster
 
-    stopped = Cluster(directory).down(force)
+    cluster = Cluster(directory)
+    if force or dry_run:
+        found = cluster.stopping()
+        names = [region.name for region in found.regions]
+        which = ", ".join(map(str, found.daemons)) or "no daemon"
+        lost = f"{len(names):,} region(s) with all their data{': ' if names else ''}{', '.join(names)}"
+        if dry_run and settings.as_json:
+            settings.out.document({"stopped": list(found.daemons), "lost_regions": names, "dry_run": True})
+        elif dry_run:
+            settings.out.say(f"would stop: {which}")
+            settings.out.say(f"would lose {lost}" if force else f"only these daemons hold {lost}")
+        if dry_run:
+            return
+        if found.daemons:
+            announce(settings, f"stopping daemons {which}; this loses {lost}")
+    stopped = cluster.down(force)
     if settings.as_json:
         settings.out.document({"stopped": list(stopped)})
     else:

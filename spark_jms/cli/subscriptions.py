@@ -6,8 +6,10 @@ import click
 
 from spark_jms.cli.settings import (
     CommandSettings,
+    announce,
     command,
     complete_destination,
+    dry_run_option,
     names_or_all,
     wait_option,
 )
@@ -16,30 +18,40 @@ from spark_jms.cli.settings import (
 @command("subscriptions", short_help="List subscriptions, or drop one.")
 @click.argument("destination", metavar="[DEST]", required=False, shell_complete=complete_destination)
 @click.option("--drop", metavar="DEST/NAME", help="Drop this durable subscription and its backlog.")
+@dry_run_option
 @wait_option
-def subscriptions(settings: CommandSettings, destination: str | None, drop: str | None, wait_s: float) -> None:
+def subscriptions(
+    settings: CommandSettings, destination: str | None, drop: str | None, dry_run: bool, wait_s: float
+) -> None:
     """List subscriptions with position, backlog and holder; the subscription of a queue is called '-'.
 
     --drop removes a topic's durable subscription. It is refused while a consumer uses it.
     """
     from spark_jms.claims import views
 
+    if dry_run and drop is None:
+        raise click.UsageError("--dry-run goes with --drop")
     with settings.opened() as (domain, store):
         if drop is not None:
-            from spark_jms.admin.subscriptions import drop_subscription
+            from spark_jms.admin.subscriptions import drop_subscription, droppable_subscription
 
             topic, slash, name = drop.partition("/")
             if not slash or not name or (destination or topic) != topic:
                 raise click.BadParameter(f"{drop!r} is not DEST/NAME, such as prices/billing", param_hint="--drop")
-            dropped = drop_subscription(domain, store, topic, name, wait_s)
+            found = droppable_subscription(domain, store, topic, name)
+            backlog = sum(row.backlog for row in found)
+            what = f"subscription {name} of {topic} with a backlog of {backlog:,} message(s)"
+            if not dry_run:
+                announce(settings, f"dropping {what}")
+                drop_subscription(domain, store, found, wait_s)
             if settings.as_json:
-                settings.out.document({"dropped": drop, "backlog": dropped})
+                settings.out.document({"dropped": drop, "backlog": backlog, **({"dry_run": True} if dry_run else {})})
             else:
-                settings.out.say(f"dropped subscription {name} of {topic} with a backlog of {dropped:,} message(s)")
+                settings.out.say(f"would drop {what}" if dry_run else f"dropped {what}")
             return
         rows = []
-        for found in names_or_all(domain, (destination,) if destination else ()):
-            rows += views.subscriptions(domain, store, found)
+        for shown in names_or_all(domain, (destination,) if destination else ()):
+            rows += views.subscriptions(domain, store, shown)
     if settings.as_json:
         settings.out.document(rows)
         return

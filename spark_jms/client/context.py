@@ -241,7 +241,7 @@ def _subscription(
 ) -> str:
     destination = log.snapshot.destination
     if not destination.is_topic:
-        return ensure_subscription(log, None, starting_position)
+        return ensure_subscription(log, subscription, starting_position)
     if not subscription:
         raise OptionError(f'{destination.name} is a topic: name the durable subscription with subscription="…"')
     try:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import attrs
 
 from spark_jms.core.routing import Routing
-from spark_jms.errors import FormatVersionError, ModuleFileError, UnreadableTableError
+from spark_jms.errors import FormatVersionError, InvalidDestinationError, ModuleFileError, UnreadableTableError
 from spark_jms.settings.destination import DestinationSettings, contradiction, from_metadata, to_metadata
 
 FORMAT_VERSION = 1
@@ -59,6 +59,14 @@ class Destination(DestinationSettings):
     def subscription_names(self) -> list[str]:
         """The subscriptions that must acknowledge a message before it may be purged."""
         return sorted(self.subscriptions) if self.is_topic else [QUEUE_SUBSCRIPTION]
+
+    def refuse_subscription(self, subscription: str | None) -> None:
+        """Raises InvalidDestinationError for a queue and a subscription: to ignore the name would take every message."""
+        if subscription is not None and not self.is_topic:
+            raise InvalidDestinationError(
+                f"{self.name} is a {self.kind} and has no subscription {subscription!r}: leave the subscription out, or "
+                "name a topic"
+            )
 
     def start_floor(self, subscription: str, member: int) -> int:
         known = self.subscriptions.get(subscription)

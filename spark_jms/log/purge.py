@@ -36,7 +36,7 @@ def purge(
     report = report or HousekeepingReport()
     at_ms = now_ms() if now is None else now
     done = commit_prepared(
-        log, lambda snapshot: _finished_files(snapshot, is_done, at_ms), lambda snapshot, files: _purging(files, at_ms)
+        log, lambda snapshot: finished_files(snapshot, is_done, at_ms), lambda snapshot, files: _purging(files, at_ms)
     )
     if done is not None:
         report.purged_files += len(done.decision.files)
@@ -56,7 +56,8 @@ def _purging(files: Sequence[DataFile], now: int) -> PurgeDecision | None:
     return PurgeDecision("PURGE", [file.remove_action(now) for file in files], files=files) if files else None
 
 
-def _finished_files(snapshot: Snapshot, is_done: IsDone, now: int) -> list[DataFile]:
+def finished_files(snapshot: Snapshot, is_done: IsDone, now: int, limit: int = _MAX_PURGED_FILES) -> list[DataFile]:
+    """The files that a purge takes out of the log now, at most about `limit`."""
     destination = snapshot.destination
     names = destination.subscription_names()
     retention = (
@@ -70,7 +71,7 @@ def _finished_files(snapshot: Snapshot, is_done: IsDone, now: int) -> list[DataF
                 out.append(file)
             elif destination.is_topic:
                 break  # from the front only: a later subscription that starts at "earliest" must find no holes
-            if len(out) >= _MAX_PURGED_FILES:
+            if len(out) >= limit:
                 break
     return out
 

@@ -37,7 +37,7 @@ class Options(Table):
         "subscription",
         Text("a name"),
         None,
-        "The durable subscription of a topic. Needed to stream from a topic, ignored for queues. A batch read of a topic "
+        "The durable subscription of a topic. Needed to stream from a topic, refused for a queue. A batch read of a topic "
         "without it shows all messages that are still in the table.",
         used_in="S B",
     )
@@ -68,7 +68,14 @@ class Options(Table):
         without="all",
         used_in="S B",
     )
-    view: str = setting("view", Choice(VIEWS, fold=True), "messages", "What to show, see [view](#view).", used_in="B")
+    view: str = setting(
+        "view",
+        Choice(VIEWS, fold=True),
+        "messages",
+        "What to show, see [view](#view). An option that the view "
+        "does not use is refused: `subscription` with `all`, `selector` and `columns` with the last three.",
+        used_in="B",
+    )
     fail_on_data_loss: bool = setting(
         "failOnDataLoss",
         Flag(),

@@ -17,6 +17,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from spark_jms.core.message import spark_schema
 from spark_jms.settings.options import Options
+from spark_jms.spark.options import check_browsing
 from spark_jms.spark.source import MemberPartition, read_partition
 from spark_jms.spark.worker import freeze_loaded
 
@@ -47,6 +48,7 @@ class ViewPartition(InputPartition):
 
 class JmsqReader(DataSourceReader):
     def __init__(self, options: Options) -> None:
+        check_browsing(options)
         self.options = options
 
     def partitions(self) -> Sequence[InputPartition]:

@@ -61,6 +61,29 @@ def _known(given: Mapping[str, str]) -> dict[str, str]:
     return texts
 
 
+def check_browsing(options: Options) -> None:
+    """Raises OptionError for a narrowing option that the view does not use: to ignore it would show too much."""
+    message_rows = options.view in ("messages", "all")
+    unused = {
+        "subscription": options.subscription if options.view == "all" else None,
+        "selector": None if message_rows else options.selector,
+        "columns": None if message_rows or options.columns == tuple(COLUMNS) else ",".join(options.columns),
+    }
+    for name, given in unused.items():
+        if given is not None:
+            raise OptionError(
+                f"option {name} is {given!r}, but the view {options.view!r} does not use it: leave it out"
+            )
+
+
+def check_streaming(options: Options) -> None:
+    """Raises OptionError for a view: a stream would consume messages that were only to be looked at."""
+    if options.view != "messages":
+        raise OptionError(
+            f"option view is {options.view!r}, but a stream consumes messages: leave it out, or use spark.read"
+        )
+
+
 def _refused(row: Setting, text: str, allowed: str) -> OptionError:
     return OptionError(f"option {row.name} is {text!r}, but must be {allowed}")
 

@@ -19,6 +19,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from spark_jms.errors import DataLossError, MemberUnavailableError, TriggerError
 from spark_jms.settings.options import Options
+from spark_jms.spark.options import check_streaming
 from spark_jms.spark.worker import freeze_loaded
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class MemberPartition(InputPartition):
 
 class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Options) -> None:
+        check_streaming(options)
         self.options = options
         self._targets: dict[int, int] | None = None
         self._subscriber: Subscriber | None = None

@@ -260,6 +260,10 @@ def test_subscription_in_use_is_not_dropped(domain: str, jmsq: Jmsq) -> None:
         (["stat", "--times", "2"], "--times goes with --watch"),
         (["stat", "--watch", "orders"], "a destination goes before --watch"),
         (["stat", "--watch=0"], "0.05 to 86400"),
+        (["purge", "orders", "--acknowledged-only", "--member", "1"], "leave out --member"),
+        (["purge", "prices", "--acknowledged-only", "--subscription", "a"], "leave out --member and --subscription"),
+        (["claims", "--dry-run"], "--dry-run goes with --release"),
+        (["subscriptions", "--dry-run"], "--dry-run goes with --drop"),
         (["purge", "orders", "--member", "2"], "orders has the members 0 to 1"),
         (["nothing"], "No such command 'nothing'"),
         (["list", "--jsn"], "No such option"),
@@ -283,6 +287,11 @@ def test_wrong_usage_exits_with_2_and_one_line(domain: str, jmsq: Jmsq, argument
         (["browse", "nothing", "--all"], "InvalidDestinationError"),
         (["stat", "nothing"], "InvalidDestinationError"),
         (["purge", "nothing", "--yes"], "InvalidDestinationError"),
+        (["purge", "orders", "--subscription", "nonsense", "--yes"], "InvalidDestinationError"),
+        (["purge", "prices", "--subscription", "nonsense", "--yes"], "InvalidDestinationError"),
+        (["purge", "prices", "--subscription", "", "--yes"], "InvalidDestinationError"),
+        (["browse", "orders", "--subscription", "nonsense"], "InvalidDestinationError"),
+        (["receive", "orders", "--subscription", "nonsense"], "InvalidDestinationError"),
         (["acks", "nothing"], "InvalidDestinationError"),
         (["claims", "nothing"], "InvalidDestinationError"),
         (["housekeep", "nothing", "--once"], "InvalidDestinationError"),
@@ -465,6 +474,83 @@ def test_purge_of_one_subscription(domain: str, jmsq: Jmsq, js: Callable[..., An
         "deleted_messages": 5,
         "deleted_files": 1,
     }
+
+
+def test_purge_refuses_the_subscription_of_a_queue(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
+    """C10, C13: and keeps the backlog."""
+    jmsq("send", "invoices", "--text", "x", "--count", "5")
+    refused = jmsq("purge", "invoices", "--subscription", "nonsense", "--yes", code=1)
+    assert refused.stderr == (
+        "jmsq: invoices is a queue and has no subscription 'nonsense': leave the subscription out, or name a topic\n"
+    )
+    assert js("stat", "invoices")["destinations"][0]["backlog"] == 5
+
+
+# -- dry runs -------------------------------------------------------------------------------------------------------------
+def files_of(root: str) -> dict[str, bytes]:
+    """Every file of the domain but those of live sessions."""
+    return {
+        str(path): path.read_bytes() for path in Path(root).rglob("*") if path.is_file() and "session" not in str(path)
+    }
+
+
+def test_dry_run_of_a_purge(in_doubt: str, root: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
+    """C13, C14: tells exactly what the purge then does."""
+    jmsq("send", "invoices", "--text", "x", "--count", "4")
+    before = files_of(root)
+    promised = js("purge", "invoices", "--dry-run")
+    text = jmsq("purge", "invoices", "--dry-run", "--yes").stdout
+    kept = js("purge", "invoices", "--acknowledged-only", "--dry-run")
+    assert files_of(root) == before
+    assert text == (
+        "would drop 4 message(s) of invoices\n"
+        "would leave 3 message(s) that consumers have claimed (jmsq claims invoices)\n"
+        "would delete 1 file(s) with 4 finished message(s)\n"
+    )
+    assert (kept["dropped"], kept["deleted_files"], kept["dry_run"]) == (0, 0, True)
+    assert promised == {**js("purge", "invoices", "--yes"), "dry_run": True}
+
+
+def test_dry_run_of_a_purge_of_one_subscription(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
+    """C10, C13, C14: the file stays for the other subscription."""
+    for name in ("a", "b"):
+        jmsq("receive", "prices", "--subscription", name, "--timeout", "0", code=3)
+    jmsq("send", "prices", "--text", "x", "--count", "5")
+    assert jmsq("purge", "prices", "--subscription", "a", "--member", "0", "--dry-run").stdout == (
+        "would drop 5 message(s) of prices, subscription a, member 0\nwould delete 0 file(s) with 0 finished message(s)\n"
+    )
+    assert js("purge", "prices", "--dry-run")["dropped"] == 10
+    assert {r["subscription"]: r["backlog"] for r in js("subscriptions", "prices")} == {"a": 5, "b": 5}
+
+
+def test_dry_run_of_a_release(in_doubt: str, root: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
+    """C14, C16"""
+    before = files_of(root)
+    assert jmsq("claims", "--release", in_doubt, "--dry-run").stdout == (
+        f"would release claim {in_doubt} of query-1: 3 message(s) of invoices member 0\n"
+    )
+    promised = js("claims", "--release", in_doubt, "--dry-run")
+    assert files_of(root) == before
+    assert (promised["released"], promised["messages"], promised["dry_run"]) == (in_doubt, 3, True)
+    released = jmsq("claims", "--release", in_doubt)
+    assert released.stderr == f"jmsq: releasing claim {in_doubt} of query-1: 3 message(s) of invoices member 0\n"
+
+
+def test_dry_run_of_dropping_a_subscription(domain: str, root: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
+    """C10, C14"""
+    jmsq("receive", "prices", "--subscription", "late", "--timeout", "0", code=3)
+    jmsq("send", "prices", "--text", "x")
+    before = files_of(root)
+    what = "subscription late of prices with a backlog of 1 message(s)\n"
+    assert jmsq("subscriptions", "--drop", "prices/late", "--dry-run").stdout == f"would drop {what}"
+    assert js("subscriptions", "--drop", "prices/late", "--dry-run") == {
+        "dropped": "prices/late",
+        "backlog": 1,
+        "dry_run": True,
+    }
+    assert files_of(root) == before
+    done = jmsq("subscriptions", "--drop", "prices/late")
+    assert (done.stderr, done.stdout) == (f"jmsq: dropping {what}", f"dropped {what}")
 
 
 # -- housekeeping and the rest --------------------------------------------------------------------------------------------

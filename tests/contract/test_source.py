@@ -13,9 +13,10 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from spark_jms import connect
 from spark_jms.claims import planner, views
 from spark_jms.core.batch import Batch
-from spark_jms.errors import DataLossError, StaleCheckpointError, TriggerError
+from spark_jms.errors import DataLossError, InvalidDestinationError, OptionError, StaleCheckpointError, TriggerError
 from spark_jms.log.domain import Domain
 from spark_jms.log.subscriptions import drop_subscription
+from spark_jms.spark.browser import JmsqReader
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader, read_partition
 from spark_jms.testing import memory_domain
@@ -177,6 +178,51 @@ def test_asynchronous_progress_is_refused() -> None:
     assert parse_options({**given, "asyncProgressTrackingEnabled": "false"}).destination == "orders"
     with pytest.raises(TriggerError, match="asyncProgressTrackingEnabled"):
         parse_options({**given, "asyncProgressTrackingEnabled": "true"})
+
+
+# -- options that do not apply -------------------------------------------------------------------------------------------
+def test_subscription_of_a_queue_is_refused(root: str) -> None:
+    """C10: for a new query and for one that continues from its checkpoint; nothing is consumed."""
+    send(root, "a")
+    source = reader(root)
+    start = first_batch(source)
+    source.stop()
+    with pytest.raises(InvalidDestinationError, match="orders is a queue and has no subscription 's': leave"):
+        reader(root, subscription="s").initialOffset()
+    with pytest.raises(InvalidDestinationError, match="orders is a queue and has no subscription 's'"):
+        reader(root, subscription="s").latestOffset(start, LIMIT)
+    with connect(root, housekeeping=False) as context:
+        assert [message.text for message in context.browser("orders")] == ["a"]
+
+
+@pytest.mark.parametrize("view", ["messages", "claims", "acknowledgements", "subscriptions"])
+def test_views_refuse_the_subscription_of_a_queue(root: str, view: str) -> None:
+    """C10, C13, C16: instead of showing what all consumers share."""
+    options = parse_options({"root": root, "destination": "orders", "view": view, "subscription": "s"})
+    with pytest.raises(InvalidDestinationError, match="orders is a queue and has no subscription 's'"):
+        JmsqReader(options).partitions()
+
+
+@pytest.mark.parametrize(
+    ("view", "option", "value"),
+    [("all", "subscription", "s")]
+    + [
+        (view, *option)
+        for view in ("claims", "subscriptions", "acknowledgements")
+        for option in (("selector", "a = 1"), ("columns", "text"))
+    ],
+)
+def test_views_refuse_options_they_do_not_use(root: str, view: str, option: str, value: str) -> None:
+    """C1, C13, C16"""
+    options = parse_options({"root": root, "destination": "prices", "view": view, option: value})
+    with pytest.raises(OptionError, match=f"option {option} is '{value}', but the view '{view}' does not use it"):
+        JmsqReader(options)
+
+
+def test_streams_refuse_views(root: str) -> None:
+    """C1, C13: a stream consumes, a view only shows."""
+    with pytest.raises(OptionError, match="option view is 'all', but a stream consumes messages"):
+        reader(root, view="all")
 
 
 # -- dropped subscriptions -----------------------------------------------------------------------------------------------

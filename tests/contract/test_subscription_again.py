@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spark_jms import connect
-from spark_jms.admin.subscriptions import drop_subscription
+from spark_jms.admin.subscriptions import drop_subscription, droppable_subscription
 from spark_jms.claims import views
 from spark_jms.log.domain import Domain
 from spark_jms.testing.domain import memory_domain
@@ -29,7 +29,9 @@ def test_recreated_subscription_writes_its_acknowledgements() -> None:
         receive_all(root, 3)
         domain = Domain(root)
         with views.opened_store(domain) as store:
-            assert drop_subscription(domain, store, "prices", "s", 5) == 0
+            rows = droppable_subscription(domain, store, "prices", "s")
+            assert sum(row.backlog for row in rows) == 0
+            drop_subscription(domain, store, rows, 5)
         assert receive_all(root, 2) == ["m0", "m1"]
         table = Domain(root).acknowledgements("prices").refresh()
         assert sum(f.rows for f in table.member_files(0).files) == 3 + 2

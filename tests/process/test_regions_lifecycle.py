@@ -4,6 +4,7 @@ R17)."""
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import resource
 import shutil
@@ -15,7 +16,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
+from spark_jms.cli.main import cli
 from spark_jms.store.errors import (
     AuthenticationError,
     ClusterMismatchError,
@@ -339,6 +342,34 @@ def test_open_fails_when_no_daemon_runs(make_daemons: Make) -> None:
 
 
 # ---- the administration utility on a real cluster
+
+
+def test_dry_run_of_store_down(make_daemons: Make) -> None:
+    """R4, C14: names the daemons and the regions that no other daemon holds; nothing is stopped. With --force it announces them."""
+    daemons = make_daemons(2)
+    write_some(daemons.path, "kept", 0)
+
+    def down(*words: str) -> Result:
+        done = CliRunner().invoke(cli, ["store", "down", "--dir", str(daemons.path), *words])
+        assert done.exit_code == 0, done.output
+        return done
+
+    assert down("--dry-run").stdout == (
+        "would stop: 0, 1\nonly these daemons hold 1 region(s) with all their data: kept.000\n"
+    )
+    assert down("--dry-run", "--force").stdout == (
+        "would stop: 0, 1\nwould lose 1 region(s) with all their data: kept.000\n"
+    )
+    assert json.loads(down("--dry-run", "--json").stdout) == {
+        "stopped": [0, 1],
+        "lost_regions": ["kept.000"],
+        "dry_run": True,
+    }
+    assert all(info.up for info in daemons.cluster.wait_healthy())
+    stopped = down("--force")
+    assert stopped.stderr == "jmsq: stopping daemons 0, 1; this loses 1 region(s) with all their data: kept.000\n"
+    assert stopped.stdout == "stopped: 0, 1\n"
+    assert json.loads(down("--dry-run", "--json").stdout)["stopped"] == []
 
 
 def test_storeadmin_runs_every_command(make_daemons: Make) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from spark_jms.store.errors import ClusterMismatchError, DaemonUnavailableError, StoreError
 from spark_jms.store.regions.admin.client import DaemonAdmin
-from spark_jms.store.regions.admin.port import DaemonInfo
+from spark_jms.store.regions.admin.port import DaemonInfo, RegionInfo
 from spark_jms.store.regions.core.config import DaemonSpec, local_daemons
 from spark_jms.store.regions.global_directory import (
     CONFIG,
@@ -30,6 +30,14 @@ HEALTHY_TIMEOUT_S = 20.0
 POLL_S = 0.05
 DEFAULT_MEMORY = "1G"
 FIRST_PORT = 7_100
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """The running daemons of this machine, and the regions of which no other machine holds a copy."""
+
+    daemons: tuple[int, ...]
+    regions: tuple[RegionInfo, ...]
 
 
 @dataclass(frozen=True)
@@ -154,18 +162,32 @@ class Cluster:
         finally:
             admin.close()
 
+    def stopping(self) -> Stopping:
+        """What `down` would stop, and what it would lose with `force`. Read-only."""
+        running = self._running()
+        if not running:
+            return Stopping((), ())
+        admin = DaemonAdmin(str(self.path), self.running_localindex())
+        try:
+            holders = [(region, {region.primary, region.secondary} - {None}) for region in admin.regions()]
+        finally:
+            admin.close()
+        return Stopping(running, tuple(region for region, on in holders if on and on <= set(running)))
+
     def down(self, force: bool = False) -> tuple[int, ...]:
         """Stops all local daemons. Safe: refused while no other daemon could take the data of their regions (R4)."""
-        running = [spec.index for spec in self.local() if self.directory.is_running(spec.index)]
+        running = self._running()
         if not running:
             return ()
-        position = [spec.index for spec in self.local()].index(running[0])
-        admin = DaemonAdmin(str(self.path), position)
+        admin = DaemonAdmin(str(self.path), self.running_localindex())
         try:
             admin.shutdown(running, force)
         finally:
             admin.close()
-        return tuple(running)
+        return running
+
+    def _running(self) -> tuple[int, ...]:
+        return tuple(spec.index for spec in self.local() if self.directory.is_running(spec.index))
 
 
 def free_ports(count: int, first: int) -> list[int]:
