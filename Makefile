@@ -83,6 +83,10 @@ sim: $(INSTALLED) ## SEEDS=n new seeds of the replicated store's simulator (2000
 docs: $(INSTALLED) ## docs/OPTIONS.md and the explanation in conf/jms-module.yaml, from the tables of settings
 	@$(PY) -m spark_jms.settings.document
 
+.PHONY: planted
+planted: $(INSTALLED) ## does the simulator notice each planted bug?
+	@$(PY) -m pytest -q $(TWO_AT_ONCE) tests/simulation/test_planted_bugs.py $(ARGS)
+
 .PHONY: clean
 clean: ## remove what builds and tests leave behind (keeps .venv and the cached jars)
 	@rm -rf build dist ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis \

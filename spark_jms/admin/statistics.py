@@ -53,24 +53,23 @@ def collect(domain: Domain, store: Store, destination: str) -> DestinationStatis
     """Read-only. The backlog of a topic is the sum over its subscriptions."""
     log = domain.log(destination)
     rows = views.subscriptions(domain, store, destination)
-    with log.lock:
-        snapshot = log.refresh()
-        declared = snapshot.destination
-        members = []
-        for member in range(declared.members):
-            files, own = snapshot.member_files(member).files, [row for row in rows if row.member == member]
-            members.append(
-                MemberStatistics(
-                    member,
-                    snapshot.last_sequence(member),
-                    sum(f.rows for f in files),
-                    len(files),
-                    sum(f.bytes for f in files),
-                    sum(row.backlog for row in own),
-                    sum(row.claimed for row in own),
-                )
+    snapshot = log.refresh()
+    declared = snapshot.destination
+    members = []
+    for member in range(declared.members):
+        files, own = snapshot.member_files(member).files, [row for row in rows if row.member == member]
+        members.append(
+            MemberStatistics(
+                member,
+                snapshot.last_sequence(member),
+                sum(f.rows for f in files),
+                len(files),
+                sum(f.bytes for f in files),
+                sum(row.backlog for row in own),
+                sum(row.claimed for row in own),
             )
-        version, since = snapshot.version, log.versions_since_checkpoint()
+        )
+    version, since = snapshot.version, log.versions_since_checkpoint()
     return DestinationStatistics(
         destination,
         declared.kind,

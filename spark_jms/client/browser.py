@@ -50,9 +50,8 @@ class Browser:
     def _messages(self) -> Iterator[Message]:
         table = self._domain.log(self.destination)
         states = self._states()
-        with table.lock:
-            snapshot = table.refresh()
-            present = {m: Ranges.of(*((f.first, f.last) for f in files.files)) for m, files in snapshot.members.items()}
+        snapshot = table.refresh()
+        present = {m: Ranges.of(*((f.first, f.last) for f in files.files)) for m, files in snapshot.members.items()}
         for member, left in sorted(present.items()):
             state = states.get(member)
             if state is not None:

@@ -67,9 +67,9 @@ class Context:
         self.domain = domain
         self.root = domain.root
         self.store: Store = open_store(domain.store_uri)
-        self._upkeep = BackgroundThread("client")
+        self._background = BackgroundThread("client")
         # A thread of its own: compaction must not delay a hand-over.
-        self._cleaning = BackgroundThread("client housekeeping")
+        self._housekeeping_thread = BackgroundThread("client housekeeping")
         self._lock = threading.RLock()
         self._housekeeping = housekeeping
         self._housekeepers: dict[str, Housekeeper] = {}
@@ -121,8 +121,8 @@ class Context:
         subscriber = Subscriber(self.domain, self.store, destination, name, consumer_name, settings)
         consumer = Consumer(subscriber, acknowledge, prefetch, self.check, self._consumer_closed)
         self._keep(self._consumers, consumer)
-        self._upkeep.add(consumer.hand_over, HAND_OVER_EVERY_S)
-        self._upkeep.add(consumer.flush_outbox, TABLE_EVERY_S)
+        self._background.add(consumer.hand_over, HAND_OVER_EVERY_S)
+        self._background.add(consumer.flush_outbox, TABLE_EVERY_S)
         if listener is not None:
             consumer.listen(ListenerThread(consumer, listener, exception_listener))
         return consumer
@@ -162,7 +162,7 @@ class Context:
         with self._lock:
             if self._housekeeping and destination not in self._housekeepers:
                 self._housekeepers[destination] = Housekeeper(self.domain, self.store, destination)
-                self._cleaning.add(self._housekeepers[destination].run, HOUSEKEEPING_EVERY_S)
+                self._housekeeping_thread.add(self._housekeepers[destination].run, HOUSEKEEPING_EVERY_S)
         return log
 
     def _after_send(self, log: DeltaLog, version: int) -> None:
@@ -183,16 +183,16 @@ class Context:
         return forget
 
     def _consumer_closed(self, consumer: Consumer) -> None:
-        self._upkeep.remove(consumer.hand_over)
-        self._upkeep.remove(consumer.flush_outbox)
+        self._background.remove(consumer.hand_over)
+        self._background.remove(consumer.flush_outbox)
         self._forget(self._consumers)(consumer)
 
     def check(self) -> None:
         """Raise an error of a background thread; ClosedError when the context is closed."""
         if self._closed:
             raise ClosedError("this context is closed: connect again")
-        self._upkeep.check()
-        self._cleaning.check()
+        self._background.check()
+        self._housekeeping_thread.check()
 
     # -- the end --------------------------------------------------------------------------------------------------
     def statistics(self) -> ContextStatistics:
@@ -214,14 +214,14 @@ class Context:
                 unreported.append(error)
         with self._lock:
             self._closed = True
-        self._upkeep.close()
-        self._cleaning.close()
+        self._background.close()
+        self._housekeeping_thread.close()
         for housekeeper in self._housekeepers.values():
             housekeeper.close()
         self.store.close()
-        for upkeep in (self._upkeep, self._cleaning):
+        for thread in (self._background, self._housekeeping_thread):
             try:
-                upkeep.check()
+                thread.check()
             except Exception as error:  # noqa: BLE001 - as above
                 unreported.append(error)
         if unreported:

@@ -83,17 +83,17 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             housekeeper = Housekeeper(domain, store, o.destination)
             self._closing.callback(housekeeper.close)
             self._closing.callback(subscriber.flush_outbox)  # write the last acknowledgements to their table
-            self._upkeep = BackgroundThread(o.destination)
-            self._closing.callback(self._upkeep.close)
-            self._upkeep.add(subscriber.hand_over, every_s=0.25)
-            self._upkeep.add(subscriber.flush_outbox, every_s=1.0)
+            self._background = BackgroundThread(o.destination)
+            self._closing.callback(self._background.close)
+            self._background.add(subscriber.hand_over, every_s=0.25)
+            self._background.add(subscriber.flush_outbox, every_s=1.0)
             # A thread of its own: compaction must not delay a hand-over.
-            self._cleaning = BackgroundThread(f"{o.destination} housekeeping")
-            self._closing.callback(self._cleaning.close)
-            self._cleaning.add(housekeeper.run, every_s=2.0)
+            self._housekeeping_thread = BackgroundThread(f"{o.destination} housekeeping")
+            self._closing.callback(self._housekeeping_thread.close)
+            self._housekeeping_thread.add(housekeeper.run, every_s=2.0)
             self._subscriber = subscriber
-        self._upkeep.check()
-        self._cleaning.check()
+        self._background.check()
+        self._housekeeping_thread.check()
         return self._subscriber
 
     def _resolved(self, *, new: bool) -> tuple[Domain, str, Selector | None]:

@@ -14,7 +14,7 @@ PROJECT = Path(__file__).parents[2]
 DOCS = sorted([PROJECT / "README.md", *(PROJECT / "docs").glob("*.md")])
 IDS = {
     f"{group}{n}"
-    for group, last in {"C": 17, "R": 20, "S": 9, "D": 10, "T": 17, "M": 6}.items()
+    for group, last in {"C": 20, "R": 20, "S": 9, "D": 10, "T": 18, "M": 10}.items()
     for n in range(1, last + 1)
 }
 STATES = {"done", "part", "not yet"}
