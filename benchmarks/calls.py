@@ -83,7 +83,7 @@ def planner(root: Path, destination: str, limit: int | None, *, housekeeping: bo
     offset = reader.latestOffset(reader.initialOffset(), read_limit)  # the first batch only names the consumer
     if not housekeeping:
         reader._open(offset["consumer"])
-        reader._cleaning.close()
+        reader._housekeeping_thread.close()
 
     def plan() -> int:
         nonlocal offset

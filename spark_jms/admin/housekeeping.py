@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from spark_jms.claims.housekeeper import Housekeeper
+from spark_jms.core.health import BackgroundFailure
 from spark_jms.log.domain import Domain
 from spark_jms.store import Store
 
 
 @dataclass(frozen=True)
 class Round:
-    """The result of one round on a destination; `busy`: another process has its housekeeping lease."""
+    """The result of one round on a destination; `busy`: another process has its housekeeping lease. `failures`: steps
+    that fail, and data files that cannot be read."""
 
     destination: str
     busy: bool
@@ -21,10 +23,12 @@ class Round:
     compacted_files: int = 0
     checkpoints: int = 0
     deleted_files: int = 0
+    failures: tuple[BackgroundFailure, ...] = ()
 
     @property
     def did_something(self) -> bool:
-        return bool(self.purged_files or self.compacted_files or self.checkpoints or self.deleted_files)
+        done = self.purged_files or self.compacted_files or self.checkpoints or self.deleted_files
+        return bool(done or self.failures)
 
     def as_row(self) -> tuple[object, ...]:
         return (
@@ -34,7 +38,9 @@ class Round:
             self.compacted_files,
             self.checkpoints,
             self.deleted_files,
-            "another process does it" if self.busy else "done",
+            "another process does it"
+            if self.busy
+            else "; ".join(f"{failure.what} failed: {failure.error}" for failure in self.failures) or "done",
         )
 
 
@@ -66,6 +72,7 @@ class Rounds:
             after.compacted_files - before.compacted_files,
             after.checkpoints - before.checkpoints,
             after.deleted_files - before.deleted_files,
+            tuple(housekeeper.health.failures.values()),
         )
 
     def close(self) -> None:

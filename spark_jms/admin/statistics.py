@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from spark_jms.claims import views
+from spark_jms.claims.housekeeper import published_failures
 from spark_jms.claims.views import SubscriptionRow
+from spark_jms.core.health import BackgroundFailure
 from spark_jms.log.domain import Domain
 from spark_jms.store import Store
 
@@ -46,6 +48,8 @@ class DestinationStatistics:
     claimed: int
     members: list[MemberStatistics]
     subscriptions: list[SubscriptionRow]
+    health: str = "ok"  # "failing" while `failures` is not empty
+    failures: tuple[BackgroundFailure, ...] = ()  # of housekeeping, as its last owner published them
     rates: Rates | None = None
 
 
@@ -70,6 +74,7 @@ def collect(domain: Domain, store: Store, destination: str) -> DestinationStatis
             )
         )
     version, since = snapshot.version, log.versions_since_checkpoint()
+    failures = published_failures(store, destination)
     return DestinationStatistics(
         destination,
         declared.kind,
@@ -83,6 +88,8 @@ def collect(domain: Domain, store: Store, destination: str) -> DestinationStatis
         sum(m.claimed for m in members),
         members,
         rows,
+        "failing" if failures else "ok",
+        failures,
     )
 
 

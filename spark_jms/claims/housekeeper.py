@@ -4,15 +4,33 @@ from __future__ import annotations
 
 from spark_jms.claims.record_sets import read_state
 from spark_jms.core.destination import record_name
+from spark_jms.core.health import BackgroundFailure, Health, failures_from_bytes
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
 from spark_jms.log.domain import Domain
 from spark_jms.log.housekeeping import HousekeepingRounds
-from spark_jms.store import FencedError, Handle, RecordHeldError, Store
+from spark_jms.log.storage import now_ms
+from spark_jms.store import Delete, FencedError, Handle, Put, RecordCorruptError, RecordHeldError, Store
+
+HEALTH_KEY = "health"
+
+
+def lease_name(destination: str) -> str:
+    return f"housekeeping/{destination}"
+
+
+def published_failures(store: Store, destination: str) -> tuple[BackgroundFailure, ...]:
+    """What fails in the housekeeping of a destination, as its last owner has published it."""
+    try:
+        return failures_from_bytes(store.peek(lease_name(destination)).get(HEALTH_KEY))
+    except RecordCorruptError as error:
+        now = now_ms()
+        return (BackgroundFailure("housekeeping", f"{type(error).__name__}: {error}", 1, now, now, now),)
 
 
 class Housekeeper:
-    """Call `run` every few seconds: it does one round, unless another process has the lease."""
+    """Call `run` every few seconds: it does one round, unless another process has the lease. A failed step raises
+    nothing: `health` has it, the log, and the lease's record, for `jmsq stat`."""
 
     def __init__(self, domain: Domain, store: Store, destination: str) -> None:
         self._domain, self._store, self._destination = domain, store, destination
@@ -33,7 +51,7 @@ class Housekeeper:
     def run(self) -> bool:
         """False when another process has the lease."""
         if self._lease is None:
-            name = f"housekeeping/{self._destination}"
+            name = lease_name(self._destination)
             try:
                 self._lease = self._session.open(name)
             except RecordHeldError:
@@ -43,11 +61,23 @@ class Housekeeper:
                 return self._reconnect()
         try:
             self._lease.objects()  # raises when the lease was taken from us
+            self._states.clear()
+            self.rounds.round()
+            self._publish(self._lease)
         except FencedError:
             return self._reconnect()
-        self._states.clear()
-        self.rounds.round()
         return True
+
+    @property
+    def health(self) -> Health:
+        return self.rounds.monitor.health
+
+    def _publish(self, lease: Handle) -> None:
+        """Write the health into the lease's record when it has changed: no write while everything works."""
+        value = self.health.to_bytes() if self.health.failures else None
+        if value == lease.read(HEALTH_KEY):
+            return
+        lease.commit([Put(HEALTH_KEY, value) if value else Delete(HEALTH_KEY)])
 
     def _reconnect(self) -> bool:
         """Our session ended while we slept: the next `run` tries with a new one."""

@@ -30,7 +30,7 @@ def housekeep(settings: CommandSettings, destinations: tuple[str, ...], once: bo
     """Purge finished messages, compact small files, write Delta checkpoints and clean up, until interrupted.
 
     Running jobs do this beside their work; the command is for domains without any. One process at a time does it for a
-    destination; this one waits while another process does.
+    destination; this one waits while another process does. With --once, the exit code is 1 when a step failed.
     """
     from spark_jms.admin.housekeeping import Rounds
 
@@ -53,6 +53,8 @@ def housekeep(settings: CommandSettings, destinations: tuple[str, ...], once: bo
                     )
                     settings.out.table("", columns, [d.as_row() for d in done], "there are no destinations")
                 if once:
+                    if any(d.failures for d in done):
+                        raise click.exceptions.Exit(1)
                     return
                 time.sleep(every_s)
         finally:

@@ -112,6 +112,7 @@ def _show(settings: CommandSettings, root: str, found: Sequence[DestinationStati
 
 
 def _tables(found: Sequence[DestinationStatistics]) -> list[Any]:
+    from spark_jms.claims.views import moment
     from spark_jms.cli.output import human_bytes, table
 
     columns: tuple[str, ...]
@@ -145,7 +146,7 @@ def _tables(found: Sequence[DestinationStatistics]) -> list[Any]:
                 here = (member.files, human_bytes(member.bytes)) if i == 0 else (None, None)
                 kept = (row.subscription, row.backlog, row.claimed, row.holder) if row else (None, None, None, None)
                 rows.append((s.destination, member.member, kept[0], member.last_sequence, *kept[1:], *here))
-    return [
+    tables = [
         table("Destinations", columns, totals),
         table(
             "Members",
@@ -153,6 +154,15 @@ def _tables(found: Sequence[DestinationStatistics]) -> list[Any]:
             rows,
         ),
     ]
+    failures = [
+        (s.destination, f.what, f.count, moment(f.since_ms), moment(f.retry_ms), f.error)
+        for s in found
+        for f in s.failures
+    ]
+    if failures:
+        columns = ("destination", "what", "failures", "since", "next try", "error")
+        tables.append(table("Housekeeping that fails", columns, failures))
+    return tables
 
 
 COMMANDS = (stat,)

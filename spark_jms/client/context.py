@@ -7,6 +7,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import TypeVar
 
@@ -21,18 +22,19 @@ from spark_jms.client.browser import Browser
 from spark_jms.client.consumer import DEFAULT_PREFETCH, MAX_PREFETCH, MODES, Consumer
 from spark_jms.client.listener import ExceptionListener, ListenerThread, MessageListener
 from spark_jms.client.producer import Producer
+from spark_jms.core.health import BackgroundFailure
 from spark_jms.core.selector import Selector
 from spark_jms.errors import ClosedError, DomainError, InvalidDestinationError, ModuleFileError, OptionError
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.housekeeping import after_send
+from spark_jms.log.monitor import Monitor
 from spark_jms.settings.environment import ROOT_VARIABLE
 from spark_jms.store import Store, open_store
 
 T = TypeVar("T", Producer, Consumer)
 
 HAND_OVER_EVERY_S = 0.1
-TABLE_EVERY_S = 1.0
 HOUSEKEEPING_EVERY_S = 2.0
 
 
@@ -55,12 +57,20 @@ class ContextStatistics:
     producers: int
     consumers: int
     destinations: tuple[str, ...]  # those under this context's housekeeping
+    failures: tuple[BackgroundFailure, ...] = ()  # background work that fails now
+    failed_attempts: int = 0  # of background work, since the context was opened
+
+    @property
+    def healthy(self) -> bool:
+        return not self.failures
 
 
 class Context:
     """Thread-safe; one per process is enough. Closing it closes everything it has made.
 
-    The next call on any of its objects raises an error of its background threads, once.
+    Failures of the background work are in `statistics()` and in the log. A consumer's next call raises an error of its own
+    hand-over, and of the acknowledgement table when that could not be written for a minute; nothing else of the
+    background work raises.
     """
 
     def __init__(self, domain: Domain, housekeeping: bool) -> None:
@@ -73,6 +83,7 @@ class Context:
         self._lock = threading.RLock()
         self._housekeeping = housekeeping
         self._housekeepers: dict[str, Housekeeper] = {}
+        self._sending = Monitor("housekeeping of a sender")
         self._producers: list[Producer] = []
         self._consumers: list[Consumer] = []
         self._closed = False
@@ -119,10 +130,10 @@ class Context:
         name = _subscription(log, subscription, starting_position, wanted)
         consumer_name = f"client-{secrets.token_hex(6)}"
         subscriber = Subscriber(self.domain, self.store, destination, name, consumer_name, settings)
-        consumer = Consumer(subscriber, acknowledge, prefetch, self.check, self._consumer_closed)
+        check = partial(self._check_consumer, consumer_name)
+        consumer = Consumer(subscriber, acknowledge, prefetch, check, self._consumer_closed)
         self._keep(self._consumers, consumer)
-        self._background.add(consumer.hand_over, HAND_OVER_EVERY_S)
-        self._background.add(consumer.flush_outbox, TABLE_EVERY_S)
+        self._background.add_consumer(consumer_name, consumer.hand_over, HAND_OVER_EVERY_S, consumer.flush_outbox)
         if listener is not None:
             consumer.listen(ListenerThread(consumer, listener, exception_listener))
         return consumer
@@ -162,12 +173,13 @@ class Context:
         with self._lock:
             if self._housekeeping and destination not in self._housekeepers:
                 self._housekeepers[destination] = Housekeeper(self.domain, self.store, destination)
-                self._housekeeping_thread.add(self._housekeepers[destination].run, HOUSEKEEPING_EVERY_S)
+                run = self._housekeepers[destination].run
+                self._housekeeping_thread.add(f"housekeeping of {destination}", run, HOUSEKEEPING_EVERY_S)
         return log
 
     def _after_send(self, log: DeltaLog, version: int) -> None:
         if not self._housekeeping:
-            after_send(log, version)
+            after_send(log, version, self._sending)
 
     def _keep(self, among: list[T], made: T) -> T:
         with self._lock:
@@ -188,20 +200,30 @@ class Context:
         self._forget(self._consumers)(consumer)
 
     def check(self) -> None:
-        """Raise an error of a background thread; ClosedError when the context is closed."""
+        """Raises ClosedError when the context is closed."""
         if self._closed:
             raise ClosedError("this context is closed: connect again")
-        self._background.check()
-        self._housekeeping_thread.check()
+
+    def _check_consumer(self, name: str) -> None:
+        self.check()
+        self._background.check(name)
 
     # -- the end --------------------------------------------------------------------------------------------------
     def statistics(self) -> ContextStatistics:
         with self._lock:
-            return ContextStatistics(len(self._producers), len(self._consumers), tuple(sorted(self._housekeepers)))
+            watched = [self._background.health, self._housekeeping_thread.health, self._sending.health]
+            watched += [housekeeper.health for housekeeper in self._housekeepers.values()]
+            return ContextStatistics(
+                len(self._producers),
+                len(self._consumers),
+                tuple(sorted(self._housekeepers)),
+                tuple(failure for health in watched for failure in health.failures.values()),
+                sum(health.failed_attempts for health in watched),
+            )
 
     def close(self) -> None:
         """Close the consumers, which release their unacknowledged messages, then everything else. Raises the first error
-        that has not been reported yet."""
+        of closing them."""
         with self._lock:
             if self._closed:
                 return
@@ -219,11 +241,6 @@ class Context:
         for housekeeper in self._housekeepers.values():
             housekeeper.close()
         self.store.close()
-        for thread in (self._background, self._housekeeping_thread):
-            try:
-                thread.check()
-            except Exception as error:  # noqa: BLE001 - as above
-                unreported.append(error)
         if unreported:
             raise unreported[0]
 

@@ -33,8 +33,8 @@ def read_stored(
     with storage.open_input(file.path) as source:
         try:
             parquet = pq.ParquetFile(source, pre_buffer=False)
-        except pa.ArrowException as error:
-            raise UnreadableTableError(f"data file {file.path} of {storage.uri} cannot be read: {error}") from error
+        except (pa.ArrowException, OSError) as error:
+            raise _damaged(storage, file, error) from error
         if parquet.metadata.num_rows != file.rows:
             raise UnreadableTableError(
                 f"data file {file.path} of {storage.uri} has {parquet.metadata.num_rows} rows, the log says {file.rows}"
@@ -73,5 +73,9 @@ def _read_group(
             else:
                 chosen = inside.numbers() - sequences[0]
                 yield batch.take(pa.array(chosen)), sequences[chosen]
-    except pa.ArrowException as error:
-        raise UnreadableTableError(f"data file {file.path} of {storage.uri} cannot be read: {error}") from error
+    except (pa.ArrowException, OSError) as error:
+        raise _damaged(storage, file, error) from error
+
+
+def _damaged(storage: Storage, file: FileHint, error: Exception) -> UnreadableTableError:
+    return UnreadableTableError(f"data file {file.path} of {storage.uri} cannot be read: {error}")

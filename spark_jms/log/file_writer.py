@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,8 @@ class FileWriter:
         return StagedFile(self.path, self.member, self.rows, size, now_ms(), self._statistics.to_json())
 
     def abort(self) -> None:
+        with suppress(OSError, pa.ArrowException):  # a full disk; unclosed, the writer would write when it is collected
+            self._writer.close()
         self._sink.close()
         self._storage.delete(self.path)
 

@@ -6,27 +6,33 @@ that leaves the log stays on disk for the destination's grace, for batches that 
     purge.py       files that every subscription has finished, and old acknowledgements, leave the log
     compaction.py  runs of small neighbouring files of a member become one; sequences do not change
     clean_up.py    a Delta checkpoint every 50 versions; deletion of files that are no longer needed
+
+Housekeeping is not what a caller asked for, so its failures go to a `Monitor` and never to a sender or a receiver. Each
+step fails and pauses by itself; the others continue.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from spark_jms.log.clean_up import checkpoint, clean_up
 from spark_jms.log.compaction import compact
 from spark_jms.log.delta_log import DeltaLog
+from spark_jms.log.monitor import Monitor
 from spark_jms.log.purge import IsDone, purge, purge_acknowledgements
 from spark_jms.log.report import HousekeepingReport
 
 _SINK_ONLY_EVERY_VERSIONS = 100
 
 
-def after_send(log: DeltaLog, version: int) -> None:
-    """Senders do a little housekeeping, so that a destination that is only written to stays small as well."""
+def after_send(log: DeltaLog, version: int, monitor: Monitor) -> None:
+    """Senders do a little housekeeping, so that a destination that is only written to stays small as well. The message is
+    sent by then, so nothing is raised."""
     if version > 0 and version % _SINK_ONLY_EVERY_VERSIONS == 0:
-        compact(log)
-        checkpoint(log)
+        monitor.run(f"compaction of {log.name}", lambda: compact(log, monitor=monitor))
+        monitor.run(f"Delta checkpoint of {log.name}", lambda: checkpoint(log))
 
 
 class HousekeepingRounds:
@@ -35,21 +41,32 @@ class HousekeepingRounds:
     CLEAN_UP_EVERY_S = 60.0
 
     def __init__(
-        self, logs: Mapping[str, DeltaLog], is_done: IsDone, clock_s: Callable[[], float] = time.monotonic
+        self,
+        logs: Mapping[str, DeltaLog],
+        is_done: IsDone,
+        clock_s: Callable[[], float] = time.monotonic,
+        monitor: Monitor | None = None,
     ) -> None:
         self.logs, self._is_done, self._clock_s = logs, is_done, clock_s
         self._cleaned_s = clock_s()
         self.total = HousekeepingReport()
+        self.monitor = monitor or Monitor(f"housekeeping of {logs['messages'].name}")
 
     def round(self) -> None:
-        for kind, log in self.logs.items():
-            if kind == "messages":
-                purge(log, self._is_done, self.total)
-            else:
-                purge_acknowledgements(log, self.logs["messages"].snapshot.destination.acknowledgement_retention_ms)
-            compact(log, self.total)
-            checkpoint(log, self.total)
-        if self._clock_s() - self._cleaned_s >= self.CLEAN_UP_EVERY_S:
+        """Raises nothing: `monitor` has the failures."""
+        clean = self._clock_s() - self._cleaned_s >= self.CLEAN_UP_EVERY_S
+        if clean:
             self._cleaned_s = self._clock_s()
-            for log in self.logs.values():
-                clean_up(log, self.total)
+        for kind, log in self.logs.items():
+            self.monitor.run(f"purge of {kind}", partial(self._purge, kind))
+            self.monitor.run(f"compaction of {kind}", partial(compact, log, self.total, self.monitor))
+            self.monitor.run(f"Delta checkpoint of {kind}", partial(checkpoint, log, self.total))
+            if clean:
+                self.monitor.run(f"clean-up of {kind}", partial(clean_up, log, self.total))
+
+    def _purge(self, kind: str) -> None:
+        messages = self.logs["messages"]
+        if kind == "messages":
+            purge(messages, self._is_done, self.total)
+        else:
+            purge_acknowledgements(self.logs[kind], messages.snapshot.destination.acknowledgement_retention_ms)

@@ -18,6 +18,7 @@ from spark_jms.errors import DuplicateTransactionError, OptionError
 from spark_jms.log.domain import Domain
 from spark_jms.log.housekeeping import after_send
 from spark_jms.log.message_writer import MessageWriter
+from spark_jms.log.monitor import Monitor
 from spark_jms.log.send import TransactionId, send
 from spark_jms.log.staged_file import StagedFile, discard
 from spark_jms.settings.options import Options
@@ -91,7 +92,7 @@ class _Writer:
             return
         log = Domain(self.options.root).log(self.options.destination)
         sent = send(log, files, min(m.route_epoch for m in staged), transaction)
-        after_send(log, sent.version)
+        after_send(log, sent.version, Monitor(f"housekeeping of a sender to {self.options.destination}"))
 
 
 class JmsqStreamWriter(_Writer, DataSourceStreamArrowWriter):

@@ -85,15 +85,13 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._closing.callback(subscriber.flush_outbox)  # write the last acknowledgements to their table
             self._background = BackgroundThread(o.destination)
             self._closing.callback(self._background.close)
-            self._background.add(subscriber.hand_over, every_s=0.25)
-            self._background.add(subscriber.flush_outbox, every_s=1.0)
+            self._background.add_consumer(consumer, subscriber.hand_over, 0.25, subscriber.flush_outbox)
             # A thread of its own: compaction must not delay a hand-over.
             self._housekeeping_thread = BackgroundThread(f"{o.destination} housekeeping")
             self._closing.callback(self._housekeeping_thread.close)
-            self._housekeeping_thread.add(housekeeper.run, every_s=2.0)
+            self._housekeeping_thread.add(f"housekeeping of {o.destination}", housekeeper.run, every_s=2.0)
             self._subscriber = subscriber
-        self._background.check()
-        self._housekeeping_thread.check()
+        self._background.check(consumer)
         return self._subscriber
 
     def _resolved(self, *, new: bool) -> tuple[Domain, str, Selector | None]:

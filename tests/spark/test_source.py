@@ -181,7 +181,7 @@ def test_available_now_skips_messages_claimed_by_others(bench: Bench) -> None:
         from spark_jms.claims.background import BackgroundThread
 
         background = BackgroundThread("other")
-        background.add(other.hand_over, 0.2)
+        background.add("hand-over", other.hand_over, 0.2)
         bench.drain("orders", "ck")
         background.close()
         got = bench.texts("out-ck")
