@@ -23,7 +23,12 @@ def open_store(uri: str, *, session_timeout_ms: int = 10_000, create: bool = Tru
 
 
 def administration_of(uri: str) -> Administration:
-    return _kind_of(uri).administer(uri)
+    """Of a URI that names no store, `check` reports that as the problem; everything else raises StoreUriError."""
+    try:
+        kind = _kind_of(uri)
+    except StoreUriError:
+        return _administer_opened(uri)
+    return kind.administer(uri)
 
 
 def scheme_of(uri: str) -> str:
@@ -71,7 +76,7 @@ def _open_file(uri: str, session_timeout_ms: int, create: bool) -> Store:
 def _administer_file(uri: str) -> Administration:
     from spark_jms.store.file.admin import FileAdministration
 
-    return FileAdministration(uri, _file_path(uri))
+    return FileAdministration(uri, lambda: _file_path(uri))
 
 
 def _open_jdbc(uri: str, session_timeout_ms: int, create: bool) -> Store:

@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from spark_jms.cli.main import cli
-from spark_jms.store import Put, StoreInUseError, StoreVersionError, open_store
-from spark_jms.store.admin import dump, migrate
+from spark_jms.store import Put, StoreInUseError, StoreUriError, StoreVersionError, open_store
+from spark_jms.store.admin import check, compact, dump, lock_status, migrate
 
 KINDS = ("memory", "file", "sqlite", "postgresql", "replicated")
 
@@ -305,3 +305,15 @@ def test_a_damaged_database_is_salvaged_around_the_damage(uri_of: Callable[[str]
     with sqlite3.connect(source.removeprefix("jdbc:sqlite://")) as connection:
         assert connection.execute("SELECT * FROM sib000 ORDER BY id").fetchall() == before
     connection.close()
+
+
+@pytest.mark.parametrize("uri", ["foo://x", "file:relative"])
+def test_check_reports_a_uri_that_names_no_store(uri: str) -> None:
+    """C14: as a problem of the report, so that a script finds it in the JSON document."""
+    checked = check(uri)
+    assert (checked.record_count, checked.object_count, checked.object_bytes, checked.in_doubt) == (0, 0, 0, ())
+    assert [uri in problem for problem in checked.problems] == [True]
+    with pytest.raises(StoreUriError):
+        lock_status(uri)
+    with pytest.raises(StoreUriError):
+        compact(uri)
