@@ -187,6 +187,7 @@ def test_a_kill_under_load_loses_no_acknowledged_commit(tmp_path: Path, children
                 acknowledged[name] = int(number)
             if count == kill_after:
                 child.kill()
+        assert acknowledged, "the child ended before its first commit"
         with open_store(str(path)) as store:
             for name, number in acknowledged.items():
                 objects = store.peek(name)
