@@ -19,10 +19,18 @@ def abandon_in_child(thing: Abandonable) -> None:
     _open.add(thing)
 
 
+def this_process() -> object:
+    """Identifies this process among its forked children. os.getpid() would be a system call."""
+    return _process
+
+
+_process = object()
 _open: weakref.WeakSet[Abandonable] = weakref.WeakSet()
 
 
 def _forked() -> None:
+    global _process
+    _process = object()
     with ExitStack() as stack:  # an error in one does not keep the others open
         for thing in list(_open):
             stack.callback(thing.abandon)

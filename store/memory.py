@@ -6,7 +6,6 @@ session_timeout_ms. `crash` acts like kill -9. Stores of one name share their co
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -14,6 +13,7 @@ from typing import TypeVar
 
 from spark_jms.store.contract import Session, StoreStatistics
 from spark_jms.store.errors import StoreClosedError
+from spark_jms.store.forks import this_process
 from spark_jms.store.ledger.backend import Backend, Transaction
 from spark_jms.store.ledger.entries import Ended
 from spark_jms.store.ledger.ledger import Ledger
@@ -45,7 +45,7 @@ class MemoryBackend(Backend):
         self._attached: set[str] = set()
         self._frozen_at_ms: dict[str, float] = {}
         self._physical_write_count = 0
-        self._pid = os.getpid()
+        self._process = this_process()
 
     def read(self, question: Callable[[Ledger], T]) -> T:
         self._require_own_process()
@@ -110,7 +110,7 @@ class MemoryBackend(Backend):
         """The content stays for the next store of the same name."""
 
     def _require_own_process(self) -> None:
-        if self._pid != os.getpid():
+        if self._process is not this_process():
             raise StoreClosedError("this memory store belongs to the parent process; a forked child cannot share it")
 
 
@@ -131,7 +131,7 @@ class MemoryStore(LedgerStore):
     ) -> None:
         with _named_lock:
             backend = _named.get(name) if name else None
-            if backend is None or backend._pid != os.getpid():
+            if backend is None or backend._process is not this_process():
                 backend = MemoryBackend(session_timeout_ms, clock_ms, sleep_ms)
                 if name:
                     _named[name] = backend

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 from spark_jms.store.errors import StoreClosedError
-from spark_jms.store.forks import abandon_in_child
+from spark_jms.store.forks import abandon_in_child, this_process
 
 
 class UserCount:
@@ -16,7 +15,7 @@ class UserCount:
 
     def __init__(self) -> None:
         self.closed = False
-        self._pid = os.getpid()
+        self._process = this_process()
         self._lock = threading.Lock()
         self._count = 1
 
@@ -39,10 +38,10 @@ class UserCount:
 
     def is_own_process(self) -> bool:
         """False in a forked child."""
-        return self._pid == os.getpid()
+        return self._process is this_process()
 
     def require_open(self) -> None:
-        if not self.is_own_process():
+        if self._process is not this_process():
             raise StoreClosedError("the parent of this forked process opened the store")
         if self.closed:
             raise StoreClosedError("the store is closed")

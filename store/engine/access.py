@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from spark_jms.store.engine import wire
 from spark_jms.store.engine.entry_log import Verdict
@@ -12,7 +12,8 @@ from spark_jms.store.engine.link import LinkLostError
 from spark_jms.store.engine.shared_write import Proposal
 from spark_jms.store.errors import error_of
 from spark_jms.store.ledger.backend import Transaction
-from spark_jms.store.ledger.group import GroupRequest
+from spark_jms.store.ledger.entries import Entry
+from spark_jms.store.ledger.group import PlanCall
 from spark_jms.store.ledger.ledger import Ledger
 
 T = TypeVar("T")
@@ -26,6 +27,13 @@ class AppendInDoubtError(LinkLostError):
         self.proposal = proposal
 
 
+class Appended(NamedTuple):
+    """What a write has appended. Of the shares of one write of this process, only the first counts as a write."""
+
+    entries: Sequence[Entry]
+    counts_as_write: bool
+
+
 class Access(ABC):
     """Every method raises LinkLostError once the engine can no longer be used; it may have done what was asked."""
 
@@ -33,9 +41,9 @@ class Access(ABC):
     def read(self, question: Callable[[Ledger], T]) -> T: ...
 
     @abstractmethod
-    def write(self, requests: Sequence[GroupRequest]) -> Proposal | None:
-        """Run the plans of the requests on the newest ledger and make their entries durable together. Returns what was
-        appended, None when the plans made no entries. Each request has its own result or error.
+    def write(self, calls: Sequence[PlanCall]) -> Appended | None:
+        """Run the plans on the newest ledger and make their entries durable together. None when the plans made no entries.
+        Each call has its own result or error.
 
         AppendInDoubtError when the engine was lost after the plans had run. Any other LinkLostError: nothing was kept."""
 
@@ -53,12 +61,12 @@ class Access(ABC):
         """In a forked child: drop the descriptors and send nothing."""
 
 
-def run_plans(requests: Sequence[GroupRequest], transaction: Transaction) -> None:
+def run_plans(calls: Sequence[PlanCall], transaction: Transaction) -> None:
     """LinkLostError when a plan lost the engine: its caller never sees that, because all plans run again elsewhere."""
-    for request in requests:
-        request.run(transaction)
-        if isinstance(request.error, LinkLostError):
-            lost, request.error = request.error, None
+    for call in calls:
+        call.run(transaction)
+        if call.error is not None and isinstance(call.error, LinkLostError):
+            lost, call.error = call.error, None
             raise lost
 
 

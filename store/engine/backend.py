@@ -16,7 +16,7 @@ from typing import TypeVar, cast
 
 from spark_jms.store.contract import StoreStatistics
 from spark_jms.store.engine import wire
-from spark_jms.store.engine.access import Access, AppendInDoubtError
+from spark_jms.store.engine.access import Access, AppendInDoubtError, Appended
 from spark_jms.store.engine.entry_log import Verdict, size_of
 from spark_jms.store.engine.finder import EngineFinder
 from spark_jms.store.engine.link import LinkLostError
@@ -30,7 +30,7 @@ from spark_jms.store.engine.shared_write import Proposal
 from spark_jms.store.errors import OutcomeUnknownError, StoreError
 from spark_jms.store.forks import abandon_in_child
 from spark_jms.store.ledger.backend import Backend, Transaction
-from spark_jms.store.ledger.group import Drain, GroupCommit, GroupRequest, serve
+from spark_jms.store.ledger.group import Drain, GroupCommit, PlanCall, serve
 from spark_jms.store.ledger.ledger import Ledger
 from spark_jms.store.sharing import UserCount
 
@@ -83,33 +83,37 @@ class EngineBackend(Backend):
         guarded = self._route.in_plan(cast(Callable[[object], T], plan))
         if not isinstance(self._route.current, LocalAccess):
             return self._group.write(guarded)
-        request = GroupRequest(guarded)
-        serve([request], self._write)
-        return cast(T, request.outcome())
+        call = PlanCall(guarded)
+        try:
+            self._write((call,))
+        except StoreError:
+            if call.error is None:
+                raise
+        return cast(T, call.outcome())
 
     def _lead(self, drain: Drain) -> None:
         serve(drain(), self._write, REFUSALS)
 
-    def _write(self, requests: Sequence[GroupRequest]) -> None:
+    def _write(self, calls: Sequence[PlanCall]) -> None:
         """Run the plans on the newest ledger and make their entries durable, whatever becomes of the engines."""
         access: Access | None = self._route.current
         while True:
             self._route.check_open()
             access = access or self._route.access()
             try:
-                kept = access.write(requests)
+                appended = access.write(calls)
             except AppendInDoubtError as lost:
                 log.info("client %s lost the engine while it wrote: %s", self._route.client_id, lost)
                 if not self._send_again(access, lost.proposal):
                     access = None
                     continue
-                kept = lost.proposal
+                appended = Appended(lost.proposal.entries, lost.proposal.is_first_share)
             except LinkLostError as error:
                 log.info("client %s lost the engine: %s", self._route.client_id, error)
                 access = self._route.replace(access)
                 continue
-            if kept is not None:
-                self._count(kept)
+            if appended is not None:
+                self._count(appended)
             return
 
     def _send_again(self, access: Access, proposal: Proposal) -> bool:
@@ -141,10 +145,11 @@ class EngineBackend(Backend):
             raise OutcomeUnknownError("the engine was lost while it wrote, and its outcomes of that time are forgotten")
         return verdict is Verdict.TAKEN
 
-    def _count(self, kept: Proposal) -> None:
+    def _count(self, appended: Appended) -> None:
+        byte_count = size_of(appended.entries)
         with self._lock:
-            self._append_count += kept.is_first_share
-            self._append_bytes += size_of(kept.entries)
+            self._append_count += appended.counts_as_write
+            self._append_bytes += byte_count
 
     # ---- sessions
 

@@ -24,6 +24,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from spark_jms.store.contract import Put
 from spark_jms.store.engine.persistence import LedgerBatch, Loaded
 from spark_jms.store.engine.scratch_ledger import ScratchLedger
 from spark_jms.store.engine.shared_write import Proposal, SharedWrite
@@ -133,11 +134,11 @@ def size_of(entries: Iterable[Entry]) -> int:
 
 def _size(entry: Entry) -> int:
     if isinstance(entry, Written):
-        return _ENTRY_BYTES + sum(
-            _ENTRY_BYTES + len(getattr(operation, "value", b""))
-            for change in entry.changes
-            for operation in change.operations
-        )
+        size = _ENTRY_BYTES
+        for change in entry.changes:
+            for operation in change.operations:
+                size += _ENTRY_BYTES + (len(operation.value) if isinstance(operation, Put) else 0)
+        return size
     if isinstance(entry, Restored):
         return _ENTRY_BYTES + sum(_ENTRY_BYTES + len(value) for _, value in entry.objects)
     return _ENTRY_BYTES

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from spark_jms.store.engine import wire
-from spark_jms.store.engine.access import Access, AppendInDoubtError, expect_answer, run_plans
+from spark_jms.store.engine.access import Access, AppendInDoubtError, Appended, expect_answer, run_plans
 from spark_jms.store.engine.entry_log import Verdict
 from spark_jms.store.engine.link import LinkLostError
 from spark_jms.store.engine.persistence import OwnershipLostError
 from spark_jms.store.engine.server import Server
-from spark_jms.store.engine.shared_write import Proposal, SharedWrite
-from spark_jms.store.ledger.group import GroupRequest
+from spark_jms.store.engine.shared_write import Proposal, Share, SharedWrite
+from spark_jms.store.ledger.group import PlanCall
 from spark_jms.store.ledger.ledger import Ledger
 
 T = TypeVar("T")
@@ -31,27 +31,28 @@ class LocalAccess(Access):
         except OwnershipLostError as error:
             raise LinkLostError(error.detail()) from error
 
-    def write(self, requests: Sequence[GroupRequest]) -> Proposal | None:
-        made: list[Proposal] = []
+    def write(self, calls: Sequence[PlanCall]) -> Appended | None:
+        share: Share | None = None
 
         def plan(shared: SharedWrite) -> None:
-            made.clear()  # the server runs a plan again when it writes each one alone
+            nonlocal share
+            share = None  # the server runs a plan again when it writes each one alone
             first = len(shared.entries)
             try:
-                run_plans(requests, shared)
+                run_plans(calls, shared)
             except LinkLostError:
                 shared.undo(first)
                 raise
             if len(shared.entries) > first:
-                made.append(shared.share(first))
+                share = shared.share(first)
 
         try:
             self.server.write(plan)
         except OwnershipLostError as error:
-            if made:
-                raise AppendInDoubtError(made[0], error.detail()) from error
+            if share is not None:
+                raise AppendInDoubtError(share.proposal(), error.detail()) from error
             raise LinkLostError(error.detail()) from error
-        return made[0] if made else None
+        return None if share is None else Appended(share.entries, share.number == 0)
 
     def append(self, proposal: Proposal) -> Verdict:
         try:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from spark_jms.store.engine import wire
-from spark_jms.store.engine.access import Access, AppendInDoubtError, expect_answer, run_plans
+from spark_jms.store.engine.access import Access, AppendInDoubtError, Appended, expect_answer, run_plans
 from spark_jms.store.engine.entry_log import Verdict
 from spark_jms.store.engine.ledger_replica import LedgerReplica
 from spark_jms.store.engine.link import Address, LinkLostError, TcpLink
@@ -23,7 +23,7 @@ from spark_jms.store.engine.shared_write import Proposal
 from spark_jms.store.errors import StoreBusyError
 from spark_jms.store.ledger.backend import Transaction
 from spark_jms.store.ledger.codec import encode
-from spark_jms.store.ledger.group import GroupRequest
+from spark_jms.store.ledger.group import PlanCall
 from spark_jms.store.ledger.ledger import Ledger
 
 T = TypeVar("T")
@@ -64,9 +64,9 @@ class RemoteAccess(Access):
         assert isinstance(answer, wire.Paged)
         return self._replica.take_over(answer, incarnation, position)
 
-    def write(self, requests: Sequence[GroupRequest]) -> Proposal | None:
+    def write(self, calls: Sequence[PlanCall]) -> Appended | None:
         for attempt in range(MAX_ATTEMPTS):
-            proposal = self._propose(requests)
+            proposal = self._propose(calls)
             if not proposal.entries:
                 return None
             try:
@@ -74,22 +74,22 @@ class RemoteAccess(Access):
             except LinkLostError as error:
                 raise AppendInDoubtError(replace(proposal, again=True), str(error)) from error
             if verdict is Verdict.TAKEN:
-                return proposal
+                return Appended(proposal.entries, counts_as_write=True)
             if attempt > 2:
                 self._sleep_ms(_chance.uniform(0, min(attempt, 20)))
         raise StoreBusyError(f"other clients were faster {MAX_ATTEMPTS} times")
 
-    def _propose(self, requests: Sequence[GroupRequest]) -> Proposal:
+    def _propose(self, calls: Sequence[PlanCall]) -> Proposal:
         with self._replica.lock:
-            transaction = self._run(requests)
-            certain = transaction.entries and not any(request.error for request in requests)
+            transaction = self._run(calls)
+            certain = transaction.entries and not any(call.error for call in calls)
             if not certain and self._refresh():
-                transaction = self._run(requests)
+                transaction = self._run(calls)
             return Proposal(secrets.token_hex(8), self._replica.position, tuple(transaction.entries))
 
-    def _run(self, requests: Sequence[GroupRequest]) -> Transaction:
+    def _run(self, calls: Sequence[PlanCall]) -> Transaction:
         transaction = Transaction(ScratchLedger(self._replica.ledger))
-        run_plans(requests, transaction)
+        run_plans(calls, transaction)
         return transaction
 
     def append(self, proposal: Proposal) -> Verdict:

@@ -52,36 +52,32 @@ class EngineRoute:
         self.limit_ms = limit_ms
         self.client_id = secrets.token_hex(8)
         self.reconnect_count = 0
+        self.current: Access | None = None
         self._announce = announce
         self._patience_s = patience_s
         self._users = users
         self._connecting = threading.RLock()
         self._replica = LedgerReplica()
-        self._current: Access | None = None
         self._plan = threading.local()
-
-    @property
-    def current(self) -> Access | None:
-        return self._current
 
     @property
     def closed(self) -> bool:
         return self._users.closed
 
     def access(self) -> Access:
-        return self._current or self.replace(None)
+        return self.current or self.replace(None)
 
     def replace(self, failed: Access | None) -> Access:
         """An access other than the one that failed."""
         with self._connecting:
-            if self._current is not None and self._current is not failed:
-                return self._current
-            if self._current is not None:
-                self._current.close()
-                self._current = None
+            if self.current is not None and self.current is not failed:
+                return self.current
+            if self.current is not None:
+                self.current.close()
+                self.current = None
                 self.reconnect_count += 1
-            self._current = self._search()
-            return self._current
+            self.current = self._search()
+            return self.current
 
     def _search(self) -> Access:
         failed_at: Address | None = None
@@ -117,10 +113,10 @@ class EngineRoute:
     def use(self, ask: Callable[[Access], T]) -> T:
         """Ask something that may be asked twice, and ask the next engine when one is lost."""
         if getattr(self._plan, "runs", False):
-            if self._current is None:
+            if self.current is None:
                 raise LinkLostError("the engine was lost while a plan ran")
-            return ask(self._current)
-        access = self._current
+            return ask(self.current)
+        access = self.current
         while True:
             self.check_open()
             access = access or self.access()
@@ -147,14 +143,14 @@ class EngineRoute:
 
     def close(self) -> None:
         with self._connecting:
-            if self._current is not None:
-                self._current.close()
-                self._current = None
+            if self.current is not None:
+                self.current.close()
+                self.current = None
             self.finder.close()
 
     def abandon(self) -> None:
         """In a forked child, without any lock: drop the descriptors and send nothing."""
         self.finder.abandon()
-        if self._current is not None:
+        if self.current is not None:
             with contextlib.suppress(OSError):
-                self._current.abandon()
+                self.current.abandon()

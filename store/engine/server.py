@@ -171,8 +171,8 @@ class Server:
         serve(drain(), self._write_together, REFUSALS)
 
     def _write_together(self, requests: Sequence[GroupRequest]) -> None:
-        while not self._certain.wait(UNCERTAIN_WAIT_S) and not self._gone:
-            pass
+        while not self._certain.is_set() and not self._gone:
+            self._certain.wait(UNCERTAIN_WAIT_S)
         self._require_ownership()
         shared = self._log.begin(secrets.token_hex(6))
         for request in requests:

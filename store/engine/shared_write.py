@@ -7,6 +7,7 @@ A plan of the engine's own process changes the write directly; a proposal of ano
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from spark_jms.store.engine.persistence import LedgerBatch
 from spark_jms.store.engine.scratch_ledger import ScratchLedger
@@ -46,12 +47,15 @@ class SharedWrite(Transaction):
         self._token = token
         self._share_count = 0
 
-    def share(self, first: int) -> Proposal:
-        """The entries from number `first` on, as the proposal that asks the next engine for them if this one is lost."""
+    def share(self, first: int) -> Share:
+        """The entries from number `first` on are the share of one plan."""
         if self._share_count == 0:
             self.tokens.append(self._token)
         self._share_count += 1
-        return Proposal(f"{self._token}.{self._share_count - 1}", self._base, tuple(self.entries[first:]), again=True)
+        return Share(self, self._share_count - 1, first, len(self.entries))
+
+    def proposal(self, share: Share) -> Proposal:
+        return Proposal(f"{self._token}.{share.number}", self._base, tuple(share.entries), again=True)
 
     def undo(self, entry_count: int) -> None:
         """Go back to the first `entry_count` entries."""
@@ -62,3 +66,20 @@ class SharedWrite(Transaction):
 
     def batch(self) -> LedgerBatch:
         return LedgerBatch(self._base, tuple(self.entries), tuple(self.tokens), self._before, self.ledger)
+
+
+class Share(NamedTuple):
+    """What one plan added to a write of the engine's own process: its entries from number `first` to `end`."""
+
+    write: SharedWrite
+    number: int
+    first: int
+    end: int
+
+    @property
+    def entries(self) -> list[Entry]:
+        return self.write.entries[self.first : self.end]
+
+    def proposal(self) -> Proposal:
+        """Asks the next engine for these entries if this one is lost."""
+        return self.write.proposal(self)

@@ -25,17 +25,15 @@ T = TypeVar("T")
 RECHECK_S = 0.5
 
 
-class GroupRequest:
-    """One plan; the leader calls it with the transaction of its write. It ends with a result or an error."""
+class PlanCall:
+    """One plan and what became of it: a result or an error."""
 
-    __slots__ = ("error", "finished", "plan", "result", "wake")
+    __slots__ = ("error", "plan", "result")
 
     def __init__(self, plan: Callable[[Any], Any]) -> None:
         self.plan = plan
         self.result: Any = None
         self.error: BaseException | None = None
-        self.finished = False
-        self.wake: SimpleQueue[None] = SimpleQueue()  # one each: waiting at one common lock would starve some callers
 
     def run(self, transaction: Any) -> None:
         """An error of the plan reaches its own caller only; the other plans of the write still run."""
@@ -50,8 +48,19 @@ class GroupRequest:
             try:
                 raise self.error
             finally:
-                self.error = None  # else the request and its error would keep each other in memory
+                self.error = None  # else the call and its error would keep each other in memory
         return self.result
+
+
+class GroupRequest(PlanCall):
+    """A plan in the queue; the leader calls it with the transaction of its write, and finishes the request."""
+
+    __slots__ = ("finished", "wake")
+
+    def __init__(self, plan: Callable[[Any], Any]) -> None:
+        super().__init__(plan)
+        self.finished = False
+        self.wake: SimpleQueue[None] = SimpleQueue()  # one each: waiting at one common lock would starve some callers
 
 
 Drain = Callable[[], list[GroupRequest]]

@@ -44,6 +44,7 @@ from spark_jms.store.ledger.entries import (
 from spark_jms.store.ledger.prepared import PreparedTransactions
 from spark_jms.store.ledger.record import Event, LedgerError, Record
 
+_WRITTEN = Event.WRITTEN
 _OF_ONE = (Opened, Closed, Waited, Cancelled, Restored, Damaged)
 
 
@@ -131,12 +132,15 @@ class Ledger:
 
     def _apply_written(self, changes: tuple[Change, ...]) -> None:
         whole = self._whole(changes)
-        records = [self._known(change.name) for change in whole]
-        rows = [record.check(Event.WRITTEN, change.epoch) for change, record in zip(whole, records, strict=True)]
-        self._require_unlocked(whole)
-        for change, record, row in zip(whole, records, rows, strict=True):
+        checked = []
+        for change in whole:
+            record = self._known(change.name)
+            checked.append((record, record.check(_WRITTEN, change.epoch), change.operations))
+        if self.prepared:
+            self._require_unlocked(whole)
+        for record, row, operations in checked:
             record.follow(row)
-            self.change_objects(record, change.operations)
+            self.change_objects(record, operations)
 
     def _apply_prepared(self, entry: Prepared) -> None:
         if entry.xid in self.prepared:
@@ -168,13 +172,17 @@ class Ledger:
         self._count(1, entry.objects)
 
     def change_objects(self, record: Record, operations: Iterable[Operation]) -> None:
+        objects = record.objects
         for operation in operations:
-            before = record.objects.pop(operation.key, None)
+            key = operation.key
+            before = objects.pop(key, None)
             if before is not None:
-                self._count(-1, [(operation.key, before)])
+                self.object_count -= 1
+                self.object_bytes -= len(key) + len(before)
             if isinstance(operation, Put):
-                record.objects[operation.key] = operation.value
-                self._count(1, [(operation.key, operation.value)])
+                objects[key] = operation.value
+                self.object_count += 1
+                self.object_bytes += len(key) + len(operation.value)
 
     def _count(self, sign: int, objects: Iterable[tuple[str, bytes]]) -> None:
         for key, value in objects:
@@ -263,7 +271,7 @@ class Ledger:
     def _check_writable(self, session_id: str, changes: Sequence[Change]) -> None:
         for change in changes:
             self.owned(session_id, change.name, change.epoch)
-        if (xid := self.prepared.locked_by(changes)) is not None:
+        if self.prepared and (xid := self.prepared.locked_by(changes)) is not None:
             raise TransactionInDoubtError(xid)
 
     def involved(self, name: str) -> tuple[str, ...]:

@@ -41,12 +41,19 @@ class WaitersMismatchError(LedgerError):
 
 
 class RecordState(Enum):
+    __hash__ = object.__hash__  # Enum's own runs in Python; every write looks a row up
+
     ABSENT = "absent"
     FREE = "free"
     HELD = "held"
 
 
+_ABSENT, _FREE, _HELD = RecordState  # as globals: reading a member from its class runs in Python, too
+
+
 class Event(Enum):
+    __hash__ = object.__hash__
+
     OPENED = "opened"
     WAITED = "waited"
     CANCELLED = "cancelled"
@@ -65,8 +72,8 @@ class Record:
     @property
     def state(self) -> RecordState:
         if self.epoch == 0:
-            return RecordState.ABSENT
-        return RecordState.FREE if self.holder is None else RecordState.HELD
+            return _ABSENT
+        return _FREE if self.holder is None else _HELD
 
     def check(self, event: Event, epoch: int, session_id: str = "") -> Transition:
         """The row of the table. LedgerError when there is none or its guard refuses the event."""
@@ -82,6 +89,8 @@ class Record:
 
     def follow(self, transition: Transition, session_id: str = "") -> None:
         """Run the effect of a row that `check` has returned."""
+        if transition.effect is None:
+            return
         transition.effect(self, session_id)
         if self.state is not transition.next:
             raise LedgerError(f"a transition led to {self.state.value}, not to {transition.next.value}")
@@ -135,14 +144,12 @@ def _free(record: Record, session_id: str) -> None:
     record.holder = None
 
 
-def _stay(record: Record, session_id: str) -> None:
-    """The ledger changes the objects, because it counts them."""
-
-
 class Transition(NamedTuple):
+    """Without an effect the state is `next` already. The objects are changed by the ledger, which counts them."""
+
     next: RecordState
     guard: Callable[[Record, int, str], None]
-    effect: Callable[[Record, str], None]
+    effect: Callable[[Record, str], None] | None
 
 
 TRANSITIONS: Mapping[tuple[RecordState, Event], Transition] = {
@@ -152,5 +159,5 @@ TRANSITIONS: Mapping[tuple[RecordState, Event], Transition] = {
     (RecordState.HELD, Event.CANCELLED): Transition(RecordState.HELD, _is_waiting, _leave_line),
     (RecordState.HELD, Event.HANDED_OVER): Transition(RecordState.HELD, _is_current_epoch, _hand_over),
     (RecordState.HELD, Event.FREED): Transition(RecordState.FREE, _is_current_epoch, _free),
-    (RecordState.HELD, Event.WRITTEN): Transition(RecordState.HELD, _is_current_epoch, _stay),
+    (RecordState.HELD, Event.WRITTEN): Transition(RecordState.HELD, _is_current_epoch, None),
 }

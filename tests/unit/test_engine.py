@@ -109,7 +109,7 @@ def test_a_plan_inside_a_write_makes_the_same_ledger_as_a_proposal(rounds: list[
             if _fits(shared.ledger, entry)
         ]
         shared.entries.extend(made)
-        share = shared.share(0)
+        share = shared.share(0).proposal()
         assert share.entries == tuple(made)
         verdicts = (Verdict.TAKEN, *(fast.propose(proposal, shared) for proposal in rest))
         assert verdicts == take(slow, Proposal(f"m{number}", slow.position, tuple(made)), *rest)
@@ -136,7 +136,7 @@ def test_shares_of_a_lost_write_count_once_each(kept: bool) -> None:
     for key in ("a", "b"):
         first = len(shared.entries)
         shared.do(written("r", 1, key, b"1"))
-        shares.append(shared.share(first))
+        shares.append(shared.share(first).proposal())
     if kept:
         following = EntryLog("i2", Loaded(6, (*START, *shared.entries), (("w", 6),)))
     for share in (*shares, *shares):
