@@ -6,9 +6,8 @@ A batch is written as its result: a key that one batch changes ten times is one 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from spark_jms.store.contract import Operation
 from spark_jms.store.engine.persistence import LedgerBatch
 from spark_jms.store.jdbc.rows import HOLDER, OBJECT, RECORD, SESSION, WAITER, Row, RowKey
 from spark_jms.store.ledger.entries import (
@@ -27,14 +26,21 @@ from spark_jms.store.ledger.entries import (
 from spark_jms.store.ledger.record import Record
 
 
+_NEW_DATA_ONLY = (OBJECT, SESSION)  # an update changes nothing else of these, and the map does not know the data
+
+
 @dataclass
 class Touched:
-    """What a batch may have changed: record sets, (record set, key), sessions, prepared transactions."""
+    """What a batch may have changed: record sets, (record set, key), sessions."""
 
     records: dict[str, None] = field(default_factory=dict)
     objects: dict[tuple[str, str], None] = field(default_factory=dict)
     sessions: dict[str, None] = field(default_factory=dict)
-    prepared: dict[str, None] = field(default_factory=dict)
+
+    def add_objects(self, changes: Iterable[Change]) -> None:
+        for change in changes:
+            for operation in change.operations:
+                self.objects[change.name, operation.key] = None
 
 
 def touched(batch: LedgerBatch) -> Touched:
@@ -53,24 +59,15 @@ def touched(batch: LedgerBatch) -> Touched:
             case Opened(name) | Closed(name) | Waited(name) | Cancelled(name):
                 found.records[name] = None
             case Written(changes):
-                found.objects.update(_keys(changes))
+                found.add_objects(changes)
             case Prepared(xid, changes):
-                found.prepared[xid] = None
                 promised[xid] = changes
             case Resolved(xid):
-                found.prepared[xid] = None
-                found.objects.update(_keys(promised[xid]))
+                found.add_objects(promised[xid])
             case Restored(name=name, objects=objects):
                 found.records[name] = None
                 found.objects.update({(name, key): None for key, _ in objects})
     return found
-
-
-def _keys(changes: Iterable[Change]) -> dict[tuple[str, str], None]:
-    def operations(change: Change) -> tuple[Operation, ...]:
-        return change.operations
-
-    return {(change.name, operation.key): None for change in changes for operation in operations(change)}
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,8 @@ class RowMap:
 
     def apply(self, changes: RowChanges) -> None:
         for key, row in (*changes.inserts.items(), *changes.updates.items()):
-            self._rows[key] = row.without_data()
+            if row.class_id not in _NEW_DATA_ONLY or key in changes.inserts:
+                self._rows[key] = row.without_data()
         for key in changes.deletes:
             if key not in changes.inserts:
                 del self._rows[key]
@@ -162,13 +160,13 @@ class _Differences:
             self._deletes[key] = self._rows[key]
 
     def _insert(self, key: RowKey, wanted: Row) -> None:
-        self._inserts[key] = replace(wanted, id=self._new_id())
+        self._inserts[key] = wanted.with_id(self._new_id())
 
     def _put(self, key: RowKey, wanted: Row) -> None:
         existing = self._rows.get(key)
         if existing is None or key in self._deletes:
             self._insert(key, wanted)
             return
-        row = replace(wanted, id=existing.id)
-        if row != existing or wanted.class_id in (OBJECT, SESSION):  # the map does not know the data of these
+        row = wanted.with_id(existing.id)
+        if wanted.class_id in _NEW_DATA_ONLY or row != existing:
             self._updates[key] = row

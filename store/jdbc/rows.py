@@ -18,7 +18,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 RECORD, OBJECT, SESSION, HOLDER, WAITER, ENGINE = range(1, 7)
@@ -78,8 +78,13 @@ class Row:
     def values(self) -> dict[str, object]:
         return {**vars(self), "identity": self.identity, "checksum": self.checksum}
 
+    def with_id(self, row_id: int) -> Row:
+        return Row(row_id, self.parent_id, self.class_id, self.name, self.number, self.data)
+
     def without_data(self) -> Row:
-        return replace(self, data=b"") if self.data else self
+        if not self.data:
+            return self
+        return Row(self.id, self.parent_id, self.class_id, self.name, self.number, b"")
 
 
 @dataclass(frozen=True)

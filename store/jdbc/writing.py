@@ -11,12 +11,28 @@ from spark_jms.store.engine.persistence import LedgerBatch
 from spark_jms.store.errors import StoreWriteError
 from spark_jms.store.jdbc.database import DatabaseConnection
 from spark_jms.store.jdbc.outcomes import COMMITTED, committed, prepared, prepared_xid
-from spark_jms.store.jdbc.row_changes import RowChanges, touched
+from spark_jms.store.jdbc.row_changes import RowChanges
 from spark_jms.store.jdbc.rows import ENGINE, Row
 from spark_jms.store.jdbc.tables import Tables
+from spark_jms.store.ledger.entries import Prepared, Resolved
 
 OUTCOMES_KEPT = 1_024
 TRIM_EVERY = 256
+_ABOUT_TRANSACTIONS = (Prepared, Resolved)
+
+
+class _Statements:
+    """Of one SIBnnn table, built once. The parameters are those of `Row.values`, with a prefix where a column of the same
+    name is set."""
+
+    def __init__(self, table: sa.Table) -> None:
+        self.delete = sa.delete(table).where(table.c.id == sa.bindparam("old"))
+        self.insert = sa.insert(table)
+        self.update = (
+            sa.update(table)
+            .where(table.c.id == sa.bindparam("new_id"))
+            .values({column: sa.bindparam(f"new_{column.name}") for column in table.c if column.name != "id"})
+        )
 
 
 class TableWriter:
@@ -24,6 +40,8 @@ class TableWriter:
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
+        self._statements = {table: _Statements(table) for table in tables.objects}
+        self._insert_outcome = sa.insert(tables.transactions)
         self._outcome_count = 0
         self.damaged_xids: list[str] = []
 
@@ -31,19 +49,17 @@ class TableWriter:
 
     def write_rows(self, data: DatabaseConnection, changes: RowChanges) -> None:
         for table, rows in self._by_table(changes.deletes.values()).items():
-            data.run(sa.delete(table).where(table.c.id == sa.bindparam("old")), [{"old": row.id} for row in rows])
+            data.run(self._statements[table].delete, [{"old": row.id} for row in rows])
         for table, rows in self._by_table(changes.inserts.values()).items():
-            data.run(sa.insert(table), [row.values() for row in rows])
+            data.run(self._statements[table].insert, [row.values() for row in rows])
         for table, rows in self._by_table(changes.updates.values()).items():
             self._update(data, table, rows)
 
-    @staticmethod
-    def _update(data: DatabaseConnection, table: sa.Table, rows: list[Row]) -> None:
+    def _update(self, data: DatabaseConnection, table: sa.Table, rows: list[Row]) -> None:
+        names = [f"new_{name}" for name in rows[0].values()]
         done = data.run(
-            sa.update(table)
-            .where(table.c.id == sa.bindparam("new_id"))
-            .values({column: sa.bindparam(f"new_{column.name}") for column in table.c if column.name != "id"}),
-            [{f"new_{name}": value for name, value in row.values().items()} for row in rows],
+            self._statements[table].update,
+            [dict(zip(names, row.values().values(), strict=True)) for row in rows],
         )
         if done.rowcount not in (-1, len(rows)):
             raise StoreWriteError(f"{table.fullname}: only {done.rowcount} of {len(rows)} rows to be changed exist")
@@ -77,11 +93,11 @@ class TableWriter:
 
     def write_outcome(self, data: DatabaseConnection, batch: LedgerBatch) -> None:
         table = self._tables.transactions
-        for xid in touched(batch).prepared:
+        for xid in dict.fromkeys(entry.xid for entry in batch.entries if isinstance(entry, _ABOUT_TRANSACTIONS)):
             data.run(sa.delete(table).where(table.c.xid == prepared_xid(xid)))
             if (changes := batch.after.prepared.get(xid)) is not None:
                 data.run(sa.insert(table), prepared(xid, changes, batch.base, batch.position).values())
-        data.run(sa.insert(table), committed(batch.tokens, batch.base, batch.position).values())
+        data.run(self._insert_outcome, committed(batch.tokens, batch.base, batch.position).values())
         self._outcome_count += 1
         if self._outcome_count % TRIM_EVERY == 0:
             self._trim_outcomes(data)

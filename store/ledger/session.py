@@ -45,11 +45,10 @@ class _Held(NamedTuple):
 
 
 def _check_size(changes: list[Change]) -> None:
-    size = sum(
-        len(operation.key) + len(operation.value if isinstance(operation, Put) else b"")
-        for change in changes
-        for operation in change.operations
-    )
+    size = 0
+    for change in changes:
+        for operation in change.operations:
+            size += len(operation.key) + (len(operation.value) if isinstance(operation, Put) else 0)
     if size > COMMIT_LIMIT_BYTES:
         raise ValueInvalidError(f"the commit has {size} bytes")
 
@@ -150,7 +149,7 @@ class LedgerSession(Session):
             raise StoreClosedError(f"the handle of {handle.name!r} belongs to another session")
         handle.check()
         for operation in operations:
-            if not isinstance(operation, Put | Delete):
+            if not isinstance(operation, (Put, Delete)):  # noqa: UP038 -- the other form makes an object each time
                 raise ValueInvalidError(f"an operation is a Put or a Delete, not {type(operation).__name__}")
         return Change(handle.name, handle.epoch, tuple(operations))
 
