@@ -16,7 +16,7 @@ from typing import TypeVar, cast
 
 from spark_jms.store.contract import StoreStatistics
 from spark_jms.store.engine import wire
-from spark_jms.store.engine.access import Access, AppendInDoubtError, Appended
+from spark_jms.store.engine.access import Access, Appended, AppendInDoubtError
 from spark_jms.store.engine.entry_log import Verdict, size_of
 from spark_jms.store.engine.finder import EngineFinder
 from spark_jms.store.engine.link import LinkLostError

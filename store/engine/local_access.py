@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from spark_jms.store.engine import wire
-from spark_jms.store.engine.access import Access, AppendInDoubtError, Appended, expect_answer, run_plans
+from spark_jms.store.engine.access import Access, Appended, AppendInDoubtError, expect_answer, run_plans
 from spark_jms.store.engine.entry_log import Verdict
 from spark_jms.store.engine.link import LinkLostError
 from spark_jms.store.engine.persistence import OwnershipLostError

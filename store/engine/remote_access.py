@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from spark_jms.store.engine import wire
-from spark_jms.store.engine.access import Access, AppendInDoubtError, Appended, expect_answer, run_plans
+from spark_jms.store.engine.access import Access, Appended, AppendInDoubtError, expect_answer, run_plans
 from spark_jms.store.engine.entry_log import Verdict
 from spark_jms.store.engine.ledger_replica import LedgerReplica
 from spark_jms.store.engine.link import Address, LinkLostError, TcpLink

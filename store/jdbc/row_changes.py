@@ -25,7 +25,6 @@ from spark_jms.store.ledger.entries import (
 )
 from spark_jms.store.ledger.record import Record
 
-
 _NEW_DATA_ONLY = (OBJECT, SESSION)  # an update changes nothing else of these, and the map does not know the data
 
 

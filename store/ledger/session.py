@@ -149,7 +149,7 @@ class LedgerSession(Session):
             raise StoreClosedError(f"the handle of {handle.name!r} belongs to another session")
         handle.check()
         for operation in operations:
-            if not isinstance(operation, (Put, Delete)):  # noqa: UP038 -- the other form makes an object each time
+            if not isinstance(operation, (Put, Delete)):
                 raise ValueInvalidError(f"an operation is a Put or a Delete, not {type(operation).__name__}")
         return Change(handle.name, handle.epoch, tuple(operations))
 

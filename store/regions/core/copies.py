@@ -23,8 +23,9 @@ class RegionCopy:
             raise ValueError(f"region {self.name}: bytes {offset} to {offset + length} of {self.size}")
 
     def write(self, offset: int, data: bytes) -> None:
-        self.check(offset, len(data))
-        self.memory[offset : offset + len(data)] = data
+        length = len(data)
+        self.check(offset, length)
+        self.memory[offset : offset + length] = data
 
     def read(self, offset: int, length: int) -> bytes:
         return bytes(self.memory[offset : offset + length])

@@ -23,6 +23,9 @@ class FollowerState(Enum):
     IN_SYNC = "in sync"
 
 
+_COPYING, _JOINING, _IN_SYNC = FollowerState  # as globals: reading a member from its Enum runs in Python
+
+
 class FollowerEvent(Enum):
     WANTED = "a copy is wanted"
     ADOPTED = "the directory lists it and the primary is new"
@@ -104,15 +107,15 @@ class Follower:
 
     @property
     def counts(self) -> bool:
-        return self.state is not FollowerState.COPYING
+        return self.state is not _COPYING
 
     @property
     def in_sync(self) -> bool:
-        return self.state is FollowerState.IN_SYNC
+        return self.state is _IN_SYNC
 
     @property
     def may_join(self) -> bool:
-        return self.state is FollowerState.JOINING and self.acked >= self._joining
+        return self.state is _JOINING and self.acked >= self._joining
 
     # ---- the stream
 

@@ -149,4 +149,4 @@ def _current(region: Primary | NewRegion) -> Primary | NewRegion | None:
         if region.primary is None:
             return None if region.given_up else region
         region = region.primary
-    return None if region.ended else region
+    return None if region.state is None else region

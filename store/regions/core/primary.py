@@ -45,6 +45,8 @@ PRIMARY_STATES = StateTable(
     StateTransition(PrimaryState.IN_DOUBT, PrimaryEvent.FENCED, None, "fails pending writes, frees the copy"),
 )
 
+_SERVING = PrimaryState.SERVING  # as a global: reading a member from its Enum runs in Python, and every write does
+
 
 class Primary:
     def __init__(self, shared: Shared, budget: ResilverBudget, entry: RegionEntry, replication: Replication) -> None:
@@ -76,7 +78,7 @@ class Primary:
 
     def open(self, client: int, opener: str) -> bool:
         """True once the directory has it. Before that, both copies hold everything that a reader may see."""
-        if self.state is not PrimaryState.SERVING or self.replication.pending or self._closing:
+        if self.state is not _SERVING or self.replication.pending or self._closing:
             return False
         if any(f.in_sync and f.unacked for f in self.replication.followers):
             return False  # it has to answer first: it may have lost its copy
@@ -91,7 +93,7 @@ class Primary:
         """At once if the directory answers, otherwise as soon as it does."""
         self.client = None
         self._closing = True
-        if self.state is PrimaryState.SERVING and self._swap(rules.closed(self.entry)):
+        if self.state is _SERVING and self._swap(rules.closed(self.entry)):
             self._closing = False
 
     def write(self, message: WriteRegion) -> str | None:
@@ -112,13 +114,14 @@ class Primary:
 
     def _lease(self) -> bool:
         """A confirmed secondary does not take over. Without a secondary, no daemon can."""
+        if self.state is not _SERVING:
+            return False
         secondary = self.entry.secondary
-        confirmed = secondary is None or self._shared.peers.confirmed(secondary.daemon)
-        return self.state is PrimaryState.SERVING and confirmed
+        return secondary is None or self._shared.peers.confirmed(secondary.daemon)
 
     def acknowledge(self) -> None:
         """Answers the pending writes, in order, that every follower that counts holds."""
-        if self.state is not PrimaryState.SERVING or self._refuses():
+        if not self.replication.oldest_is_held() or self.state is not _SERVING or self._refuses():
             return
         sure = self._lease()
         while self.replication.oldest_is_held():
@@ -158,7 +161,7 @@ class Primary:
     def _advance(self, follower: Follower) -> None:
         if not follower.counts:
             follower.copy_chunks(self.replication.copy, self.entry.epoch, self._budget)
-        if follower.may_join and self.state is PrimaryState.SERVING:
+        if follower.may_join and self.state is _SERVING:
             self._join(follower)
 
     def _join(self, follower: Follower) -> None:
@@ -183,7 +186,7 @@ class Primary:
 
     def move_to(self, holder: Holder) -> bool:
         """The closed region is wanted there. False when this daemon cannot move it now."""
-        if self.state is not PrimaryState.SERVING or self.entry.opener is not None:
+        if self.state is not _SERVING or self.entry.opener is not None:
             return False
         if self.entry.secondary == holder:
             self._swap_places()
@@ -203,7 +206,7 @@ class Primary:
 
     def _remove(self, follower: Follower) -> None:
         """Because it is dead, refused or no longer wanted. The directory stops listing a listed one first."""
-        if follower not in self.replication.followers or self.state is not PrimaryState.SERVING:
+        if follower not in self.replication.followers or self.state is not _SERVING:
             return  # in doubt, the directory may list it
         name, out = self.entry.name, self._shared.out
         if follower.in_sync:
@@ -287,12 +290,12 @@ class Primary:
         for follower in list(self.replication.followers):
             if self._shared.peers.dead(follower.holder):
                 self._remove(follower)
-        if self.state is not PrimaryState.SERVING:
+        if self.state is not _SERVING:
             return
         for follower in list(self.replication.followers):
             follower.nudge()
             self._advance(follower)
-        if self.state is PrimaryState.SERVING and may_resilver and not self.replication.resilvering:
+        if self.state is _SERVING and may_resilver and not self.replication.resilvering:
             self._want()
 
     def _want(self) -> None:

@@ -89,9 +89,11 @@ class Replication:
     def _check(self, message: WriteRegion) -> int:
         size = 0
         for offset, what in message.steps:
-            if not isinstance(what, bytes):
+            if isinstance(what, bytes):
+                length = len(what)
+            else:
                 self.copy.check(*what)
-            length = len(what) if isinstance(what, bytes) else what[1]
+                length = what[1]
             self.copy.check(offset, length)
             size += length
         if size > MAX_BODY_BYTES:
