@@ -27,7 +27,7 @@ _TOKEN = re.compile(r"m\d+-(.*)\.parquet\Z")
 
 @dataclass(frozen=True)
 class ProducerStatistics:
-    """Counts since the producer was created. `bytes` counts bodies."""
+    """Counts since the producer was created. `bytes` counts bodies and properties."""
 
     messages: int = 0
     commits: int = 0
@@ -107,7 +107,7 @@ class Producer:
     ) -> SendReport:
         """Send Messages, or dicts with the arguments of `send`, in chunks. Each chunk is one commit: all or nothing.
 
-        A chunk has `chunk_messages` messages, or fewer when their bodies reach 32 MiB. When a chunk fails, the chunks
+        A chunk has `chunk_messages` messages, or fewer when their bodies and properties reach 32 MiB. When a chunk fails, the chunks
         before it are sent, and the error says how many messages they held. With `transaction=(application id, version)`
         the whole call is one commit, and repeating it sends nothing: nor does any version that is not above the last
         one of that application id.
@@ -140,7 +140,7 @@ class Producer:
             for chunk in chunks:
                 batch = to_batch(chunk)
                 writer.write(batch)
-                size += sum(map(_body_bytes, chunk))
+                size += sum(map(_message_bytes, chunk))
             staged = writer.close()
         except BaseException:
             writer.abort()
@@ -194,7 +194,7 @@ def _chunks(messages: Iterable[Message | Mapping[str, Any]], limit: int, now: in
     for item in messages:
         message = compose(now_ms(), item) if isinstance(item, Mapping) else _template(item, now)
         chunk.append(message)
-        size += _body_bytes(message)
+        size += _message_bytes(message)
         if len(chunk) >= limit or size >= CHUNK_BYTES:
             yield chunk
             chunk, size = [], 0
@@ -202,10 +202,15 @@ def _chunks(messages: Iterable[Message | Mapping[str, Any]], limit: int, now: in
         yield chunk
 
 
-def _body_bytes(message: Message) -> int:
-    """An estimate: text counts its characters. A later check refuses a value that cannot be a body."""
-    values = message.map.values() if isinstance(message.map, Mapping) else (message.text, message.body)
-    return sum(len(value) if isinstance(value, str | bytes | bytearray) else 8 for value in values)
+def _message_bytes(message: Message) -> int:
+    """An estimate: text counts its characters. A later check refuses values that a message cannot carry."""
+    body = message.map.values() if isinstance(message.map, Mapping) else (message.text, message.body)
+    properties = message.properties if isinstance(message.properties, Mapping) else {}
+    return sum(
+        len(value) if isinstance(value, str | bytes | bytearray) else 8
+        for values in (body, properties, properties.values())
+        for value in values
+    )
 
 
 def _transaction(transaction: tuple[str, int]) -> TransactionId:

@@ -190,7 +190,8 @@ def normalise(batch: pa.RecordBatch, now_ms: int, max_message_bytes: int) -> pa.
         "text": column("text", None),
         "body": column("body", None),
     }
-    _check_bodies(out["text"], out["body"], max_message_bytes)
+    _check_one_body(out["text"], out["body"])
+    _check_sizes(out, max_message_bytes)
     return pa.RecordBatch.from_arrays(list(out.values()), names=list(out))
 
 
@@ -214,23 +215,44 @@ def _within(name: str, array: pa.Array, low: int, high: int | None) -> pa.Array:
     return array
 
 
-def _check_bodies(text: pa.Array, body: pa.Array, max_message_bytes: int) -> None:
+def _check_one_body(text: pa.Array, body: pa.Array) -> None:
     if text.null_count < len(text) and body.null_count < len(body):
         both = pc.and_(pc.is_valid(text), pc.is_valid(body))
         if pc.any(both).as_py():
             raise MessageFormatError(
                 f"row {pc.index(both, True).as_py()} has both `text` and `body`: a message has one body; set one to null"
             )
-    for name, array in (("text", text), ("body", body)):
-        if array.null_count == len(array):
-            continue
-        largest = pc.max(pc.binary_length(array)).as_py()
-        if largest is not None and largest > max_message_bytes:
-            row = pc.index(pc.binary_length(array), largest).as_py()
-            raise MessageSizeError(
-                f"the `{name}` of row {row} has {largest} bytes, more than the destination's maxMessageSize of "
-                f"{max_message_bytes} bytes: raise the limit in the module file, or send a reference to the data instead"
-            )
+
+
+def _check_sizes(columns: Mapping[str, pa.Array], max_message_bytes: int) -> None:
+    """Everything a message carries counts: body, names and values of properties, headers of text. The headers that are
+    numbers (40 bytes) and what spark-jms adds do not."""
+    sizes = {name: _bytes_by_row(array) for name, array in columns.items() if array.null_count < len(array)}
+    carried = {name: by_row for name, by_row in sizes.items() if by_row is not None}
+    if not carried:
+        return
+    total = np.sum(list(carried.values()), axis=0)
+    row = int(total.argmax()) if len(total) else 0
+    if len(total) and total[row] > max_message_bytes:
+        parts = ", ".join(f"`{name}` {by_row[row]}" for name, by_row in carried.items() if by_row[row])
+        raise MessageSizeError(
+            f"row {row} carries {total[row]} bytes ({parts}), more than the destination's maxMessageSize of "
+            f"{max_message_bytes} bytes: raise the limit in the module file, or send a reference to the data instead"
+        )
+
+
+def _bytes_by_row(array: pa.Array) -> npt.NDArray[np.int64] | None:
+    """The bytes of each row's value, 0 for null; None for a column of numbers."""
+    if pa.types.is_map(array.type):
+        ends = np.concatenate(([0], np.cumsum(_lengths(array.keys) + _lengths(array.items))))
+        offsets = array.offsets.to_numpy()
+        by_row = ends[offsets[1:]] - ends[offsets[:-1]]
+        return by_row if array.null_count == 0 else np.where(np.asarray(array.is_valid()), by_row, 0)
+    return _lengths(array) if pa.types.is_string(array.type) or pa.types.is_binary(array.type) else None
+
+
+def _lengths(array: pa.Array) -> npt.NDArray[np.int64]:
+    return pc.fill_null(pc.binary_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 def _properties(array: pa.Array | None, rows: int) -> pa.Array:

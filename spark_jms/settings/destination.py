@@ -70,7 +70,12 @@ class DestinationSettings(Table):
         "Which member a message goes to. Messages with a JMSXGroupID (unit of order) go to the member of their group.",
     )
     weights: tuple[int, ...] = setting("weights", WEIGHTS, (), "Shares of the members, not all 0.", without="none")
-    max_message_bytes: int = setting("maxMessageSize", Size("1"), 10 * 2**20, "The largest body that is accepted.")
+    max_message_bytes: int = setting(
+        "maxMessageSize",
+        Size("1"),
+        10 * 2**20,
+        "The largest message that is accepted: body, properties and headers of text together.",
+    )
     retention_ms: int = setting(
         "retention",
         Duration(high="36500 days"),

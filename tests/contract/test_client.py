@@ -130,6 +130,8 @@ def test_browsing_a_topic(context: Context) -> None:
         (OptionError, "limit", lambda c: c.browser("orders", limit=-1)),
         (OptionError, "listener", lambda c: c.consumer("orders", exception_listener=print)),
         (MessageSizeError, "maxMessageSize", lambda c: c.producer("small").send(text="x" * 11)),
+        (MessageSizeError, "properties", lambda c: c.producer("small").send(text="x", properties={"p": "x" * 9})),
+        (MessageSizeError, "JMSType", lambda c: c.producer("small").send(text="x", type="x" * 10)),
         (MessageFormatError, "property name", lambda c: c.producer("orders").send(text="x", properties={"a-b": 1})),
         (MessageFormatError, "txt", lambda c: c.producer("orders").send_many([{"txt": "x"}])),
         (MessageFormatError, "not both", lambda c: c.producer("orders").send(Message(), text="x")),

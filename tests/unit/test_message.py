@@ -89,8 +89,66 @@ def test_wrong_values_are_refused(columns: dict[str, list[object]], message: str
 
 def test_oversized_messages_are_refused() -> None:
     """C2: the error names the row, its size and the limit."""
-    with pytest.raises(MessageSizeError, match="`body` of row 1 has 101 bytes, more than .* 100 bytes"):
+    with pytest.raises(MessageSizeError, match=r"row 1 carries 101 bytes \(`body` 101\), more than .* 100 bytes"):
         normalise(batch(body=[b"", b"x" * 101]), NOW, 100)
+
+
+TYPED = {"n": 1, "m": "v"}  # as a struct: its types are a property, too
+
+
+@pytest.mark.parametrize(
+    ("columns", "size"),
+    [
+        ({"text": ["a", "é" * 50 + "a"]}, "`text` 101"),
+        ({"text": ["a", "b"], "JMSCorrelationID": ["", "x" * 100]}, "`JMSCorrelationID` 100, `text` 1"),
+        (
+            {"text": ["a", None], "JMSType": ["", "x" * 60], "JMSReplyTo": ["", "y" * 41]},
+            "`JMSReplyTo` 41, `JMSType` 60",
+        ),
+        ({"text": ["a", None], "JMSXGroupID": ["", "x" * 101]}, "`JMSXGroupID` 101"),
+        ({"text": ["a", ""], "properties": [None, {"n" * 50: "v" * 51}]}, "`properties` 101"),
+        ({"text": ["a", "bb"], "properties": [TYPED, {"n": 10**18, "m": "v" * 58}]}, "`properties` 99, `text` 2"),
+    ],
+)
+def test_everything_a_message_carries_counts(columns: dict[str, list[object]], size: str) -> None:
+    """C2: headers of text, names, values and types of properties, and the body; 100 bytes pass, 101 do not."""
+    with pytest.raises(MessageSizeError, match=f"row 1 carries 101 bytes .{size}., more than"):
+        normalise(batch(**columns), NOW, 100)
+    assert normalise(batch(**columns), NOW, 101).num_rows == 2
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.one_of(st.none(), st.text(max_size=9)),
+            st.one_of(st.none(), st.text(max_size=9)),
+            st.one_of(st.none(), st.dictionaries(names, st.text(max_size=9), max_size=3)),
+        ),
+        min_size=1,
+    ),
+    st.integers(0, 5),
+    st.integers(0, 30),
+)
+def test_sizes_are_those_of_each_row(rows: list[tuple[str, str, dict[str, str]]], start: int, limit: int) -> None:
+    """C2: the kernels agree with a count by row, on slices and with nulls."""
+    text, kind, properties = zip(*rows, strict=True)
+    columns = {
+        "text": pa.array(text, pa.string()),
+        "JMSType": pa.array(kind, pa.string()),
+        "properties": pa.array(
+            [None if entry is None else list(entry.items()) for entry in properties], pa.map_(pa.string(), pa.string())
+        ),
+    }
+    sizes = [
+        sum(len(part.encode()) for part in (a or "", b or "", *(p or {}).keys(), *(p or {}).values()))
+        for a, b, p in rows[start:]
+    ]
+    given_rows = batch(**columns).slice(start)
+    if any(size > limit for size in sizes):
+        with pytest.raises(MessageSizeError, match=f"row {sizes.index(max(sizes))} carries {max(sizes)} bytes"):
+            normalise(given_rows, NOW, limit)
+    else:
+        assert normalise(given_rows, NOW, limit).num_rows == len(sizes)
 
 
 def test_struct_properties_keep_their_types() -> None:
