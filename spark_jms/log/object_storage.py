@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import logging
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +13,17 @@ import pyarrow as pa
 
 from spark_jms.log.storage import FileInfo
 
+log = logging.getLogger("spark_jms")
+_DUMP = "\n\nDebug source:"
+_MAX_SAID = 300
+_ADVICE = {  # status of the server's answer -> what to do
+    "401": "set valid credentials in the environment",
+    "403": "let the credentials in the environment read, write, list and delete there",
+    "404": "create the bucket or container, or correct the root's URL",
+    "429": "the service limits requests: try again later",
+    "4": "check the root's URL, its region and the credentials in the environment",
+    "5": "the service fails: try again later",
+}
 _MEMORY: dict[str, Any] = {}  # memory://NAME -> its store, for all who open that name in this process
 
 
@@ -32,11 +45,14 @@ class ObjectStorage:
     def _path(self, path: str) -> str:
         return f"{self._prefix}{path}"
 
+    def _where(self, path: str) -> str:
+        return f"{self.uri.rstrip('/')}/{path}"
+
     def get(self, path: str) -> bytes | None:
         import obstore
 
         try:
-            with _os_errors(path):
+            with _os_errors("read", self._where(path), FileNotFoundError):
                 return bytes(obstore.get(self._store, self._path(path)).bytes())
         except FileNotFoundError:
             return None
@@ -49,7 +65,7 @@ class ObjectStorage:
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
         try:
-            with _os_errors(path, AlreadyExistsError, PreconditionError):
+            with _os_errors("write", self._where(path), AlreadyExistsError, PreconditionError):
                 obstore.put(self._store, self._path(path), data, mode="create")
         except (AlreadyExistsError, PreconditionError):
             return False
@@ -58,14 +74,14 @@ class ObjectStorage:
     def put(self, path: str, data: bytes) -> None:
         import obstore
 
-        with _os_errors(path):
+        with _os_errors("write", self._where(path)):
             obstore.put(self._store, self._path(path), data)
 
     def exists(self, path: str) -> bool:
         import obstore
 
         try:
-            with _os_errors(path):
+            with _os_errors("read", self._where(path), FileNotFoundError):
                 obstore.head(self._store, self._path(path))
         except FileNotFoundError:
             return False
@@ -74,7 +90,7 @@ class ObjectStorage:
     def list(self, prefix: str) -> Iterator[FileInfo]:
         import obstore
 
-        with _os_errors(prefix):
+        with _os_errors("list", self._where(prefix)):
             pages = list(obstore.list(self._store, self._path(prefix)))
         for page in pages:
             for item in page:
@@ -85,7 +101,7 @@ class ObjectStorage:
         import obstore
 
         try:
-            with _os_errors(path):
+            with _os_errors("delete", self._where(path), FileNotFoundError):
                 obstore.delete(self._store, self._path(path))
         except FileNotFoundError:
             return
@@ -94,31 +110,58 @@ class ObjectStorage:
         import obstore
 
         try:
-            with _os_errors(path):
-                return pa.PythonFile(_Download(obstore.open_reader(self._store, self._path(path)), path), mode="r")
+            with _os_errors("read", self._where(path), FileNotFoundError):
+                reader = obstore.open_reader(self._store, self._path(path))
         except FileNotFoundError:
             raise FileNotFoundError(path) from None
+        return pa.PythonFile(_Download(reader, self._where(path)), mode="r")
 
     def open_output(self, path: str) -> Any:
         import obstore
 
-        return pa.PythonFile(_Upload(obstore.open_writer(self._store, self._path(path)), path), mode="w")
+        with _os_errors("write", self._where(path)):
+            writer = obstore.open_writer(self._store, self._path(path))
+        return pa.PythonFile(_Upload(writer, self._where(path)), mode="w")
 
     def child(self, prefix: str) -> ObjectStorage:
         return ObjectStorage(f"{self.uri.rstrip('/')}/{prefix}", f"{self._prefix}{prefix}/", self._store)
 
 
 @contextmanager
-def _os_errors(path: str, *but: type[Exception]) -> Iterator[None]:
-    """Raise obstore's errors as OSError, as the port promises, except those of `but`."""
+def _os_errors(verb: str, where: str, *but: type[Exception]) -> Iterator[None]:
+    """Raise obstore's errors as OSError, as the port promises, except those of `but`: one sentence that says what to do.
+    Its cause is obstore's error without Rust's dump."""
     from obstore.exceptions import BaseError
 
     try:
         yield
     except but:
         raise
-    except BaseError as error:
-        raise OSError(f"{path}: {error}") from error
+    except (BaseError, OSError) as error:  # obstore's readers and writers raise OSErrors
+        short = without_dump(error)
+        raise OSError(f"cannot {verb} {where}: {advice(str(short))}") from short
+
+
+def without_dump(error: Exception) -> Exception:
+    """obstore's error in one line. Rust's dump of the failed request goes to the debug log."""
+    said, _, dump = str(error).partition(_DUMP)
+    if not dump:
+        return error
+    log.debug("%s%s%s", said, _DUMP, dump)
+    return type(error)(" ".join(said.split())).with_traceback(error.__traceback__)
+
+
+def advice(said: str) -> str:
+    """What the server answered, and what to do about it."""
+    answer = re.search(r"status code: ((\d{3})(?: [A-Z][A-Za-z]+)*)", said)
+    code = re.search(r"<Code>(\w+)</Code>", said)
+    if answer is None:
+        reached = "error sending request" not in said and "HTTP error" not in said
+        if reached:
+            return f"{said[:_MAX_SAID]}; check the root's URL and the credentials in the environment"
+        return "the server cannot be reached; check the root's URL, the service and the network, and try again"
+    what = f"the server answered {answer[1]}{f' ({code[1]})' if code else ''}"
+    return f"{what}; {_ADVICE.get(answer[2]) or _ADVICE.get(answer[2][0]) or _ADVICE['4']}"
 
 
 class _Download(io.RawIOBase):
@@ -134,7 +177,7 @@ class _Download(io.RawIOBase):
         return True
 
     def read(self, size: int = -1) -> bytes:
-        with _os_errors(self._path):
+        with _os_errors("read", self._path, FileNotFoundError):
             return bytes(self._reader.readall() if size < 0 else self._reader.read(size))
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
@@ -155,7 +198,7 @@ class _Upload(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         view = memoryview(data)
-        with _os_errors(self._path):
+        with _os_errors("write", self._path):
             self._writer.write(bytes(view))
         self._at += view.nbytes
         return view.nbytes
@@ -166,5 +209,5 @@ class _Upload(io.RawIOBase):
     def close(self) -> None:
         if not self.closed:
             super().close()
-            with _os_errors(self._path):
+            with _os_errors("write", self._path):
                 self._writer.close()
