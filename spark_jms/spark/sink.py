@@ -25,8 +25,8 @@ from spark_jms.settings.options import Options
 from spark_jms.spark.worker import freeze_loaded
 
 if TYPE_CHECKING:
-    from pyarrow import RecordBatch
-    from pyspark.sql.types import StructType
+    import pyarrow as pa
+    from pyspark.sql.types import DataType, StructType
 
 
 @dataclass
@@ -39,22 +39,46 @@ class StagedMessage(WriterCommitMessage):
     files: list[StagedFile]
 
 
+def _arrow_schema(schema: StructType) -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.schema(_arrow_fields(schema))
+
+
+def _arrow_fields(struct: StructType) -> list[pa.Field]:
+    import pyarrow as pa
+
+    return [pa.field(field.name, _arrow_type(field.dataType)) for field in struct]
+
+
+def _arrow_type(kind: DataType) -> pa.DataType:
+    """The type that the column has in a task's batches, in any time zone. PySpark cannot convert intervals of months: here
+    they are Arrow's own, which no message column accepts."""
+    import pyarrow as pa
+    from pyspark.errors import PySparkTypeError
+    from pyspark.sql.pandas.types import to_arrow_type
+    from pyspark.sql.types import StructType
+
+    try:
+        return to_arrow_type(kind, timezone="UTC")
+    except PySparkTypeError:
+        return pa.struct(_arrow_fields(kind)) if isinstance(kind, StructType) else pa.month_day_nano_interval()
+
+
 class _Writer:
     """Spark creates one on the driver for each batch and another for its commit; a pickled copy runs in each task."""
 
     def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
-        from pyspark.sql.pandas.types import to_arrow_schema
-
         from spark_jms.core.message import check_sendable
 
         if overwrite:
             raise OptionError('messages are sent, not overwritten: use mode("append") and outputMode("append")')
         self.options = options
-        check_sendable(to_arrow_schema(schema))
+        check_sendable(_arrow_schema(schema))
         self.domain_root = options.root
         self.destination = Domain(options.root).log(options.destination).refresh().destination
 
-    def write(self, iterator: Iterator[RecordBatch]) -> StagedMessage:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
         from pyspark import TaskContext
 
         context = TaskContext.get()
