@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +15,14 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from spark_jms import connect
 from spark_jms.claims import planner, views
 from spark_jms.core.batch import Batch
-from spark_jms.errors import DataLossError, InvalidDestinationError, OptionError, StaleCheckpointError, TriggerError
+from spark_jms.errors import (
+    DataLossError,
+    InvalidDestinationError,
+    OffsetError,
+    OptionError,
+    StaleCheckpointError,
+    TriggerError,
+)
 from spark_jms.log.domain import Domain
 from spark_jms.log.subscriptions import drop_subscription
 from spark_jms.spark.browser import JmsqReader
@@ -178,6 +187,42 @@ def test_asynchronous_progress_is_refused() -> None:
     assert parse_options({**given, "asyncProgressTrackingEnabled": "false"}).destination == "orders"
     with pytest.raises(TriggerError, match="asyncProgressTrackingEnabled"):
         parse_options({**given, "asyncProgressTrackingEnabled": "true"})
+
+
+# -- damaged checkpoints -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("damage", "kind", "said"),
+    [
+        (lambda text: '{"orders": {"0": 17}}', OffsetError, "is not one of spark-jms"),
+        (lambda text: "null", OffsetError, "is not one of spark-jms"),
+        (lambda text: text.replace('"consumer"', '"consumr"'), OffsetError, "is not one of spark-jms"),
+        (lambda text: text.replace('"members": {', '"members": {"x": 1'), OffsetError, "is damaged"),
+        (lambda text: text[: len(text) // 2], json.JSONDecodeError, "line 1 column"),
+        (lambda text: "%PDF-1.4", json.JSONDecodeError, "line 1 column"),
+    ],
+    ids=["another source", "null", "another key", "another value", "truncated", "not JSON"],
+)
+def test_damaged_offset_of_a_checkpoint(
+    root: str, damage: Callable[[str], str], kind: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C5: JSON that is not our offset is OffsetError. PySpark's worker parses it before it asks the source, so what is not
+    JSON is PySpark's error: docs/OPERATING.md names it."""
+    from pyspark.serializers import write_with_length
+    from pyspark.sql.streaming import python_streaming_source_runner as runner
+
+    source = reader(root)
+    text = json.dumps(first_batch(source))
+    asked: list[object] = []
+    latest_offset = source.latestOffset
+    monkeypatch.setattr(source, "latestOffset", lambda *given: asked.append(given) or latest_offset(*given))
+    request = io.BytesIO()
+    for part in (damage(text), json.dumps({"_type": "ReadMaxRows", "max_rows": 10})):
+        write_with_length(part.encode(), request)
+    request.seek(0)
+    with pytest.raises(kind, match=said):
+        runner.latest_offset_admission_control_func(source, request, io.BytesIO())
+    assert bool(asked) == (kind is OffsetError)
+    source.stop()
 
 
 # -- options that do not apply -------------------------------------------------------------------------------------------
