@@ -107,6 +107,10 @@ class DestinationSettings(Table):
 
 
 KEYS = settings_of(DestinationSettings)
+# The first tables had these, so a table that lacks one is damaged: with a default in its place, members would disappear.
+IN_EVERY_TABLE = frozenset(
+    ("kind", "members", "routing", "weights", "maxMessageSize", "retention", "inDoubtTimeout", "fileGrace")
+)
 
 
 def contradiction(settings: DestinationSettings) -> tuple[str, str] | None:
@@ -140,9 +144,9 @@ def to_metadata(settings: DestinationSettings) -> dict[str, str]:
 
 
 def from_metadata(stored: Mapping[str, str]) -> dict[str, Any]:
-    """The values by field. A setting that is not stored has its default; KeyError when it has none."""
+    """The values by field. KeyError when a setting of IN_EVERY_TABLE is missing; any other then has its default."""
     values = {}
     for row in KEYS.values():
-        if row.stored_name in stored or row.default is REQUIRED:
+        if row.stored_name in stored or row.name in IN_EVERY_TABLE:
             values[row.field] = row.type.load(stored[row.stored_name])
     return values

@@ -147,6 +147,12 @@ class Duration(ValueType):
         most = parse_duration_ms(self.high) if self.high else MAX_WHOLE
         return bool(parse_duration_ms(self.low) <= value_ms <= most)
 
+    def load(self, stored: str) -> Any:
+        value = json.loads(stored)
+        if self.unit == "ms" and type(value) is not int:
+            raise ValueError(stored)
+        return value
+
     def show(self, value: Any) -> str:
         return show_duration(value if self.unit == "ms" else value * 1000)
 

@@ -192,11 +192,16 @@ def test_stored_form_is_stable() -> None:
 
 def test_missing_stored_setting_has_its_default() -> None:
     """C3: tables of earlier versions lack the settings of later ones."""
-    bare = {
-        f"jmsq.{name}": STORED[f"jmsq.{name}"] for name in ("formatVersion", "name", "kind", "epoch", "subscriptions")
-    }
-    read = Destination.from_configuration({**bare, "jmsq.slotMembers": "0"}, "here")
-    assert read == Destination("orders", "distributed-queue", epoch=4)
+    later = ("jmsq.acknowledgementRetentionMs", "jmsq.durability")
+    read = Destination.from_configuration({k: v for k, v in STORED.items() if k not in later}, "here")
+    assert read == attrs.evolve(ORDERS, acknowledgement_retention_ms=7 * 86_400_000, durability="process")
+
+
+@pytest.mark.parametrize("name", ["retentionMs", "inDoubtTimeoutMs", "fileGraceMs", "acknowledgementRetentionMs"])
+def test_stored_duration_is_a_whole_number(name: str) -> None:
+    """C3: milliseconds; a fraction is damage."""
+    with pytest.raises(UnreadableTableError, match="lacks or garbles 1.5"):
+        Destination.from_configuration({**STORED, f"jmsq.{name}": "1.5"}, "here")
 
 
 @pytest.mark.parametrize("name", [name for name in STORED if name != "jmsq.name"])
@@ -205,7 +210,10 @@ def test_garbled_stored_setting_is_refused(name: str) -> None:
         Destination.from_configuration({**STORED, name: "{"}, "here")
 
 
-@pytest.mark.parametrize("name", ["formatVersion", "name", "kind", "slotMembers", "epoch", "subscriptions"])
+@pytest.mark.parametrize(
+    "name",
+    [name.removeprefix("jmsq.") for name in STORED if not name.endswith(("acknowledgementRetentionMs", "durability"))],
+)
 def test_missing_mandatory_entry_is_refused(name: str) -> None:
     with pytest.raises(UnreadableTableError, match=f"lacks or garbles '{name}'"):
         Destination.from_configuration({k: v for k, v in STORED.items() if k != f"jmsq.{name}"}, "here")
