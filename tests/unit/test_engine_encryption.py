@@ -120,7 +120,7 @@ def test_an_engine_that_does_not_know_the_secret() -> None:
 
 
 def test_unauthenticated_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """R17: a greeting is short, and of those who do not greet the oldest is cut off, however slow its thread leaves."""
+    """R17: a greeting is short, and the engine cuts off the oldest unauthenticated connection, however slowly its thread ends."""
     monkeypatch.setattr(client_connections, "MAX_GREETING", 3)
     authenticate, all_seen = ClientConnections._authenticate, threading.Event()
 

@@ -1,4 +1,4 @@
-"""python -m store.replicated.admin"""
+"""python -m spark_jms.store.regions.admin"""
 
 import sys
 
