@@ -52,7 +52,7 @@ class Options(Table):
     )
     selector: str | None = setting(
         "selector",
-        Text("a JMS selector, at most 8 KiB"),
+        Text("a JMS selector, at most 128 KiB"),
         None,
         "SQL-92 conditions on headers and properties. In a queue, messages that do not match stay for others. For a "
         "topic's subscription they are finished, so a subscription keeps its first selector; another one is an "

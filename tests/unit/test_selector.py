@@ -33,7 +33,25 @@ EXAMPLES = [
     ("Country IN (' UK', 'US', 'France')", {"Country": ("string", "Peru")}, False),
     ("Country NOT IN (' UK', 'US', 'France')", {"Country": ("string", "Peru")}, True),
     ("Country NOT IN (' UK', 'US', 'France')", {}, False),
-    ("Country NOT IN ('UK')", {"Country": ("int", 5)}, True),
+    ("Country NOT IN ('UK')", {"Country": ("int", 5)}, False),
+    ("Country IN ('UK')", {"Country": ("int", 5)}, False),
+    ("NOT Country IN ('UK')", {"Country": ("int", 5)}, True),
+    ("NOT Country NOT IN ('UK')", {"Country": ("boolean", True)}, True),
+    ("NOT Country NOT IN ('UK')", {}, False),
+    ("phone NOT LIKE '5'", {"phone": ("int", 5)}, False),
+    ("NOT phone LIKE '5'", {"phone": ("int", 5)}, True),
+    ("(weight > 5) = TRUE", CAR, True),
+    ("(weight > 5) = FALSE", CAR, False),
+    ("(weight > 5) <> FALSE", CAR, True),
+    ("(weight > 5) = (color = 'blue')", CAR, True),
+    ("(weight > 5) <> (color = 'blue')", CAR, False),
+    ("(a > 5) = TRUE OR (a > 5) = FALSE OR (a > 5) <> TRUE", {}, False),
+    ("NOT (a > 5) = TRUE", {}, False),
+    ("(a IS NULL) = TRUE", {}, True),
+    ("(a > 5) = flag", {"a": ("int", 6), "flag": ("boolean", True)}, True),
+    ("(a > 5) = flag", {"a": ("int", 6), "flag": ("string", "true")}, False),
+    ("flag = (NOT a > 5 AND TRUE)", {"a": ("int", 6), "flag": ("boolean", False)}, True),
+    ("((a > 5) = TRUE) = FALSE", {"a": ("int", 1)}, True),
     ("phone LIKE '12%3'", {"phone": ("string", "123")}, True),
     ("phone LIKE '12%3'", {"phone": ("string", "12993")}, True),
     ("phone LIKE '12%3'", {"phone": ("string", "1234")}, False),
@@ -149,7 +167,12 @@ ERRORS = [
     ("NOT 5", 1, 5, "NOT takes a condition", "found a number"),
     ("a = 1 AND 'x'", 1, 11, "AND joins conditions", "found a string"),
     ("5", 1, 1, "a selector must be a condition", "found a number"),
-    ("(a > 5) = TRUE", 1, 1, "= compares values", "found a condition"),
+    ("TRUE = 0", 1, 1, "= compares values of one type, found TRUE or FALSE and a number", ""),
+    ("FALSE = 'a'", 1, 1, "= compares values of one type, found TRUE or FALSE and a string", ""),
+    ("b AND 'a' <> 1", 1, 7, "<> compares values of one type, found a string and a number", ""),
+    ("a + 1 = 'x'", 1, 1, "= compares values of one type, found a number and a string", ""),
+    ("(a > 5) = 1", 1, 1, "= compares values of one type, found a condition and a number", ""),
+    ("(a > 5) > 1", 1, 1, "> compares numbers", "found a condition"),
     ("'a' LIKE 'b'", 1, 1, "LIKE takes a name on its left", ""),
     ("a LIKE b", 1, 8, "found 'b' after 'LIKE'", "a string in single quotes"),
     ("a LIKE 'x' ESCAPE 'ab'", 1, 19, "one character, found 2", ""),
@@ -168,8 +191,8 @@ ERRORS = [
     ("a = 1e39F", 1, 5, "out of the range of Java's float", ""),
     ("a = '\ud800'", 1, 6, "half a surrogate pair", ""),
     ("a = 1 ;", 1, 7, "found ';'", ""),
-    ("(" * 101 + "a" + ")" * 101, 1, 1, "nested more than 100 deep", ""),
-    ("NOT " * 101 + "a", 1, 1, "nested more than 100 deep", ""),
+    ("(" * 257 + "a" + ")" * 257, 1, 1, "nested more than 256 deep", ""),
+    ("NOT " * 257 + "a", 1, 1, "nested more than 256 deep", ""),
 ]
 
 
@@ -216,16 +239,31 @@ def test_blank_text_is_no_selector() -> None:
 
 
 def test_length_and_depth_are_limited() -> None:
-    """C7: 8 KiB and 100 levels are accepted and evaluated, one more is refused."""
-    deepest = "(NOT a OR " * 50 + "a" + ")" * 50
-    for text in ("(" * 100 + "a" + ")" * 100, deepest, "a = " + "(1 + 1 * " * 100 + "1" + ")" * 100):
+    """C7: 128 KiB and 256 levels are accepted and evaluated, one more is refused."""
+    deepest = "(NOT a OR " * 128 + "a" + ")" * 128
+    compared = "(" * 256 + "a" + " = TRUE)" * 256
+    for text in ("(" * 256 + "a" + ")" * 256, deepest, compared, "a = " + "(1 + 1 * " * 256 + "1" + ")" * 256):
         assert len(chosen(text, {"a": ("boolean", True)})) == 1
-    terms = " AND ".join(["a"] * 1365)
+    assert chosen(compared, {"a": ("boolean", True)}, {"a": ("boolean", False)}, {}) == [True, False, False]
+    terms = " AND ".join(["a"] * 10_000)
     assert chosen(terms, {"a": ("boolean", True)}, {}) == [True, False]
-    exact = "a = '" + "x" * (8 * 1024 - 6) + "'"
+    exact = "a = '" + "x" * (128 * 1024 - 6) + "'"
     assert Selector.parse(exact) is not None
-    with pytest.raises(InvalidSelectorError, match="8193 bytes long, at most 8192"):
+    with pytest.raises(InvalidSelectorError, match="131073 bytes long, at most 131072"):
         Selector.parse(exact + " ")
+
+
+def test_programs_may_generate_long_selectors() -> None:
+    """C7: 1,000 OR terms, 200 parentheses, 200 NOTs, and 200 conditions in one another."""
+    row: dict[str, Typed] = {"a": ("long", 999), "flag": ("boolean", True)}
+    other: dict[str, Typed] = {"a": ("long", 1000), "flag": ("boolean", False)}
+    terms = " OR ".join(f"(a = {n} AND name_of_the_customer <> 'number {n} of many')" for n in range(1000))
+    names: dict[str, Typed] = {**row, "name_of_the_customer": ("string", "x")}
+    assert chosen(terms, names, {**other, "name_of_the_customer": ("string", "x")}) == [True, False]
+    assert chosen("(" * 200 + "a = 999" + ")" * 200, row, other) == [True, False]
+    assert chosen("NOT " * 200 + "flag", row, other) == [True, False]
+    assert chosen("NOT " * 201 + "flag", row, other) == [False, True]
+    assert chosen("(flag AND " * 200 + "a = 999" + ")" * 200, row, other) == [True, False]
 
 
 # -- the value ---------------------------------------------------------------------------------------------------------

@@ -94,7 +94,8 @@ def ref_value(node: Expression, row: Mapping[str, Any]) -> Any:
         return row.get(node.name)
     if isinstance(node, Sign):
         return ref_calculate("*", ref_value(node.operand, row), 1 if node.op == "+" else -1)
-    assert isinstance(node, Arithmetic)
+    if not isinstance(node, Arithmetic):
+        return {T: True, F: False, U: None}[ref(node, row)]
     value = ref_value(node.first, row)
     for op, operand in node.rest:
         value = ref_calculate(op, value, ref_value(operand, row))
@@ -117,13 +118,13 @@ def ref(node: Expression, row: Mapping[str, Any]) -> float:
                 return max(ref_compare("<", value, low_value), ref_compare(">", value, high_value))
             return min(ref_compare(">=", value, low_value), ref_compare("<=", value, high_value))
         case In(name, values, negated):
-            truth = max(ref_compare("=", row.get(name.name), value) for value in values)
-            return 1 - truth if negated else truth
+            each = [ref_compare("<>" if negated else "=", row.get(name.name), value) for value in values]
+            return min(each) if negated else max(each)
         case Like(name, pattern, escape, negated):
             value = row.get(name.name)
             if value is None:
                 return U
-            return float((isinstance(value, str) and ref_like(pattern, escape, value)) is not negated)
+            return float(isinstance(value, str) and ref_like(pattern, escape, value) is not negated)
         case IsNull(name, negated):
             return float((row.get(name.name) is None) is not negated)
         case _:
@@ -159,8 +160,32 @@ def _chains(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 sums = st.recursive(st.one_of(names_, names_, numbers), _chains, max_leaves=4)
 equal_sides = st.one_of(sums, sums, st.sampled_from(TEXTS).map(Literal), st.booleans().map(Literal))
 modes = st.sampled_from(["PERSISTENT", "NON_PERSISTENT"]).map(Literal)
+
+
+def static_type(node: Expression) -> type | None:
+    """The type that the text shows; None for a name."""
+    match node:
+        case Name():
+            return None
+        case Literal(value):
+            return float if ref_is_number(value) else type(value)
+        case Sign() | Arithmetic():
+            return float
+        case _:
+            return bool
+
+
+equalities = st.sampled_from(["=", "<>"])
+
+
+def alike(op: str, left: Expression, right: Expression) -> Comparison:
+    """The comparison, with a name in place of an operand whose type the text shows to be another one."""
+    types = {static_type(left), static_type(right)} - {None}
+    return Comparison(op, left, right if len(types) < 2 else Name("a"))
+
+
 predicates = st.one_of(
-    st.builds(Comparison, st.sampled_from(["=", "<>"]), equal_sides, equal_sides),
+    st.builds(alike, equalities, equal_sides, equal_sides),
     st.builds(Comparison, st.sampled_from(["=", "<>"]), st.just(Name("JMSDeliveryMode")), modes),
     st.builds(Comparison, st.sampled_from(["<", "<=", ">", ">="]), sums, sums),
     st.builds(Between, sums, sums, sums, st.booleans()),
@@ -184,6 +209,7 @@ conditions = st.recursive(
         st.builds(Not, inner),
         st.lists(inner, min_size=2, max_size=3).map(tuple).map(And),
         st.lists(inner, min_size=2, max_size=3).map(tuple).map(Or),
+        st.builds(alike, equalities, inner, st.one_of(inner, equal_sides)),
     ),
     max_leaves=6,
 )

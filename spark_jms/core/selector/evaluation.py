@@ -165,10 +165,11 @@ def _bits(found: Any) -> Bits:
 
 
 def _text_test(value: Operand, test: Callable[[Any], Any], negated: bool) -> _Truth:
-    """NULL is unknown, anything but a string fails the test; NOT negates what is known."""
+    """NULL is unknown; a value that is not a string fails the test and its negation."""
     texts = value.kinds == TEXT
-    true = texts & _bits(test(value.texts)) if texts.any() else np.zeros(texts.shape, np.bool_)
-    return _Truth(true, (value.kinds != NULL) & ~true).negated(negated)
+    passed = _bits(test(value.texts)) if texts.any() else texts
+    true = texts & (~passed if negated else passed)
+    return _Truth(true, (value.kinds != NULL) & ~true)
 
 
 def _like(texts: Any, pattern: str, escape: str | None) -> Any:
@@ -211,8 +212,9 @@ def _operand(node: Expression, rows: Rows) -> Operand:
             for op, operand in rest:
                 result = _calculate(op, result, _operand(operand, rows))
             return result
-        case _:
-            raise AssertionError(f"not an operand: {node}")
+        case _:  # a condition in parentheses: a boolean, NULL where it is unknown
+            truth = _truth(node, rows)
+            return Operand(np.where(truth.true | truth.false, BOOLEAN, NULL).astype(np.int8), booleans=truth.true)
 
 
 def _constant(value: str | int | float | bool) -> Operand:

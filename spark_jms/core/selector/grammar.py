@@ -38,8 +38,8 @@ from spark_jms.core.selector.tree import (
 )
 from spark_jms.errors import InvalidSelectorError
 
-MAX_LENGTH_BYTES = 8 * 1024
-MAX_NESTING = 100
+MAX_LENGTH_BYTES = 128 * 1024
+MAX_NESTING = 256  # evaluation takes at most two frames a level, of Python's thousand
 KEYWORDS = frozenset(("NULL", "TRUE", "FALSE", "NOT", "AND", "OR", "BETWEEN", "LIKE", "IN", "IS", "ESCAPE"))
 HEADERS = ("JMSDeliveryMode", "JMSPriority", "JMSMessageID", "JMSTimestamp", "JMSCorrelationID", "JMSType")
 REFUSED = frozenset(("JMSXDeliveryCount", "JMS_JMSQ_Types"))
@@ -158,7 +158,8 @@ def _taken(part: _Part, kinds: str, where: str) -> Expression:
 
 _CONDITION = "name value boolean condition"
 _NUMBER = "name value number"
-_OPERAND = "name value number string boolean"
+_OPERAND = "name value number string boolean condition"
+_TYPES = {"number": "number", "string": "string", "boolean": "boolean", "condition": "boolean"}  # known from the text
 
 
 def _wrong_in_name(text: str) -> int | None:
@@ -231,6 +232,9 @@ class _Builder(Transformer[Token, _Part]):
         else:
             allowed, where = _NUMBER, f"{op} compares numbers (strings and booleans take only = and <>)"
         node = Comparison(str(op), _taken(left, allowed, where), _taken(right, allowed, where))
+        types = {_TYPES[part.kind] for part in (left, right) if part.kind in _TYPES}
+        if len(types) > 1:
+            raise _Flaw(left.offset, f"{op} compares values of one type, found {_A[left.kind]} and {_A[right.kind]}")
         return self._part(node, "condition", left.offset, left, right)
 
     def between(self, found: list[Any]) -> _Part:

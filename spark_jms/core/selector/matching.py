@@ -2,7 +2,8 @@
 
 The result of a condition is True, False or None (unknown). The theory, shared with `selector_eval`:
 an operand is NULL, a string, a boolean, an exact number (Java long) or an approximate one (Java double).
-A comparison with NULL is unknown, one of unlike types is false. Arithmetic on anything but numbers is NULL.
+A comparison with NULL is unknown, one of unlike types is false; so are IN and LIKE, and NOT IN and NOT LIKE, of a value
+that is not a string. A condition in parentheses is a boolean, or NULL where it is unknown. Arithmetic on anything but numbers is NULL.
 """
 
 from __future__ import annotations
@@ -62,14 +63,9 @@ def evaluate(node: Expression, lookup: Lookup) -> bool | None:
         case Between():
             return _between(node, lookup)
         case In(name, values, negated):
-            value = _value(name, lookup)
-            return None if value is None else _negate(value in values, negated)
+            return _text_test(_value(name, lookup), values.__contains__, negated)
         case Like(name, pattern, escape, negated):
-            value = _value(name, lookup)
-            if value is None:
-                return None
-            found_text = isinstance(value, str) and python_like(pattern, escape).fullmatch(value) is not None
-            return _negate(found_text, negated)
+            return _text_test(_value(name, lookup), python_like(pattern, escape).fullmatch, negated)
         case IsNull(name, negated):
             return (_value(name, lookup) is None) is not negated
         case _:  # a name or TRUE / FALSE standing as a condition: x means x = TRUE
@@ -90,6 +86,13 @@ def _joined(operands: tuple[Expression, ...], lookup: Lookup, decisive: bool) ->
 
 def _negate(truth: bool | None, negated: bool) -> bool | None:
     return truth if truth is None or not negated else not truth
+
+
+def _text_test(value: object, test: Callable[[str], object], negated: bool) -> bool | None:
+    """NULL is unknown; a value that is not a string fails the test and its negation."""
+    if not isinstance(value, str):
+        return None if value is None else False
+    return bool(test(value)) is not negated
 
 
 def _between(node: Between, lookup: Lookup) -> bool | None:
@@ -135,8 +138,8 @@ def _value(node: Expression, lookup: Lookup) -> object:
             for op, operand in rest:
                 result = _calculate(op, result, _value(operand, lookup))
             return result
-        case _:
-            raise AssertionError(f"not an operand: {node}")
+        case _:  # a condition in parentheses: a boolean, NULL where it is unknown
+            return evaluate(node, lookup)
 
 
 def _java(value: object) -> object:

@@ -10,16 +10,19 @@ Where the specification is open, or this implementation differs from it:
   rounded to 32 bits when it is read and then widened, and arithmetic on it is that of doubles. A long is widened to a
   double where it meets one. Hexadecimal, octal and binary literals fill 64 bits, so 0xFFFFFFFFFFFFFFFF is -1.
 - Arithmetic on a string or a boolean is NULL. Comparing unlike types is false, and so is ordering two strings or two
-  booleans; where a literal shows it in the text (`name > 'a'`, `'a' + 1`) the selector is refused.
-- BETWEEN stands for its two comparisons, so a string is neither BETWEEN nor NOT BETWEEN; NOT IN and NOT LIKE negate,
-  so a number is NOT IN ('a') and NOT LIKE 'a'.
-- A name may stand as a condition: `urgent` is `urgent = TRUE`. A condition in parentheses is not a value to compare.
+  booleans; where the text shows it (`name > 'a'`, `'a' + 1`, `TRUE = 0`, `a + 1 = 'x'`) the selector is refused.
+- An operator on a value of a wrong type is false, and so is the operator with NOT: a string is neither BETWEEN nor NOT
+  BETWEEN, a number neither IN ('a') nor NOT IN ('a'), neither LIKE nor NOT LIKE 'a'. A NOT before the condition negates:
+  NOT n IN ('a') is true for a number n.
+- A name may stand as a condition: `urgent` is `urgent = TRUE`. A condition in parentheses is a boolean value, NULL where
+  it is unknown: `(a > 5) = TRUE`, `(a > 5) <> (b > 5)`.
 - IN takes strings only, as the specification has it. LIKE counts code points, % and _ match line ends, and the escape
   character makes any character stand for itself.
 - Property values are not converted: '5' sent as a string is not the number 5. JMSDeliveryMode is the string
   'PERSISTENT' or 'NON_PERSISTENT'.
 - Of the headers, JMSDestination, JMSReplyTo, JMSExpiration, JMSRedelivered and JMSDeliveryTime are refused by name, as
-  JMS does, and so is JMSXDeliveryCount: delivery counts belong to a subscription, not to the message.
+  JMS does. JMSXDeliveryCount is refused as well: JMS allows it, but a count belongs to a subscription's record set and
+  changes, whereas the planner evaluates a selector on the stored message alone and remembers what it refuses.
 """
 
 from __future__ import annotations
@@ -58,7 +61,7 @@ class Selector:
 
     @classmethod
     def parse(cls, text: str | None) -> Selector | None:
-        """The selector of a text, None for None or blank. At most 8 KiB, nested at most 100 deep."""
+        """The selector of a text, None for None or blank. At most 128 KiB, nested at most 256 deep."""
         if text is None:
             return None
         if not isinstance(text, str):
