@@ -7,14 +7,14 @@ messages: a sender that routed by an older declaration notices at its commit.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import attrs
 import pyarrow as pa
 
-from spark_jms.core.destination import Destination
+from spark_jms.core.destination import Destination, Subscription
 from spark_jms.core.message import PARTITION_SCHEMA, STORED_SCHEMA
 from spark_jms.errors import InvalidDestinationError, MemberRemovalError
 from spark_jms.log.acknowledgements import ACKNOWLEDGEMENT_SCHEMA
@@ -124,8 +124,16 @@ def decide_change(wanted: Destination, snapshot: Snapshot, full_member: int | No
             f"destination {wanted.name} was made with {slots} members, to which its units of order are bound: it can "
             f"grow beyond {slots} and shrink back to {slots}, but not to {wanted.members}"
         )
-    action = metadata_action(snapshot, now.changed_to(wanted))
-    return ChangeDecision("SET TBLPROPERTIES", [action], difference=_difference(now, wanted))
+    after = attrs.evolve(now.changed_to(wanted), subscriptions=_with_floors(snapshot, wanted.members))
+    return ChangeDecision("SET TBLPROPERTIES", [metadata_action(snapshot, after)], difference=_difference(now, wanted))
+
+
+def _with_floors(snapshot: Snapshot, members: int) -> dict[str, Subscription]:
+    """The subscriptions, with a floor for each member that is added again. Such a member was empty when it was removed,
+    and a subscription made since then begins after its messages."""
+    now = snapshot.destination
+    again = {m: snapshot.last_sequence(m) for m in range(now.members, members) if snapshot.last_sequence(m)}
+    return {name: replace(made, floors={**made.floors, **again}) for name, made in now.subscriptions.items()}
 
 
 def _difference(old: Destination, new: Destination) -> str:

@@ -86,6 +86,13 @@ class Snapshot:
         """The last number given in this member; it outlives the files (C5)."""
         return self.transactions.get(f"{SEQUENCE_PREFIX}{member}", 0)
 
+    def numbered_members(self) -> set[int]:
+        """The members that ever got a message, removed ones included."""
+        ids = (
+            app_id.removeprefix(SEQUENCE_PREFIX) for app_id in self.transactions if app_id.startswith(SEQUENCE_PREFIX)
+        )
+        return {int(member) for member in ids}
+
     def member_files(self, member: int) -> MemberFiles:
         return self.members.get(member, _NO_FILES)
 

@@ -21,17 +21,21 @@ def create_subscription(
     the subscription or was committed before it."""
     check_name("subscription", name)
     now = now_ms()
+    found: Subscription | None = None
 
     def decide(snapshot: Snapshot) -> Decision | None:
+        nonlocal found
         declared = snapshot.destination
-        if name in declared.subscriptions:
+        known = declared.subscriptions.get(name)
+        found = known or Subscription(name, floors(snapshot), now, selector)
+        if known is not None:
             return None
-        made = Subscription(name, floors(snapshot), now, selector)
-        after = attrs.evolve(declared, subscriptions={**declared.subscriptions, name: made})
+        after = attrs.evolve(declared, subscriptions={**declared.subscriptions, name: found})
         return Decision("SET TBLPROPERTIES", [metadata_action(snapshot, after)])
 
     commit(log, decide)
-    return log.snapshot.destination.subscriptions[name]
+    assert found is not None  # of the attempt that counted: by now it may have been dropped again
+    return found
 
 
 def drop_subscription(log: DeltaLog, name: str) -> bool:
