@@ -53,6 +53,12 @@ class DuplicateTransactionError(JmsqError):
 
 
 # -- the state of a domain ---------------------------------------------------------------------------------------------
+class QueryIdError(JmsqError):
+    """The tasks of a micro-batch do not name one streaming query (the local property sql.streaming.queryId), so its
+    transaction would be shared with other queries, and one of them would lose its batches: nothing was sent. Write the
+    stream with writeStream, or with df.write and txnAppId, txnVersion inside foreachBatch."""
+
+
 class DomainError(JmsqError):
     """The root is not a spark-jms domain: create it with `jmsq apply --root ROOT MODULE.yaml`."""
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from spark_jms.errors import DuplicateTransactionError, OptionError
+from spark_jms.errors import DuplicateTransactionError, OptionError, QueryIdError
 from spark_jms.log.domain import Domain
 from spark_jms.log.housekeeping import after_send
 from spark_jms.log.message_writer import MessageWriter
@@ -121,8 +121,10 @@ class _Writer:
 
 class JmsqStreamWriter(_Writer, DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        query_id = next((m.query_id for m in messages if isinstance(m, StagedMessage)), "")
-        self._send(messages, TransactionId(f"sink/{query_id}", batchId))
+        query_ids = {message.query_id for message in messages if isinstance(message, StagedMessage)}
+        if len(query_ids) > 1 or "" in query_ids:
+            raise QueryIdError()
+        self._send(messages, TransactionId(f"sink/{next(iter(query_ids), '')}", batchId))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._discard(messages)
