@@ -187,7 +187,8 @@ class Ledger:
     def _count(self, sign: int, objects: Iterable[tuple[str, bytes]]) -> None:
         for key, value in objects:
             self.object_count += sign
-            self.object_bytes += sign * (len(key) + len(value))
+            key_bytes = len(key) if key.isascii() else len(key.encode())
+            self.object_bytes += sign * (key_bytes + len(value))
 
     def _whole(self, changes: tuple[Change, ...]) -> tuple[Change, ...]:
         """The changes of records that are not damaged."""

@@ -2,13 +2,17 @@
 
 The engine appends batches of ledger entries; the snapshot is the whole ledger. Each carries the tokens of the appends
 that were kept, so that a new engine can tell a client what became of an append whose answer was lost.
+
+A full store refuses values that make the ledger larger. It keeps everything else (R13): when there is no room for the
+batch, the log writes a snapshot of the ledger with the batch instead, for which the journal always has room.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain, islice
 
 import msgspec
 
@@ -21,17 +25,23 @@ from spark_jms.store.errors import (
     SingleCopyError,
     StoreClosedError,
     StoreError,
+    StoreFullError,
 )
 from spark_jms.store.ledger.codec import DecodeError, decode, encode
-from spark_jms.store.ledger.entries import Entry, Prepared, Written
+from spark_jms.store.ledger.entries import Cancelled, Closed, Ended, Entry, Opened, Prepared, Resolved, Written
+from spark_jms.store.ledger.ledger import Ledger
 from spark_jms.store.regions.client.object_journal import JournaledState, ObjectJournal, SnapshotPolicy
 from spark_jms.store.regions.client.objects import Objects
 
 log = logging.getLogger("store.replicated")
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 OUTCOMES = 1_024
 SNAPSHOTS = SnapshotPolicy(batches=4_096, batch_bytes=8 * 1024 * 1024)
+OBJECT_BYTES = 6  # of an object in a snapshot, beside its key and value
+ENTRY_BYTES = 32  # by which an entry may be longer in a snapshot than in its batch
+TOKEN_BYTES = 16
+SHORTER = (Written, Resolved, Closed, Ended, Cancelled)  # a snapshot has no more of them than the objects they change
 LOST = (FencedError, DaemonUnavailableError, StoreClosedError, RegionUnavailableError, SingleCopyError)  # ownership
 
 
@@ -59,11 +69,17 @@ class _Outcomes:
         while len(self.tokens) > OUTCOMES:
             self.known_since = self.tokens.popleft()[1]
 
+    def growth(self, tokens: Sequence[tuple[str, int]]) -> int:
+        """By how many bytes `add` makes them longer in a snapshot, at most."""
+        forgotten = islice(chain(self.tokens, tokens), max(0, len(self.tokens) + len(tokens) - OUTCOMES))
+        return _tokens_size(tokens) - _tokens_size(forgotten)
+
 
 class _Replay(JournaledState):
     def __init__(self, outcomes: _Outcomes) -> None:
         self.entries: list[Entry] = []
         self._outcomes = outcomes
+        self._size = 0
 
     def restore(self, snapshot: bytes) -> None:
         self.replay(snapshot, 0, 0)
@@ -71,14 +87,20 @@ class _Replay(JournaledState):
     def replay(self, payload: bytes, first: int, count: int) -> None:
         kept = _decoder.decode(payload)
         try:
-            self.entries += decode(kept.entries)
+            entries = decode(kept.entries)
         except DecodeError as error:
             raise ValueError(str(error)) from error
+        self.entries += entries
+        self._size += len(payload) + ENTRY_BYTES * len(entries)
         self._outcomes.known_since = max(self._outcomes.known_since, kept.known_since)
         self._outcomes.add(kept.tokens)
 
     def handles(self) -> set[int]:
         return set()
+
+    def size(self) -> int:
+        """The entries since the snapshot replace older values, so this is too large until the next snapshot."""
+        return self._size
 
 
 class RecordLog:
@@ -101,18 +123,22 @@ class RecordLog:
         return Loaded(self._journal.position, tuple(replay.entries), tuple(outcomes.tokens), outcomes.known_since)
 
     async def append(self, batch: LedgerBatch) -> None:
-        """Durable when it returns. When the store is full, it refuses a batch that writes values and keeps every other
-        one, so that values can still be deleted (R13)."""
+        """Durable when it returns. StoreFullError for a batch that writes values and makes the ledger larger (R13)."""
         journal = self._journal
         assert journal is not None, "load() comes first"
         tokens = [(token, batch.position) for token in batch.tokens]
-        was_reserved = journal.reserved
         payload = _encoder.encode(_Payload(encode(batch.entries), tokens))
-        await journal.append(payload, len(batch.entries), grows=writes_values(batch.entries))
+        growth = _growth(batch) + self._outcomes.growth(tokens)
+        try:
+            await self._append(journal, batch, payload, growth)
+        except StoreFullError:
+            if _grows(batch):
+                raise
+            await self._snapshot(journal, batch.after, batch.position, tokens, full=True)
         self._outcomes.add(tokens)
-        if journal.snapshot_due or (was_reserved and not journal.reserved):
+        if journal.snapshot_due:
             try:
-                await self._snapshot(journal, batch)
+                await self._snapshot(journal, batch.after, batch.position)
             except LOST:
                 raise
             except StoreError as error:  # the batch is durable all the same
@@ -120,14 +146,31 @@ class RecordLog:
                     "%s: cannot write a snapshot of the ledger, the log keeps growing: %s", journal.objects.name, error
                 )
 
-    async def _snapshot(self, journal: ObjectJournal, batch: LedgerBatch) -> None:
+    async def _append(self, journal: ObjectJournal, batch: LedgerBatch, payload: bytes, growth: int) -> None:
+        grows = _grows(batch)
+        try:
+            await journal.append(payload, len(batch.entries), growth, grows=grows)
+        except StoreFullError:
+            if not grows or not journal.worth_snapshot:
+                raise
+            await self._snapshot(journal, batch.before, batch.base)
+            await journal.append(payload, len(batch.entries), growth, grows=grows)
+
+    async def _snapshot(
+        self,
+        journal: ObjectJournal,
+        ledger: Ledger,
+        position: int,
+        new_tokens: Sequence[tuple[str, int]] = (),
+        *,
+        full: bool = False,
+    ) -> None:
         outcomes = self._outcomes
-        payload = _Payload(encode(batch.after.snapshot()), list(outcomes.tokens), outcomes.known_since)
-        await journal.delete(await journal.snapshot(_encoder.encode(payload), batch.position))
+        payload = _Payload(encode(ledger.snapshot()), [*outcomes.tokens, *new_tokens], outcomes.known_since)
+        await journal.delete(await journal.snapshot(_encoder.encode(payload), position, full=full))
 
 
 def writes_values(entries: Sequence[Entry]) -> bool:
-    """These entries make the ledger larger."""
     return any(
         isinstance(operation, Put)
         for entry in entries
@@ -135,3 +178,30 @@ def writes_values(entries: Sequence[Entry]) -> bool:
         for change in entry.changes
         for operation in change.operations
     )
+
+
+def _grows(batch: LedgerBatch) -> bool:
+    """It adds values or records, so a full store refuses it."""
+    return (_objects_size(batch.after) > _objects_size(batch.before) and writes_values(batch.entries)) or any(
+        (isinstance(entry, Opened) and entry.name not in batch.before.records)
+        or (isinstance(entry, Prepared) and writes_values((entry,)))
+        for entry in batch.entries
+    )
+
+
+def _growth(batch: LedgerBatch) -> int:
+    """By how many bytes the ledger becomes longer in a snapshot, at most. What sessions leave behind is not subtracted."""
+    longer = [entry for entry in batch.entries if not isinstance(entry, SHORTER)]
+    return (
+        _objects_size(batch.after)
+        - _objects_size(batch.before)
+        + (len(encode(longer)) + ENTRY_BYTES * len(longer) if longer else 0)
+    )
+
+
+def _objects_size(ledger: Ledger) -> int:
+    return ledger.object_bytes + OBJECT_BYTES * ledger.object_count
+
+
+def _tokens_size(tokens: Iterable[tuple[str, int]]) -> int:
+    return sum(len(token.encode()) + TOKEN_BYTES for token, _ in tokens)

@@ -32,9 +32,12 @@ class ReplicatedPersistence(Persistence):
 
     def append(self, batch: LedgerBatch) -> None:
         """R13: while daemon and store are overloaded, a batch that writes values is refused; deletions pass."""
+        self._call(self._append(batch))
+
+    async def _append(self, batch: LedgerBatch) -> None:
         if writes_values(batch.entries):
-            self.instance.check_overload()
-        self._call(self._log.append(batch))
+            await self.instance.check_overload()
+        await self._log.append(batch)
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         try:

@@ -35,7 +35,7 @@ class BlockStore:
         return data
 
     async def store(self, data: bytes) -> BlockExtent:
-        self._guard.check_overload()
+        await self._guard.check_overload()
         block = BlockExtent(await self._guard.call(self._journal.create_data(data)), len(data))
         self.written_bytes += len(data)
         return block

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-FORMAT_VERSION = 2  # of edits and of snapshots of the tree
+FORMAT_VERSION = 3  # of edits and of snapshots of the tree
 
 
 class BlockExtent(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -104,6 +104,9 @@ class XAttrSet(TreeEdit, frozen=True, array_like=True, tag="t"):
 
 Edit = MadeDirectories | FileWritten | Spliced | Concatenated | Renamed | Deleted | AttributesSet | XAttrSet
 
+ROW_BYTES = 128  # of a file or directory in a snapshot, beside its texts and content
+HEADER_BYTES = 16
+
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(tuple[Edit, ...])
 
@@ -115,6 +118,22 @@ def encode_edits(edits: Sequence[Edit]) -> bytes:
 def decode_edits(data: bytes) -> tuple[Edit, ...]:
     """ValueError when these are not edits."""
     return _DECODER.decode(data)
+
+
+def growth_of(edit: Edit) -> int:
+    """By how many bytes the edit makes a snapshot of the tree longer, at most. What it removes is not subtracted."""
+    match edit:
+        case MadeDirectories(path=path, owner=owner, group=group):
+            return len(path.encode()) + path.count("/") * (ROW_BYTES + len(owner.encode()) + len(group.encode()))
+        case FileWritten() | Spliced():
+            return ROW_BYTES + len(_ENCODER.encode(edit))
+        case Renamed(path=path, target=target):
+            return max(0, len(target.rpartition("/")[2].encode()) - len(path.rpartition("/")[2].encode()))
+        case AttributesSet(owner=owner, group=group):
+            return len((owner or "").encode()) + len((group or "").encode())
+        case XAttrSet(name=name, value=value):
+            return 0 if value is None else len(name.encode()) + len(value) + HEADER_BYTES
+    return 0  # Deleted, Concatenated
 
 
 def cut(extent: Extent, length: int) -> Extent:

@@ -123,7 +123,7 @@ class Files:
     # ---- changing
 
     async def mkdirs(self, path: str, permission: int = 0o755, owner: str = "", group: str = "") -> None:
-        await self._guard.check_room()
+        await self._check_room()
         owner, group = owner or self.options.owner, group or self.options.group
         await self._change(lambda now_us: decisions.mkdirs(self._tree, path, owner, group, permission, now_us))
 
@@ -170,7 +170,7 @@ class Files:
         return await self._change(lambda now_us: decisions.set_replication(self._tree, path, replication, now_us))
 
     async def set_xattr(self, path: str, name: str, value: bytes, create: bool = True, replace: bool = True) -> None:
-        await self._guard.check_room()
+        await self._check_room()
         await self._change(lambda now_us: decisions.set_xattr(self._tree, path, name, value, create, replace, now_us))
 
     async def remove_xattr(self, path: str, name: str) -> None:
@@ -188,7 +188,7 @@ class Files:
         client: str = "unknown",
     ) -> ContentWriter:
         """Clients see the file when this returns, and its content when the writer closes. Close or abort the writer."""
-        await self._guard.check_room()
+        await self._check_room()
         new = NewFile(owner or self.options.owner, self.options.group, permission, replication, block_bytes)
 
         def begin() -> ContentWriter:
@@ -205,7 +205,7 @@ class Files:
 
     async def append(self, path: str) -> ContentWriter:
         """What is written appears behind the content when the writer closes. Close or abort the writer."""
-        await self._guard.check_room()
+        await self._check_room()
 
         def begin() -> ContentWriter:
             inode = self._tree.get_file(path)
@@ -222,15 +222,19 @@ class Files:
 
     # ---- parts
 
+    async def _check_room(self) -> None:
+        await self._guard.check_overload()
+        await self._edits.make_room(0)
+
     def _writer(self, lease: Lease) -> ContentWriter:
         return ContentWriter(self._leases.take(lease), self._leases, self._blocks, self._edits)
 
     async def _look(self, look: Callable[[], Result], undo: Callable[[Result], None] | None = None) -> Result:
-        """Calls `look` at once; returns its result, or raises its refusal, when everything it may have seen is durable. `undo`
-        gets the result if that fails."""
+        """Calls `look`, at once unless its edit needs room first. Returns its result, or raises its refusal, when everything
+        it may have seen is durable. `undo` gets the result if that fails."""
         self._guard.check()
         try:
-            result = look()
+            result = await self._edits.with_room(look)
         except RemoteError:
             await self._edits.durable()
             raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from typing import TypeVar
 
 from spark_jms.store.errors import (
@@ -36,9 +36,13 @@ class StoreGuard:
 
     async def call(self, operation: Awaitable[Result]) -> Result:
         """Await an operation of the store; its errors become RemoteErrors."""
+        if self.failure is not None and isinstance(operation, Coroutine):
+            operation.close()
         self.check()
         try:
             return await operation
+        except ResourceAllocationException:
+            raise
         except StoreFullError as error:
             raise NoSpaceError(f"The store is full: {error.detail()}") from error
         except StoreWriteError as error:
@@ -49,14 +53,9 @@ class StoreGuard:
             self.fail(error)
             raise RetriableError(f"The namespace lost its store: {error}") from error
 
-    async def check_room(self) -> None:
-        """Refuse what makes the namespace grow while the store is overloaded (R13) or the journal has no reserve."""
-        self.check_overload()
-        if not self._journal.reserved and not await self.call(self._journal.reserve()):
-            raise NoSpaceError("The store is full; files can be deleted, not made")
-
-    def check_overload(self) -> None:
+    async def check_overload(self) -> None:
+        """Refuse what makes the namespace grow while the store is overloaded (R13)."""
         try:
-            self._journal.objects.check_overload()
+            await self.call(self._journal.objects.check_overload())
         except ResourceAllocationException as error:
             raise NoSpaceError(f"{error.detail()}; files can be deleted, not made") from error

@@ -69,6 +69,10 @@ class Leases:
 
     async def publish(self, lease: Lease, content: Content) -> None:
         """Make the content visible and durable and end the lease. LeaseExpiredError when the file was removed or taken."""
+        await self._edits.with_room(lambda: self._publish(lease, content))
+        await self._edits.durable()
+
+    def _publish(self, lease: Lease, content: Content) -> None:
         inode = lease.inode
         if self._leases.get(inode.number) is not lease or inode.parent is None:
             raise LeaseExpiredError(f"File does not exist or has another writer: {shown(inode.path)}")
@@ -77,7 +81,6 @@ class Leases:
             self._edits.submit(edit)
             lease.published = True
         self.end(lease)
-        await self._edits.durable()
 
     def end(self, lease: Lease) -> None:
         """A file that never got its first content is removed."""

@@ -75,6 +75,9 @@ class TreeRecovery(JournaledState):
     def handles(self) -> set[int]:
         return self.tree.handles()
 
+    def size(self) -> int:
+        return len(encode_tree(self.tree))
+
 
 def _row(inode: Inode) -> _InodeRow:
     return _InodeRow(

@@ -38,9 +38,9 @@ async def opened(path: Path, store: str, region_mb: int = 1, **percent: int) -> 
     )
 
 
-def overloaded(store: StoreInstance) -> bool:
+async def overloaded(store: StoreInstance) -> bool:
     try:
-        store.check_new_message(100)
+        await store.check_new_message(100)
     except ResourceAllocationException as error:
         return "SpaceOverloadYellowPercent is 40" in str(error)
     return False
@@ -52,9 +52,9 @@ def test_store_limits_the_message_size(daemons: FaultyDaemons) -> None:
     async def run() -> None:
         store = await opened(daemons.path, "s")
         limit = MB // 100
-        store.check_new_message(limit)
+        await store.check_new_message(limit)
         with pytest.raises(ResourceAllocationException, match="MaximumMessageSizePercent is 1"):
-            store.check_new_message(limit + 1)
+            await store.check_new_message(limit + 1)
         objects = await store.connection("c")
         assert objects.max_object_bytes == limit
         handle = await objects.create(b"x" * limit)
@@ -68,8 +68,10 @@ def test_store_limits_the_message_size(daemons: FaultyDaemons) -> None:
     asyncio.run(run())
 
 
-def test_store_rejects_messages_above_yellow(daemons: FaultyDaemons, caplog: pytest.LogCaptureFixture) -> None:
-    """R13: while both the daemon and the store are above yellow."""
+def test_store_rejects_messages_above_yellow(
+    daemons: FaultyDaemons, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R13: while both the daemon and the store are above yellow, from that moment on."""
     caplog.set_level(logging.INFO, "store.replicated")
 
     async def run() -> None:
@@ -77,17 +79,18 @@ def test_store_rejects_messages_above_yellow(daemons: FaultyDaemons, caplog: pyt
         store = await opened(daemons.path, "s", 2, **settings)  # a quarter of the daemon: above the start of logging
         objects = await store.connection("c")
         handles = [await objects.create(b"x" * (MB // 2)) for _ in range(2)]
-        store.check_new_message(100)  # the store is above, the daemon is not
+        await store.check_new_message(100)  # the store is above, the daemon is not
         while not any("SpaceLoggingStartPercent" in record.message for record in caplog.records):
             await asyncio.sleep(0.01)  # the store asks its daemon every few seconds
         while "SpaceLoggingStartPercent" not in caplog.text:
             await asyncio.sleep(0.01)
+        monkeypatch.setattr(instances, "WATCH_S", 3600.0)
+        await asyncio.sleep(0.1)  # the last look of the old period
         other = await opened(daemons.path, "other", 2)  # now both are above
-        while not overloaded(store):
-            await asyncio.sleep(0.01)
-        other.check_new_message(100)  # not above by its own settings
+        assert await overloaded(store), "judged when asked, not when the store looks next"
+        await other.check_new_message(100)  # not above by its own settings
         await objects.delete(handles[0])
-        store.check_new_message(100)  # the daemon is above, the store is not
+        await store.check_new_message(100)  # the daemon is above, the store is not
         await store.close()
         await other.close()
 

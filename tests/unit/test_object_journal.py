@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 
 import msgspec
@@ -23,8 +24,8 @@ from spark_jms.store.regions.client.object_journal import (
     CHUNK,
     DATA,
     MAGIC_BYTES,
-    RESERVE,
     ROOT,
+    SPARE,
     JournaledState,
     ObjectJournal,
     SnapshotPolicy,
@@ -52,6 +53,9 @@ class Listed(JournaledState):
 
     def handles(self) -> set[int]:
         return {handle for _, handle in self.entries if handle}
+
+    def size(self) -> int:
+        return len(encoded(self.entries))
 
 
 async def recovered(objects: Objects, policy: SnapshotPolicy = POLICY) -> tuple[ObjectJournal, Listed]:
@@ -89,7 +93,7 @@ async def live(objects: Objects, seed: int, acknowledged: list[tuple[bytes, int]
             size = rng.choice([0, 10, 100, 300, 2000])
             fresh = [(rng.randbytes(size // 2), handle), (rng.randbytes(size - size // 2), 0)]
             attempt = acknowledged + fresh
-            await journal.append(encoded(fresh), len(fresh), grows=rng.random() < 0.5)
+            await journal.append(encoded(fresh), len(fresh), len(encoded(fresh)), grows=rng.random() < 0.5)
             acknowledged[:] = attempt
     except DaemonUnavailableError:
         return attempt
@@ -102,7 +106,7 @@ async def check_recovery(objects: MemoryObjects, allowed: list[list[tuple[bytes,
     assert state.entries in allowed
     journal, repeated = await recovered(again(objects))
     assert repeated.entries == state.entries
-    assert journal.garbage_count <= 1, "only the reserve of the recovery before"
+    assert not journal.garbage_count
     data = {handle for handle, content in objects.contents.items() if content.startswith(DATA)}
     assert data == state.handles()
     return state.entries
@@ -151,7 +155,7 @@ def test_long_values_are_folded() -> None:
         objects = MemoryObjects(max_object_bytes=OBJECT_BYTES)
         journal, _ = await recovered(objects)
         entries = [(bytes([n]) * 500, 0) for n in range(100)]
-        await journal.append(encoded(entries), len(entries))
+        await journal.append(encoded(entries), len(entries), len(encoded(entries)))
         assert (await recovered(again(objects)))[1].entries == entries
         journal, _ = await recovered(again(objects))
         await journal.delete(await journal.snapshot(encoded(entries), journal.position))
@@ -159,72 +163,107 @@ def test_long_values_are_folded() -> None:
         assert (await recovered(again(objects)))[1].entries == entries
         journal, _ = await recovered(again(objects))
         await journal.delete(await journal.snapshot(encoded([]), journal.position))
-        assert kinds(objects) == {ROOT, RESERVE}
+        assert kinds(objects) == {ROOT, SPARE}
+        assert len(objects.contents) < 10, "the room of the longer snapshot was given back"
 
     asyncio.run(run())
 
 
 def test_full_store_keeps_deletions() -> None:
-    """R13: a full store refuses entries that grow and leaves nothing of them; others use up the reserve, and entries that
-    grow are refused until there is room for a new one."""
+    """R13: a full store refuses entries that grow and leaves nothing of them. It refuses the batch of others too, but has
+    room for a snapshot of the state with them; growth resumes once there is more room than that snapshot made."""
 
     async def run() -> None:
         objects = Refusing(max_object_bytes=OBJECT_BYTES)
-        journal, _ = await recovered(objects)
+        journal, state = await recovered(objects)
+        assert journal.reserved
         before = dict(objects.contents)
         objects.refusals = 1
         with pytest.raises(StoreFullError):
-            await journal.append(encoded([(bytes(150), 0)]), 1, grows=True)
+            await journal.append(encoded([(bytes(150), 0)]), 1, 155, grows=True)
         assert objects.contents == before
         assert journal.reserved
         objects.refusals = 1
-        await journal.append(encoded([(b"deletion", 0)]), 1)
+        with pytest.raises(StoreFullError):
+            await journal.append(encoded([(b"deletion", 0)]), 1, 0)
+        objects.refusals = 10**9
+        state.entries.append((b"deletion", 0))
+        await journal.delete(await journal.snapshot(encoded(state.entries), 1, full=True))
         assert not journal.reserved
-        objects.refusals = 1
         with pytest.raises(StoreFullError, match="room for deletions only"):
-            await journal.append(encoded([(b"growth", 0)]), 1, grows=True)
-        await journal.append(encoded([(b"growth", 0)]), 1, grows=True)
+            await journal.append(encoded([(b"growth", 0)]), 1, 10, grows=True)
+        with pytest.raises(StoreFullError, match="room for deletions only"):
+            await journal.create_data(b"data")
+        objects.refusals = 0
+        await journal.append(encoded([(b"growth", 0)]), 1, 10, grows=True)
         assert journal.reserved
         assert [content for content, _ in (await recovered(again(objects)))[1].entries] == [b"deletion", b"growth"]
 
     asyncio.run(run())
 
 
-class RefusingChunks(MemoryObjects):
-    error: StoreError = StoreFullError("planned")
-    chunks_left = 10**9
+class RefusingUpdates(MemoryObjects):
+    error: StoreError = SingleCopyError("planned")
+    left = 10**9
 
-    async def create(self, data: bytes) -> int:
-        if data.startswith(CHUNK):
-            self.chunks_left -= 1
-            if self.chunks_left < 0:
-                raise self.error
-        return await super().create(data)
+    async def update(self, handle: int, data: bytes) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise self.error
+        await super().update(handle, data)
 
 
-@pytest.mark.parametrize("error", [StoreFullError("planned"), SingleCopyError("planned")])
-def test_refused_snapshot_changes_nothing(error: StoreError) -> None:
-    """R13: the batches stay, a full store gets its room back, and the next snapshot is due only after as much again."""
+@pytest.mark.parametrize("left", [0, 1, 5])
+def test_refused_snapshot_changes_nothing(left: int) -> None:
+    """R13: the batches stay, and the next snapshot is due only after as much again."""
 
     async def run() -> None:
-        objects = RefusingChunks(max_object_bytes=OBJECT_BYTES)
-        objects.error = error
+        objects = RefusingUpdates(max_object_bytes=OBJECT_BYTES)
         journal, state = await recovered(objects, SnapshotPolicy(batches=3, batch_bytes=10**9))
         for n in range(3):
             assert not journal.snapshot_due
-            await journal.append(encoded([(bytes([n]) * 100, 0)]), 1)
-            state.entries.append((bytes([n]) * 100, 0))
+            await journal.append(encoded([(bytes([n]) * 300, 0)]), 1, 310)
+            state.entries.append((bytes([n]) * 300, 0))
         assert journal.snapshot_due
-        before, objects.chunks_left = dict(objects.contents), 1
-        with pytest.raises(type(error)):
+        batches = {handle: data for handle, data in objects.contents.items() if data.startswith((ROOT, BATCH))}
+        objects.left = left
+        with pytest.raises(SingleCopyError):
             await journal.snapshot(encoded(state.entries), journal.position)
-        assert (objects.contents == before) == isinstance(error, StoreFullError)
+        assert objects.contents.items() >= batches.items()
         assert not journal.snapshot_due
         copy = MemoryObjects(max_object_bytes=OBJECT_BYTES, contents=dict(objects.contents))
         assert (await recovered(copy))[1].entries == state.entries
-        objects.chunks_left = 10**9
+        objects.left = 10**9
         await journal.delete(await journal.snapshot(encoded(state.entries), journal.position))
         assert (await recovered(again(objects)))[1].entries == state.entries
+
+    asyncio.run(run())
+
+
+def test_snapshots_of_a_state_that_does_not_grow_need_no_room() -> None:
+    """R13: from whatever state the store refuses every creation, snapshots of it and of smaller ones succeed, also after a
+    crash at any of their operations and when the store is opened with another object limit."""
+
+    async def run() -> None:
+        for fail_at in range(1, 60):
+            objects = Refusing(max_object_bytes=OBJECT_BYTES)
+            journal, state = await recovered(objects)
+            for n in range(40):
+                await journal.append(encoded([(bytes([n]) * 50, 0)]), 1, 60, grows=True)
+                state.entries.append((bytes([n]) * 50, 0))
+                if n == fail_at % 40:
+                    await journal.delete(await journal.snapshot(encoded(state.entries), journal.position))
+            crashing = Crashing(objects, fail_at, fail_at % 2 == 0)
+            objects.refusals = 10**9
+            journal, _ = await recovered(crashing)
+            with contextlib.suppress(DaemonUnavailableError):
+                await journal.delete(await journal.snapshot(encoded(state.entries), journal.position, full=True))
+            journal, found = await recovered(objects)
+            assert found.entries == state.entries
+            while found.entries:
+                del found.entries[: 1 + fail_at % 5]
+                await journal.delete(await journal.snapshot(encoded(found.entries), journal.position, full=True))
+            assert len(objects.contents) < 10
 
     asyncio.run(run())
 
@@ -234,8 +273,9 @@ def test_refused_snapshot_changes_nothing(error: StoreError) -> None:
     [
         (ROOT, b"????", StoreCorruptError),
         (ROOT, ROOT + b"???", StoreCorruptError),
-        (ROOT, ROOT + msgspec.msgpack.encode([99]), StoreVersionError),
-        (ROOT, ROOT + msgspec.msgpack.encode([2, 8, 0, 0, b"\x90"]), StoreVersionError),
+        (ROOT, ROOT + b"\0\0\0\2" + msgspec.msgpack.encode([99]), StoreVersionError),
+        (ROOT, ROOT + b"\0\0\0\x08" + msgspec.msgpack.encode([3, 8, 0, 0, b"\x90"]), StoreVersionError),
+        (ROOT, b"OJR2" + msgspec.msgpack.encode([2, 7, 0, 0, b"\x90"]), StoreVersionError),
         (ROOT, b"WHR1" + msgspec.msgpack.encode([1, "hdfs", "supergroup", 0, [], 0]), StoreVersionError),
         (ROOT, msgspec.msgpack.encode(["L", 0, 1, "group", 0, 1, [], b""]), StoreVersionError),
         (BATCH, BATCH + b"???", StoreCorruptError),
@@ -254,7 +294,10 @@ def test_damage_and_other_versions_are_refused(kind: bytes, damage: bytes | None
         journal, _ = await recovered(objects)
         handle = await journal.create_data(b"data")
         for n in range(3):
-            await journal.append(encoded([(bytes([n]) * 300, handle)]), 1)
+            await journal.append(encoded([(bytes([n]) * 300, handle)]), 1, 320)
+        await journal.delete(await journal.snapshot(encoded([(b"long" * 50, handle)] * 3), 3))
+        for n in range(3):
+            await journal.append(encoded([(bytes([n]) * 300, handle)]), 1, 320)
         hit = next(handle for handle, data in sorted(objects.contents.items()) if data.startswith(kind))
         if damage is None:
             del objects.contents[hit]

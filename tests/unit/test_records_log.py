@@ -8,6 +8,7 @@ import pytest
 
 from spark_jms.store import Delete, Put
 from spark_jms.store.engine import LedgerBatch, Loaded
+from spark_jms.store.engine.scratch_ledger import ScratchLedger
 from spark_jms.store.errors import MemoryLimitError, StoreClosedError, StoreFullError
 from spark_jms.store.ledger.entries import Change, Connected, Entry, Opened, Written
 from spark_jms.store.ledger.ledger import Ledger
@@ -33,9 +34,10 @@ def entries(count: int, size: int = 700) -> list[Entry]:
 
 async def write(log: RecordLog, made: list[Entry], ledger: Ledger, position: int) -> int:
     for entry in made:
-        before = ledger
-        ledger.apply(entry)
-        await log.append(LedgerBatch(position, (entry,), (f"{position:016x}",), before, ledger))
+        scratch = ScratchLedger(ledger)
+        scratch.apply(entry)
+        await log.append(LedgerBatch(position, (entry,), (f"{position:016x}",), ledger, scratch))
+        scratch.keep()
         position += 1
     return position
 
@@ -128,14 +130,14 @@ def test_refused_snapshot_does_not_fail_the_batch() -> None:
     async def run() -> None:
         objects = MemoryObjects(max_object_bytes=SMALL)
         log, ledger = RecordLog(objects), Ledger()
-        create = objects.create
+        update = objects.update
 
-        async def full_for_ledgers(data: bytes) -> int:
+        async def refused_for_ledgers(handle: int, data: bytes) -> None:
             if data.startswith(CHUNK):
                 raise MemoryLimitError("no room")
-            return await create(data)
+            await update(handle, data)
 
-        objects.create = full_for_ledgers  # type: ignore[method-assign]
+        objects.update = refused_for_ledgers  # type: ignore[method-assign]
         position = await write(log, entries(80), ledger, (await log.load()).position)
         assert log.snapshot_count == 0
         assert (await RecordLog(objects).load()).position == position
@@ -161,8 +163,8 @@ def test_refused_batch_leaves_nothing() -> None:
 
         objects.create = full  # type: ignore[method-assign]
         large = Written((Change("r", 1, (Put("large", bytes(8 * SMALL)),)),))
-        with pytest.raises(MemoryLimitError):
-            await log.append(LedgerBatch(position, (large,), ("t",), ledger, ledger))
+        with pytest.raises(StoreFullError):
+            await write(log, [large], ledger, position)
         assert objects.handles() == kept
         objects.create = create  # type: ignore[method-assign]
         assert folded(await RecordLog(objects).load()).records["r"].objects == ledger.records["r"].objects
@@ -171,17 +173,17 @@ def test_refused_batch_leaves_nothing() -> None:
 
 
 def test_full_store_keeps_deletions() -> None:
-    """R13: a full store refuses a batch that writes values. A deletion uses up the reserve, and a snapshot makes room."""
+    """R13: a full store refuses a batch that writes values. A snapshot takes the place of a deletion, and makes room."""
 
     async def run() -> None:
         objects = Refusing(max_object_bytes=SMALL)
         log, ledger = RecordLog(objects), Ledger()
         position = await write(log, entries(10), ledger, (await log.load()).position)
         batches = len(objects.contents)
-        growth = Written((Change("r", 1, (Put("k0", b"more"),)),))
+        growth = Written((Change("r", 1, (Put("more", b"more"),)),))
         objects.refusals = 1
         with pytest.raises(StoreFullError):
-            await log.append(LedgerBatch(position, (growth,), ("t",), ledger, ledger))
+            await write(log, [growth], ledger, position)
         objects.refusals = 1
         position = await write(log, [Written((Change("r", 1, (Delete("k0"),)),))], ledger, position)
         assert log.snapshot_count == 1

@@ -19,11 +19,10 @@ from spark_jms.store.errors import (
     FencedError,
     MemoryLimitError,
     NameInvalidError,
-    ProtocolError,
     StoreClosedError,
     StoreError,
 )
-from spark_jms.store.regions.client.attachment import DAEMON_ROWS, Attachment, client_name
+from spark_jms.store.regions.client.attachment import Attachment, client_name
 from spark_jms.store.regions.client.object_connection import ObjectConnection
 from spark_jms.store.regions.client.overload import Overload
 from spark_jms.store.regions.client.placed_objects import PlacedObjects
@@ -32,14 +31,13 @@ from spark_jms.store.regions.client.thresholds import check_message_size, maximu
 from spark_jms.store.regions.client.write_batches import WriteBatches
 from spark_jms.store.regions.core.config import ClusterConfig
 from spark_jms.store.regions.core.instance import CATALOG, InstanceCore
-from spark_jms.store.regions.core.protocol import Daemons
 from spark_jms.store.regions.global_directory import GlobalDirectory
 
 log = logging.getLogger("store.replicated")
 
 DEFAULT_REGION_BYTES = 64 * 1024 * 1024
 OBJECT_LIMIT_BYTES = 24 * 1024 * 1024  # a frame holds one object, one that is moved for it, and FRAME_BYTES
-WATCH_S = 5.0
+WATCH_S = 5.0  # between two looks at the daemon's memory for the log; a write that may be refused looks for itself
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ class StoreInstance:
         self._regions = StoreRegions(attachment, name, region_bytes)
         self._writes = WriteBatches(self._regions.write, self._placement.plan_forget, self._fail)
         self._objects = PlacedObjects(self._placement, self._regions, self._writes, region_bytes)
-        self._overload = Overload(thresholds, name, self._placement)
+        self._overload = Overload(thresholds, name, self._placement, attachment)
         self._connections: dict[str, ObjectConnection] = {}
         self._names: dict[int, str] = {}  # of all connections that ever were
         self._reported_used: dict[str, int] = {}
@@ -130,7 +128,7 @@ class StoreInstance:
         return self._writes.failure
 
     async def _load(self) -> None:
-        await self._observe_daemon()
+        await self._overload.observe()
         if self._overload.refuses_open() and not await self._regions.are_here():
             used, limit = self._overload.daemon_used, self._overload.daemon_limit
             raise MemoryLimitError(f"store {self.name}: {used} of {limit} bytes are used on its daemon")
@@ -174,16 +172,9 @@ class StoreInstance:
         while self.failure is None:
             await asyncio.sleep(WATCH_S)
             try:
-                await self._observe_daemon()
+                await self._overload.observe()
             except StoreError as error:
                 log.debug("store %s: %s", self.name, error)
-
-    async def _observe_daemon(self) -> None:
-        rows = await self._attachment.ask(Daemons, DAEMON_ROWS)
-        row = rows[self._attachment.index] if self._attachment.index < len(rows) else None
-        if row is None:
-            raise ProtocolError(f"daemon {self._attachment.index} reports nothing of itself")
-        self._overload.observe(row.used_bytes, row.limit_bytes)
 
     def _changed_used(self) -> list[tuple[str, int]]:
         """The used bytes of each region, for `lsr`, where they have changed since the last report."""
@@ -192,14 +183,14 @@ class StoreInstance:
         self._reported_used = used
         return changed
 
-    def check_new_message(self, message_bytes: int) -> None:
+    async def check_new_message(self, message_bytes: int) -> None:
         """ResourceAllocationException: too large for the regions, or this daemon and this store are both overloaded."""
         check_message_size(self.thresholds, message_bytes, self.region_bytes)
-        self._overload.check()
+        await self._overload.check()
 
-    def check_overload(self) -> None:
+    async def check_overload(self) -> None:
         """ResourceAllocationException while this daemon and this store are both above yellow."""
-        self._overload.check()
+        await self._overload.check()
 
     # ---- connections
 

@@ -24,8 +24,8 @@ class ObjectConnection(Objects):
         self._creates = self._reads = self._updates = self._deletes = 0
         self._mine: dict[int, int] = {handle: objects.size_of(handle) for handle in objects.handles(number)}
 
-    def check_overload(self) -> None:
-        self._overload.check()
+    async def check_overload(self) -> None:
+        await self._overload.check()
 
     def _limit(self, data: bytes) -> None:
         if len(data) > self.max_object_bytes:

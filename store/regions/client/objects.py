@@ -39,7 +39,7 @@ class Objects(ABC):
     max_object_bytes: int
 
     @abstractmethod
-    def check_overload(self) -> None:
+    async def check_overload(self) -> None:
         """ResourceAllocationException while the store should accept nothing new (R13). Services call it before they grow;
         `create` and `update` do not, because deletions write too."""
 
@@ -85,7 +85,7 @@ class MemoryObjects(Objects):
         if len(data) > self.max_object_bytes:
             raise ObjectTooLargeError(len(data), self.max_object_bytes)
 
-    def check_overload(self) -> None:
+    async def check_overload(self) -> None:
         if self.overload is not None:
             raise self.overload
 

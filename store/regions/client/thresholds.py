@@ -108,10 +108,13 @@ def rejects_new_messages(
 ) -> bool:
     """Yellow: the memory of *both* is exceeded, the daemon's, and the store's own regions'. A store with room in its
     regions continues however full the daemon is; so does a full store whose daemon has room."""
-    yellow = thresholds.space_overload_yellow_percent
-    return _exceeds(daemon_used_bytes, daemon_limit_bytes, yellow) and _exceeds(
-        store_used_bytes, store_allocated_bytes, yellow
+    return exceeds_yellow(thresholds, daemon_used_bytes, daemon_limit_bytes) and exceeds_yellow(
+        thresholds, store_used_bytes, store_allocated_bytes
     )
+
+
+def exceeds_yellow(thresholds: Thresholds, used_bytes: int, total_bytes: int) -> bool:
+    return _exceeds(used_bytes, total_bytes, thresholds.space_overload_yellow_percent)
 
 
 def check_new_message(
