@@ -258,11 +258,10 @@ def test_task_finds_messages_that_compaction_moved(bench: Bench) -> None:
 
     for i in range(10):
         bench.send(bench.numbers(i, i, partitions=1), "jobs")
-    from spark_jms.claims.scan import hint
     from spark_jms.core.ranges import Ranges
 
     log = bench.domain.log("jobs")
-    files = [hint(f) for f in log.refresh().member_files(0).files]
+    files = [f.hint for f in log.refresh().member_files(0).files]
     compact(log)
     for file in files:
         log.storage.delete(file.path)
