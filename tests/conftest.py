@@ -81,17 +81,9 @@ def replicated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons]:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """One session for the whole run, with Delta, its warehouse out of the tree."""
-    from spark_jms.setup import spark_session
+    """One session for the whole run (for each worker of pytest-xdist)."""
+    from tests.sessions import small_session
 
-    warehouse = tmp_path_factory.mktemp("warehouse")
-    session = spark_session(
-        "spark-jms tests",
-        conf={
-            "spark.sql.warehouse.dir": str(warehouse),
-            "spark.driver.extraJavaOptions": f"-Dderby.system.home={warehouse}",
-        },
-    )
-    session.sparkContext.setLogLevel("ERROR")
+    session = small_session("spark-jms tests", tmp_path_factory.mktemp("spark"))
     yield session
     session.stop()

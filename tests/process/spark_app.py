@@ -14,28 +14,20 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.sessions import small_session
+
 POLL_S = 0.05
-JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss2m"
 
 
 class Application:
     def __init__(self, config: dict[str, Any]) -> None:
-        from spark_jms.setup.session import spark_session
-
         self.directory = Path(config["directory"])
         self.config = config
-        self.spark = spark_session(
-            config["name"],
-            master=config.get("master", "local[2]"),
-            conf={
-                "spark.driver.memory": "640m",
-                "spark.python.authenticate.socketTimeout": "60s",  # for a busy machine
-                "spark.driver.extraJavaOptions": f"{JAVA_OPTIONS} -Dderby.system.home={self.directory}",
-                "spark.sql.warehouse.dir": str(self.directory / "warehouse"),
-                "spark.sql.shuffle.partitions": "1",
-            },
-        )
-        self.spark.sparkContext.setLogLevel("ERROR")
+        conf = {
+            "spark.driver.memory": "640m",
+            "spark.python.authenticate.socketTimeout": "60s",  # for a busy machine
+        }
+        self.spark = small_session(config["name"], self.directory, conf)
         self.queries: dict[str, Any] = {}
 
     def event(self, what: str, query: str = "", error: str = "") -> None:

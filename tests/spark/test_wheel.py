@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from spark_jms.setup import find_java
+from tests.sessions import JAVA_ENVIRONMENT
 
 PROJECT = Path(__file__).parents[2]
 PACKAGES = ("spark_jms", "store")
@@ -73,12 +74,16 @@ class Installed:
             cwd=self.work,
             env={
                 **kept,
+                **JAVA_ENVIRONMENT,
                 "JAVA_HOME": str(find_java().home),
                 "PYSPARK_PYTHON": str(python),
                 "VIRTUAL_ENV": str(self.venv),
             },
             timeout_s=timeout_s,
         )
+
+    def pip(self, *arguments: str) -> None:
+        pip("--python", str(self.venv / "bin" / "python"), *arguments, cwd=self.work)
 
 
 def run(
@@ -92,8 +97,10 @@ def must(done: subprocess.CompletedProcess[str]) -> str:
     return done.stdout
 
 
-def pip(*arguments: str, cwd: Path, python: str = sys.executable) -> None:
-    done = run([python, "-m", "pip", "--disable-pip-version-check", *arguments], cwd=cwd, timeout_s=900)
+def pip(*arguments: str, cwd: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
+    done = run(command, cwd=cwd, timeout_s=900, env=environment)
     if done.returncode != 0 and "CI" not in os.environ and any(sign in done.stdout + done.stderr for sign in OFFLINE):
         pytest.skip("no package index is reachable")
     must(done)
@@ -124,11 +131,12 @@ def wheel(work: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(work: Path, wheel: Path) -> Installed:
-    must(run([sys.executable, "-m", "venv", str(work / "venv")], cwd=work, timeout_s=120))
-    constraints = PROJECT / "constraints.txt"
-    python = str(work / "venv" / "bin" / "python")
-    pip("install", "--quiet", "-c", str(constraints), str(wheel), cwd=work, python=python)
-    return Installed(work / "venv", work)
+    """An empty environment into which the pip of this one installs. Python compiles only the modules it imports."""
+    environment = Installed(work / "venv", work)
+    must(run([sys.executable, "-m", "venv", "--without-pip", str(environment.venv)], cwd=work, timeout_s=120))
+    constraints = str(PROJECT / "constraints.txt")
+    environment.pip("install", "--quiet", "--no-compile", "-c", constraints, str(wheel))
+    return environment
 
 
 def test_wheel_contains_every_file_of_the_packages(wheel: Path) -> None:
@@ -145,7 +153,7 @@ def test_wheel_contains_every_file_of_the_packages(wheel: Path) -> None:
 
 
 def test_installed_dependencies_are_consistent(installed: Installed) -> None:
-    must(installed.run("python", "-m", "pip", "check"))
+    installed.pip("check")
 
 
 def test_jmsq_command_is_installed(installed: Installed) -> None:
