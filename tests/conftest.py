@@ -82,8 +82,11 @@ def replicated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons]:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One session for the whole run (for each worker of pytest-xdist)."""
+    from tests.process.crash import PLUGIN
     from tests.sessions import small_session
 
-    session = small_session("spark-jms tests", tmp_path_factory.mktemp("spark"))
+    with pytest.MonkeyPatch.context() as environment:  # of the JVM, which passes it on to Python workers
+        environment.setenv("PYTHONPATH", str(PLUGIN), prepend=os.pathsep)
+        session = small_session("spark-jms tests", tmp_path_factory.mktemp("spark"))
     yield session
     session.stop()

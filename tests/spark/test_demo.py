@@ -22,7 +22,9 @@ from spark_jms.demo import flights
 from spark_jms.demo.account import queue_account, subscription_account
 from spark_jms.demo.screen import sparkline
 from spark_jms.demo.watch import DepthSample, OpenClaim
+from tests.process.crash import PLUGIN
 
+PROJECT = Path(__file__).parents[2]
 ROWS = 6000
 BATCH = 50
 
@@ -36,7 +38,7 @@ def demo(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        env={**os.environ, "TMPDIR": str(cwd), "PYTHONPATH": str(Path(__file__).parents[2])},
+        env={**os.environ, "TMPDIR": str(cwd), "PYTHONPATH": f"{PLUGIN}:{PROJECT}"},
     )
 
 

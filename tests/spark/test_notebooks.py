@@ -12,6 +12,7 @@ import pytest
 from nbclient import NotebookClient
 
 from spark_jms.setup.java import find_java
+from tests.process.crash import PLUGIN
 from tests.sessions import JAVA_ENVIRONMENT
 
 PROJECT = Path(__file__).parents[2]
@@ -31,7 +32,9 @@ def test_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
     monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")])))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join(filter(None, [str(PLUGIN), str(PROJECT), os.environ.get("PYTHONPATH")]))
+    )
     notebook = nbformat.read(path, as_version=4)
     client = NotebookClient(
         notebook, timeout=500, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
