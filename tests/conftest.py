@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from spark_jms.testing.postgresql import PrivatePostgresql
     from tests.daemons import Daemons
 
-# How long an example takes says more about the machine than about the code; a failing one prints how to repeat it.
+# No deadline: the time of an example depends on the machine. A failing example prints how to repeat it.
 # The same examples on every run, so that a red run means a change; JMSQ_SEARCH=1 looks for new ones.
 settings.register_profile("spark-jms", deadline=None, print_blob=True, derandomize=True)
 settings.register_profile("search", deadline=None, print_blob=True)
 settings.load_profile("search" if os.environ.get("JMSQ_SEARCH") else "spark-jms")
 
 HERE = Path(__file__).parent
-# Folder -> seconds a test may take, in the order in which the layers run: what fails fast is told first.
+# Folder -> seconds a test may take, in the order in which the layers run: fast ones first.
 LAYERS = {"unit": 60, "contract": 120, "simulation": 180, "process": 300, "spark": 300, "soak": 7200}
 
 
