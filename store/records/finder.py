@@ -79,7 +79,7 @@ class RegionEngineFinder(EngineFinder):
         return self.directory.local_daemon(self.directory.config(), self.settings.localindex).address
 
     def _exists(self) -> bool:
-        entries = DirectoryFiles(self.directory).entries()
+        entries = DirectoryFiles(self.directory).entries().entries
         return any(name.startswith(f"{self.settings.store}.") for name in entries)
 
     def find(self, failed: Address | None = None) -> Server | Address | None:

@@ -5,6 +5,7 @@
     regions/NAME.RGN                   created with the region, remains when it is closed
     regions/NAME_client_meta.f         exists while a store has the region open
     regions/NAME_admin_meta.f          exists while an administrator deletes it
+    daemons/directory.id               the directory's identity; written once, by the first daemon that starts on it
     daemons/dNNN.lock                  locked while the daemon lives; holds its incarnation
     daemons/dNNN.secret                proves that a process may read this directory; new at each start of the daemon (R17)
     daemons/STORE.engine               the address of the process that serves the store
@@ -13,6 +14,11 @@
 A change is a compare-and-swap without a lock, so that a daemon that stops in the middle blocks no other: it writes the new
 version under a temporary name, syncs it, and links it to the next number, which only one writer can do. A deleted region
 keeps a last version that records the deletion: without it, a writer that slept could use an old number again.
+
+An absent directory is not an empty one. When it is away, its path may lead to an empty mount point, in which no region has
+an entry and no daemon a lock. So nothing counts as "not there" unless the same descriptor of the directory also shows its
+identity. A daemon reads the identity when it starts and remembers it. A directory from before this file gets one from the
+first daemon that starts on it: that daemon requires rs_daemons.cfg, which an empty mount point lacks.
 
 `remove_stale_files` removes what a dead writer has left: temporary files, and all versions but the last two. A reader takes
 the highest number, and looks again when that file was removed. A writer that was stopped for so long finds its temporary
@@ -44,13 +50,17 @@ from spark_jms.store.errors import (
     StoreCorruptError,
 )
 from spark_jms.store.regions.core.config import ClusterConfig, DaemonSpec, checksum_of, parse, pick_local
-from spark_jms.store.regions.core.directory import DirectoryPort, Holder, RegionEntry
+from spark_jms.store.regions.core.directory import Absent, DirectoryListing, DirectoryPort, Holder, RegionEntry
 
 CONFIG = "rs_daemons.cfg"
+IDENTITY = "daemons/directory.id"
+ENTRIES = "daemons/entries"
+FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 TIGHT_FILE, TIGHT_FOLDER = 0o600, 0o700
 GROUP_FILE = 0o660
 LOCK_TIMEOUT_S, LOCK_POLL_S = 1.0, 0.01
 STALE_AGE_S = 3600.0
+IDENTITY_TEXT = re.compile("[0-9a-f]{64}")
 TEMPORARY = re.compile(r"\..+\.[0-9]+\.[0-9a-f]{8}")  # see _written
 
 
@@ -99,9 +109,45 @@ class GlobalDirectory:
         return hashlib.sha256(f"{self.path}\0{config.checksum}".encode()).digest()
 
     def prepare(self) -> None:
-        for name in ("daemons", "daemons/entries"):
-            (self.path / name).mkdir(mode=TIGHT_FOLDER, parents=True, exist_ok=True)
-        (self.path / "regions").mkdir(mode=0o750, exist_ok=True)
+        """Makes the folders and the identity. DirectoryUnavailableError without rs_daemons.cfg."""
+        with _named(), self.opened() as root:
+            if not _has(root, CONFIG):
+                raise DirectoryUnavailableError(f"{self.path} has no {CONFIG}, so it may be an empty mount point")
+            for name, mode in (("daemons", TIGHT_FOLDER), (ENTRIES, TIGHT_FOLDER), ("regions", 0o750)):
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(name, mode, dir_fd=root)
+            if not _has(root, IDENTITY):
+                _link_new(self.path / IDENTITY, secrets.token_hex(32).encode(), TIGHT_FILE)
+
+    # ---- whether it is the directory at all
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[int]:
+        """A descriptor of the folder: whatever is looked up through it belongs to the same directory, even if the path leads
+        to another one meanwhile."""
+        root = os.open(self.path, FOLDER_FLAGS)
+        try:
+            yield root
+        finally:
+            os.close(root)
+
+    def read_identity(self) -> str:
+        """DirectoryUnavailableError without one: `prepare` makes it."""
+        with _named(), self.opened() as root:
+            identity = _identity_in(root)
+        if not IDENTITY_TEXT.fullmatch(identity):
+            raise DirectoryUnavailableError(f"{self.path / IDENTITY} is damaged: remove it while no daemon runs")
+        return identity
+
+    def is_seen(self, root: int, identity: str) -> bool:
+        """Whether the descriptor belongs to the directory with this identity. Without one, as for a command, the directory is
+        the one that has rs_daemons.cfg."""
+        if not identity:
+            return _has(root, CONFIG)
+        try:
+            return _identity_in(root) == identity
+        except FileNotFoundError:
+            return False
 
     # ---- daemons
 
@@ -148,12 +194,13 @@ class GlobalDirectory:
         os.ftruncate(fd, len(told))
         os.fsync(fd)
 
-    def is_running(self, index: int, incarnation: str | None = None) -> bool:
+    def is_running(self, index: int, incarnation: str | None = None, identity: str = "") -> bool:
+        """False only when the daemon certainly does not run: its lock is free, or the directory with this identity has none."""
         path = self._daemon_file(index, "lock")
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            return False
+            return self._certainly_has_lock(path, identity)
         except OSError as error:
             raise DirectoryUnavailableError(f"{path}: {error.strerror}") from error
         try:
@@ -165,6 +212,12 @@ class GlobalDirectory:
             return False
         finally:
             os.close(fd)
+
+    def _certainly_has_lock(self, path: Path, identity: str) -> bool:
+        with _named(), self.opened() as root:
+            if not self.is_seen(root, identity):
+                raise DirectoryUnavailableError(f"{path}: {Absent.UNSEEN.value}")
+            return _has(root, str(path.relative_to(self.path)))
 
     # ---- services on stores
 
@@ -181,27 +234,42 @@ class GlobalDirectory:
 
 
 class DirectoryFiles(DirectoryPort):
-    """The entries of the regions, for one daemon or administrator."""
+    """The entries of the regions, for one daemon or administrator. `identity`: see GlobalDirectory.is_seen."""
 
-    def __init__(self, directory: GlobalDirectory) -> None:
+    def __init__(self, directory: GlobalDirectory, identity: str = "") -> None:
         self._directory = directory
-        self._entries = directory.path / "daemons" / "entries"
+        self._identity = identity
+        self._entries = directory.path / ENTRIES
         self._regions = directory.path / "regions"
 
-    def read(self, name: str) -> RegionEntry | None:
+    def read(self, name: str) -> RegionEntry | Absent:
         with _named():
             return self._newest(name)[1]
 
-    def entries(self) -> Mapping[str, RegionEntry]:
+    def entries(self) -> DirectoryListing:
         with _named():
-            names = [urllib.parse.unquote(folder.name) for folder in os.scandir(self._entries) if folder.is_dir()]
-            found = {name: self._newest(name)[1] for name in names}
-        return {name: entry for name, entry in found.items() if entry is not None}
+            found = {name: self._newest(name)[1] for name in self._names()}
+        if Absent.UNSEEN in found.values():
+            raise self._unseen()
+        removed = frozenset(name for name, entry in found.items() if entry is Absent.REMOVED)
+        return DirectoryListing({n: entry for n, entry in found.items() if isinstance(entry, RegionEntry)}, removed)
+
+    def _names(self) -> list[str]:
+        with self._directory.opened() as root:
+            if not self._directory.is_seen(root, self._identity):
+                raise self._unseen()
+            with _opened_folder(ENTRIES, root) as fd, os.scandir(fd) as folders:
+                return [urllib.parse.unquote(folder.name) for folder in folders if folder.is_dir()]
+
+    def _unseen(self) -> DirectoryUnavailableError:
+        return DirectoryUnavailableError(f"{self._directory.path}: {Absent.UNSEEN.value}")
 
     def swap(self, name: str, old: RegionEntry | None, new: RegionEntry | None) -> bool:
         with _named():
             version, current = self._newest(name)
-            if (current.tag if current else None) != (old.tag if old else None):
+            if current is Absent.UNSEEN:
+                raise self._unseen()
+            if (current.tag if isinstance(current, RegionEntry) else None) != (old.tag if old else None):
                 return False
             folder = self._folder(name)
             if not version:
@@ -234,19 +302,30 @@ class DirectoryFiles(DirectoryPort):
             return stale
 
     def running(self, holder: Holder) -> bool:
-        return self._directory.is_running(holder.daemon, holder.incarnation)
+        return self._directory.is_running(holder.daemon, holder.incarnation, self._identity)
 
-    def _newest(self, name: str) -> tuple[int, RegionEntry | None]:
+    def _newest(self, name: str) -> tuple[int, RegionEntry | Absent]:
         folder = self._folder(name)
         while True:
             version = max(_versions(folder), default=0)
-            if not version:
-                return 0, None
+            if not version and (absent := self._nothing(name)) is not None:
+                return 0, absent
             path = folder / str(version)
             try:
-                return version, _decode(str(path), path.read_bytes())
+                return version, _decode(str(path), path.read_bytes()) or Absent.REMOVED
             except FileNotFoundError:
-                continue  # two newer versions exist by now
+                continue  # two newer versions exist by now, or the directory was away for a moment
+
+    def _nothing(self, name: str) -> Absent | None:
+        """What it means that there is no version; None when there is one after all."""
+        with self._directory.opened() as root:
+            if not self._directory.is_seen(root, self._identity):
+                return Absent.UNSEEN
+            try:
+                with _opened_folder(f"{ENTRIES}/{_quoted(name)}", root) as fd:
+                    return None if any(found.isdecimal() for found in os.listdir(fd)) else Absent.NOTHING
+            except FileNotFoundError:
+                return Absent.NOTHING
 
     def _folder(self, name: str) -> Path:
         return self._entries / _quoted(name)
@@ -257,9 +336,9 @@ class DirectoryFiles(DirectoryPort):
         version = -1
         while version != (newest := self._newest(name))[0]:
             version, entry = newest
-            if entry is not None and entry.epoch == 1:
+            if isinstance(entry, RegionEntry) and entry.epoch == 1:
                 (self._regions / f"{_quoted(name)}.RGN").touch(mode=0o640)
-            if entry is not None and entry.opener is not None:
+            if isinstance(entry, RegionEntry) and entry.opener is not None:
                 if not client.exists():
                     write_whole(client, entry.opener.encode(), 0o640)
             else:
@@ -296,6 +375,31 @@ def _named() -> Iterator[None]:
         yield
     except (OSError, StoreCorruptError) as error:
         raise DirectoryUnavailableError(str(error)) from error
+
+
+@contextlib.contextmanager
+def _opened_folder(name: str, root: int) -> Iterator[int]:
+    fd = os.open(name, FOLDER_FLAGS, dir_fd=root)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _has(root: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=root)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _identity_in(root: int) -> str:
+    fd = os.open(IDENTITY, os.O_RDONLY | os.O_CLOEXEC, dir_fd=root)
+    try:
+        return os.read(fd, 1_000).decode("ascii", "replace").strip()
+    finally:
+        os.close(fd)
 
 
 def _versions(folder: Path) -> list[int]:

@@ -1,4 +1,4 @@
-"""Twelve bugs to plant: each breaks a promise of the region store, and the simulator has to name it."""
+"""Thirteen bugs to plant: each breaks a promise of the region store, and the simulator has to name it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from spark_jms.store.regions.core import directory, new_region, placement
 from spark_jms.store.regions.core.copies import Copies, FollowedStream, RegionCopy
 from spark_jms.store.regions.core.daemon import DaemonCore
 from spark_jms.store.regions.core.directory import RegionEntry
+from spark_jms.store.regions.core.directory_view import DirectoryView
 from spark_jms.store.regions.core.follower import Follower, FollowerState, ResilverBudget
 from spark_jms.store.regions.core.instance import InstanceCore, Planned
 from spark_jms.store.regions.core.opening import Opening, Waiting
@@ -67,6 +68,16 @@ def resilver_from_a_stale_copy(patch: Patch) -> None:
 
     original = Replicas.begin
     patch.setattr(Replicas, "begin", begin)
+
+
+def absent_directory(patch: Patch) -> None:
+    """An empty mount point counts as a directory from which all regions were removed."""
+
+    def read(self: DirectoryView, name: str) -> RegionEntry | None:
+        found = self.port.read(name)
+        return found if isinstance(found, RegionEntry) else None
+
+    patch.setattr(DirectoryView, "read", read)
 
 
 def lost_directory_update(patch: Patch) -> None:
@@ -173,5 +184,6 @@ PLANTED = (
     ),
     Planted("re-used epoch", r"epoch \d+ was used before", re_used_epoch),
     Planted("partial resilver promoted", BYTES, partial_resilver_promoted),
+    Planted("absent directory", r"is listed and has no copy|has no living copy|could not open", absent_directory),
     Planted("delete resurrected", r"is there, but was deleted or never written", delete_resurrected),
 )

@@ -1,4 +1,4 @@
-"""The simulator finds each of twelve bugs that are planted one at a time (R7-R12)."""
+"""The simulator finds each of thirteen bugs that are planted one at a time (R7-R12)."""
 
 from __future__ import annotations
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from spark_jms.store.errors import DirectoryUnavailableError
-from spark_jms.store.regions.core.directory import DirectoryPort, Holder, RegionEntry
+from spark_jms.store.regions.core.directory import Absent, DirectoryListing, DirectoryPort, Holder, RegionEntry
 from tests.simulator.errors import Violation
 
 Changed = Callable[[Holder, str, RegionEntry | None, RegionEntry | None, bool], None]
@@ -19,6 +19,7 @@ class DirectoryContents:
 
     def __init__(self, changed: Changed, refused: Refused) -> None:
         self.entries: dict[str, RegionEntry] = {}
+        self.removed: set[str] = set()  # regions whose removal is recorded
         self.alive: set[Holder] = set()
         self.opens: dict[str, int] = {}
         self._changed = changed
@@ -37,12 +38,14 @@ class DirectoryContents:
             if current is None:
                 return
             del self.entries[name]
+            self.removed.add(name)
             opened = self.opens.pop(name, None) is not None
         else:
             self._check_epoch(name, new)
             if new.opener and (current is None or current.opener is None):
                 self.opens[name] = new.epoch
             self.entries[name] = new
+            self.removed.discard(name)
         self._changed(me, name, current, new, opened)
 
     def _check_epoch(self, name: str, new: RegionEntry) -> None:
@@ -84,6 +87,7 @@ class DirectoryFaults:
     failing: float = 0.0  # share of calls that fail; half of the failed swaps have happened
     late: float = 0.0  # share of swaps without an answer that happen later, if they still fit
     stalling: float = 0.0  # share of calls before or after which the process stands still
+    empty: bool = False  # the path leads to an empty mount point
     torn: set[str] = field(default_factory=set)  # regions whose file cannot be read for a while
     pending: list[RegionEntry] = field(default_factory=list)  # entries that late swaps would write
 
@@ -98,7 +102,7 @@ class DirectoryFaults:
             self.stall(me)
 
     def end(self) -> None:
-        self.failing, self.late, self.stalling = 0.0, 0.0, 0.0
+        self.failing, self.late, self.stalling, self.empty = 0.0, 0.0, 0.0, False
         self.torn.clear()
 
 
@@ -125,13 +129,14 @@ class LateChange:
 
 
 class SimDirectory(DirectoryPort):
-    """The directory as one life of a daemon sees it. Tests set `available`, `answering` and `late_change` by hand."""
+    """The directory as one life of a daemon sees it. Tests set `available`, `answering`, `empty` and `late_change` by hand."""
 
     def __init__(self, contents: DirectoryContents, faults: DirectoryFaults, me: Holder) -> None:
         self.contents = contents
         self.faults = faults
         self.me = me
         self.available = True
+        self.empty = False
         self.answering = True  # False: swaps happen, and the caller gets an error
         self.late_change: LateChange | None = None
 
@@ -140,17 +145,27 @@ class SimDirectory(DirectoryPort):
             raise DirectoryUnavailableError("the directory is away")
         return self.faults.fails()
 
-    def read(self, name: str) -> RegionEntry | None:
+    def _is_empty(self) -> bool:
+        return self.empty or self.faults.empty
+
+    def read(self, name: str) -> RegionEntry | Absent:
         if self._fails() or name in self.faults.torn:
             raise DirectoryUnavailableError("read")
-        found = self.contents.entries.get(name)
+        found = self._found(name)
         self.faults.maybe_stall(self.me)
         return found
 
-    def entries(self) -> Mapping[str, RegionEntry]:
+    def _found(self, name: str) -> RegionEntry | Absent:
+        if self._is_empty():
+            return Absent.UNSEEN
+        return self.contents.entries.get(name) or (Absent.REMOVED if name in self.contents.removed else Absent.NOTHING)
+
+    def entries(self) -> DirectoryListing:
         if self._fails():
             raise DirectoryUnavailableError("read")
-        return dict(self.contents.entries)
+        if self._is_empty():
+            raise DirectoryUnavailableError("the directory is empty")
+        return DirectoryListing(dict(self.contents.entries), frozenset(self.contents.removed))
 
     def swap(self, name: str, old: RegionEntry | None, new: RegionEntry | None) -> bool:
         self.faults.maybe_stall(self.me)
@@ -167,6 +182,8 @@ class SimDirectory(DirectoryPort):
     def _swap(self, name: str, old: RegionEntry | None, new: RegionEntry | None) -> bool:
         if not self.available:
             raise self._unanswered(name, "the directory is away")
+        if self._is_empty():
+            raise self._unanswered(name, "the directory is empty")
         self._delay(name, old, new)
         failing = self._fails() or name in self.faults.torn
         if failing and self.faults.chance.random() < 0.5:
@@ -214,6 +231,6 @@ class SimDirectory(DirectoryPort):
         self.contents.apply(self.me, name, current, new)
 
     def running(self, holder: Holder) -> bool:
-        if self._fails():
+        if self._fails() or self._is_empty():
             raise DirectoryUnavailableError("read")
         return holder in self.contents.alive

@@ -31,6 +31,7 @@ class Fault(Enum):
     MASSACRE = "massacre"  # all daemons but one die at nearly the same time
     STALL = "stall"  # a daemon stands still in the middle of a call to the directory
     TORN = "torn"  # the file of one region cannot be read
+    EMPTY = "empty"  # the directory is away for a while, and its path leads to an empty mount point
     LATE = "late"  # a directory change is not answered and happens later, even after its writer's death
 
 
@@ -74,6 +75,7 @@ class Faults:
             Fault.MASSACRE: daemons.massacre,
             Fault.STALL: daemons.stall,
             Fault.TORN: regions.torn,
+            Fault.EMPTY: regions.empty,
             Fault.LATE: regions.late,
         }
 

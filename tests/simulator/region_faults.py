@@ -54,6 +54,16 @@ class RegionFaults:
         faults.failing = self._draw.chance.choice((0.2, 0.5, 1.0))
         self._draw.later_one_of((300, 1500), lambda: setattr(faults, "failing", 0.0))
 
+    def empty(self) -> None:
+        faults = self._cluster.directory_faults
+        faults.empty = True
+        self._cluster.note("the directory is empty")
+        self._draw.later_one_of((300, 1500, 8000), self._full)
+
+    def _full(self) -> None:
+        self._cluster.directory_faults.empty = False
+        self._cluster.note("the directory is no longer empty")
+
     def late(self) -> None:
         faults = self._cluster.directory_faults
         faults.late = self._draw.chance.choice((0.2, 0.5, 1.0))

@@ -98,9 +98,11 @@ class Transcript:
         self._cluster.sim.observe(Invariants(self._cluster.sim, may_lose=True, may_force=True))
 
     def _directory(self, index: str, state: str) -> None:
-        """`directory 0 away|back`, `directory 0 mute|answering` (changes happen, and the daemon gets an error)"""
+        """`directory 0 away|back`, `directory 0 mute|answering` (changes happen, and the daemon gets an error),
+        `directory 0 empty|back` (its path leads to an empty mount point)"""
         directory = self._cluster.directory(int(index))
         directory.available, directory.answering = state != "away", state != "mute"
+        directory.empty = state == "empty"
 
     def _hold(self, kind: str, index: str) -> None:
         """`hold Ack 1`: messages of this type from daemon 1 stay on their way until `release`. `all`: every type."""

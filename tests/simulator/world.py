@@ -28,7 +28,7 @@ START_MS = 1_000.0
 FAULTY_MS = 14_000.0
 REST_MS = 6_000.0
 CHECK_COPIES_MS = 300.0
-LATE_SHARE = 0.3
+SHARES = {Fault.LATE: 0.3, Fault.EMPTY: 0.25}  # younger faults: the share of seeds that have them
 MEMORY_REGIONS = 36  # that fit into each daemon's memory, or a quarter of these
 SETTINGS = DaemonSettings(
     open_timeout_ms=15_000.0, chunk_bytes=4096, window_bytes=16_384, resilver_bytes_per_s=4_000_000
@@ -58,14 +58,22 @@ class PrintedTrace(Observer):
 
 
 class World:
-    """The same seed does the same, as long as no code draws random numbers in another order."""
+    """The same seed does the same, as long as no code draws random numbers in another order. `without`: faults that an old
+    seed did not have."""
 
-    def __init__(self, seed: int, *, trace: bool = False, core_type: type[DaemonCore] = DaemonCore) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        trace: bool = False,
+        core_type: type[DaemonCore] = DaemonCore,
+        without: frozenset[Fault] = frozenset(),
+    ) -> None:
         self.chance = chance = random.Random(seed)
         self.outcome = SeedOutcome(seed)
         daemons = chance.choice((2, 3, 3, 4))
         region_bytes = chance.choice((16_384, 40_000, 65_536))
-        kinds = self._draw_faults(seed)
+        kinds = self._draw_faults(seed) - without
         tight = Fault.MEMORY in kinds
         may_lose = chance.random() < 0.2
         stores = chance.randint(1, 3)
@@ -116,11 +124,10 @@ class World:
             self.cluster.start(daemon)
 
     def _draw_faults(self, seed: int) -> frozenset[Fault]:
-        kinds = [kind for kind in Fault if kind is not Fault.LATE]
+        kinds = [kind for kind in Fault if kind not in SHARES]
         drawn = frozenset(self.chance.sample(kinds, self.chance.randint(1, 5)))
-        # Drawn from a generator of its own, so that older seeds keep their course.
-        late = random.Random(f"late {seed}").random() < LATE_SHARE
-        return drawn | {Fault.LATE} if late else drawn
+        # Drawn from generators of their own, so that older seeds keep their course.
+        return drawn | {kind for kind in SHARES if random.Random(f"{kind.value} {seed}").random() < SHARES[kind]}
 
     # ---- its course
 

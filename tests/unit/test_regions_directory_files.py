@@ -1,4 +1,5 @@
-"""Region entries as files: what housekeeping removes, and what readers and writers find then (R8, R10)."""
+"""Region entries as files: what housekeeping removes, what readers and writers find then, and how an absent directory is
+told from an empty one (R8, R10)."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import pytest
 
 from spark_jms.store.errors import DirectoryUnavailableError
 from spark_jms.store.regions import global_directory
-from spark_jms.store.regions.core.directory import Holder, RegionEntry
+from spark_jms.store.regions.core.directory import Absent, Holder, RegionEntry
 from spark_jms.store.regions.global_directory import DirectoryFiles, GlobalDirectory
 
 FIRST = RegionEntry("s.000", "id", 4096, 1, Holder(0, "life"), None, None, 7)
@@ -21,9 +22,38 @@ FAR_AHEAD_S = 4_000_000_000.0
 
 @pytest.fixture
 def files(tmp_path: Path) -> DirectoryFiles:
-    directory = GlobalDirectory(str(tmp_path))
+    return DirectoryFiles(prepared(tmp_path))
+
+
+def prepared(path: Path) -> GlobalDirectory:
+    path.mkdir(exist_ok=True)
+    (path / "rs_daemons.cfg").write_text("127.0.0.1 7100 7100 1M\n")
+    directory = GlobalDirectory(str(path))
     directory.prepare()
-    return DirectoryFiles(directory)
+    return directory
+
+
+class Mount:
+    """A directory whose path can lead to an empty mount point for a while."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.directory = prepared(path)
+        self.identity = self.directory.read_identity()
+        self.files = DirectoryFiles(self.directory, self.identity)
+
+    def unmount(self) -> None:
+        self.path.rename(self.path.with_name("away"))
+        self.path.mkdir()
+
+    def mount(self) -> None:
+        self.path.rmdir()
+        self.path.with_name("away").rename(self.path)
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Mount:
+    return Mount(tmp_path / "directory")
 
 
 def at(epoch: int) -> RegionEntry:
@@ -57,7 +87,7 @@ def test_housekeeping_removes_files_of_dead_writers(files: DirectoryFiles, tmp_p
     assert sorted(files.remove_stale_files(now_s + 3_700.0)) == sorted(left)
     assert all(path.exists() for path in others)
     assert files.remove_stale_files(FAR_AHEAD_S) == []
-    assert files.read("s.000") is None
+    assert files.read("s.000") is Absent.REMOVED
     assert files.swap("s.000", None, replace(FIRST, region_id="id2"))
 
 
@@ -128,7 +158,7 @@ def test_readers_never_see_an_epoch_go_back(files: DirectoryFiles) -> None:
         newest = 0
         while not done.is_set():
             entry = files.read("s.000")
-            if entry is None or entry.epoch < newest:
+            if isinstance(entry, Absent) or entry.epoch < newest:
                 faults.append(f"{entry} after {newest}")
                 return
             newest = entry.epoch
@@ -141,3 +171,99 @@ def test_readers_never_see_an_epoch_go_back(files: DirectoryFiles) -> None:
     for thread in threads:
         thread.join(20)
     assert faults == []
+
+
+# ---- an absent directory is not an empty one
+
+
+def test_empty_mount_point_is_not_a_directory_without_regions(mounted: Mount) -> None:
+    """R8, R10: no entry counts as removed or never created, no daemon as ended, and nothing is written."""
+    grow(mounted.files, 2)
+    fd = mounted.directory.lock_daemon(0, "life", "checksum")
+    mounted.unmount()
+    assert mounted.files.read("s.000") is Absent.UNSEEN
+    assert mounted.files.read("t.000") is Absent.UNSEEN
+    with pytest.raises(DirectoryUnavailableError, match="identity is missing"):
+        mounted.files.entries()
+    for old, new in ((at(2), at(3)), (at(2), None), (None, FIRST)):
+        with pytest.raises(DirectoryUnavailableError, match="identity is missing"):
+            mounted.files.swap("s.000", old, new)
+    for index in (0, 1):
+        with pytest.raises(DirectoryUnavailableError, match="identity is missing"):
+            mounted.files.running(Holder(index, "life"))
+    assert names(mounted.path) == []
+    mounted.mount()
+    assert mounted.files.read("s.000") == at(2)
+    assert mounted.files.read("t.000") is Absent.NOTHING
+    assert mounted.files.entries().entries == {"s.000": at(2)}
+    assert mounted.files.running(Holder(0, "life"))
+    assert not mounted.files.running(Holder(1, "life"))
+    os.close(fd)
+
+
+def test_another_directory_at_the_same_path_is_not_the_directory(mounted: Mount) -> None:
+    """R8, R10: it has rs_daemons.cfg and an identity of its own."""
+    grow(mounted.files, 2)
+    mounted.unmount()
+    other = prepared(mounted.path)
+    assert other.read_identity() != mounted.identity
+    assert mounted.files.read("s.000") is Absent.UNSEEN
+    with pytest.raises(DirectoryUnavailableError, match="identity is missing"):
+        mounted.files.entries()
+
+
+def test_directory_that_returns_between_two_looks_is_not_empty(mounted: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R8, R10: the path led to the empty mount point when the reader looked for versions, and to the directory when it
+    looked for the identity."""
+    grow(mounted.files, 2)
+    mounted.unmount()
+    listed = global_directory._versions
+
+    def versions(folder: Path) -> Sequence[int]:
+        found = listed(folder)
+        monkeypatch.setattr(global_directory, "_versions", listed)
+        mounted.mount()
+        return found
+
+    monkeypatch.setattr(global_directory, "_versions", versions)
+    assert mounted.files.read("s.000") == at(2)
+
+
+def test_commands_do_not_take_an_empty_mount_point_for_a_directory(mounted: Mount) -> None:
+    """R6, R8: a command does not know the identity, but the directory has rs_daemons.cfg."""
+    command = DirectoryFiles(mounted.directory)
+    assert command.entries().entries == {}
+    assert not mounted.directory.is_running(0)
+    mounted.unmount()
+    with pytest.raises(DirectoryUnavailableError, match="identity is missing"):
+        command.entries()
+    with pytest.raises(DirectoryUnavailableError, match="identity is missing"):
+        mounted.directory.is_running(0)
+
+
+def test_daemon_does_not_prepare_an_empty_mount_point(mounted: Mount) -> None:
+    """R8: nor does it give it an identity."""
+    mounted.unmount()
+    with pytest.raises(DirectoryUnavailableError, match=r"no rs_daemons\.cfg, so it may be an empty mount point"):
+        mounted.directory.lock_daemon(0, "life", "checksum")
+    assert names(mounted.path) == []
+
+
+def test_directory_of_an_earlier_version_gets_an_identity(mounted: Mount) -> None:
+    """R8: from the first daemon that starts on it; the next ones keep it."""
+    grow(mounted.files, 2)
+    (mounted.path / "daemons" / "directory.id").unlink()
+    with pytest.raises(DirectoryUnavailableError):
+        mounted.directory.read_identity()
+    mounted.directory.prepare()
+    identity = mounted.directory.read_identity()
+    mounted.directory.prepare()
+    assert mounted.directory.read_identity() == identity != mounted.identity
+    assert DirectoryFiles(mounted.directory, identity).read("s.000") == at(2)
+
+
+def test_daemon_refuses_a_damaged_identity(mounted: Mount) -> None:
+    """R8: an empty file would fit every directory without an identity."""
+    (mounted.path / "daemons" / "directory.id").write_text("")
+    with pytest.raises(DirectoryUnavailableError, match=r"directory\.id is damaged"):
+        mounted.directory.read_identity()

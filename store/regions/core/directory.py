@@ -220,19 +220,36 @@ def change(event: EntryEvent, entry: RegionEntry, subject: Holder | str | None =
     )
 
 
+class Absent(Enum):
+    """Why a region has no entry. A removed region keeps a record of its removal."""
+
+    REMOVED = "the directory records its removal"
+    NOTHING = "the directory has neither an entry nor a record of a removal"
+    UNSEEN = "the path does not lead to the directory: its identity is missing, as in an empty mount point"
+
+
+@dataclass(frozen=True)
+class DirectoryListing:
+    """The regions by name, and the names whose removal the directory records."""
+
+    entries: Mapping[str, RegionEntry]
+    removed: frozenset[str] = frozenset()
+
+
 class DirectoryPort(ABC):
     """The Global Directory as the core needs it. Every method may raise DirectoryUnavailableError. A swap that raised it
-    may have happened, and may still happen for as long as the directory has `old`."""
+    may have happened, and may still happen for as long as the directory has `old`. Only `read` returns UNSEEN; the other
+    methods raise DirectoryUnavailableError then."""
 
     @abstractmethod
-    def read(self, name: str) -> RegionEntry | None: ...
+    def read(self, name: str) -> RegionEntry | Absent: ...
 
     @abstractmethod
-    def entries(self) -> Mapping[str, RegionEntry]: ...
+    def entries(self) -> DirectoryListing: ...
 
     @abstractmethod
     def swap(self, name: str, old: RegionEntry | None, new: RegionEntry | None) -> bool:
-        """True when the directory had `old` (by region_id and epoch) and now has `new`."""
+        """True when the directory had `old` (by region_id and epoch; None: no entry) and now has `new`."""
 
     @abstractmethod
     def running(self, holder: Holder) -> bool:

@@ -11,6 +11,15 @@ epoch itself (RENEWED).
     the old entry, at epoch 1      no store has opened the region; the one that opens it raises the epoch
     nothing, as before             the region may still appear: the daemon that made it deletes it if it has no copy
 
+An absent directory is not an empty one: in the mount point of a directory that is away, every region has no entry. Taken
+for a removal, that would make each primary free its memory. So a region counts as removed only if the directory records
+its removal, and as never created only if the directory shows its identity and this daemon has seen no entry of it:
+
+    no entry, because              no entry was seen before       an entry was seen before
+    REMOVED                        no entry                       no entry
+    NOTHING                        no entry                       DirectoryUnavailableError
+    UNSEEN                         DirectoryUnavailableError      DirectoryUnavailableError
+
 No decision about a region is taken while a doubt about it is open, because every look goes through this class. A
 secondary whose take-over was not answered may be primary without knowing it. It continues to follow, so writes are safe.
 Until the doubt is resolved it does not echo the primary's heartbeats, so the primary asks the directory before it serves
@@ -24,7 +33,7 @@ from typing import Any
 
 from spark_jms.store.errors import DirectoryUnavailableError
 from spark_jms.store.regions.core import directory as rules
-from spark_jms.store.regions.core.directory import DirectoryPort, Holder, RegionEntry
+from spark_jms.store.regions.core.directory import Absent, DirectoryPort, Holder, RegionEntry
 from spark_jms.store.regions.core.outgoing import Outgoing
 
 
@@ -34,18 +43,30 @@ class DirectoryView:
         self.seen: Mapping[str, RegionEntry] = {}  # as of the last survey
         self._out = out
         self._doubts: dict[str, RegionEntry | None] = {}  # the entry that an unanswered change was to replace
+        self._known: set[str] = set()  # regions that had an entry, and of which no removal was seen
 
     # ---- raising DirectoryUnavailableError
 
     def read(self, name: str) -> RegionEntry | None:
-        return self.port.read(name)
+        found = self.port.read(name)
+        if isinstance(found, RegionEntry):
+            self._known.add(name)
+            return found
+        if found is Absent.REMOVED:
+            self._known.discard(name)
+        elif found is Absent.UNSEEN or name in self._known:
+            raise DirectoryUnavailableError(f"region {name} has no entry: {found.value}")
+        return None
 
     def entries(self) -> Mapping[str, RegionEntry]:
-        return self.port.entries()
+        listing = self.port.entries()
+        self._known |= listing.entries.keys()
+        self._known -= listing.removed
+        return listing.entries
 
     def survey(self) -> Mapping[str, RegionEntry]:
         """All entries, kept as `seen`."""
-        self.seen = self.port.entries()
+        self.seen = self.entries()
         return self.seen
 
     def attempt(self, step: Callable[..., None], *arguments: Any) -> None:
@@ -67,7 +88,7 @@ class DirectoryView:
     def look(self, name: str) -> tuple[bool, RegionEntry | None]:
         """Whether the directory's state of this region is known, and the entry."""
         try:
-            entry = self.port.read(name)
+            entry = self.read(name)
             if name in self._doubts:
                 return self._resolve(name, entry)
             return True, entry
@@ -95,6 +116,7 @@ class DirectoryView:
             return None
         if done:
             self._doubts.pop(name, None)  # the entry that it was to replace no longer exists
+            (self._known.discard if new is None else self._known.add)(name)
         return done
 
     # ---- doubts

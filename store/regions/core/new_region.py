@@ -21,6 +21,7 @@ class NewRegion:
         self.primary: Primary | None = None  # once the directory has the entry
         self.given_up = False
         self.replication = Replication(shared, copy)
+        self.region_id = draft.region_id
         self._draft = draft
         self._shared = shared
         self._budget = budget

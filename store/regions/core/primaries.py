@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -12,6 +13,8 @@ from spark_jms.store.regions.core.new_region import NewRegion
 from spark_jms.store.regions.core.primary import Primary
 from spark_jms.store.regions.core.replication import Replication
 from spark_jms.store.regions.core.shared import Shared
+
+MAX_GIVEN_UP = 1_000
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Primaries(Mapping[str, Primary]):
         self._shared = shared
         self._by_name: dict[str, Primary | NewRegion] = {}  # a new one stays, and leads to its primary
         self._by_stream: dict[str, PrimaryStream] = {}
+        self._given_up = deque[str](maxlen=MAX_GIVEN_UP)  # region ids
         self.budget = ResilverBudget(shared.settings.resilver_bytes_per_s)
 
     def __getitem__(self, name: str) -> Primary:
@@ -49,6 +53,11 @@ class Primaries(Mapping[str, Primary]):
     def created(self, name: str, new: NewRegion | None) -> bool:
         """Whether the region that this daemon has in work is the one that `new` created."""
         return new is not None and self._by_name.get(name) is new and self.in_work(name)
+
+    def gave_up(self, region_id: str) -> bool:
+        """Whether this daemon began to create the region and gave it up, so that no client has opened it."""
+        self._forget_ended()
+        return region_id in self._given_up
 
     def _regions(self) -> list[Primary | NewRegion]:
         return [region for region in map(_current, self._by_name.values()) if region is not None]
@@ -77,6 +86,8 @@ class Primaries(Mapping[str, Primary]):
 
     def _forget_ended(self) -> None:
         if not all(map(_current, self._by_name.values())):
+            new = [region for region in self._by_name.values() if isinstance(region, NewRegion) and region.given_up]
+            self._given_up.extend(region.region_id for region in new)
             self._by_name = {name: region for name, region in self._by_name.items() if _current(region)}
             self._by_stream = {}
 

@@ -62,8 +62,10 @@ class Reconciliation:
             self._shared.directory.attempt(self.region, name)
 
     def _delete_copyless(self, entry: RegionEntry) -> None:
-        """This daemon gave the region up before an unanswered creation happened. No client has opened it."""
-        if entry.opener is None and self._shared.directory.swap(entry.name, entry, None):
+        """This daemon gave the region up before an unanswered creation happened, so no client has opened it. Any other
+        region stays, because another daemon may have a good copy."""
+        created_late = entry.epoch == 1 or self._primaries.gave_up(entry.region_id)
+        if entry.opener is None and created_late and self._shared.directory.swap(entry.name, entry, None):
             self._shared.out.log(2, f"region {entry.name}: removed, it was created too late")
 
     def _give_up(self, name: str, entry: RegionEntry | None) -> None:

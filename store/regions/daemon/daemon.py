@@ -104,6 +104,7 @@ class Daemon:
             os.close(self._lock)
 
     async def _run(self) -> None:
+        self._directory_id = self.directory.read_identity()
         self._secret = self.directory.secret(self.spec.index)
         self._memory = SharedMemoryPort(self.spec.shmkey, self._memory_prefix())
         self._core = DaemonCore(
@@ -111,7 +112,7 @@ class Daemon:
             self.incarnation,
             len(self.config.daemons),
             self.spec.memory_limit_bytes,
-            DirectoryFiles(self.directory),
+            DirectoryFiles(self.directory, self._directory_id),
             self._memory,
             self.settings,
             _now_ms(),
