@@ -252,6 +252,31 @@ class DirectoryUnavailableError(StoreError):
     system and access rights; the daemons continue as soon as it answers."""
 
 
+class RegionEntryDamagedError(DirectoryUnavailableError):
+    """Only this region is refused; all others work. Restore the file from a copy of the directory, or remove the region and
+    its contents with `storeadmin rmr -force`."""
+
+    def __init__(self, file: str, reason: str) -> None:
+        super().__init__(file, reason)
+        self.file = file
+        self.reason = reason
+
+    def detail(self) -> str:
+        return f"{self.file} is damaged: {self.reason}"
+
+
+class RegionEntryVersionError(StoreVersionError, DirectoryUnavailableError):
+    """Only this region is refused; all others work. Use the version of spark-jms that wrote the entry."""
+
+    def __init__(self, file: str, found: int, known: int, unknown: str = "") -> None:
+        super().__init__(file, found, known)
+        self.args = (file, found, known, unknown)
+        self.unknown = unknown
+
+    def detail(self) -> str:
+        return super().detail() + (f", without {self.unknown}" if self.unknown else "")
+
+
 class ResourceAllocationException(StoreError):  # JMS's name
     """The message was not accepted, and nothing was written. Send it again when there is room, or make it smaller; the
     `store.replicated.*Percent` settings are the limits."""

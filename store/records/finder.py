@@ -79,8 +79,9 @@ class RegionEngineFinder(EngineFinder):
         return self.directory.local_daemon(self.directory.config(), self.settings.localindex).address
 
     def _exists(self) -> bool:
-        entries = DirectoryFiles(self.directory).entries().entries
-        return any(name.startswith(f"{self.settings.store}.") for name in entries)
+        listing = DirectoryFiles(self.directory).entries()
+        names = (*listing.entries, *listing.unreadable)
+        return any(name.startswith(f"{self.settings.store}.") for name in names)
 
     def find(self, failed: Address | None = None) -> Server | Address | None:
         with self._lock:

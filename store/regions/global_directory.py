@@ -28,6 +28,7 @@ file removed or its number used, and raises DirectoryUnavailableError, because t
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import functools
 import hashlib
@@ -43,11 +44,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from spark_jms.store.errors import (
     DaemonConfigError,
     DaemonUnavailableError,
     DirectoryUnavailableError,
-    StoreCorruptError,
+    RegionEntryDamagedError,
+    RegionEntryVersionError,
 )
 from spark_jms.store.regions.core.config import ClusterConfig, DaemonSpec, checksum_of, parse, pick_local
 from spark_jms.store.regions.core.directory import Absent, DirectoryListing, DirectoryPort, Holder, RegionEntry
@@ -60,6 +64,8 @@ TIGHT_FILE, TIGHT_FOLDER = 0o600, 0o700
 GROUP_FILE = 0o660
 LOCK_TIMEOUT_S, LOCK_POLL_S = 1.0, 0.01
 STALE_AGE_S = 3600.0
+VERSION = 1  # of an entry
+FIELDS = {field.name for field in dataclasses.fields(RegionEntry)}
 IDENTITY_TEXT = re.compile("[0-9a-f]{64}")
 TEMPORARY = re.compile(r"\..+\.[0-9]+\.[0-9a-f]{8}")  # see _written
 
@@ -247,12 +253,20 @@ class DirectoryFiles(DirectoryPort):
             return self._newest(name)[1]
 
     def entries(self) -> DirectoryListing:
+        found: dict[str, RegionEntry | Absent] = {}
+        unreadable: dict[str, DirectoryUnavailableError] = {}
         with _named():
-            found = {name: self._newest(name)[1] for name in self._names()}
+            names = self._names()
+        for name in names:
+            try:
+                found[name] = self.read(name)
+            except DirectoryUnavailableError as error:
+                unreadable[name] = error
         if Absent.UNSEEN in found.values():
             raise self._unseen()
         removed = frozenset(name for name, entry in found.items() if entry is Absent.REMOVED)
-        return DirectoryListing({n: entry for n, entry in found.items() if isinstance(entry, RegionEntry)}, removed)
+        entries = {name: entry for name, entry in found.items() if isinstance(entry, RegionEntry)}
+        return DirectoryListing(entries, removed, unreadable)
 
     def _names(self) -> list[str]:
         with self._directory.opened() as root:
@@ -286,6 +300,19 @@ class DirectoryFiles(DirectoryPort):
                     (folder / str(stale)).unlink(missing_ok=True)
             self._lock_files(name)
             return True
+
+    def discard(self, name: str) -> bool:
+        with _named():
+            folder = self._folder(name)
+            version = max(_versions(folder), default=0)
+            try:
+                self._newest(name)
+                return False
+            except RegionEntryDamagedError:
+                done = _link_new(folder / str(version + 1), _encode(None), TIGHT_FILE)
+            if done:
+                self._lock_files(name)
+            return done
 
     def remove_stale_files(self, now_s: float, age_s: float = STALE_AGE_S) -> list[Path]:
         """The removed files. Any process may call it at any time."""
@@ -373,7 +400,7 @@ def _quoted(name: str) -> str:
 def _named() -> Iterator[None]:
     try:
         yield
-    except (OSError, StoreCorruptError) as error:
+    except OSError as error:
         raise DirectoryUnavailableError(str(error)) from error
 
 
@@ -415,15 +442,20 @@ def _encode(entry: RegionEntry | None) -> bytes:
 
 
 def _decode(file: str, data: bytes) -> RegionEntry | None:
+    """RegionEntryDamagedError, RegionEntryVersionError."""
     lines = data.decode("utf-8", "replace").split("\n")
     if len(lines) < 2 or hashlib.sha256(lines[0].encode()).hexdigest() != lines[1]:
-        raise StoreCorruptError(file, 0, "the entry does not fit its checksum")
-    fields = json.loads(lines[0])
-    if fields is None:
-        return None
-    for role in ("primary", "secondary"):
-        fields[role] = Holder(**fields[role]) if fields[role] else None
-    return RegionEntry(**fields)
+        raise RegionEntryDamagedError(file, "the entry does not fit its checksum")
+    try:
+        fields = json.loads(lines[0])
+        if fields is None:
+            return None
+        unknown = sorted(fields.keys() - FIELDS)
+        if unknown or fields["version"] > VERSION:
+            raise RegionEntryVersionError(file, fields["version"], VERSION, ", ".join(unknown))
+        return msgspec.convert(fields, RegionEntry)
+    except (ValueError, KeyError, TypeError, AttributeError, msgspec.ValidationError) as error:
+        raise RegionEntryDamagedError(file, f"it is no region's entry: {error}") from error
 
 
 def write_whole(path: Path, data: bytes, mode: int) -> None:

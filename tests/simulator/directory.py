@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from spark_jms.store.errors import DirectoryUnavailableError
+from spark_jms.store.errors import DirectoryUnavailableError, RegionEntryDamagedError
 from spark_jms.store.regions.core.directory import Absent, DirectoryListing, DirectoryPort, Holder, RegionEntry
 from tests.simulator.errors import Violation
 
@@ -47,6 +47,12 @@ class DirectoryContents:
             self.entries[name] = new
             self.removed.discard(name)
         self._changed(me, name, current, new, opened)
+
+    def discard(self, me: Holder, name: str) -> None:
+        """An administrator removes a region whose entry is damaged, whichever daemon serves it."""
+        old = self.entries.pop(name)
+        self.removed.add(name)
+        self._changed(me, name, old, None, self.opens.pop(name, None) is not None)
 
     def _check_epoch(self, name: str, new: RegionEntry) -> None:
         key = (name, new.region_id)
@@ -149,9 +155,11 @@ class SimDirectory(DirectoryPort):
         return self.empty or self.faults.empty
 
     def read(self, name: str) -> RegionEntry | Absent:
-        if self._fails() or name in self.faults.torn:
+        if self._fails():
             raise DirectoryUnavailableError("read")
         found = self._found(name)
+        if name in self.faults.torn and isinstance(found, RegionEntry):
+            raise RegionEntryDamagedError(name, "torn")
         self.faults.maybe_stall(self.me)
         return found
 
@@ -165,7 +173,19 @@ class SimDirectory(DirectoryPort):
             raise DirectoryUnavailableError("read")
         if self._is_empty():
             raise DirectoryUnavailableError("the directory is empty")
-        return DirectoryListing(dict(self.contents.entries), frozenset(self.contents.removed))
+        entries, torn = self.contents.entries, self.faults.torn
+        return DirectoryListing(
+            {name: entry for name, entry in entries.items() if name not in torn},
+            frozenset(self.contents.removed),
+            {name: RegionEntryDamagedError(name, "torn") for name in entries if name in torn},
+        )
+
+    def discard(self, name: str) -> bool:
+        if not isinstance(self._found(name), RegionEntry) or name not in self.faults.torn:
+            return False
+        self.faults.torn.discard(name)
+        self.contents.discard(self.me, name)
+        return True
 
     def swap(self, name: str, old: RegionEntry | None, new: RegionEntry | None) -> bool:
         self.faults.maybe_stall(self.me)

@@ -72,6 +72,8 @@ class Transcript:
             "separate": lambda a, b: self._cluster.separate(int(a), int(b)),
             "join": lambda a, b: self._cluster.join(int(a), int(b)),
             "directory": self._directory,
+            "tear": lambda name: self._cluster.sim.directory_faults.torn.add(name),
+            "mend": lambda name: self._cluster.sim.directory_faults.torn.discard(name),
             "hold": self._hold,
             "release": self._release,
             "run": lambda ms: self._cluster.run(float(ms)),

@@ -538,3 +538,16 @@ def test_region_never_opened_is_created_again() -> None:
     cluster.run(3_000)
     assert cluster.client(1).open() == "RegionUnavailableError"
     assert isinstance(cluster.client(1).open(), list)
+
+
+def test_shutdown_is_cancelled_when_an_entry_becomes_unreadable() -> None:
+    """R4, R16: the copy cannot move away, and opens of all other regions would wait for it forever."""
+    cluster = StepCluster(3)
+    client = cluster.client(0)
+    client.open()
+    client.close()
+    assert client.shutdown(0) is None
+    cluster.sim.directory_faults.torn.add("s.000")
+    assert cluster.until(lambda: not cluster.core(0).draining, 10_000)
+    assert "0: shutdown cancelled: the entry of region s.000 cannot be read" in cluster.log
+    assert client.open("t.000") is not None

@@ -3,15 +3,25 @@ told from an empty one (R8, R10)."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import pickle
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from spark_jms.store.errors import DirectoryUnavailableError
+from spark_jms.store.errors import (
+    DirectoryUnavailableError,
+    RegionEntryDamagedError,
+    RegionEntryVersionError,
+    StoreError,
+    StoreVersionError,
+    error_of,
+)
 from spark_jms.store.regions import global_directory
 from spark_jms.store.regions.core.directory import Absent, Holder, RegionEntry
 from spark_jms.store.regions.global_directory import DirectoryFiles, GlobalDirectory
@@ -267,3 +277,83 @@ def test_daemon_refuses_a_damaged_identity(mounted: Mount) -> None:
     (mounted.path / "daemons" / "directory.id").write_text("")
     with pytest.raises(DirectoryUnavailableError, match=r"directory\.id is damaged"):
         mounted.directory.read_identity()
+
+
+# ---- entries that cannot be read
+
+
+def write_newest(mount: Mount, name: str, data: bytes) -> Path:
+    folder = mount.path / "daemons" / "entries" / name
+    path = folder / str(max(int(version) for version in names(folder) if version.isdecimal()) + 1)
+    path.write_bytes(data)
+    return path
+
+
+def with_checksum(text: str) -> bytes:
+    return f"{text}\n{hashlib.sha256(text.encode()).hexdigest()}\n".encode()
+
+
+def fields_of(entry: RegionEntry, **more: object) -> str:
+    return json.dumps({**asdict(entry), **more})
+
+
+@pytest.fixture
+def two(mounted: Mount) -> Mount:
+    grow(mounted.files, 2)
+    assert mounted.files.swap("t.000", None, replace(FIRST, name="t.000"))
+    return mounted
+
+
+@pytest.mark.parametrize(
+    "text", [fields_of(at(3), version=2), fields_of(at(3), colour="red"), fields_of(at(3), version=2, colour="red")]
+)
+def test_entry_of_a_newer_version_is_refused_by_name(two: Mount, text: str) -> None:
+    """R16: by any method, and not by `rmr -force`; all other regions are listed."""
+    file = write_newest(two, "s.000", with_checksum(text))
+    for act in (lambda: two.files.read("s.000"), lambda: two.files.swap("s.000", at(2), at(3))):
+        with pytest.raises(RegionEntryVersionError, match=f"{file} has format version") as raised:
+            act()
+        assert isinstance(raised.value, StoreVersionError)
+        assert ("colour" in str(raised.value)) == ("colour" in text)
+    with pytest.raises(RegionEntryVersionError):
+        two.files.discard("s.000")
+    listing = two.files.entries()
+    assert (set(listing.entries), set(listing.unreadable)) == ({"t.000"}, {"s.000"})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        with_checksum(fields_of(at(3)))[:40],
+        with_checksum(fields_of(at(3))).replace(b"4096", b"4097"),
+        with_checksum("[]"),
+        with_checksum("{}"),
+        with_checksum("not JSON"),
+        with_checksum(fields_of(at(3), epoch="three")),
+        with_checksum(fields_of(at(3), primary=None)),
+        with_checksum(fields_of(at(3), version="1")),
+    ],
+)
+def test_damaged_entry_is_refused_by_name(two: Mount, data: bytes) -> None:
+    """R6, R16: all other regions are listed, and by force it is removed."""
+    file = write_newest(two, "s.000", data)
+    for act in (lambda: two.files.read("s.000"), lambda: two.files.swap("s.000", at(2), at(3))):
+        with pytest.raises(RegionEntryDamagedError, match=f"{file} is damaged"):
+            act()
+    listing = two.files.entries()
+    assert (set(listing.entries), set(listing.unreadable)) == ({"t.000"}, {"s.000"})
+    assert not two.files.discard("t.000")
+    assert two.files.discard("s.000")
+    assert two.files.read("s.000") is Absent.REMOVED
+    assert two.files.swap("s.000", None, replace(FIRST, region_id="id2"))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RegionEntryDamagedError("f", "torn"), RegionEntryVersionError("f", 2, 1), RegionEntryVersionError("f", 1, 1, "x")],
+)
+def test_errors_of_entries_travel(error: StoreError) -> None:
+    """R16: from a daemon to its client, and between processes."""
+    for again in (error_of(type(error).__name__, error.args), pickle.loads(pickle.dumps(error))):
+        assert (type(again), str(again)) == (type(error), str(error))

@@ -33,6 +33,9 @@ class OneRegion(DirectoryPort):
         self.swapped.append(new)
         return True
 
+    def discard(self, name: str) -> bool:
+        return False
+
     def running(self, holder: Holder) -> bool:
         return True
 

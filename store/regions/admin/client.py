@@ -12,7 +12,7 @@ from spark_jms.store.errors import DaemonUnavailableError, ShutdownRefusedError,
 from spark_jms.store.net.event_loop import EventLoopThread
 from spark_jms.store.regions.admin.port import AdminPort, DaemonInfo, RegionInfo
 from spark_jms.store.regions.client.attachment import DAEMON_ROWS, REGION_ROWS, Attachment, client_name
-from spark_jms.store.regions.core.protocol import Daemons, RegionMessage, Regions, Remove, Shutdown
+from spark_jms.store.regions.core.protocol import Daemons, RegionMessage, RegionRow, Regions, Remove, Shutdown
 from spark_jms.store.regions.global_directory import DirectoryFiles, GlobalDirectory
 
 T = TypeVar("T")
@@ -67,7 +67,7 @@ class DaemonAdmin(AdminPort):
 
     def regions(self) -> Sequence[RegionInfo]:
         rows = self._ask(lambda request: Regions(request, ""), REGION_ROWS)
-        return [RegionInfo(*msgspec.structs.astuple(row)) for row in rows]
+        return [_info(row) for row in rows]
 
     def remove_region(self, name: str, force: bool) -> None:
         with DirectoryFiles(self._global).administered(name):
@@ -104,6 +104,12 @@ class DaemonAdmin(AdminPort):
 
     async def _close(self) -> None:
         self._attachment.close()
+
+
+def _info(row: RegionRow) -> RegionInfo:
+    if row.primary < 0:
+        return RegionInfo(row.name, 0, row.status, 0, None, None, "", 0, 0, reason=row.opener)
+    return RegionInfo(*msgspec.structs.astuple(row))
 
 
 def attach(directory: str, localindex: int) -> AdminPort:

@@ -155,6 +155,7 @@ def _region_fields(region: RegionInfo, zone: tzinfo | None) -> list[tuple[str, s
     return [
         ("Region Name", region.name),
         ("Status", region.status),
+        *([("Reason", region.reason)] if region.reason else []),
         ("Opened By", region.opener or _NONE),
         ("Primary Daemon Index", _index(region.primary)),
         ("Replica Daemon Index", _index(region.secondary)),

@@ -45,6 +45,7 @@ class RegionInfo:
     opener: str  # "" when closed
     created_us: int
     used_bytes: int  # allocated inside the region, as its store last reported; 0 when unknown
+    reason: str = ""  # why the region's entry cannot be read; everything but the name and UNAVAILABLE is unknown then
 
 
 class AdminPort(ABC):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from spark_jms.store.errors import RegionEntryDamagedError
 from spark_jms.store.regions.core.directory import RegionEntry
 from spark_jms.store.regions.core.heartbeats import Heartbeats
 from spark_jms.store.regions.core.primaries import Primaries
@@ -46,12 +47,11 @@ class RegionAdministration:
     # ---- lists
 
     def regions(self, client: int, message: Regions) -> None:
-        rows = [
-            self._row(entry)
-            for name, entry in sorted(self._shared.directory.entries().items())
-            if name.startswith(message.prefix)
-        ]
-        self._shared.out.reply(client, message.request, rows)
+        listing = self._shared.directory.entries()
+        rows = [self._row(entry) for entry in listing.entries.values()]
+        rows += [_unreadable_row(name, str(error)) for name, error in listing.unreadable.items()]
+        chosen = [row for row in rows if row.name.startswith(message.prefix)]
+        self._shared.out.reply(client, message.request, sorted(chosen, key=lambda row: row.name))
 
     def _row(self, entry: RegionEntry) -> RegionRow:
         return RegionRow(
@@ -105,7 +105,7 @@ class RegionAdministration:
             self._shared.out.to_peer(index, Usage(name, self._used[name]))
 
     def forget_removed(self) -> None:
-        seen = self._shared.directory.seen
+        seen = self._shared.directory.seen.keys() | self._shared.directory.unreadable.keys()
         self._used = {name: used for name, used in self._used.items() if name in seen}
 
     # ---- removal: by the primary, or here if the primary has certainly ended
@@ -117,7 +117,13 @@ class RegionAdministration:
                 self._removals.remove(removal)
 
     def remove(self, client: int, message: Remove) -> None:
-        entry = self._shared.directory.read(message.name)
+        try:
+            entry = self._shared.directory.read(message.name)
+        except RegionEntryDamagedError:
+            if not message.force:
+                raise
+            self._discard(client, message)
+            return
         if entry is None:
             detail = f"there is no region {message.name}"
             self._shared.out.fail(client, message.request, "RegionUnavailableError", detail)
@@ -126,6 +132,18 @@ class RegionAdministration:
         removal = PendingRemoval(client, message, entry.region_id, until_ms)
         if not self._removed(removal):
             self._removals.append(removal)
+
+    def _discard(self, client: int, message: Remove) -> None:
+        """A damaged entry does not name the daemons with a copy: all of them look."""
+        if not self._shared.directory.discard(message.name):
+            detail = f"region {message.name}: its entry changed in this moment"
+            self._shared.out.fail(client, message.request, "DirectoryUnavailableError", detail)
+            return
+        self._shared.out.log(2, f"region {message.name}: removed by force, its entry was damaged")
+        self._reconciliation.region(message.name)
+        for index in self._shared.peers.by_index:
+            self._shared.out.to_peer(index, Notice(message.name))
+        self._shared.out.reply(client, message.request)
 
     def _removed(self, removal: PendingRemoval) -> bool:
         """True when it was answered. A primary that only seems dead may still serve: its secondary takes over first."""
@@ -170,6 +188,10 @@ class RegionAdministration:
                     self._reconciliation.region(entry.name)
                 else:
                     self._shared.out.to_peer(holder.daemon, Notice(entry.name))
+
+
+def _unreadable_row(name: str, reason: str) -> RegionRow:
+    return RegionRow(name, 0, "UNAVAILABLE", 0, -1, None, reason, 0, 0)
 
 
 def _daemon_row(beat: DaemonHeartbeat | None) -> DaemonRow | None:

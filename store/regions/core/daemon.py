@@ -187,7 +187,7 @@ class DaemonCore:
             try:
                 self._client_message(client, message)
             except DirectoryUnavailableError as error:
-                self._out.fail(client, request, "DirectoryUnavailableError", *error.args)
+                self._out.fail(client, request, type(error).__name__, *error.args)
             except ValueError as error:
                 self._out.log(1, f"client {self._out.clients[client]}: {error}")
                 self._out.fail(client, request, "ProtocolError", str(error))

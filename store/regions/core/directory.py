@@ -15,9 +15,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
+
+from spark_jms.store.errors import DirectoryUnavailableError
 
 
 class EntryEvent(Enum):
@@ -230,16 +232,18 @@ class Absent(Enum):
 
 @dataclass(frozen=True)
 class DirectoryListing:
-    """The regions by name, and the names whose removal the directory records."""
+    """The regions by name, the names whose removal the directory records, and why an entry cannot be read."""
 
     entries: Mapping[str, RegionEntry]
     removed: frozenset[str] = frozenset()
+    unreadable: Mapping[str, DirectoryUnavailableError] = field(default_factory=dict)
 
 
 class DirectoryPort(ABC):
     """The Global Directory as the core needs it. Every method may raise DirectoryUnavailableError. A swap that raised it
     may have happened, and may still happen for as long as the directory has `old`. Only `read` returns UNSEEN; the other
-    methods raise DirectoryUnavailableError then."""
+    methods raise DirectoryUnavailableError then. `read` and `swap` of an unreadable entry raise RegionEntryDamagedError or
+    RegionEntryVersionError; `entries` lists it."""
 
     @abstractmethod
     def read(self, name: str) -> RegionEntry | Absent: ...
@@ -250,6 +254,10 @@ class DirectoryPort(ABC):
     @abstractmethod
     def swap(self, name: str, old: RegionEntry | None, new: RegionEntry | None) -> bool:
         """True when the directory had `old` (by region_id and epoch; None: no entry) and now has `new`."""
+
+    @abstractmethod
+    def discard(self, name: str) -> bool:
+        """Replaces a damaged entry by the record of its removal. False when it is not damaged."""
 
     @abstractmethod
     def running(self, holder: Holder) -> bool:

@@ -29,18 +29,24 @@ a read.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from spark_jms.store.errors import DirectoryUnavailableError
+from spark_jms.store.errors import DirectoryUnavailableError, RegionEntryDamagedError, RegionEntryVersionError
 from spark_jms.store.regions.core import directory as rules
-from spark_jms.store.regions.core.directory import Absent, DirectoryPort, Holder, RegionEntry
+from spark_jms.store.regions.core.directory import Absent, DirectoryListing, DirectoryPort, Holder, RegionEntry
 from spark_jms.store.regions.core.outgoing import Outgoing
+
+UNREADABLE = (RegionEntryDamagedError, RegionEntryVersionError)
 
 
 class DirectoryView:
     def __init__(self, port: DirectoryPort, out: Outgoing) -> None:
         self.port = port
         self.seen: Mapping[str, RegionEntry] = {}  # as of the last survey
+        self.unreadable: Mapping[str, DirectoryUnavailableError] = {}  # as of the last survey
+        self._refused: dict[str, DirectoryUnavailableError] = {}  # unreadable at the last look
+        self._logged: set[str] = set()  # failures since the directory last answered a survey
         self._out = out
         self._doubts: dict[str, RegionEntry | None] = {}  # the entry that an unanswered change was to replace
         self._known: set[str] = set()  # regions that had an entry, and of which no removal was seen
@@ -55,26 +61,46 @@ class DirectoryView:
         if found is Absent.REMOVED:
             self._known.discard(name)
         elif found is Absent.UNSEEN or name in self._known:
-            raise DirectoryUnavailableError(f"region {name} has no entry: {found.value}")
+            raise _missing(name, found)
         return None
 
-    def entries(self) -> Mapping[str, RegionEntry]:
+    def entries(self) -> DirectoryListing:
         listing = self.port.entries()
-        self._known |= listing.entries.keys()
+        self._known |= listing.entries.keys() | listing.unreadable.keys()
         self._known -= listing.removed
-        return listing.entries
+        missing = self._known - listing.entries.keys() - listing.unreadable.keys()
+        unreadable = {**listing.unreadable, **{name: _missing(name, Absent.NOTHING) for name in missing}}
+        return replace(listing, unreadable=unreadable)
 
     def survey(self) -> Mapping[str, RegionEntry]:
-        """All entries, kept as `seen`."""
-        self.seen = self.entries()
+        """All entries, kept as `seen`. Logs each unreadable one once."""
+        listing = self.entries()
+        for name in sorted(listing.unreadable.keys() - self.unreadable.keys()):
+            self._out.log(1, f"region {name} is refused: {listing.unreadable[name]}")
+        self.seen, self.unreadable = listing.entries, listing.unreadable
+        self._logged.clear()
         return self.seen
+
+    def discard(self, name: str) -> bool:
+        """Removes a region whose entry is damaged. False when it is not damaged any more."""
+        done = self.port.discard(name)
+        if done:
+            self._known.discard(name)
+        return done
+
+    def _log(self, error: DirectoryUnavailableError) -> None:
+        """Once, until the directory answers again. Unreadable entries are logged by the survey."""
+        text = str(error)
+        if text not in self._logged and not isinstance(error, UNREADABLE):
+            self._logged.add(text)
+            self._out.log(1, text)
 
     def attempt(self, step: Callable[..., None], *arguments: Any) -> None:
         """Runs `step`. When the directory is away, logs that: a later tick tries again."""
         try:
             step(*arguments)
         except DirectoryUnavailableError as error:
-            self._out.log(1, str(error))
+            self._log(error)
 
     # ---- with failures as values
 
@@ -87,13 +113,16 @@ class DirectoryView:
 
     def look(self, name: str) -> tuple[bool, RegionEntry | None]:
         """Whether the directory's state of this region is known, and the entry."""
+        self._refused.pop(name, None)
         try:
             entry = self.read(name)
             if name in self._doubts:
                 return self._resolve(name, entry)
             return True, entry
         except DirectoryUnavailableError as error:
-            self._out.log(1, str(error))
+            if isinstance(error, UNREADABLE):
+                self._refused[name] = error
+            self._log(error)
             return False, None
 
     def _resolve(self, name: str, entry: RegionEntry | None) -> tuple[bool, RegionEntry | None]:
@@ -111,13 +140,17 @@ class DirectoryView:
         try:
             done = self.port.swap(name, old, new)
         except DirectoryUnavailableError as error:
-            self._out.log(1, str(error))
+            self._log(error)
             self._doubts[name] = old
             return None
         if done:
             self._doubts.pop(name, None)  # the entry that it was to replace no longer exists
             (self._known.discard if new is None else self._known.add)(name)
         return done
+
+    def why_unreadable(self, name: str) -> DirectoryUnavailableError | None:
+        """Why the last `look` could not read the entry; None when it could, or the directory did not answer at all."""
+        return self._refused.get(name)
 
     # ---- doubts
 
@@ -128,3 +161,7 @@ class DirectoryView:
     def doubts(self, index: int) -> bool:
         """Whether this daemon has an unanswered change of a region whose primary is daemon `index`."""
         return any(old is not None and old.primary.daemon == index for old in self._doubts.values())
+
+
+def _missing(name: str, absent: Absent) -> DirectoryUnavailableError:
+    return DirectoryUnavailableError(f"region {name} has no entry: {absent.value}")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from spark_jms.store.errors import DirectoryUnavailableError
 from spark_jms.store.regions.core.actions import Stop
 from spark_jms.store.regions.core.heartbeats import Heartbeats
 from spark_jms.store.regions.core.placement import Candidate, HeldCopies, fits_without
@@ -21,6 +22,7 @@ from spark_jms.store.regions.core.protocol import Drain, Halt, Shutdown
 from spark_jms.store.regions.core.shared import Shared
 
 SERVICE = "service "  # begins the name of a client that is part of a daemon: it closes its regions when that one leaves
+NO_ROOM = "the other daemons have no room for this daemon's regions any more"
 
 
 class Leaving:
@@ -46,8 +48,11 @@ class Leaving:
             self.leave(message.force)
 
     def _refusal(self, indexes: set[int]) -> str:
+        listing = self._shared.directory.entries()
+        if self._shared.me.daemon in indexes and (unreadable := self._unreadable(listing.unreadable)):
+            return f"region {unreadable} cannot move away: {listing.unreadable[unreadable]}"
         copies: dict[str, HeldCopies] = {}
-        for name, entry in self._shared.directory.entries().items():
+        for name, entry in listing.entries.items():
             held = tuple(h.daemon for h in entry.holders() if not self._shared.peers.dead(h))
             if not indexes.intersection(held):
                 continue
@@ -63,6 +68,10 @@ class Leaving:
             return f"{left} would be left, and {len(copies)} regions need two"
         return f"not enough memory on the other daemons to resilver {len(copies)} regions"
 
+    def _unreadable(self, unreadable: Mapping[str, DirectoryUnavailableError]) -> str | None:
+        """A region with a copy here that no daemon can move away, because its entry cannot be read."""
+        return next((name for name in sorted(self._shared.copies) if name in unreadable), None)
+
     def _candidates(self) -> Mapping[int, Candidate]:
         peers, me = self._shared.peers, self._shared.me.daemon
         return {**peers.candidates(), me: Candidate(me, self._shared.copies.free_bytes, peers.draining)}
@@ -72,6 +81,8 @@ class Leaving:
     def leave(self, force: bool) -> None:
         if force:
             self._stop("by force")
+        elif (name := self._unreadable(self._shared.directory.unreadable)) is not None:
+            self._shared.out.log(1, f"not shutting down: region {name} cannot move away, its entry cannot be read")
         elif not self._shared.peers.draining:
             self._drain(True)
             self._shared.out.log(2, "shutting down: regions move to other daemons")
@@ -92,11 +103,12 @@ class Leaving:
             for name, entry in shared.directory.seen.items()
             if (held := tuple(h.daemon for h in entry.holders())) and leaving.intersection(held)
         }
+        unreadable = self._unreadable(shared.directory.unreadable)
         if (
             shared.me.daemon != max(leaving)
             or self._primaries.resilvers
             or peers.any_resilvering()
-            or fits_without(leaving, copies, self._candidates())
+            or (unreadable is None and fits_without(leaving, copies, self._candidates()))
         ):
             self._stuck_ms = None
         elif self._stuck_ms is None:
@@ -104,7 +116,8 @@ class Leaving:
         elif shared.clock.now_ms - self._stuck_ms > 2 * shared.settings.failure_timeout_ms:
             self._stuck_ms = None
             self._drain(False)
-            shared.out.log(1, "shutdown cancelled: the other daemons have no room for this daemon's regions any more")
+            reason = f"the entry of region {unreadable} cannot be read" if unreadable else NO_ROOM
+            shared.out.log(1, f"shutdown cancelled: {reason}")
 
     def _drain(self, draining: bool) -> None:
         self._shared.peers.draining = draining

@@ -24,6 +24,7 @@ class Situation(Enum):
     """The first one that holds decides."""
 
     LEAVING = "a daemon is being shut down safely"
+    UNREADABLE = "the region's entry is damaged, or of a newer version"
     UNKNOWN = "the directory does not answer"
     ABSENT = "the directory does not have the region"
     TAKEN = "it has the region, and a new one is wanted"
@@ -37,6 +38,7 @@ class Situation(Enum):
 
 ANSWERS = {
     Situation.LEAVING: "wait (R4, step 3)",
+    Situation.UNREADABLE: "RegionEntryDamagedError or RegionEntryVersionError",
     Situation.UNKNOWN: "wait",
     Situation.ABSENT: "a copy here, one on the next daemon, then the entry; RegionUnavailableError if none is to be created",
     Situation.TAKEN: "RegionOpenError, unless this very request created it",
@@ -67,6 +69,7 @@ class Opening:
         self._waiting: list[Waiting] = []
         self._act = {
             Situation.LEAVING: self._wait,
+            Situation.UNREADABLE: self._refuse_unreadable,
             Situation.UNKNOWN: self._wait,
             Situation.ABSENT: self._create,
             Situation.TAKEN: self._refuse_taken,
@@ -113,7 +116,10 @@ class Opening:
         if self._shared.peers.any_draining():
             return self._act[Situation.LEAVING](waiting, None)
         known, entry = self._shared.directory.look(waiting.name)
-        return self._act[self._situation(waiting, entry) if known else Situation.UNKNOWN](waiting, entry)
+        if known:
+            return self._act[self._situation(waiting, entry)](waiting, entry)
+        unreadable = self._shared.directory.why_unreadable(waiting.name) is not None
+        return self._act[Situation.UNREADABLE if unreadable else Situation.UNKNOWN](waiting, entry)
 
     def _situation(self, waiting: Waiting, entry: RegionEntry | None) -> Situation:
         peers = self._shared.peers
@@ -184,6 +190,12 @@ class Opening:
     def _refuse_open(self, waiting: Waiting, entry: RegionEntry | None) -> bool:
         assert entry is not None
         return self._fail(waiting, "RegionOpenError", f"region {waiting.name}, by {entry.opener}")
+
+    def _refuse_unreadable(self, waiting: Waiting, entry: RegionEntry | None) -> bool:
+        error = self._shared.directory.why_unreadable(waiting.name)
+        assert error is not None
+        self._shared.out.fail(waiting.client, waiting.request, type(error).__name__, *error.args)
+        return True
 
     def _refuse_lost(self, waiting: Waiting, entry: RegionEntry | None) -> bool:
         return self._fail(waiting, "RegionLostError", f"region {waiting.name}")

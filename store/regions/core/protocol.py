@@ -214,7 +214,8 @@ class DaemonRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 class RegionRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One region in the answer to Regions. `primary` and `secondary` are daemon numbers; `opener` is "" when closed."""
+    """One region in the answer to Regions. `primary` and `secondary` are daemon numbers; `opener` is "" when closed. If the
+    region's entry cannot be read, `primary` is -1 and `opener` the reason."""
 
     name: str
     size_bytes: int
