@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_jms.store.errors import ObjectNotFoundError, ObjectTooLargeError, RegionFullError
+from spark_jms.store.regions.core import instance as instances
 from spark_jms.store.regions.core.instance import InstanceCore, Planned
 from tests.unit.regions_instances import apply, apply_all, blocks_of, check_row, payload_of
 
@@ -123,6 +124,39 @@ def test_later_block_wins_in_any_order_of_regions() -> None:
     store.memories = dict(reversed(store.memories.items()))
     store.reopen()
     assert store.objects()[handle] == b"new" * 300
+
+
+def test_long_compaction_is_planned_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R7, R12: for a new object and for an update; in between other objects come and go."""
+    monkeypatch.setattr(instances, "COMPACTION_MOVES", 2)
+    store, objects = Store(1), dict[int, bytes]()
+
+    def add(payload: bytes) -> int:
+        handle, planned = store.core.plan_create(1, payload)
+        apply_all(store.memories, planned)
+        objects[handle] = payload
+        return handle
+
+    def remove(handle: int) -> None:
+        apply_all(store.memories, store.core.plan_delete(handle))
+        del objects[handle]
+
+    handles = [add(bytes([number]) * 32) for number in range(28)]
+    for handle in handles[::2]:
+        remove(handle)
+    parts = 0
+    while planned := store.core.plan_compaction(600):
+        assert len(planned[0][1]) <= 4
+        apply_all(store.memories, planned)
+        store.check()
+        assert store.objects() == objects
+        parts += 1
+        if parts == 2:
+            remove(handles[1])
+    assert 2 < parts < 10
+    large = add(b"x" * 600)
+    assert store.core.plan_compaction(600, large) == []
+    assert store.objects() == objects
 
 
 def test_objects_that_do_not_fit_are_refused() -> None:

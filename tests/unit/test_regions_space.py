@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -92,6 +95,59 @@ def test_compaction_joins_gaps() -> None:
     check_row(space, memory)
     for kept, block in space.used.items():
         assert payload_of(memory, block) == (b"x" * 2000 if kept > handle else bytes([kept]) * 200)
+
+
+@pytest.mark.parametrize("most_moves", [2**63, 7])
+def test_compaction_moves_each_block_once(most_moves: int) -> None:
+    """R7: in parts of a bounded number of moves, and the region is whole after each part."""
+    space, memory = RegionSpace("r", 262_144), bytearray(262_144)
+    apply(memory, space.format())
+    handle = 0
+    while space.free_bytes >= 2 * block_bytes(50):
+        handle += 1
+        apply(memory, space.put(1, handle, handle, bytes([handle % 256]) * 50))
+    for gone in range(1, handle, 2):
+        apply(memory, space.free(gone, handle, handle + gone))
+    need, moves = space.free_bytes, 0
+    while space.largest_free < need:
+        steps = space.compact(need, most_moves)
+        assert 0 < len(steps) <= 2 * most_moves
+        moves += len(steps) // 2
+        apply(memory, steps)
+        check_row(space, memory)
+    assert moves <= len(space.used)
+    for kept, block in space.used.items():
+        assert payload_of(memory, block) == bytes([kept % 256]) * 50
+
+
+def test_compaction_takes_time_in_proportion() -> None:
+    """R7: twice as many blocks cost twice as many steps in the map, not four times."""
+
+    class Counted(dict[int, int]):
+        looks = 0
+
+        def __iter__(self) -> Iterator[int]:
+            Counted.looks += len(self)
+            return super().__iter__()
+
+        def get(self, key: int, default: Any = None) -> Any:
+            Counted.looks += 1
+            return super().get(key, default)
+
+    def looks(size: int) -> int:
+        space = RegionSpace("r", size)
+        space.format()
+        handle = 0
+        while space.free_bytes >= 2 * block_bytes(50):
+            handle += 1
+            space.put(1, handle, handle, bytes(50))
+        for gone in range(1, handle, 2):
+            space.free(gone, handle, handle + gone)
+        space._free, Counted.looks = Counted(space._free), 0
+        space.compact(space.free_bytes)
+        return Counted.looks
+
+    assert 0 < looks(2 * 65_536) <= 2.2 * looks(65_536)
 
 
 @pytest.mark.parametrize("at", [0, 9, 15, 20])

@@ -44,7 +44,7 @@ class PlacedObjects:
 
     async def create(self, connection: int, data: bytes) -> int:
         while True:
-            self.writes.check()
+            await self._compact(len(data))
             try:
                 handle, planned = self.placement.plan_create(connection, data)
                 break
@@ -54,7 +54,7 @@ class PlacedObjects:
 
     async def update(self, handle: int, data: bytes) -> None:
         while True:
-            self.writes.check()
+            await self._compact(len(data), handle)
             try:
                 planned, leftover = self.placement.plan_update(handle, data)
                 break
@@ -78,6 +78,13 @@ class PlacedObjects:
             await asyncio.wait([newest])
         self.writes.check()
         return check_payload(region, block, data[:BLOCK_BYTES], data[BLOCK_BYTES:])
+
+    async def _compact(self, length: int, handle: int | None = None) -> None:
+        """Other operations run between two parts of a long compaction."""
+        self.writes.check()
+        while moves := self.placement.plan_compaction(length, handle):
+            await self.writes.issue(0, moves)
+            self.writes.check()
 
     async def _make_room(self) -> None:
         before = len(self.placement.regions)

@@ -22,8 +22,11 @@ from spark_jms.store.regions.core.space import (
     block_bytes,
     check_payload,
     decode_head,
+    fits_in_place,
 )
 
+COMPACTION_MOVES = 1_000  # in one turn
+COMPACTION_BYTES = 4 * 1024 * 1024
 CATALOG = 0  # the connection whose objects name the connections
 Planned = list[tuple[str, list[Step]]]
 
@@ -110,6 +113,24 @@ class InstanceCore:
         steps = space.put(place.connection, handle, self._order, payload)
         self.places[handle] = Place(region, place.connection)
         return [(region, steps)], old.name
+
+    def plan_compaction(self, length: int, handle: int | None = None) -> Planned:
+        """Some of the moves that join gaps for an object of that length, a bounded number; none when it needs no more. For
+        an update, `handle` is the object. Without this, `plan_create` and `plan_update` make all moves at once."""
+        if handle is not None:
+            place = self._place(handle)
+            space = self.regions[place.region]
+            if fits_in_place(space.used[handle], block_bytes(length)):
+                return []
+            candidates = [space] if space.free_bytes >= block_bytes(length) else list(self.regions.values())
+        else:
+            candidates = list(self.regions.values())
+        if any(space.largest_free >= block_bytes(length) for space in candidates):
+            return []
+        for space in candidates:
+            if space.needs_compaction(length):
+                return [(space.name, space.compact(block_bytes(length), COMPACTION_MOVES, COMPACTION_BYTES))]
+        return []
 
     def plan_forget(self, region: str, handle: int) -> Planned:
         """Frees the old block of an object that moved to another region."""

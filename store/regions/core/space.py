@@ -16,7 +16,6 @@ from __future__ import annotations
 import struct
 import zlib
 from bisect import bisect_left, insort
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from spark_jms.store.errors import RegionFullError, StoreCorruptError, StoreVersionError
@@ -91,6 +90,11 @@ def block_bytes(length: int) -> int:
     return -(-(BLOCK_BYTES + length) // ALIGNMENT) * ALIGNMENT
 
 
+def fits_in_place(block: Block, need: int) -> bool:
+    """An update that needs so many bytes stays in its block, and does not waste more than half of a large one."""
+    return need <= block.size <= need + max(need, 1024)
+
+
 class RegionSpace:
     """The map of one region. Every method that changes it returns the writes that bring the region in line with it."""
 
@@ -115,6 +119,10 @@ class RegionSpace:
     @property
     def largest_free(self) -> int:
         return self._by_size[-1][0] if self._by_size else 0
+
+    def needs_compaction(self, length: int) -> bool:
+        """It has the room, but in pieces."""
+        return self.largest_free < block_bytes(length) and self.room_for(length)
 
     def room_for(self, length: int) -> bool:
         return self.free_bytes >= block_bytes(length) + MIN_SPLIT_BYTES
@@ -145,13 +153,13 @@ class RegionSpace:
         self.last_handle, self.last_order = max(self.last_handle, handle), max(self.last_order, order)
         need = block_bytes(len(payload))
         old = self.used.get(handle)
-        if old is not None and need <= old.size <= need + max(need, 1024):
+        if old is not None and fits_in_place(old, need):
             return [self._place(old.offset, old.size, connection, handle, order, payload)]
         writes: list[Step] = []
         if self.largest_free < need:
             if self.free_bytes < need:
                 raise RegionFullError(f"region {self.name}: {need} bytes wanted, {self.free_bytes} free")
-            writes += self._compact(need)
+            writes += self.compact(need)
             old = self.used.get(handle)  # compaction may have moved it
         offset, size = self._take(need)
         writes.append(self._place(offset, size, connection, handle, order, payload, need))
@@ -192,20 +200,31 @@ class RegionSpace:
         self._add_free(offset, size)
         return offset, self._free_block(size)
 
-    def _compact(self, need: int) -> Iterator[Step]:
-        """Moves blocks down into the lowest gap until a gap is large enough."""
-        while self.largest_free < need:
-            gap = min(self._free)
-            gap_size = self._drop_free(gap)
+    def compact(self, need: int, most_moves: int = 2**63, most_bytes: int = 2**63) -> list[Step]:
+        """Moves blocks down into the lowest gap until it is large enough, or so many blocks or bytes were moved. One pass
+        costs as many steps as there are blocks: the gap only moves up, and takes in each free block that it meets."""
+        steps: list[Step] = []
+        gap = min(self._free)
+        gap_size = self._free[gap]
+        swallowed = {(gap_size, gap)}
+        before = self.free_bytes
+        while self.largest_free < need and gap_size < need and most_moves > 0 and most_bytes > 0:
             block = self._at.pop(gap + gap_size)
-            yield (gap, (block.offset, block.size))
             self._add_used(Block(gap, block.size, block.connection, block.handle, block.order, block.length))
-            offset, size = gap + block.size, gap_size
-            after = self._free.get(offset + size)
+            steps.append((gap, (block.offset, block.size)))
+            gap += block.size
+            after = self._free.get(gap + gap_size)
             if after is not None:
-                size += self._drop_free(offset + size)
-            self._add_free(offset, size)
-            yield (offset, self._free_block(size))
+                swallowed.add((after, gap + gap_size))
+                gap_size += after
+            steps.append((gap, self._free_block(gap_size)))
+            most_moves, most_bytes = most_moves - 1, most_bytes - block.size
+        for size, offset in swallowed:
+            del self._free[offset], self._free_ends[offset + size]
+        self._by_size = [entry for entry in self._by_size if entry not in swallowed]
+        self._add_free(gap, gap_size)
+        self.free_bytes = before
+        return steps
 
     # ---- the map
 
