@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.errors import StreamingQueryException
 
 if TYPE_CHECKING:
     from tests.spark.conftest import Bench
@@ -64,3 +66,25 @@ def test_newer_format_version_is_refused(bench: Bench) -> None:
     )
     with pytest.raises(Exception, match=r"(?s)FormatVersionError: .*format version 99"):
         bench.send(bench.numbers(1, 2), "jobs")
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "ours"),
+    [
+        (lambda text: 'v1\n{}\n{"orders": {"0": 17}}', "OffsetError: the offset in the checkpoint is not one of", True),
+        (lambda text: text[:-20], "json.decoder.JSONDecodeError: ", False),
+        (lambda text: "", "Incomplete log file", False),
+    ],
+    ids=["another source", "truncated", "empty"],
+)
+def test_a_damaged_checkpoint(bench: Bench, damage: Callable[[str], str], error: str, ours: bool) -> None:
+    """C5: JSON that is not ours is OffsetError. What is not JSON fails in PySpark's worker, and a file without an offset in
+    Spark, before they ask spark-jms: docs/OPERATING.md names those errors. tests/contract/test_source.py has more damage."""
+    bench.send(bench.numbers(1, 10), "jobs")
+    bench.drain("jobs", "ck")
+    newest = max((bench.path / "ck" / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
+    newest.with_name(f".{newest.name}.crc").unlink()
+    newest.write_text(damage(newest.read_text()))
+    with pytest.raises(StreamingQueryException, match=error) as caught:
+        bench.drain("jobs", "ck")
+    assert ("/spark_jms/" in str(caught.value)) == ours
