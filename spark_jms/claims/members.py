@@ -49,6 +49,7 @@ class Members:
         self._visited: dict[int, tuple[float, int]] = {}
         self._taken_up: set[int] = set()  # granted to us and opened at a boundary; no plan has used them yet
         self._borrowed: set[int] = set()  # asked back from another holder only to acknowledge a claim
+        self._fenced: FencedError | None = None  # for good: the session still lists handles that `held` has dropped
         self._monotonic_s = monotonic_s
 
     @property
@@ -110,6 +111,8 @@ class Members:
         """True when held now; else the store has queued us for the record."""
         if member in self.held:
             return True
+        if self._fenced is not None:
+            raise self._closed(self._fenced) from self._fenced
         try:
             handle = self.session.open(self.name(member), timeout_ms=0)
         except RecordHeldError:
@@ -146,7 +149,6 @@ class Members:
         try:
             self.session.commit({self.held[m].handle: [Put(STATE_KEY, s.to_bytes())] for m, s in real.items()})
         except FencedError as error:
-            self.held.clear()
             raise self._closed(error) from error
         for member, state in real.items():
             self.held[member].state = state
@@ -154,6 +156,9 @@ class Members:
                 self.attached.add(member)
 
     def _closed(self, error: FencedError) -> ConsumerClosedException:
+        """The session was fenced. Another thread may have found out first, so every later call raises this too."""
+        self.held.clear()
+        self._fenced = error
         return ConsumerClosedException(
             f"the session of consumer {self.consumer} ended ({error}): its claims are or will be revoked. "
             "Close this consumer and create a new one."
@@ -166,7 +171,6 @@ class Members:
         try:
             return {m for m, h in self.held.items() if now - h.since_s >= MIN_HOLD_S and h.handle.waiters()}
         except FencedError as error:
-            self.held.clear()
             raise self._closed(error) from error
 
     def hand_over(self, last_sequences: Mapping[int, int]) -> int:
@@ -182,7 +186,6 @@ class Members:
                 self.forget(member)
                 given += 1
         except FencedError as error:
-            self.held.clear()
             raise self._closed(error) from error
         return given
 

@@ -10,9 +10,10 @@ from spark_jms import connect
 from spark_jms.claims.batches import ConsumerSettings
 from spark_jms.claims.subscriber import Subscriber
 from spark_jms.core.batch import Batch, Limits
-from spark_jms.errors import RecordSetError
+from spark_jms.errors import ConsumerClosedException, RecordSetError
 from spark_jms.log.delta_log import commit_path
 from spark_jms.log.domain import Domain
+from spark_jms.store import MemoryStore
 from spark_jms.testing import memory_domain
 
 
@@ -33,4 +34,22 @@ def test_table_behind_its_store_is_refused() -> None:
         subscriber = Subscriber(fresh, context.store, "orders", "-", "q", ConsumerSettings())
         with pytest.raises(RecordSetError, match=r"the store knows message 3 of orders/-/0, but the table ends at 2"):
             subscriber.next_batch(Batch("q"), Limits())
+        subscriber.close()
+
+
+def test_fenced_consumer_stays_closed() -> None:
+    """C9: the background thread may find out first that the session ended; the next batch raises the same error."""
+    with memory_domain(orders="queue") as root, connect(root) as context:
+        for n in range(3):
+            context.producer("orders").send(text=str(n))
+        subscriber = Subscriber(context.domain, context.store, "orders", "-", "q", ConsumerSettings())
+        assert subscriber.next_batch(Batch("q"), Limits(max_messages=1)) is not None
+        assert isinstance(context.store, MemoryStore)
+        context.store.crash(subscriber.members.session)
+        with pytest.raises(ConsumerClosedException):
+            subscriber.members.commit({m: h.state.attach("q", "new") for m, h in subscriber.members.held.items()})
+        with pytest.raises(ConsumerClosedException):
+            subscriber.next_batch(Batch("q"), Limits())
+        with pytest.raises(ConsumerClosedException):
+            subscriber.members.open(0)
         subscriber.close()
