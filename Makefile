@@ -47,7 +47,7 @@ demo: setup ## a year of flights through queues and topics, with a kill in the m
 	@$(SPARK_RUN) -m spark_jms.demo $(ARGS)
 
 .PHONY: test
-test: setup postgresql lint ## everything CI runs: set-up, lint, every test layer (under 20 minutes)
+test: setup postgresql lint ## everything CI runs: set-up, lint, every test layer (under 30 minutes)
 	@echo "== tests without Spark" && $(SPARK_RUN) -m pytest -q $(TWO_AT_ONCE) -m "not spark and not soak" tests $(ARGS)
 	@echo "== tests with Spark" && $(SPARK_RUN) -m pytest -q $(TWO_AT_ONCE) -m "spark and not soak" tests $(ARGS)
 
