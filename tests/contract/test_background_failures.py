@@ -1,4 +1,4 @@
-"""A failure of background work is no failure of a caller; damaged files are skipped and named (C13, C14)."""
+"""A failure of background work is no failure of a caller; damaged files are skipped and named (C13, C20, C14)."""
 
 from __future__ import annotations
 
