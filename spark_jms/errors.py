@@ -86,6 +86,11 @@ class OffsetError(JmsqError):
     checkpointLocation, or a fresh one."""
 
 
+class DestinationReplacedError(JmsqError):
+    """The destination was dropped and created again, and its messages are others: a consumer or checkpoint of the old one
+    cannot continue. Create a new consumer, or start the query with a fresh checkpointLocation."""
+
+
 class StaleCheckpointError(OffsetError):
     """The checkpoint ends before the last batch that its query acknowledged: it was restored from a copy, or Spark asked
     for the next batch before it wrote its progress. Use a fresh checkpointLocation."""

@@ -79,6 +79,12 @@ class Snapshot:
         return self.table.action
 
     @property
+    def table_id(self) -> str:
+        """The Delta table's own id, drawn when it was created: a destination dropped and created again has another one.
+        "" before the first commit."""
+        return str(self.metadata.get("id") or "")
+
+    @property
     def destination(self) -> Destination:
         return self.table.destination
 
