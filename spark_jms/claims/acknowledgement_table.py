@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from spark_jms.core.acknowledgement import Acknowledgement
 from spark_jms.core.ranges import Ranges, union
+from spark_jms.core.staged_file import StagedFile
 from spark_jms.log.acknowledgements import ACKNOWLEDGEMENT_SCHEMA
 from spark_jms.log.commit import Decision, commit_prepared
 from spark_jms.log.delta_log import Action, DeltaLog
@@ -23,7 +24,7 @@ from spark_jms.log.file_reader import read_stored
 from spark_jms.log.file_writer import FileWriter
 from spark_jms.log.send import number
 from spark_jms.log.snapshot import Snapshot
-from spark_jms.log.staged_file import StagedFile, discard
+from spark_jms.log.staged_file import discard
 from spark_jms.log.storage import now_ms
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -97,13 +97,42 @@ class Ranges:
     def __or__(self, other: Ranges) -> Ranges:
         if not self or not other:
             return self or other
-        return _merge(np.concatenate((self.lo, other.lo)), np.concatenate((self.hi, other.hi)))
+        large, small = (self, other) if len(self) >= len(other) else (other, self)
+        before, near, after = large._around(small.first - 1, small.last + 1)
+        middle = _merge(np.concatenate((near.lo, small.lo)), np.concatenate((near.hi, small.hi)))
+        return concatenated([before, middle, after])
 
     def __sub__(self, other: Ranges) -> Ranges:
-        return _sweep(self, other, wanted=lambda a, b: (a > 0) & (b == 0)) if self and other else self
+        if not self or not other:
+            return self
+        before, near, after = self._around(other.first, other.last)
+        if not near:
+            return self
+        return concatenated([before, _difference(near, other), after])
 
     def __and__(self, other: Ranges) -> Ranges:
-        return _sweep(self, other, wanted=lambda a, b: (a > 0) & (b > 0)) if self and other else EMPTY
+        if not self or not other:
+            return EMPTY
+        mine = self.between(other.first, other.last)
+        return _sweep(mine, other, wanted=lambda a, b: (a > 0) & (b > 0)) if mine else EMPTY
+
+    def _around(self, low: int, high: int) -> tuple[Ranges, Ranges, Ranges]:
+        """The ranges before, those that touch low..high (whole), and those behind: what a small operand cannot change is
+        not merged again."""
+        begin, end = int(self.hi.searchsorted(low)), int(self.lo.searchsorted(high, side="right"))
+        return (
+            Ranges(self.lo[:begin], self.hi[:begin]),
+            Ranges(self.lo[begin:end], self.hi[begin:end]),
+            Ranges(self.lo[end:], self.hi[end:]),
+        )
+
+    def _gaps(self, low: int, high: int) -> Ranges:
+        """The numbers of low..high that are not in this set."""
+        taken = self.between(low, high)
+        lo = np.concatenate((np.array([low]), taken.hi + 1))
+        hi = np.concatenate((taken.lo - 1, np.array([high])))
+        kept = lo <= hi
+        return Ranges(lo[kept], hi[kept])
 
     def between(self, low: int, high: int) -> Ranges:
         """The part within [low, high]."""
@@ -187,9 +216,27 @@ def union(many: Iterable[Ranges]) -> Ranges:
     return _merge(np.concatenate([r.lo for r in kept]), np.concatenate([r.hi for r in kept]))
 
 
+def concatenated(many: Sequence[Ranges]) -> Ranges:
+    """The union of sets that follow one another: faster than `union`, because nothing is sorted."""
+    kept = [r for r in many if r]
+    if len(kept) < 2:
+        return kept[0] if kept else EMPTY
+    lo, hi = np.concatenate([r.lo for r in kept]), np.concatenate([r.hi for r in kept])
+    apart = lo[1:] > hi[:-1] + 1
+    if apart.all():
+        return Ranges(lo, hi)
+    return Ranges(lo[np.concatenate(([True], apart))], hi[np.concatenate((apart, [True]))])
+
+
 def _fits(edges: Int64Array) -> bool:
     steps = np.diff(edges, prepend=0)
     return bool(steps.min() >= 0 and steps.max() < 2**32)
+
+
+def _difference(one: Ranges, other: Ranges) -> Ranges:
+    if len(one) == 1:
+        return other._gaps(one.first, one.last)
+    return _sweep(one, other, wanted=lambda a, b: (a > 0) & (b == 0))
 
 
 def _merge(lo: Int64Array, hi: Int64Array) -> Ranges:

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from spark_jms.core.message import ORDINAL, STORED_SCHEMA
 from spark_jms.core.ranges import Ranges
+from spark_jms.core.staged_file import StagedFile
 from spark_jms.errors import UnreadableTableError
 from spark_jms.log.acknowledgements import ACKNOWLEDGED, ACKNOWLEDGEMENT_SCHEMA
 from spark_jms.log.commit import Decision, commit_prepared
@@ -21,7 +22,7 @@ from spark_jms.log.file_writer import FileWriter
 from spark_jms.log.monitor import Monitor
 from spark_jms.log.report import HousekeepingReport
 from spark_jms.log.snapshot import Snapshot
-from spark_jms.log.staged_file import StagedFile, too_old
+from spark_jms.log.staged_file import too_old
 from spark_jms.log.storage import now_ms
 
 _TIERS_BYTES = (64 * 2**10, 2**20, 8 * 2**20, 32 * 2**20)  # a run of files of one tier becomes one of the next

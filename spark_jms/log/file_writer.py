@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark_jms.core.message import DICTIONARY_COLUMNS, ORDINAL, STATISTICS_COLUMNS, STORED_SCHEMA
+from spark_jms.core.staged_file import StagedFile
 from spark_jms.log.acknowledgements import ACKNOWLEDGED
-from spark_jms.log.staged_file import StagedFile
 from spark_jms.log.storage import Storage, now_ms
 
 _FLUSH_BYTES = 8 * 2**20  # one row group

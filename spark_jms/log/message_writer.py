@@ -7,8 +7,9 @@ import pyarrow as pa
 from spark_jms.core.destination import Destination
 from spark_jms.core.message import check_sendable, normalise
 from spark_jms.core.routing import route, split
+from spark_jms.core.staged_file import StagedFile
 from spark_jms.log.file_writer import FileWriter
-from spark_jms.log.staged_file import StagedFile, discard
+from spark_jms.log.staged_file import discard
 from spark_jms.log.storage import Storage, now_ms
 
 MAX_FILE_BYTES = 256 * 2**20

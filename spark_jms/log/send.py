@@ -19,12 +19,13 @@ import pyarrow.parquet as pq
 from spark_jms.core.destination import Destination
 from spark_jms.core.message import ORDINAL, STORED_SCHEMA
 from spark_jms.core.ranges import EMPTY, Ranges
+from spark_jms.core.staged_file import StagedFile
 from spark_jms.errors import CommitConflictError
 from spark_jms.log.commit import Decision, commit_prepared
 from spark_jms.log.delta_log import Action, DeltaLog
 from spark_jms.log.message_writer import MessageWriter
 from spark_jms.log.snapshot import SEQUENCE_PREFIX, Snapshot
-from spark_jms.log.staged_file import StagedFile, discard, too_old
+from spark_jms.log.staged_file import discard, too_old
 from spark_jms.log.storage import Storage, now_ms
 
 

@@ -3,36 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from spark_jms.core.destination import Destination
+from spark_jms.core.staged_file import StagedFile
 from spark_jms.log.storage import Storage
 
 _STAGED_GRACE_MS = 600_000
-
-
-@dataclass(frozen=True)
-class StagedFile:
-    """It has rows but no sequence numbers."""
-
-    path: str
-    member: int
-    rows: int
-    bytes: int
-    modified_ms: int
-    stats: str
-
-    def add_action(self, first_sequence: int, *, data_change: bool) -> dict[str, dict[str, object]]:
-        return {
-            "add": {
-                "path": self.path,
-                "size": self.bytes,
-                "modificationTime": self.modified_ms,
-                "dataChange": data_change,
-                "partitionValues": {"member": str(self.member), "first_sequence": str(first_sequence)},
-                "stats": self.stats,
-            }
-        }
 
 
 def staged_grace_ms(destination: Destination) -> int:

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from spark_jms.core.staged_file import StagedFile
 from spark_jms.errors import DuplicateTransactionError, OptionError, QueryIdError
 from spark_jms.log.domain import Domain
 from spark_jms.log.housekeeping import after_send
 from spark_jms.log.message_writer import MessageWriter
 from spark_jms.log.monitor import Monitor
 from spark_jms.log.send import TransactionId, send
-from spark_jms.log.staged_file import StagedFile, discard
+from spark_jms.log.staged_file import discard
 from spark_jms.settings.options import Options
 from spark_jms.spark.worker import freeze_loaded
 

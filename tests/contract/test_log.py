@@ -17,6 +17,7 @@ from attrs import evolve
 from spark_jms.core.destination import Destination
 from spark_jms.core.message import PARTITION_SCHEMA, STORED_SCHEMA
 from spark_jms.core.ranges import Ranges
+from spark_jms.core.staged_file import StagedFile
 from spark_jms.errors import ForeignWriteError, InvalidDestinationError, UnreadableTableError
 from spark_jms.log.clean_up import checkpoint, clean_up
 from spark_jms.log.commit import Decision, commit
@@ -32,7 +33,6 @@ from spark_jms.log.object_storage import ObjectStorage
 from spark_jms.log.purge import purge
 from spark_jms.log.root import open_storage
 from spark_jms.log.send import TransactionId, send
-from spark_jms.log.staged_file import StagedFile
 from spark_jms.log.subscriptions import create_subscription
 
 ORDERS = Destination("orders", "distributed-topic", 2)

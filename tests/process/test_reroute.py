@@ -8,12 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spark_jms.core.destination import Destination
+from spark_jms.core.staged_file import StagedFile
 from spark_jms.log.declarations import apply_destinations
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.message_writer import MessageWriter
 from spark_jms.log.send import send
-from spark_jms.log.staged_file import StagedFile
 from tests.process.feed import QUEUE, make_queue
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql.types import StringType, StructType
 
+from spark_jms.core.staged_file import StagedFile
 from spark_jms.log.domain import Domain
 from spark_jms.log.message_writer import MessageWriter
-from spark_jms.log.staged_file import StagedFile
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.sink import JmsqStreamWriter, StagedMessage
 from tests.process.feed import QUEUE, make_queue

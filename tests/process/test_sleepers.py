@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from spark_jms.core.staged_file import StagedFile
 from spark_jms.errors import CommitConflictError
 from spark_jms.log import compaction
 from spark_jms.log.clean_up import clean_up
@@ -18,7 +19,7 @@ from spark_jms.log.delta_log import DeltaLog, commit_path
 from spark_jms.log.domain import Domain
 from spark_jms.log.message_writer import MessageWriter
 from spark_jms.log.send import number, send
-from spark_jms.log.staged_file import StagedFile, staged_grace_ms
+from spark_jms.log.staged_file import staged_grace_ms
 from spark_jms.log.storage import now_ms
 from tests.process.feed import QUEUE, make_queue
 

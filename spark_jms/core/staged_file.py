@@ -1,0 +1,29 @@
+"""A data file that is written and not in a log yet (C5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StagedFile:
+    """It has rows but no sequence numbers. `stats` are Delta's statistics, as JSON text."""
+
+    path: str
+    member: int
+    rows: int
+    bytes: int
+    modified_ms: int
+    stats: str
+
+    def add_action(self, first_sequence: int, *, data_change: bool) -> dict[str, dict[str, object]]:
+        return {
+            "add": {
+                "path": self.path,
+                "size": self.bytes,
+                "modificationTime": self.modified_ms,
+                "dataChange": data_change,
+                "partitionValues": {"member": str(self.member), "first_sequence": str(first_sequence)},
+                "stats": self.stats,
+            }
+        }
