@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from spark_jms.log.checkpoints import LOG
 from spark_jms.log.data_file import FILE_NAME
-from spark_jms.log.delta_log import LOG, DeltaLog
+from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.report import HousekeepingReport
 from spark_jms.log.staged_file import staged_grace_ms
 from spark_jms.log.storage import now_ms

@@ -18,8 +18,8 @@ from spark_jms.core.destination import Destination, Subscription
 from spark_jms.core.message import PARTITION_SCHEMA, STORED_SCHEMA
 from spark_jms.errors import InvalidDestinationError, MemberRemovalError
 from spark_jms.log.acknowledgements import ACKNOWLEDGEMENT_SCHEMA
+from spark_jms.log.checkpoints import commit_path
 from spark_jms.log.commit import Decision, commit_prepared
-from spark_jms.log.delta_log import commit_path
 from spark_jms.log.domain import ACKNOWLEDGEMENTS, REGISTER, Domain
 from spark_jms.log.local_storage import LocalStorage
 from spark_jms.log.snapshot import Snapshot

@@ -14,26 +14,22 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from spark_jms.errors import InvalidDestinationError, UnreadableTableError
+from spark_jms.errors import ForeignWriteError, InvalidDestinationError, UnreadableTableError
+from spark_jms.log.checkpoints import (
+    NEWEST_OWN_COMMIT,
+    LogListing,
+    commit_path,
+    hinted_checkpoint,
+    newest_checkpoint_version,
+    read_checkpoint,
+)
 from spark_jms.log.replay import ENGINE, LogReplay
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.storage import Storage, now_ms
 
-LOG = "_delta_log"
 Action = Mapping[str, Mapping[str, Any]]
 _GAP_CHECK_INTERVAL_MS = 30_000
-
-
-def commit_path(version: int) -> str:
-    return f"{LOG}/{version:020d}.json"
-
-
-def _metadata_from_parquet(metadata: dict[str, Any]) -> dict[str, Any]:
-    """As in a commit file (maps as objects, no nulls), because the next metaData action is made from it."""
-    out = {key: value for key, value in metadata.items() if value is not None}
-    out["configuration"] = dict(metadata["configuration"] or {})
-    out["format"] = {**metadata["format"], "options": dict(metadata["format"].get("options") or {})}
-    return out
+_LOAD_ATTEMPTS = 3
 
 
 class DeltaLog:
@@ -95,69 +91,75 @@ class DeltaLog:
     def _recover_from_gap(self, snapshot: Snapshot) -> Snapshot:
         """Clean-up may have deleted log files that this process, while it slept, had not read: then the next one never
         appears. A Delta checkpoint ahead of us tells."""
-        pointer = self._last_checkpoint()
-        ahead = pointer is not None and pointer["version"] > snapshot.version
-        if ahead and not self.storage.exists(commit_path(snapshot.version + 1)):
+        newest = newest_checkpoint_version(self.storage)
+        if (
+            newest is not None
+            and newest > snapshot.version
+            and not self.storage.exists(commit_path(snapshot.version + 1))
+        ):
             return self._load()
         return snapshot
 
     def versions_since_checkpoint(self) -> int:
-        pointer = self._last_checkpoint()
-        return self.refresh().version - (pointer["version"] if pointer else 0)
-
-    def _last_checkpoint(self) -> dict[str, Any] | None:
-        data = self.storage.get(f"{LOG}/_last_checkpoint")
-        if data is None:
-            return None
-        try:
-            pointer = json.loads(data)
-            return pointer if isinstance(pointer["version"], int) else None
-        except (ValueError, KeyError, TypeError) as error:
-            raise UnreadableTableError(
-                f"{self.storage.uri}: _delta_log/_last_checkpoint is damaged ({error!r})"
-            ) from error
+        return self.refresh().version - (newest_checkpoint_version(self.storage) or 0)
 
     def _load(self) -> Snapshot:
         start = Snapshot(f"destination {self.name} at {self.storage.uri}")
-        pointer = self._last_checkpoint()
-        if pointer is not None:
-            start = self._read_checkpoint(start, pointer)
-        elif not self.storage.exists(commit_path(0)):
-            raise InvalidDestinationError(
-                f"there is no destination {self.name!r} at {self.storage.uri}: create it with `jmsq apply --root ROOT MODULE.yaml`"
-            )
-        snapshot = self._advance(start)
+        snapshot = self._load_hinted(start)
+        attempts = _LOAD_ATTEMPTS  # clean-up may delete log files between the listing and the replay
+        while snapshot is None:
+            attempts -= 1
+            try:
+                snapshot = self._load_listed(start)
+            except UnreadableTableError:
+                if not attempts:
+                    raise
         snapshot.check_ours()
         if not snapshot.metadata:
             raise UnreadableTableError(f"{snapshot.where}: the log has no metadata: its first commit is missing")
         return snapshot
 
-    def _read_checkpoint(self, start: Snapshot, pointer: Mapping[str, Any]) -> Snapshot:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
+    def _load_hinted(self, start: Snapshot) -> Snapshot | None:
+        """None unless a commit follows the hinted checkpoint, which shows that clean-up has not passed it."""
+        hinted = hinted_checkpoint(self.storage)
+        if hinted is None or not self.storage.exists(commit_path(hinted.version + 1)):
+            return None
+        try:
+            loaded = read_checkpoint(self.storage, start, hinted)
+        except (UnreadableTableError, ForeignWriteError):
+            return None
+        return None if loaded.foreign else self._advance(loaded)
 
-        version = pointer["version"]
-        parts = pointer.get("parts") or 1
-        names = (
-            [f"{LOG}/{version:020d}.checkpoint.parquet"]
-            if parts == 1
-            else [f"{LOG}/{version:020d}.checkpoint.{i:010d}.{parts:010d}.parquet" for i in range(1, parts + 1)]
-        )
-        wanted = {"add", "remove", "txn", "metaData", "protocol"}
-        replay = LogReplay(start)
-        for name in names:
+    def _load_listed(self, start: Snapshot) -> Snapshot:
+        """From the newest checkpoint from which the newest version can be reached. One that cannot be read, or that
+        contains a commit of another program, is passed over: the commit files behind an older one show what happened."""
+        listing = LogListing.of(self.storage)
+        if listing.newest < 0:
+            raise InvalidDestinationError(
+                f"there is no destination {self.name!r} at {self.storage.uri}: create it with `jmsq apply --root ROOT MODULE.yaml`"
+            )
+        errors: list[UnreadableTableError | ForeignWriteError] = []
+        for checkpoint in reversed(listing.checkpoints):
             try:
-                with self.storage.open_input(name) as source:
-                    file = pq.ParquetFile(source)
-                    columns = [c for c in file.schema_arrow.names if c in wanted]
-                    rows = file.read(columns=columns).to_pylist()
-            except (OSError, pa.ArrowException) as error:
-                raise UnreadableTableError(f"{start.where}: checkpoint {name} cannot be read ({error})") from error
-            for row in rows:
-                if row.get("metaData"):
-                    row["metaData"] = _metadata_from_parquet(row["metaData"])
-            replay.apply_actions(rows, version)
-        return replay.snapshot()
+                loaded = read_checkpoint(self.storage, start, checkpoint)
+                loaded.check_ours()
+            except (UnreadableTableError, ForeignWriteError) as error:
+                errors.append(error)
+            else:
+                loaded = self._advance(loaded)
+                if loaded.version >= listing.newest:
+                    return loaded
+        loaded = self._advance(start)
+        if loaded.version >= listing.newest:
+            return loaded
+        missing = commit_path(loaded.version + 1)
+        raise (
+            errors[0]
+            if errors
+            else UnreadableTableError(
+                f"{start.where}: {missing} is missing, and no checkpoint is behind it: restore it"
+            )
+        )
 
     # -- writing --------------------------------------------------------------------------------------------------
     def append(
@@ -171,15 +173,12 @@ class DeltaLog:
         write, or we take the commit back.
         """
         version = snapshot.version + 1
-        pointer = self._last_checkpoint()
-        if pointer is not None and pointer["version"] >= version:
-            if not self.storage.exists(commit_path(version)):
-                with self.lock:
-                    self._snapshot = None
+        if self._is_passed(version):
             return False
+        now = now_ms()
         info = {
             "commitInfo": {
-                "timestamp": now_ms(),
+                "timestamp": now,
                 "operation": operation,
                 "operationParameters": dict(parameters),
                 "engineInfo": f"{ENGINE}/1",
@@ -188,7 +187,8 @@ class DeltaLog:
                 "commitId": uuid.uuid4().hex,
             }
         }
-        actions = list(actions)
+        own: Action = {"txn": {"appId": NEWEST_OWN_COMMIT, "version": version, "lastUpdated": now}}
+        actions = [*actions, own]
         lines = "\n".join(json.dumps(action, separators=(",", ":")) for action in (info, *actions))
         data = (lines + "\n").encode()
         durable = snapshot.destination.durability == "power"
@@ -199,16 +199,29 @@ class DeltaLog:
             and self.storage.get(commit_path(version)) != data
         ):
             return False  # (obstore may have retried and found our own file)
-        if version and not self.storage.exists(commit_path(version - 1)):
-            pointer = self._last_checkpoint()
-            if pointer is None or pointer["version"] != version - 1:
-                self.storage.delete(commit_path(version))
-                with self.lock:
-                    self._snapshot = None
-                return False
+        if version and not self.storage.exists(commit_path(version - 1)) and not self._has_checkpoint(version - 1):
+            self.storage.delete(commit_path(version))
+            with self.lock:
+                self._snapshot = None
+            return False
         with self.lock:
             if self._snapshot is snapshot:
                 replay = LogReplay(snapshot)
                 replay.apply(version, data)
                 self._snapshot = replay.snapshot()
         return True
+
+    def _is_passed(self, version: int) -> bool:
+        """Another writer has written this version, or clean-up has deleted it: then the next refresh loads again."""
+        newest = newest_checkpoint_version(self.storage)
+        if newest is None or newest < version:
+            return False
+        if not self.storage.exists(commit_path(version)):
+            if LogListing.of(self.storage).newest < version:
+                return False  # the hint is wrong
+            with self.lock:
+                self._snapshot = None
+        return True
+
+    def _has_checkpoint(self, version: int) -> bool:
+        return any(checkpoint.version == version for checkpoint in LogListing.of(self.storage).checkpoints)

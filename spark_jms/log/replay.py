@@ -43,22 +43,37 @@ class LogReplay:
     def apply(self, version: int, data: bytes) -> None:
         """One commit file. Raises UnreadableTableError. A data commit by another program is not applied: the snapshot
         remembers it in `foreign` until a RESTORE to the version before it undoes it."""
+        actions = self._parse(version, data)
+        if self._is_ours(version, actions):
+            self.apply_actions(actions, version)
+        self.version = version
+
+    def judge(self, version: int, data: bytes) -> None:
+        """A commit file whose actions were applied with a checkpoint: only look whether another program wrote it."""
+        self._is_ours(version, self._parse(version, data))
+
+    def transaction(self, app_id: str) -> int | None:
+        return self._transactions.get(app_id)
+
+    def _parse(self, version: int, data: bytes) -> _Actions:
         try:
-            actions = [json.loads(line) for line in data.splitlines() if line.strip()]
+            actions: _Actions = [json.loads(line) for line in data.splitlines() if line.strip()]
         except ValueError as error:
             raise UnreadableTableError(f"{self._where}: version {version} of the log is not JSON ({error})") from error
         if not actions:  # a power cut can leave a commit file without its content
             raise UnreadableTableError(f"{self._where}: version {version} of the log is empty: restore it from a copy")
+        return actions
+
+    def _is_ours(self, version: int, actions: _Actions) -> bool:
+        """False for a commit that we refuse, and for those behind it up to the RESTORE that undoes it."""
         if self._foreign is not None:
             if _restored_version(actions) == self._foreign.version - 1:
                 self._foreign = None
-            self.version = version
-            return
+            return False
         refusal = self._refusal(version, actions)
-        if refusal is None:
-            self.apply_actions(actions, version)
-        else:
-            self._foreign, self.version = ForeignCommit(version, refusal), version
+        if refusal is not None:
+            self._foreign = ForeignCommit(version, refusal)
+        return refusal is None
 
     def apply_actions(self, actions: Iterable[Mapping[str, Any]], version: int) -> None:
         try:

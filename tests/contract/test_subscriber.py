@@ -11,7 +11,7 @@ from spark_jms.claims.batches import ConsumerSettings
 from spark_jms.claims.subscriber import Subscriber
 from spark_jms.core.batch import Batch, Limits
 from spark_jms.errors import ConsumerClosedException, RecordSetError
-from spark_jms.log.delta_log import commit_path
+from spark_jms.log.checkpoints import commit_path
 from spark_jms.log.domain import Domain
 from spark_jms.store import MemoryStore
 from spark_jms.testing import memory_domain

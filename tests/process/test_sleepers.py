@@ -12,10 +12,11 @@ from deltalake import DeltaTable
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.errors import CommitConflictError
 from spark_jms.log import compaction
+from spark_jms.log.checkpoints import commit_path
 from spark_jms.log.clean_up import clean_up
 from spark_jms.log.compaction import compact
 from spark_jms.log.data_file import DataFile
-from spark_jms.log.delta_log import DeltaLog, commit_path
+from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.message_writer import MessageWriter
 from spark_jms.log.send import number, send

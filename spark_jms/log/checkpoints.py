@@ -1,0 +1,141 @@
+"""Delta checkpoints: which ones a log has, and reading one (C3, C5).
+
+A table is read from its newest checkpoint and the commit files behind it. `_last_checkpoint` names the newest one, but it is
+a hint: it may be lost, damaged or late, and then the listing of the log decides (`LogListing`).
+
+A checkpoint has no `commitInfo`, so it does not tell which program made the commits before it. Therefore each of our
+commits notes its own version as a transaction (`NEWEST_OWN_COMMIT`). We never commit on top of a change that we refuse, so
+only the commits behind that version can hold one, and `LogReplay.judge` looks at them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from spark_jms.errors import UnreadableTableError
+from spark_jms.log.replay import LogReplay
+from spark_jms.log.snapshot import Snapshot
+from spark_jms.log.storage import Storage
+
+LOG = "_delta_log"
+NEWEST_OWN_COMMIT = "jmsq/newest-own-commit"  # txn app id
+_COMMIT = re.compile(r"(\d{20})\.json\Z")
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet\Z")
+_WANTED = {"add", "remove", "txn", "metaData", "protocol"}
+
+
+def commit_path(version: int) -> str:
+    return f"{LOG}/{version:020d}.json"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The files of one complete checkpoint. `modified_ms` is 0 when it was not listed."""
+
+    version: int
+    paths: tuple[str, ...]
+    modified_ms: int = 0
+
+    @staticmethod
+    def named(version: int, parts: int) -> Checkpoint:
+        stem = f"{LOG}/{version:020d}.checkpoint"
+        if parts == 1:
+            return Checkpoint(version, (f"{stem}.parquet",))
+        return Checkpoint(version, tuple(f"{stem}.{i:010d}.{parts:010d}.parquet" for i in range(1, parts + 1)))
+
+
+@dataclass(frozen=True)
+class LogListing:
+    """The versions of all commit files, and the complete checkpoints; both in ascending order."""
+
+    commits: tuple[int, ...]
+    checkpoints: tuple[Checkpoint, ...]
+
+    @property
+    def newest(self) -> int:
+        """-1 for an empty log."""
+        return max([*self.commits[-1:], *(checkpoint.version for checkpoint in self.checkpoints[-1:])], default=-1)
+
+    @staticmethod
+    def of(storage: Storage) -> LogListing:
+        commits: list[int] = []
+        modified_ms: dict[str, int] = {}
+        stems: set[tuple[int, int]] = set()
+        for info in storage.list(LOG):
+            name = info.path.rsplit("/", 1)[-1]
+            if found := _COMMIT.match(name):
+                commits.append(int(found[1]))
+            elif found := _CHECKPOINT.match(name):
+                stems.add((int(found[1]), int(found[3] or 1)))
+                modified_ms[f"{LOG}/{name}"] = info.modified_ms
+        checkpoints = []
+        for version, parts in sorted(stems):
+            paths = Checkpoint.named(version, parts).paths
+            if all(path in modified_ms for path in paths):
+                checkpoints.append(Checkpoint(version, paths, max(modified_ms[path] for path in paths)))
+        return LogListing(tuple(sorted(commits)), tuple(checkpoints))
+
+
+def hinted_checkpoint(storage: Storage) -> Checkpoint | None:
+    """The checkpoint that `_last_checkpoint` names; None when the hint is lost or damaged."""
+    try:
+        hint = json.loads(storage.get(f"{LOG}/_last_checkpoint") or b"null")
+        return Checkpoint.named(int(hint["version"]), int(hint.get("parts") or 1))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def newest_checkpoint_version(storage: Storage) -> int | None:
+    """None when there is no checkpoint, or none is needed because the log is complete."""
+    hinted = hinted_checkpoint(storage)
+    if hinted is not None:
+        return hinted.version
+    if storage.exists(commit_path(0)):
+        return None
+    checkpoints = LogListing.of(storage).checkpoints
+    return checkpoints[-1].version if checkpoints else None
+
+
+def read_checkpoint(storage: Storage, start: Snapshot, checkpoint: Checkpoint) -> Snapshot:
+    """`start` is an empty snapshot. Raises UnreadableTableError, or ForeignWriteError when it names files of another
+    program. `Snapshot.foreign` is set when the checkpoint contains a commit that we refuse."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    replay = LogReplay(start)
+    for path in checkpoint.paths:
+        try:
+            with storage.open_input(path) as source:
+                file = pq.ParquetFile(source)
+                rows = file.read(columns=[c for c in file.schema_arrow.names if c in _WANTED]).to_pylist()
+        except (OSError, pa.ArrowException) as error:
+            raise UnreadableTableError(f"{start.where}: checkpoint {path} cannot be read ({error})") from error
+        for row in rows:
+            if row.get("metaData"):
+                row["metaData"] = _metadata(row["metaData"])
+        replay.apply_actions(rows, checkpoint.version)
+    _judge_newest(storage, replay, checkpoint.version)
+    return replay.snapshot()
+
+
+def _judge_newest(storage: Storage, replay: LogReplay, version: int) -> None:
+    """The commits behind our newest one, as far as they are still in the log. A table that we have not committed to since
+    this rule has no such transaction: then all commits in the log are judged."""
+    own = replay.transaction(NEWEST_OWN_COMMIT)
+    first = own + 1 if own is not None else min(LogListing.of(storage).commits, default=version + 1)
+    for judged in range(first, version + 1):
+        data = storage.get(commit_path(judged))
+        if data is not None:
+            replay.judge(judged, data)
+
+
+def _metadata(metadata: dict[str, Any]) -> Mapping[str, Any]:
+    """As in a commit file (maps as objects, no nulls), because the next metaData action is made from it."""
+    out = {key: value for key, value in metadata.items() if value is not None}
+    out["configuration"] = dict(metadata["configuration"] or {})
+    out["format"] = {**metadata["format"], "options": dict(metadata["format"].get("options") or {})}
+    return out
