@@ -96,7 +96,7 @@ class SimCluster:
         daemon.lives += 1
         daemon.clock_offset_ms = self.timing.clock_offset_ms()
         me = Holder(daemon.index, f"life{daemon.lives}")
-        daemon.memory = SimMemory(daemon.limit_bytes)
+        daemon.memory = SimMemory(daemon.limit_bytes, lambda region_id: self.timing.memory_asks(region_id))
         daemon.directory = SimDirectory(self.directory, self.directory_faults, me)
         daemon.core = core = self._core_type(
             daemon.index,

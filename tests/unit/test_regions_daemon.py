@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from spark_jms.store.regions.core.actions import ToClient
 from spark_jms.store.regions.core.protocol import Ack, Begin, Failure, Open, Ping, Regions, Reply, WriteRegion
 from tests.simulator.stepwise import SIZE, StepClient, StepCluster
 
@@ -327,6 +328,54 @@ def test_memory_depends_on_regions_and_has_a_limit() -> None:
     assert isinstance(cluster.client(1).remove("s.000"), Reply)
     cluster.run(3_000)
     assert cluster.core(0).copies.used_bytes == cluster.core(1).copies.used_bytes == SIZE
+
+
+def test_other_regions_are_served_while_memory_is_provided() -> None:
+    """R7, R12: the system takes seconds for a large region; the open waits, and no other region does."""
+    cluster = StepCluster(2)
+    client, epoch = opened(cluster)
+    cluster.sim.timing.memory_asks = lambda region_id: 60  # type: ignore[method-assign]
+    waiting = cluster.client(0)
+    request = waiting.send(lambda n: Open(n, "t.000", 2 * SIZE))
+    for number in range(10):
+        cluster.run(200)
+        assert client.write(epoch, b"%d" % number)
+    assert waiting.answer(request) is None
+    assert cluster.core(0).copies.used_bytes == 3 * SIZE
+    assert cluster.until(lambda: isinstance(waiting.answer(request), list), 10_000)
+    assert cluster.where("t.000") == (0, 1)
+    assert [cluster.core(index).copies.used_bytes for index in (0, 1)] == [3 * SIZE, 3 * SIZE]
+
+
+def test_memory_that_no_request_waits_for_is_given_back() -> None:
+    """R12: the client left, or the daemon that wanted a second copy died."""
+    cluster = StepCluster(3, limit=2 * SIZE)
+    cluster.sim.timing.memory_asks = lambda region_id: 1_000  # type: ignore[method-assign]
+    client = cluster.client(0)
+    client.send(lambda n: Open(n, "s.000", SIZE))
+    cluster.run(100)
+    assert cluster.core(0).copies.used_bytes == SIZE
+    client.leave()
+    assert cluster.until(lambda: cluster.core(0).copies.used_bytes == 0, 5_000)
+    cluster.sim.timing.memory_asks = lambda region_id: 0  # type: ignore[method-assign]
+    closed_region(cluster)
+    cluster.sim.timing.memory_asks = lambda region_id: 1_000  # type: ignore[method-assign]
+    cluster.kill(1)
+    assert cluster.until(lambda: cluster.core(2).copies.used_bytes == SIZE, 10_000)
+    assert cluster.where() == (0, None)
+    cluster.kill(0)
+    assert cluster.until(lambda: cluster.core(2).copies.used_bytes == 0, 10_000)
+
+
+def test_memory_that_is_provided_is_used_at_once() -> None:
+    """R12: without waiting for the next tick."""
+    cluster = StepCluster(1)
+    core, me = cluster.core(0), cluster.sim.daemons[0]
+    cluster.sim.timing.memory_asks = lambda region_id: 1  # type: ignore[method-assign]
+    core.client_came(me.clock_ms(), 99, "store")
+    assert not [a for a in core.from_client(me.clock_ms(), 99, Open(1, "s.000", SIZE)) if isinstance(a, ToClient)]
+    core.memory_provided(me.clock_ms())
+    assert cluster.where() == (0, None)
 
 
 def test_open_region_is_removed_by_force_only() -> None:

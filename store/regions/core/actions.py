@@ -49,11 +49,13 @@ Action = ToPeer | ToClient | Drop | Unlink | Log | Stop
 
 
 class MemoryPort(ABC):
-    """Shared memory. The core enforces the limit; the operating system may still refuse."""
+    """Shared memory. The core enforces the limit; the operating system may still refuse. No method waits for it."""
 
     @abstractmethod
-    def allocate(self, region_id: str, size: int) -> memoryview:
-        """`size` bytes of zeros. Raises MemoryError."""
+    def allocate(self, region_id: str, size: int) -> memoryview | None:
+        """`size` bytes of zeros. None while the operating system provides them: ask again with the same id, or free it.
+        Raises MemoryError when it refuses."""
 
     @abstractmethod
-    def free(self, region_id: str) -> None: ...
+    def free(self, region_id: str) -> None:
+        """Also memory that was asked for and is not provided yet."""

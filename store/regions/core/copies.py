@@ -6,7 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from spark_jms.store.regions.core.actions import MemoryPort
+from spark_jms.store.regions.core.clock import DaemonClock
 from spark_jms.store.regions.core.outgoing import Outgoing
+
+AWAITED_MS = 1_000.0
 
 
 @dataclass
@@ -43,16 +46,26 @@ class FollowedStream:
     heard_ms: float
 
 
+@dataclass
+class AwaitedMemory:
+    """Memory that the operating system still provides. It counts as used."""
+
+    size: int
+    asked_ms: float
+
+
 class Copies(Mapping[str, RegionCopy]):
     """By region name. A copy follows a primary elsewhere (`followed`), or it is served here, or neither."""
 
-    def __init__(self, limit_bytes: int, memory: MemoryPort, out: Outgoing) -> None:
+    def __init__(self, limit_bytes: int, memory: MemoryPort, clock: DaemonClock, out: Outgoing) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self.followed: dict[str, FollowedStream] = {}  # by region name
         self._by_name: dict[str, RegionCopy] = {}
         self._by_stream: dict[str, FollowedStream] = {}
+        self._awaited: dict[str, AwaitedMemory] = {}  # by region id
         self._memory = memory
+        self._clock = clock
         self._out = out
 
     def __getitem__(self, name: str) -> RegionCopy:
@@ -69,17 +82,32 @@ class Copies(Mapping[str, RegionCopy]):
         return self.limit_bytes - self.used_bytes
 
     def allocate(self, name: str, region_id: str, size: int) -> RegionCopy | None:
-        """None when the limit or the operating system refuses."""
-        if size > self.free_bytes:
-            return None
+        """None while the operating system provides the memory: ask again with the same id, at least every AWAITED_MS.
+        MemoryError when it or the limit refuses."""
+        awaited = self._awaited.pop(region_id, None)
+        if awaited is not None:
+            self.used_bytes -= awaited.size
+        elif size > self.free_bytes:
+            raise MemoryError(f"{size} bytes wanted, {self.free_bytes} free")
         try:
             memory = self._memory.allocate(region_id, size)
         except MemoryError:
             self._out.log(1, f"region {name}: the operating system refused {size} bytes of shared memory")
+            raise
+        self.used_bytes += size
+        if memory is None:
+            self._awaited[region_id] = AwaitedMemory(size, self._clock.now_ms)
             return None
         self._by_name[name] = copy = RegionCopy(name, region_id, size, memory)
-        self.used_bytes += size
         return copy
+
+    def tick(self) -> None:
+        """Gives back the memory that no request waits for any more."""
+        for region_id, awaited in list(self._awaited.items()):
+            if self._clock.now_ms - awaited.asked_ms > AWAITED_MS:
+                del self._awaited[region_id]
+                self.used_bytes -= awaited.size
+                self._memory.free(region_id)
 
     def free(self, name: str) -> None:
         copy = self._by_name.pop(name)

@@ -103,7 +103,7 @@ class DaemonCore:
         self._out = out = Outgoing(me)
         self.directory = DirectoryView(directory, out)
         self.peers = Peers(me, count, settings, clock, out, self.directory)
-        self.copies = Copies(memory_limit_bytes, memory, out)
+        self.copies = Copies(memory_limit_bytes, memory, clock, out)
         shared = Shared(me, settings, clock, out, self.directory, self.peers, self.copies)
         self._clients = Clients(settings, clock, out)
         self.primaries = Primaries(shared)
@@ -144,9 +144,20 @@ class DaemonCore:
             self._audited_ms = self._clock.now_ms
             self.directory.attempt(self._reconciliation.audit)
             self._administration.forget_removed()
-        self.directory.attempt(self._opening.tick)
+        self._continue_beginning()
+        self.copies.tick()
         self._leaving.stop_if_empty()
         return self._out.take()
+
+    def memory_provided(self, now_ms: float) -> list[Action]:
+        """The memory port has an answer for a region that waits for its memory."""
+        self._now(now_ms)
+        self._continue_beginning()
+        return self._out.take()
+
+    def _continue_beginning(self) -> None:
+        self._replicas.tick()
+        self.directory.attempt(self._opening.tick)
 
     def linked(self, now_ms: float, daemon: int, incarnation: str) -> list[Action]:
         """A new connection to another daemon, whose first frame named its incarnation."""

@@ -59,6 +59,7 @@ class Waiting:
     size: int  # of a new region; 0 opens an existing one
     until_ms: float
     asked_ms: float = -1e9
+    region_id: str = ""  # of the new region, while it waits for its memory
     made: NewRegion | None = None  # created for this request
 
 
@@ -146,10 +147,14 @@ class Opening:
             return self._fail(waiting, "RegionUnavailableError", f"there is no region {name}")
         if name in copies:
             copies.free(name)
-        region_id = out.new_id()
-        copy = copies.allocate(name, region_id, waiting.size)
-        if copy is None:
+        region_id = waiting.region_id = waiting.region_id or out.new_id()
+        try:
+            copy = copies.allocate(name, region_id, waiting.size)
+        except MemoryError:
             return self._fail_memory(waiting, waiting.size)
+        if copy is None:
+            return False
+        waiting.region_id = ""  # used up
         now_us = self._shared.clock.now_us
         draft = rules.created(name, region_id, waiting.size, self._shared.me, None, now_us)
         waiting.made = new = self._primaries.create(draft, copy)

@@ -4,40 +4,70 @@ A follower applies the numbered items of one stream in order, each once, and ack
 know whether its copy is complete: the copy is complete when the directory lists it.
 
     message    accepted when                                               then
-    Begin      the directory names the sender primary, or has no region    an empty copy, acknowledged as item 1
-               yet; there is memory; this daemon is not listed itself
+    Begin      the directory names the sender primary, or has no region    an empty copy, acknowledged as item 1 once
+               yet; there is memory; this daemon is not listed itself      the operating system has provided its memory
     Adopt      the directory names the sender primary and this secondary   the copy stays, the stream is new
     Replicate  the stream is known, its epoch not older, the next number   written, acknowledged
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from spark_jms.store.regions.core.copies import FollowedStream, RegionCopy
-from spark_jms.store.regions.core.directory import RegionEntry
+from spark_jms.store.regions.core.directory import Holder, RegionEntry
 from spark_jms.store.regions.core.primaries import Primaries
 from spark_jms.store.regions.core.protocol import Ack, Adopt, Begin, Refused, Replicate
 from spark_jms.store.regions.core.shared import Shared
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """A Begin that waits for its memory."""
+
+    holder: Holder
+    message: Begin
 
 
 class Replicas:
     def __init__(self, shared: Shared, primaries: Primaries) -> None:
         self._shared = shared
         self._primaries = primaries
+        self._beginning: dict[str, Beginning] = {}  # by region name
+
+    def tick(self) -> None:
+        for name, beginning in list(self._beginning.items()):
+            if self._shared.peers.dead(beginning.holder):
+                del self._beginning[name]
+            else:
+                self._shared.directory.attempt(self.begin, beginning.holder.daemon, beginning.message)
 
     def begin(self, sender: int, message: Begin) -> None:
-        out, copies = self._shared.out, self._shared.copies
+        copies = self._shared.copies
         if self._acknowledged(sender, message.stream):
             return
         if not self._may_begin(sender, message, self._shared.directory.read(message.name)):
-            out.to_peer(sender, Refused(message.stream, "stale"))
+            self._refuse(sender, message, "stale")
             return
         if message.name in copies:
             copies.free(message.name)
-        copy = copies.allocate(message.name, message.region_id, message.size)
-        if copy is None:
-            out.to_peer(sender, Refused(message.stream, "memory"))
-        else:
+        try:
+            copy = copies.allocate(message.name, message.region_id, message.size)
+        except MemoryError:
+            self._refuse(sender, message, "memory")
+            return
+        holder = self._shared.peers.holder_of(sender)
+        if copy is not None:
+            self._beginning.pop(message.name, None)
             self._follow(sender, message, copy)
+        elif holder is not None:
+            self._beginning[message.name] = Beginning(holder, message)
+
+    def _refuse(self, sender: int, message: Begin, reason: str) -> None:
+        beginning = self._beginning.get(message.name)
+        if beginning is not None and beginning.message.stream == message.stream:
+            del self._beginning[message.name]
+        self._shared.out.to_peer(sender, Refused(message.stream, reason))
 
     def _may_begin(self, sender: int, message: Begin, entry: RegionEntry | None) -> bool:
         if self._primaries.in_work(message.name):

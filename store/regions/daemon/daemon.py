@@ -106,7 +106,13 @@ class Daemon:
     async def _run(self) -> None:
         self._directory_id = self.directory.read_identity()
         self._secret = self.directory.secret(self.spec.index)
-        self._memory = SharedMemoryPort(self.spec.shmkey, self._memory_prefix())
+        loop = asyncio.get_running_loop()
+
+        def provided() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(lambda: self._spawn(self._continue_beginning()))
+
+        self._memory = SharedMemoryPort(self.spec.shmkey, self._memory_prefix(), provided)
         self._core = DaemonCore(
             self.spec.index,
             self.incarnation,
@@ -120,7 +126,6 @@ class Daemon:
         )
         server = await self._listen()
         service = None
-        loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
         self.log.bootstrap(
@@ -228,6 +233,10 @@ class Daemon:
             if self._leaving_since is not None:
                 self._continue_leaving(time.monotonic() - self._leaving_since)
             await asyncio.sleep(TICK_S)
+
+    async def _continue_beginning(self) -> None:
+        if not self._stopping.is_set():
+            self._perform(self._core.memory_provided(_now_ms()))
 
     async def _housekeeping(self) -> None:
         while True:

@@ -3,6 +3,9 @@
 When a daemon is killed, Python's resource tracker, a process beside it, removes its segments. If that was killed too, the
 next start of the daemon does. A segment gets all its pages before it is used: otherwise, when the machine runs out of
 pages, a write would kill the daemon, and the daemon of the second copy as well.
+
+The system takes seconds to provide gigabytes, or to take them back. One worker thread does both, in the order in which
+they were asked for, so the daemon's loop continues to serve its other regions.
 """
 
 from __future__ import annotations
@@ -10,6 +13,9 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
@@ -18,6 +24,7 @@ from spark_jms.store.regions.core.daemon import MemoryPort
 
 _SEGMENTS = Path("/dev/shm")
 GROUP_ONLY = 0o660
+PIECE_BYTES = 64 * 2**20  # between two pieces the worker notices that the daemon stops
 
 
 def check_limit(limit_bytes: int) -> None:
@@ -36,12 +43,18 @@ def check_limit(limit_bytes: int) -> None:
 class SharedMemoryPort(MemoryPort):
     """Segments `PREFIX-KEY-LIFE-NUMBER` (KEY in hexadecimal). Removes at the start the segments that an earlier life of the
     daemon left; the daemon holds its lock, so no other process uses them. Names differ from life to life, because the
-    tracker of the life before may still be removing. `prefix` separates daemons and clusters on one machine."""
+    tracker of the life before may still be removing. `prefix` separates daemons and clusters on one machine.
 
-    def __init__(self, shmkey: int, prefix: str = "rs") -> None:
+    `provided` is called, in the worker's thread, when `allocate` has an answer."""
+
+    def __init__(self, shmkey: int, prefix: str = "rs", provided: Callable[[], None] = lambda: None) -> None:
         self._stem = f"{prefix}-{shmkey:x}-"
         self._life = os.urandom(3).hex()
         self._next = 0
+        self._provided = provided
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="regions-memory")
+        self._stopping = threading.Event()
+        self._awaited: dict[str, Future[SharedMemory]] = {}  # by region id
         self._held: dict[str, SharedMemory] = {}
         self._views: dict[str, memoryview] = {}
         self.remove_leftovers()
@@ -53,42 +66,81 @@ class SharedMemoryPort(MemoryPort):
                 path.unlink()
         return len(found)
 
-    def allocate(self, region_id: str, size: int) -> memoryview:
-        self._next += 1
-        name = f"{self._stem}{self._life}-{self._next}"
-        try:
-            segment = SharedMemory(name=name, create=True, size=size)
-        except OSError as error:
-            raise MemoryError(str(error)) from error
-        try:
-            _take_pages(name, size)
-        except OSError as error:
-            segment.close()
-            segment.unlink()
-            raise MemoryError(f"{_SEGMENTS} has no room for {size} bytes: {error.strerror}") from error
-        self._held[region_id] = segment
+    def allocate(self, region_id: str, size: int) -> memoryview | None:
+        making = self._awaited.get(region_id)
+        if making is None:
+            self._next += 1
+            making = self._worker.submit(self._make, f"{self._stem}{self._life}-{self._next}", size)
+            self._awaited[region_id] = making
+            making.add_done_callback(lambda _: self._provided())
+            return None
+        if not making.done():
+            return None
+        del self._awaited[region_id]
+        segment = self._held[region_id] = making.result()
         assert segment.buf is not None
         view = self._views[region_id] = segment.buf[:size]
         return view
 
     def free(self, region_id: str) -> None:
-        segment, view = self._held.pop(region_id), self._views.pop(region_id)
-        view.release()
-        segment.close()
-        with contextlib.suppress(FileNotFoundError):
-            segment.unlink()
+        making = self._awaited.pop(region_id, None)
+        if making is not None:
+            self._worker.submit(_release_made, making)  # after it is made
+            return
+        self._views.pop(region_id).release()
+        self._worker.submit(_release, self._held.pop(region_id))
 
     def free_all(self) -> None:
-        for region_id in list(self._held):
+        """At the end. Returns when no segment is left."""
+        self._stopping.set()
+        for region_id in [*self._awaited, *self._held]:
             self.free(region_id)
+        self._worker.shutdown()
+
+    # ---- in the worker
+
+    def _make(self, name: str, size: int) -> SharedMemory:
+        _check_room(size)  # in pieces, the system would refuse only after it has given away all that it has
+        try:
+            segment = SharedMemory(name=name, create=True, size=size)
+        except OSError as error:
+            raise MemoryError(str(error)) from error
+        try:
+            self._take_pages(name, size)
+        except OSError as error:
+            _release(segment)
+            raise MemoryError(f"{_SEGMENTS} has no room for {size} bytes: {error.strerror}") from error
+        return segment
+
+    def _take_pages(self, name: str, size: int) -> None:
+        if not _SEGMENTS.is_dir():
+            return
+        fd = os.open(_SEGMENTS / name, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.fchmod(fd, GROUP_ONLY)
+            for offset in range(0, size, PIECE_BYTES):
+                if self._stopping.is_set():
+                    return
+                os.posix_fallocate(fd, offset, min(PIECE_BYTES, size - offset))
+        finally:
+            os.close(fd)
 
 
-def _take_pages(name: str, size: int) -> None:
+def _check_room(size: int) -> None:
     if not _SEGMENTS.is_dir():
         return
-    fd = os.open(_SEGMENTS / name, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        os.fchmod(fd, GROUP_ONLY)
-        os.posix_fallocate(fd, 0, size)
-    finally:
-        os.close(fd)
+    found = os.statvfs(_SEGMENTS)
+    free = found.f_bavail * found.f_frsize
+    if size > free:
+        raise MemoryError(f"{_SEGMENTS} has no room for {size} bytes: {free} are free")
+
+
+def _release_made(making: Future[SharedMemory]) -> None:
+    if making.exception() is None:
+        _release(making.result())
+
+
+def _release(segment: SharedMemory) -> None:
+    segment.close()
+    with contextlib.suppress(FileNotFoundError):
+        segment.unlink()
