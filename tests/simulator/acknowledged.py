@@ -25,6 +25,8 @@ class Acknowledged:
         self.maybe.setdefault(handle, {self.values.get(handle)}).add(value)
 
     def acknowledge(self, handle: int, value: bytes | None) -> None:
+        """A doubt from before does not outlive this write: it replaced whatever the object was."""
+        self.maybe.pop(handle, None)
         if value is None:
             self.values.pop(handle, None)
         else:
@@ -49,13 +51,15 @@ class Acknowledged:
 
 @dataclass
 class Write:
-    """A create, update or delete (`value` None) without its last acknowledgement. `leftover`: the region of an updated
-    object's old block, still to be forgotten."""
+    """A create, update or delete (`value` None) without its last acknowledgement. `region`: that it wrote to. `leftover`:
+    the region of an updated object's old block, still to be forgotten. `lost`: its region was removed."""
 
     handle: int
     value: bytes | None
+    region: str
     requests: set[int]
     leftover: str | None = None
+    lost: bool = False
 
 
 class Writes:
@@ -73,6 +77,11 @@ class Writes:
 
     def handles(self) -> set[int]:
         return {write.handle for write in self._writes}
+
+    def region_removed(self, name: str) -> None:
+        """With the writes that the region acknowledged while an older write to another region had no answer."""
+        for write in self._writes:
+            write.lost = write.lost or write.region == name
 
     def in_doubt(self, acknowledged: Acknowledged) -> None:
         for write in self._writes:

@@ -122,6 +122,7 @@ class SimClient(ClientEnd):
 
     def region_removed(self, name: str) -> None:
         """An administrator removed the region by force, with its objects."""
+        self._session.writes.region_removed(name)
         handles = self._session.handles_to_doubt(name) if self.owner else set(self.acknowledged.values)
         for handle in handles:
             self.acknowledged.allow(handle, None)
@@ -162,7 +163,11 @@ class SimClient(ClientEnd):
         self._progress_ms = self._cluster.now_ms
         for write in self._session.writes.answered(request):
             self.acks += 1
-            self.acknowledged.acknowledge(write.handle, write.value)
+            if write.lost:
+                self.acknowledged.allow(write.handle, write.value)
+                self.acknowledged.allow(write.handle, None)
+            else:
+                self.acknowledged.acknowledge(write.handle, write.value)
 
     def _check_answer(self, region: str) -> None:
         assert self.connection is not None

@@ -65,18 +65,23 @@ class StoreSession:
     def _write_all(self, planned: Planned) -> set[int]:
         return {self._write(region, steps) for region, steps in planned}
 
+    def _begin(self, handle: int, value: bytes | None, planned: Planned, leftover: str | None = None) -> None:
+        (region, _), *others = planned
+        assert not others, "a write of one object goes to one region"
+        self.writes.add(Write(handle, value, region, self._write_all(planned), leftover))
+
     def create(self, value: bytes) -> None:
         """RegionFullError: no region has room."""
         handle, planned = self.core.plan_create(1, value)
-        self.writes.add(Write(handle, value, self._write_all(planned)))
+        self._begin(handle, value, planned)
 
     def update(self, handle: int, value: bytes) -> None:
         """RegionFullError: no region has room."""
         planned, leftover = self.core.plan_update(handle, value)
-        self.writes.add(Write(handle, value, self._write_all(planned), leftover))
+        self._begin(handle, value, planned, leftover)
 
     def delete(self, handle: int) -> None:
-        self.writes.add(Write(handle, None, self._write_all(self.core.plan_delete(handle))))
+        self._begin(handle, None, self.core.plan_delete(handle))
 
     def forget(self, region: str, handle: int) -> set[int]:
         return self._write_all(self.core.plan_forget(region, handle))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spark_jms.store.regions.core.actions import ToClient
+from spark_jms.store.regions.core.directory import Absent, RegionEntry, promoted
 from spark_jms.store.regions.core.protocol import Ack, Begin, Failure, Open, Ping, Regions, Reply, WriteRegion
 from tests.simulator.stepwise import SIZE, StepClient, StepCluster
 
@@ -600,3 +601,32 @@ def test_shutdown_is_cancelled_when_an_entry_becomes_unreadable() -> None:
     assert cluster.until(lambda: not cluster.core(0).draining, 10_000)
     assert "0: shutdown cancelled: the entry of region s.000 cannot be read" in cluster.log
     assert client.open("t.000") is not None
+
+
+def test_primary_fenced_while_it_confirms_itself_changes_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R8, R10: it reads its entry, and once more to acknowledge a held write. Between the two the secondary takes over."""
+    cluster = StepCluster(2)
+    client, epoch = opened(cluster)
+    primary, directory = cluster.core(0).primaries["s.000"], cluster.directory(0)
+    cluster.blind(0)
+    primary.doubt()
+    assert not client.write(epoch, b"held", wait_ms=100)
+    client.leave()
+    cluster.separate(0, 1)
+    cluster.run(1_500)  # the secondary is no longer confirmed, and not dead yet
+    assert primary.replication.oldest_is_held()
+    read = directory.read
+
+    def read_before_the_take_over(name: str) -> RegionEntry | Absent:
+        found = read(name)
+        if cluster.entry().epoch == epoch:
+            directory.contents.apply(
+                cluster.core(1).me, name, cluster.entry(), promoted(cluster.entry(), cluster.core(1).me)
+            )
+        return found
+
+    monkeypatch.setattr(directory, "read", read_before_the_take_over)
+    cluster.see(0)
+    cluster.run(100)
+    assert primary.ended
+    assert cluster.entry().primary == cluster.core(1).me

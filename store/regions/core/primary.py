@@ -255,7 +255,7 @@ class Primary:
                 self._shared.out.to_peer(follower.holder.daemon, Notice(entry.name))
         replication.adopt(entry)
         self.acknowledge()
-        return True
+        return not self.ended  # acknowledging reads the entry again, and another daemon may have just taken over
 
     def _demote(self) -> None:
         """The directory names another primary, and this complete copy as secondary."""
