@@ -32,10 +32,13 @@ def droppable_subscription(domain: Domain, store: Store, topic: str, name: str) 
 
 
 def drop_subscription(domain: Domain, store: Store, rows: Sequence[views.SubscriptionRow], wait_s: float) -> None:
-    """Remove the durable subscription that `droppable_subscription` found, and its positions."""
+    """Remove the durable subscription that `droppable_subscription` found, and its positions.
+
+    The positions go first. If this is interrupted, the subscription still exists and starts over, so a repeated drop
+    finishes; the other way round, a new subscription of this name would inherit the positions and miss messages."""
     topic, name = rows[0].destination, rows[0].subscription
     with opened_records(
         store, [record_name(topic, name, row.member) for row in rows], wait_s, "subscriptions --drop"
     ) as records:
+        records.clear()
         subscriptions.drop_subscription(domain.log(topic), name)
-        records.clear()  # a new subscription of this name starts where it is asked to

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from spark_jms.claims.leftovers import clear_leftovers
 from spark_jms.claims.record_sets import read_state
 from spark_jms.core.destination import record_name
 from spark_jms.core.health import BackgroundFailure, Health, failures_from_bytes
@@ -38,7 +39,7 @@ class Housekeeper:
         self._lease: Handle | None = None
         self._states: dict[str, RecordSet] = {}  # of this round
         logs = {"messages": domain.log(destination), "acknowledgements": domain.acknowledgements(destination)}
-        self.rounds = HousekeepingRounds(logs, self.is_done)
+        self.rounds = HousekeepingRounds(logs, self.is_done, clean_store=self._clear_leftovers)
 
     def is_done(self, subscription: str, member: int, sequences: Ranges) -> bool:
         """Reads each record set once a round. An old state is good enough: a message that is done stays done."""
@@ -47,6 +48,9 @@ class Housekeeper:
             self._states[name] = read_state(self._store, name)
         floor = self._domain.log(self._destination).snapshot.destination.start_floor(subscription, member)
         return sequences.last <= floor or self._states[name].is_done(sequences)
+
+    def _clear_leftovers(self) -> None:
+        clear_leftovers(self._store, self._session, self._domain.log(self._destination))
 
     def run(self) -> bool:
         """False when another process has the lease."""

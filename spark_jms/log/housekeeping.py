@@ -36,7 +36,7 @@ def after_send(log: DeltaLog, version: int, monitor: Monitor) -> None:
 
 
 class HousekeepingRounds:
-    """Rounds of one destination and its acknowledgement table. `is_done` asks the store."""
+    """Rounds of one destination and its acknowledgement table. `is_done` asks the store; `clean_store` belongs to clean-up."""
 
     CLEAN_UP_EVERY_S = 60.0
 
@@ -46,8 +46,9 @@ class HousekeepingRounds:
         is_done: IsDone,
         clock_s: Callable[[], float] = time.monotonic,
         monitor: Monitor | None = None,
+        clean_store: Callable[[], None] = lambda: None,
     ) -> None:
-        self.logs, self._is_done, self._clock_s = logs, is_done, clock_s
+        self.logs, self._is_done, self._clock_s, self._clean_store = logs, is_done, clock_s, clean_store
         self._cleaned_s = clock_s()
         self.total = HousekeepingReport()
         self.monitor = monitor or Monitor(f"housekeeping of {logs['messages'].name}")
@@ -63,6 +64,8 @@ class HousekeepingRounds:
             self.monitor.run(f"Delta checkpoint of {kind}", partial(checkpoint, log, self.total))
             if clean:
                 self.monitor.run(f"clean-up of {kind}", partial(clean_up, log, self.total))
+        if clean:
+            self.monitor.run("clean-up of dropped subscriptions", self._clean_store)
 
     def _purge(self, kind: str) -> None:
         messages = self.logs["messages"]
