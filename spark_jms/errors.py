@@ -105,6 +105,11 @@ class CommitConflictError(JmsqError):
     """Other writers were first too many times in a row: nothing was committed; try again."""
 
 
+class CommitOutcomeUnknownError(JmsqError):
+    """The storage failed while the commit was written, so it may be in the log or appear there later. To send the same
+    messages at most once, repeat them with a transaction: send_many(..., transaction=(application id, version))."""
+
+
 class ConsumerClosedException(JmsqError):
     """This consumer is fenced: its claim was revoked, or another instance of it took over. Its messages go to other
     consumers. Close it and create a new one."""

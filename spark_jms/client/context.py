@@ -22,6 +22,7 @@ from spark_jms.client.browser import Browser
 from spark_jms.client.consumer import DEFAULT_PREFETCH, MAX_PREFETCH, MODES, Consumer
 from spark_jms.client.listener import ExceptionListener, ListenerThread, MessageListener
 from spark_jms.client.producer import Producer
+from spark_jms.client.shared_send import SharedSender
 from spark_jms.core.health import BackgroundFailure
 from spark_jms.core.selector import Selector
 from spark_jms.errors import ClosedError, DomainError, InvalidDestinationError, ModuleFileError, OptionError
@@ -84,6 +85,7 @@ class Context:
         self._housekeeping = housekeeping
         self._housekeepers: dict[str, Housekeeper] = {}
         self._sending = Monitor("housekeeping of a sender")
+        self._shared: dict[str, SharedSender] = {}
         self._producers: list[Producer] = []
         self._consumers: list[Consumer] = []
         self._closed = False
@@ -92,7 +94,9 @@ class Context:
     def producer(self, destination: str) -> Producer:
         """Raises InvalidDestinationError, which lists the existing destinations."""
         log = self._use(destination)
-        producer = Producer(log, self.check, self._after_send, self._forget(self._producers))
+        with self._lock:
+            shared = self._shared.setdefault(destination, SharedSender(log))
+        producer = Producer(log, shared, self.check, self._after_send, self._forget(self._producers))
         return self._keep(self._producers, producer)
 
     def consumer(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +12,7 @@ from typing import Any
 
 from spark_jms.client.encoding import compose, to_batch
 from spark_jms.client.message import Message
+from spark_jms.client.shared_send import SentPosition, SharedSender
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.errors import ClosedError, DuplicateTransactionError, JmsqError, MessageFormatError
 from spark_jms.log.delta_log import DeltaLog
@@ -22,12 +22,13 @@ from spark_jms.log.storage import now_ms
 
 CHUNK_MESSAGES = 1000
 CHUNK_BYTES = 32 * 2**20
-_TOKEN = re.compile(r"m\d+-(.*)\.parquet\Z")
+SHARED_MESSAGES = 100  # a chunk of at most so many shares its commit with what other threads send
 
 
 @dataclass(frozen=True)
 class ProducerStatistics:
-    """Counts since the producer was created. `bytes` counts bodies and properties."""
+    """Counts since the producer was created. `bytes` counts bodies and properties; `commits` those that hold messages of
+    this producer, and perhaps of others."""
 
     messages: int = 0
     commits: int = 0
@@ -47,8 +48,9 @@ class SendReport:
 
 class Producer:
     """Made by `Context.producer`. Thread-safe. When `send` returns, the message is in the table; when it raises, it is
-    not. Each member keeps the order of one producer's messages, and the whole destination keeps the order of one
-    `group_id`. Messages of several threads have no order among them.
+    not, except for CommitOutcomeUnknownError. Sends of several threads share commits. Each member keeps the order of one
+    producer's messages, and the whole destination keeps the order of one `group_id`. Messages of several
+    threads have no order among them.
 
     Single messages go to the members in turn; `send_many` gives each member an equal consecutive share of a chunk.
     """
@@ -56,12 +58,14 @@ class Producer:
     def __init__(
         self,
         log: DeltaLog,
+        shared: SharedSender,
         check: Callable[[], None],
         sent: Callable[[DeltaLog, int], None],
         closed: Callable[[Producer], None],
     ) -> None:
         self.destination = log.name
-        self._log, self._check_context, self._sent, self._on_close = log, check, sent, closed
+        self._log, self._shared = log, shared
+        self._check_context, self._sent, self._on_close = check, sent, closed
         self._turns = itertools.count(random.randrange(2**31))
         self._lock = threading.Lock()
         self._statistics = ProducerStatistics()
@@ -80,21 +84,17 @@ class Producer:
             raise MessageFormatError("give a Message or arguments, not both: dataclasses.replace changes a Message")
         now = now_ms()
         message = template if template is not None else compose(now, arguments)
-        sent = self._commit(iter([[_template(message, now)]]), now, None)
-        file = sent.files[0]
-        token = _TOKEN.match(file.path)
-        assert token is not None
-        assert file.rows == 1
+        position = self._share([_template(message, now)], now)[0]
         return replace(
             message,
-            message_id=f"ID:{token[1]}-0",
+            message_id=position.message_id,
             timestamp_ms=now,
             delivery_time_ms=message.delivery_time_ms or now,
             destination=self.destination,
             redelivered=False,
             delivery_count=0,
-            member=file.member,
-            sequence=sent.sequences[file.member].first,
+            member=position.member,
+            sequence=position.sequence,
             _receipt=None,
         )
 
@@ -123,14 +123,28 @@ class Producer:
         total = SendReport(0, 0)
         try:
             for chunk in chunks:
-                sent = self._commit(iter([chunk]), now_ms(), None)
-                sequences = {m: total.sequences.get(m, EMPTY) | r for m, r in sent.sequences.items()}
+                sent_to = self._send_chunk(chunk)
+                sequences = {m: total.sequences.get(m, EMPTY) | r for m, r in sent_to.items()}
                 total = SendReport(total.messages + len(chunk), total.commits + 1, {**total.sequences, **sequences})
         except JmsqError as error:
             if not total.messages:
                 raise
             raise type(error)(f"{error} (the {total.messages} messages of earlier chunks are sent)") from error
         return total
+
+    def _send_chunk(self, chunk: Sequence[Message]) -> Mapping[int, Ranges]:
+        if len(chunk) > SHARED_MESSAGES:  # large enough for a commit of its own; and threads convert in parallel
+            return self._commit(iter([chunk]), now_ms(), None).sequences
+        positions = self._share(chunk, now_ms())
+        members = {position.member for position in positions}
+        return {m: Ranges.from_numbers([p.sequence for p in positions if p.member == m]) for m in members}
+
+    def _share(self, messages: Sequence[Message], now: int) -> list[SentPosition]:
+        part = self._shared.send(messages, next(self._turns), now)
+        self._count(len(messages), 1, sum(map(_message_bytes, messages)), 0)
+        if part.first == 0:  # one of the senders
+            self._sent(self._log, part.version)
+        return part.positions()
 
     def _commit(self, chunks: Iterator[Sequence[Message]], now: int, transaction: TransactionId | None) -> Sent:
         destination = self._log.snapshot.destination
@@ -146,16 +160,18 @@ class Producer:
             writer.abort()
             raise
         sent = send(self._log, staged, destination.epoch, transaction)
-        with self._lock:
-            s = self._statistics
-            done = sent.version >= 0
-            rows = sum(f.rows for f in sent.files)
-            self._statistics = ProducerStatistics(
-                s.messages + rows, s.commits + done, s.bytes + done * size, s.duplicates + (not done)
-            )
-        if sent.version >= 0:
+        done = sent.version >= 0
+        self._count(sum(f.rows for f in sent.files), int(done), done * size, int(not done))
+        if done:
             self._sent(self._log, sent.version)
         return sent
+
+    def _count(self, messages: int, commits: int, size: int, duplicates: int) -> None:
+        with self._lock:
+            s = self._statistics
+            self._statistics = ProducerStatistics(
+                s.messages + messages, s.commits + commits, s.bytes + size, s.duplicates + duplicates
+            )
 
     # -- the end --------------------------------------------------------------------------------------------------
     def _check(self) -> None:

@@ -159,29 +159,31 @@ def _property_type(kind: pa.DataType) -> str | None:
     return next((name for test, name in _ARROW_PROPERTY_TYPES if test(kind)), None)
 
 
-def normalise(batch: pa.RecordBatch, now_ms: int, max_message_bytes: int) -> pa.RecordBatch:
+def normalise(batch: pa.RecordBatch, now_ms: int | pa.Array, max_message_bytes: int) -> pa.RecordBatch:
     """A sender's rows as stored columns, without `ordinal` and `JMSMessageID` (which depend on the file).
 
-    `batch` must have passed `check_sendable`. Raises MessageFormatError or MessageSizeError, which name the row.
+    `batch` must have passed `check_sendable`. `now_ms` is the time of sending, of all rows or of each.
+    Raises MessageFormatError or MessageSizeError, which name the row.
     """
     rows, given = batch.num_rows, dict(zip(batch.schema.names, batch.columns, strict=True))
+    now = now_ms if isinstance(now_ms, pa.Array) else pa.repeat(pa.scalar(now_ms, pa.int64()), rows)
 
     def column(name: str, default: object) -> pa.Array:
         array = given.get(name)
         if array is None or array.null_count == rows:
-            return (
-                pa.nulls(rows, COLUMNS[name]) if default is None else pa.repeat(pa.scalar(default, COLUMNS[name]), rows)
-            )
+            if default is None:
+                return pa.nulls(rows, COLUMNS[name])
+            return default if isinstance(default, pa.Array) else pa.repeat(pa.scalar(default, COLUMNS[name]), rows)
         if pa.types.is_timestamp(array.type):
             array = pc.cast(array, pa.timestamp("ms", array.type.tz), safe=False)
         array = _cast(name, array)
         return array if default is None or array.null_count == 0 else pc.fill_null(array, default)
 
     out = {
-        "JMSTimestamp": pa.repeat(pa.scalar(now_ms, pa.int64()), rows),
+        "JMSTimestamp": now,
         "JMSPriority": _within("JMSPriority", column("JMSPriority", DEFAULT_PRIORITY), 0, 9),
         "JMSExpiration": _within("JMSExpiration", column("JMSExpiration", 0), 0, None),
-        "JMSDeliveryTime": column("JMSDeliveryTime", now_ms),
+        "JMSDeliveryTime": column("JMSDeliveryTime", now),
         "JMSDeliveryMode": _within(
             "JMSDeliveryMode", column("JMSDeliveryMode", PERSISTENT), NON_PERSISTENT, PERSISTENT
         ),

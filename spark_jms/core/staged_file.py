@@ -16,6 +16,11 @@ class StagedFile:
     modified_ms: int
     stats: str
 
+    @property
+    def token(self) -> str:
+        """The unique part of the file's name, with which the ids of its messages begin."""
+        return self.path.removeprefix(f"m{self.member}-").removesuffix(".parquet")
+
     def add_action(self, first_sequence: int, *, data_change: bool) -> dict[str, dict[str, object]]:
         return {
             "add": {

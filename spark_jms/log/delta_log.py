@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from spark_jms.errors import ForeignWriteError, InvalidDestinationError, UnreadableTableError
+from spark_jms.errors import CommitOutcomeUnknownError, ForeignWriteError, InvalidDestinationError, UnreadableTableError
 from spark_jms.log.checkpoints import (
     NEWEST_OWN_COMMIT,
     LogListing,
@@ -171,6 +171,9 @@ class DeltaLog:
         written. Clean-up writes a Delta checkpoint before it deletes log files, so a checkpoint of this or a later
         version tells. In case we sleep between that look and the write, the previous version must still exist after the
         write, or we take the commit back.
+
+        Raises CommitOutcomeUnknownError when the storage fails while it writes the version and cannot tell whether it
+        did; after any other error nothing was written.
         """
         version = snapshot.version + 1
         if self._is_passed(version):
@@ -194,13 +197,13 @@ class DeltaLog:
         durable = snapshot.destination.durability == "power"
         if durable:  # before the log names them; fsync also covers what tasks in other processes wrote
             self.storage.sync([str(action["add"]["path"]) for action in actions if "add" in action])
-        if (
-            not self.storage.create(commit_path(version), data, durable=durable)
-            and self.storage.get(commit_path(version)) != data
-        ):
-            return False  # (obstore may have retried and found our own file)
-        if version and not self.storage.exists(commit_path(version - 1)) and not self._has_checkpoint(version - 1):
-            self.storage.delete(commit_path(version))
+        if not self._create(version, data, durable):
+            return False
+        try:
+            overtaken = self._was_overtaken(version)
+        except OSError as error:
+            raise self._unknown(version, error) from error
+        if overtaken:
             with self.lock:
                 self._snapshot = None
             return False
@@ -225,3 +228,37 @@ class DeltaLog:
 
     def _has_checkpoint(self, version: int) -> bool:
         return any(checkpoint.version == version for checkpoint in LogListing.of(self.storage).checkpoints)
+
+    def _create(self, version: int, data: bytes, durable: bool) -> bool:
+        """False: another writer has created this version. After a failure the log is read, because it may be there."""
+        failure = None
+        try:
+            if self.storage.create(commit_path(version), data, durable=durable):
+                return True
+        except OSError as error:
+            failure = error
+        try:
+            found = self.storage.get(commit_path(version))
+        except OSError as error:
+            raise self._unknown(version, failure or error) from error
+        if found == data and not (failure and durable):  # (obstore may have retried and found our own file)
+            return True
+        if failure is None or found not in (None, data):
+            return False
+        if found is None and not self.storage.failed_writes_may_arrive:
+            raise failure
+        raise self._unknown(version, failure) from failure
+
+    def _was_overtaken(self, version: int) -> bool:
+        """Clean-up has deleted the version before this one, so this one was written long ago: take ours back."""
+        if version == 0 or self.storage.exists(commit_path(version - 1)) or self._has_checkpoint(version - 1):
+            return False
+        self.storage.delete(commit_path(version))
+        return True
+
+    def _unknown(self, version: int, error: OSError) -> CommitOutcomeUnknownError:
+        return CommitOutcomeUnknownError(
+            f"{self.name}: the storage failed while version {version} of the log was written ({error}), so the commit may "
+            "be in the log or appear there later. To send messages at most once, repeat them with a transaction: "
+            "send_many(…, transaction=(application id, version))"
+        )

@@ -17,6 +17,8 @@ from spark_jms.log.storage import FileInfo
 
 
 class LocalStorage:
+    failed_writes_may_arrive = False
+
     def __init__(self, root: Path) -> None:
         self.root = root
         self.uri = str(root)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from spark_jms.core.destination import Destination
@@ -37,6 +39,10 @@ class MessageWriter:
     def write_normalised(self, rows: pa.RecordBatch) -> None:
         members = route(self._destination.route, rows.column("JMSXGroupID"), self._turn)
         self._turn += 1
+        self.write_routed(rows, members)
+
+    def write_routed(self, rows: pa.RecordBatch, members: npt.NDArray[np.int32]) -> None:
+        """`members` has the member of each row."""
         for member, part in split(rows, members):
             writer = self._open.get(member)
             if writer is None:

@@ -30,6 +30,8 @@ _MEMORY: dict[str, Any] = {}  # memory://NAME -> its store, for all who open tha
 class ObjectStorage:
     """s3://, gs://, az://, https:// or memory://NAME (tests). obstore takes the credentials from the environment."""
 
+    failed_writes_may_arrive = True
+
     def __init__(self, uri: str, prefix: str = "", store: Any = None) -> None:
         import obstore.store
 

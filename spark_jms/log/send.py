@@ -3,15 +3,17 @@
 What happens on a send:
 
 1. `MessageWriter` routes the rows to members and stages one file for each; nothing is visible yet.
-2. `_Shipment.prepare` refuses files that clean-up may delete, and routes files again whose member was removed.
+2. `_Send.prepare` refuses files that clean-up may delete, and routes files again whose member was removed.
 3. `decide_send` numbers the rows behind each member's last sequence, and notes the transaction.
 4. `commit_prepared` creates the next log file; another writer may be first, then 2 to 4 run again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import pyarrow.parquet as pq
@@ -20,13 +22,15 @@ from spark_jms.core.destination import Destination
 from spark_jms.core.message import ORDINAL, STORED_SCHEMA
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.staged_file import StagedFile
-from spark_jms.errors import CommitConflictError
+from spark_jms.errors import CommitConflictError, CommitOutcomeUnknownError
 from spark_jms.log.commit import Decision, commit_prepared
 from spark_jms.log.delta_log import Action, DeltaLog
 from spark_jms.log.message_writer import MessageWriter
 from spark_jms.log.snapshot import SEQUENCE_PREFIX, Snapshot
 from spark_jms.log.staged_file import discard, too_old
 from spark_jms.log.storage import Storage, now_ms
+
+Reroute = Callable[[Sequence[StagedFile], Destination], list[StagedFile]]
 
 
 @dataclass(frozen=True)
@@ -66,17 +70,28 @@ class SendDecision(Decision):
 
 
 def send(
-    log: DeltaLog, staged: Sequence[StagedFile], route_epoch: int, transaction: TransactionId | None = None
+    log: DeltaLog,
+    staged: Sequence[StagedFile],
+    route_epoch: int,
+    transaction: TransactionId | None = None,
+    reroute: Reroute | None = None,
 ) -> Sent:
     """Commit staged files as new messages, in the given order. `route_epoch` is that of the declaration by which they
-    were routed. Of several sends with one transaction exactly one counts, and the others delete their files."""
-    shipment, now = _Shipment(log, list(staged), route_epoch, transaction), now_ms()
+    were routed; `reroute` replaces them when the members have changed since. Of several sends with one transaction
+    exactly one counts, and the others delete their files.
+
+    Raises CommitOutcomeUnknownError when the storage cannot tell whether it has the commit. After any other error
+    nothing was committed."""
+    shipment, now = _Send(log, list(staged), route_epoch, transaction, reroute), now_ms()
     try:
         done = commit_prepared(
             log, shipment.prepare, lambda snapshot, files: decide_send(snapshot, files, transaction, now)
         )
-    except CommitConflictError:  # nothing was committed; after any other error that is uncertain, and the files stay
-        discard(log.storage, shipment.files)
+    except CommitOutcomeUnknownError:
+        raise  # the files stay: the log may name them
+    except Exception:
+        with suppress(OSError):  # clean-up deletes what is left
+            discard(log.storage, shipment.files)
         raise
     if done is None:
         if shipment.repeated:
@@ -85,13 +100,42 @@ def send(
     return Sent(done.version, done.decision.sequences, done.decision.files)
 
 
-class _Shipment:
+def find(log: DeltaLog, files: Sequence[StagedFile]) -> Sent | None:
+    """Look into the log for a send whose caller was interrupted. None: it is not there and will not be. Raises
+    CommitOutcomeUnknownError when it is not there yet, or when the log cannot be read."""
+    try:
+        snapshot = log.refresh()
+    except OSError as error:
+        raise CommitOutcomeUnknownError(
+            f"{log.name}: a send was interrupted while it was committed, and the log cannot be read ({error})"
+        ) from error
+    known = [snapshot.files[file.path] for file in files if file.path in snapshot.files]
+    if len(known) == len(files):
+        sequences = {
+            file.member: Ranges.of(*((f.first, f.last) for f in known if f.member == file.member)) for file in known
+        }
+        return Sent(snapshot.version, sequences, tuple(files))
+    if log.storage.failed_writes_may_arrive or any(file.path in snapshot.removed_ms for file in files):
+        raise CommitOutcomeUnknownError(
+            f"{log.name}: a send was interrupted while it was committed, and its files are not in the log now: it may have "
+            "been committed and compacted since, or its commit may still arrive"
+        )
+    return None
+
+
+class _Send:
     """The files of one send. They change when the destination's members do."""
 
     def __init__(
-        self, log: DeltaLog, files: list[StagedFile], route_epoch: int, transaction: TransactionId | None
+        self,
+        log: DeltaLog,
+        files: list[StagedFile],
+        route_epoch: int,
+        transaction: TransactionId | None,
+        reroute: Reroute | None,
     ) -> None:
         self._log, self._route_epoch, self._transaction = log, route_epoch, transaction
+        self._reroute = reroute or partial(rewrite, log.storage)
         self.files = files
         self.repeated = False
 
@@ -109,7 +153,7 @@ class _Shipment:
                     "too long ago, and clean-up has deleted them or may do so: nothing was committed; send again"
                 )
             if destination.epoch != self._route_epoch:
-                self.files = reroute(storage, self.files, destination)
+                self.files = self._reroute(self.files, destination)
                 self._route_epoch = destination.epoch
         return tuple(self.files)
 
@@ -141,7 +185,7 @@ def number(snapshot: Snapshot, files: Sequence[StagedFile], now: int) -> Numberi
     return Numbering(actions, sequences)
 
 
-def reroute(storage: Storage, files: Sequence[StagedFile], destination: Destination) -> list[StagedFile]:
+def rewrite(storage: Storage, files: Sequence[StagedFile], destination: Destination) -> list[StagedFile]:
     """Write the files of removed members again for the remaining members, and delete the old ones. All other files keep
     their route: a unit of order never changes its member, and routing a producer's rows again, file by file, would
     mix up their order."""

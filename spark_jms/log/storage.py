@@ -25,6 +25,7 @@ class Storage(Protocol):
     """Paths are relative, with '/'. A missing file is None or False, never an exception; other failures are OSErrors."""
 
     uri: str
+    failed_writes_may_arrive: bool  # a request that failed for its sender may still be carried out later
 
     def get(self, path: str) -> bytes | None: ...
     def create(self, path: str, data: bytes, *, durable: bool = False) -> bool:

@@ -1,0 +1,212 @@
+"""Concurrent sends of one process share files and one commit (C5, C11).
+
+1. A sender queues its messages. `GroupCommit` makes one sender the leader, and the leader takes all that is queued.
+2. The leader converts the messages of all senders at once. When one of them is refused, it converts each sender's alone.
+3. It stages one file for each member that gets messages, and commits all files together.
+4. Each sender reads the positions of its own messages from the shipment.
+
+    an error                                 reaches                       its messages are
+    --------                                 -------                       ----------------
+    of a message: format, size               its own sender                not sent; the others' are
+    of staging, or before the log has it     each sender, as a copy        not sent
+    while the log is written                 each sender, as a copy        unknown (CommitOutcomeUnknownError)
+    an interrupt (Ctrl-C) of the leader      the leader                    unknown to it; the other senders look into the
+                                                                           log, and send again what is certainly not there
+
+Messages stay in the order in which they were queued, so each thread's own sends keep theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from spark_jms.client.encoding import to_batch
+from spark_jms.client.message import Message
+from spark_jms.core.destination import Destination
+from spark_jms.core.message import normalise
+from spark_jms.core.routing import Routing, route
+from spark_jms.core.staged_file import StagedFile
+from spark_jms.errors import JmsqError, MessageFormatError, MessageSizeError
+from spark_jms.log.delta_log import DeltaLog
+from spark_jms.log.message_writer import MessageWriter
+from spark_jms.log.send import Sent, find, send
+from spark_jms.log.staged_file import discard
+from spark_jms.store import OutcomeUnknownError
+from spark_jms.store.ledger.group import Drain, GroupCommit, GroupRequest, finish
+
+_REFUSALS = (MessageFormatError, MessageSizeError)
+
+
+class SentPosition(NamedTuple):
+    """Where a sent message is."""
+
+    member: int
+    sequence: int
+    message_id: str
+
+
+class Part:
+    """One sender's messages, on their way. They are neighbours in the shipment, from row `first` on."""
+
+    def __init__(self, messages: Sequence[Message], turn: int, now_ms: int) -> None:
+        self.messages, self.turn, self.now_ms = messages, turn, now_ms
+        self.shipment: Shipment | None = None
+        self.first = 0
+
+    def join(self, shipment: Shipment) -> None:
+        self.shipment = shipment
+        shipment.parts.append(self)
+
+    @property
+    def version(self) -> int:
+        """The version of the log with the messages, once they are sent."""
+        return self._sent.version
+
+    @property
+    def _sent(self) -> Sent:
+        assert self.shipment is not None
+        assert self.shipment.sent is not None
+        return self.shipment.sent
+
+    def positions(self) -> list[SentPosition]:
+        """Where the messages are, in their order, once they are sent."""
+        sent = self._sent
+        assert self.shipment is not None
+        members = self.shipment.members
+        tokens = {file.member: file.token for file in sent.files}
+        positions = []
+        for row in range(self.first, self.first + len(self.messages)):
+            member = int(members[row])
+            ordinal = int(np.count_nonzero(members[:row] == member))
+            positions.append(
+                SentPosition(member, sent.sequences[member].first + ordinal, f"ID:{tokens[member]}-{ordinal}")
+            )
+        return positions
+
+
+class SharedSender:
+    """Sends for all producers of one destination in this process. Thread-safe."""
+
+    def __init__(self, log: DeltaLog) -> None:
+        self._log = log
+        self._group = GroupCommit(self._lead)
+
+    def send(self, messages: Sequence[Message], turn: int, now_ms: int) -> Part:
+        """Returns when the messages are in the table. `turn` is the round-robin turn of the first."""
+        while True:
+            part = Part(messages, turn, now_ms)
+            try:
+                self._group.write(part.join)
+            except OutcomeUnknownError:  # another thread led, and was interrupted
+                if part.shipment is None or not part.shipment.is_sent():
+                    continue
+            return part
+
+    def _lead(self, drain: Drain) -> None:
+        requests = drain()
+        shipment = Shipment(self._log)
+        try:
+            for request in requests:
+                request.run(shipment)
+            shipment.encode([request for request in requests if request.error is None])
+            shipment.commit()
+        except Exception as error:  # noqa: BLE001 - it is raised in each sender
+            for request in requests:
+                if request.error is None:
+                    request.error = error if len(requests) == 1 else _copy(error)
+        finish(requests, None)
+
+
+class Shipment:
+    """The messages of several senders, in one commit. Used by the leader, then read by each sender."""
+
+    def __init__(self, log: DeltaLog) -> None:
+        self._log = log
+        self.parts: list[Part] = []
+        self.sent: Sent | None = None
+        self._files: list[StagedFile] = []
+        self._committing = False
+        self.members: npt.NDArray[np.int32] = np.empty(0, dtype=np.int32)
+        self._rows: pa.RecordBatch | None = None
+
+    def encode(self, requests: Sequence[GroupRequest]) -> None:
+        """Convert all messages to rows. A request whose messages are refused gets the error, and its part leaves."""
+        limit = self._log.snapshot.destination.max_message_bytes
+        try:
+            self._rows = _rows(self.parts, limit)
+        except _REFUSALS as refusal:
+            if len(requests) == 1:
+                raise
+            for request, part in zip(requests, tuple(self.parts), strict=True):
+                try:
+                    _rows([part], limit)
+                except _REFUSALS as error:
+                    request.error = error
+                    self.parts.remove(part)
+            if len(self.parts) == len(requests):  # each alone is accepted
+                raise refusal
+            self._rows = _rows(self.parts, limit) if self.parts else None
+
+    def commit(self) -> None:
+        """Raises what `log.send.send` raises."""
+        if self._rows is None:
+            return
+        first = 0
+        for part in self.parts:
+            part.first, first = first, first + len(part.messages)
+        destination = self._log.snapshot.destination
+        files = self._stage(destination)
+        self._committing = True
+        self.sent = send(self._log, files, destination.epoch, reroute=self._stage_again)
+
+    def _stage(self, destination: Destination) -> list[StagedFile]:
+        assert self._rows is not None
+        writer = MessageWriter(self._log.storage, destination, turn=0)
+        try:
+            self.members = _route(destination.route, self._rows.column("JMSXGroupID"), self.parts)
+            writer.write_routed(self._rows, self.members)
+            self._files = writer.close()
+        except BaseException:
+            writer.abort()
+            raise
+        return self._files
+
+    def _stage_again(self, files: Sequence[StagedFile], destination: Destination) -> list[StagedFile]:
+        """The members changed since the files were staged."""
+        discard(self._log.storage, files)
+        return self._stage(destination)
+
+    def is_sent(self) -> bool:
+        """For senders whose leader was interrupted. False: certainly not, and it will not be. Raises
+        CommitOutcomeUnknownError when the storage cannot tell."""
+        if self.sent is None and self._committing:
+            self.sent = find(self._log, self._files)
+        return self.sent is not None
+
+
+def _rows(parts: Sequence[Part], limit: int) -> pa.RecordBatch:
+    times = np.repeat([part.now_ms for part in parts], [len(part.messages) for part in parts])
+    batch = to_batch([message for part in parts for message in part.messages])
+    return normalise(batch, pa.array(times, pa.int64()), limit)
+
+
+def _route(routing: Routing, groups: pa.Array, parts: Sequence[Part]) -> npt.NDArray[np.int32]:
+    """Each part by its own turn, as if it were sent alone."""
+    if routing.members == 1:
+        return np.zeros(len(groups), dtype=np.int32)
+    return np.concatenate([route(routing, groups.slice(p.first, len(p.messages)), p.turn) for p in parts])
+
+
+def _copy(error: Exception) -> Exception:
+    """An instance of its own for each thread that raises it."""
+    try:
+        copy = type(error)(*error.args)
+    except TypeError:
+        copy = JmsqError(str(error))
+    copy.__cause__ = error
+    return copy
