@@ -210,7 +210,7 @@ class DeltaLog:
         with self.lock:
             if self._snapshot is snapshot:
                 replay = LogReplay(snapshot)
-                replay.apply(version, data)
+                replay.apply_actions(actions, version)
                 self._snapshot = replay.snapshot()
         return True
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,7 +9,9 @@ from typing import Any
 from spark_jms.core.message import ORDINAL
 from spark_jms.errors import ForeignWriteError, UnreadableTableError
 from spark_jms.log.data_file import FILE_NAME, DataFile
-from spark_jms.log.snapshot import ForeignCommit, MemberFiles, Snapshot, TableMetadata
+from spark_jms.log.layered_map import MapEdit
+from spark_jms.log.member_files import MemberEdit, MemberFiles
+from spark_jms.log.snapshot import ForeignCommit, Snapshot, TableMetadata
 
 ENGINE = "spark-jms"
 _Actions = list[dict[str, dict[str, Any]]]
@@ -23,20 +24,20 @@ class LogReplay:
     def __init__(self, start: Snapshot) -> None:
         self._where, self._members = start.where, start.members
         self.version, self._table, self._foreign = start.version, start.table, start.foreign
-        self._transactions, self._files = dict(start.transactions), dict(start.files)
-        self._removed_ms = dict(start.removed_ms)
-        self._changed: dict[int, tuple[list[int], list[DataFile]]] = {}  # member -> firsts and files
+        self._transactions, self._files = MapEdit(start.transactions), MapEdit(start.files)
+        self._removed_ms = MapEdit(start.removed_ms)
+        self._changed: dict[int, MemberEdit] = {}
 
     def snapshot(self) -> Snapshot:
-        changed = {member: MemberFiles(firsts, files) for member, (firsts, files) in self._changed.items()}
+        changed = {member: edit.done() for member, edit in self._changed.items()}
         return Snapshot(
             self._where,
             self.version,
             self._table,
-            self._transactions,
-            self._files,
+            self._transactions.done(),
+            self._files.done(),
             {**self._members, **changed},
-            self._removed_ms,
+            self._removed_ms.done(),
             self._foreign,
         )
 
@@ -53,7 +54,7 @@ class LogReplay:
         self._is_ours(version, self._parse(version, data))
 
     def transaction(self, app_id: str) -> int | None:
-        return self._transactions.get(app_id)
+        return self._transactions.get_new(app_id)
 
     def _parse(self, version: int, data: bytes) -> _Actions:
         try:
@@ -101,35 +102,24 @@ class LogReplay:
             )
 
     # -- files ----------------------------------------------------------------------------------------------------
-    def _lists(self, member: int) -> tuple[list[int], list[DataFile]]:
+    def _member(self, member: int) -> MemberEdit:
         if member not in self._changed:
-            known = self._members.get(member, MemberFiles())
-            self._changed[member] = list(known.firsts), list(known.files)
+            self._changed[member] = MemberEdit(self._members.get(member, MemberFiles()))
         return self._changed[member]
 
     def _add(self, file: DataFile) -> None:
-        known = self._files.get(file.path)
+        known = self._files.get_new(file.path)
         if known is not None:
-            self._take_out(known)
+            self._member(known.member).remove(known)
         self._files[file.path] = file
-        firsts, files = self._lists(file.member)
-        at = bisect.bisect_left(firsts, file.first) if files and file.first < firsts[-1] else len(firsts)
-        firsts.insert(at, file.first)
-        files.insert(at, file)
+        self._member(file.member).add(file)
 
     def _remove(self, path: str, when_ms: int) -> None:
-        file = self._files.pop(path, None)
+        file = self._files.get_new(path)
         if file is not None:
-            self._take_out(file)
+            self._files[path] = None
+            self._member(file.member).remove(file)
         self._removed_ms[path] = when_ms
-
-    def _take_out(self, file: DataFile) -> None:
-        firsts, files = self._lists(file.member)
-        at = bisect.bisect_left(firsts, file.first)
-        while at < len(files) and files[at].path != file.path:
-            at += 1
-        if at < len(files):
-            del firsts[at], files[at]
 
     def _data_file(self, add: Mapping[str, Any]) -> DataFile:
         path = str(add["path"])

@@ -6,8 +6,7 @@ decides on a snapshot therefore decides on one version, even if other threads fo
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -15,27 +14,11 @@ from typing import Any
 from spark_jms.core.destination import Destination
 from spark_jms.errors import ForeignWriteError
 from spark_jms.log.data_file import DataFile
+from spark_jms.log.layered_map import LayeredMap
+from spark_jms.log.member_files import MemberFiles
 
 SEQUENCE_PREFIX = "seq/"  # txn app id of a member's last sequence number
 _REMOVED_KEPT, _REMOVED_KEPT_MS = 1_000, 600_000
-
-
-@dataclass(frozen=True, eq=False)
-class MemberFiles:
-    """A member's files ordered by sequence. Finding a sequence is a bisection."""
-
-    firsts: Sequence[int] = ()
-    files: Sequence[DataFile] = ()
-
-    def overlapping(self, first: int, last: int) -> list[DataFile]:
-        """The files that hold any of first..last, in order."""
-        at = max(bisect.bisect_right(self.firsts, first) - 1, 0)
-        out = []
-        while at < len(self.files) and self.firsts[at] <= last:
-            if self.files[at].last >= first:
-                out.append(self.files[at])
-            at += 1
-        return out
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,10 +51,12 @@ class Snapshot:
     where: str
     version: int = -1
     table: TableMetadata = field(default_factory=lambda: TableMetadata({}, ""))
-    transactions: Mapping[str, int] = field(default_factory=dict)
-    files: Mapping[str, DataFile] = field(default_factory=dict)
+    transactions: LayeredMap[str, int] = field(default_factory=LayeredMap)
+    files: LayeredMap[str, DataFile] = field(default_factory=LayeredMap)
     members: Mapping[int, MemberFiles] = field(default_factory=dict)
-    removed_ms: Mapping[str, int] = field(default_factory=dict)  # path -> when: tombstones that clean-up still needs
+    removed_ms: LayeredMap[str, int] = field(
+        default_factory=LayeredMap
+    )  # path -> when: tombstones that clean-up still needs
     foreign: ForeignCommit | None = None
 
     @property
@@ -109,7 +94,8 @@ class Snapshot:
 
     def without_removed(self, until_ms: int) -> Snapshot:
         """Without the tombstones of files removed at or before `until_ms`."""
-        return replace(self, removed_ms={path: when for path, when in self.removed_ms.items() if when > until_ms})
+        kept = {path: when for path, when in self.removed_ms.items() if when > until_ms}
+        return replace(self, removed_ms=LayeredMap(kept))
 
     def without_old_removed(self, now_ms: int) -> Snapshot:
         """Clean-up needs tombstones until the grace is over; kept for good, they would fill a long-lived process."""
