@@ -32,6 +32,7 @@ KEPT = {
     10167: "a daemon took an earlier life of itself for a peer",
     500001591: "a late write created a region at the moment in which its daemon left",
     327473385: "the simulator: an object moving out of a removed region stayed in doubt after its write was acknowledged",
+    400000417: "a daemon without room for two copies renounced one, the primary did not know, and so on for ever",
     327474177: "a primary that was fenced while it adopted its entry tried to close the region",
 }
 

@@ -10,6 +10,7 @@ from spark_jms.store.regions.core import directory as rules
 from spark_jms.store.regions.core.directory import RegionEntry
 from spark_jms.store.regions.core.opening import Opening
 from spark_jms.store.regions.core.primaries import Primaries
+from spark_jms.store.regions.core.protocol import Notice
 from spark_jms.store.regions.core.replica import Replicas
 from spark_jms.store.regions.core.shared import Shared
 
@@ -80,6 +81,8 @@ class Reconciliation:
             assert entry is not None
             if me in entry.holders() or not self._shared.directory.swap(name, entry, rules.renounced(entry, me)):
                 return
+            # Without the new epoch, its next listing fails as well, this copy is given up again, and so on.
+            self._shared.out.to_peer(entry.primary.daemon, Notice(name))
         self._shared.copies.free(name)
 
     def _has(self, entry: RegionEntry) -> bool:
