@@ -147,8 +147,8 @@ class Producer:
         return part.positions()
 
     def _commit(self, chunks: Iterator[Sequence[Message]], now: int, transaction: TransactionId | None) -> Sent:
-        destination = self._log.snapshot.destination
-        writer = MessageWriter(self._log.storage, destination, next(self._turns), now)
+        snapshot = self._log.snapshot
+        writer = MessageWriter(self._log.storage, snapshot.destination, next(self._turns), now)
         size = 0
         try:
             for chunk in chunks:
@@ -159,7 +159,7 @@ class Producer:
         except BaseException:
             writer.abort()
             raise
-        sent = send(self._log, staged, destination.epoch, transaction)
+        sent = send(self._log, staged, snapshot.route_id, transaction)
         done = sent.version >= 0
         self._count(sum(f.rows for f in sent.files), int(done), done * size, int(not done))
         if done:

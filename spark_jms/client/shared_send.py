@@ -159,10 +159,10 @@ class Shipment:
         first = 0
         for part in self.parts:
             part.first, first = first, first + len(part.messages)
-        destination = self._log.snapshot.destination
-        files = self._stage(destination)
+        snapshot = self._log.snapshot
+        files = self._stage(snapshot.destination)
         self._committing = True
-        self.sent = send(self._log, files, destination.epoch, reroute=self._stage_again)
+        self.sent = send(self._log, files, snapshot.route_id, reroute=self._stage_again)
 
     def _stage(self, destination: Destination) -> list[StagedFile]:
         assert self._rows is not None

@@ -13,11 +13,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from spark_jms.errors import UnreadableTableError
-from spark_jms.log.replay import LogReplay
+from spark_jms.log.replay import LogReplay, digest_of
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.storage import Storage
 
@@ -119,7 +119,8 @@ def read_checkpoint(storage: Storage, start: Snapshot, checkpoint: Checkpoint) -
                 row["metaData"] = _metadata(row["metaData"])
         replay.apply_actions(rows, checkpoint.version)
     _judge_newest(storage, replay, checkpoint.version)
-    return replay.snapshot()
+    newest = storage.get(commit_path(checkpoint.version))
+    return replace(replay.snapshot(), digest="" if newest is None else digest_of(newest))
 
 
 def _judge_newest(storage: Storage, replay: LogReplay, version: int) -> None:

@@ -23,7 +23,7 @@ from spark_jms.log.checkpoints import (
     newest_checkpoint_version,
     read_checkpoint,
 )
-from spark_jms.log.replay import ENGINE, LogReplay
+from spark_jms.log.replay import ENGINE, LogReplay, OtherTableError, digest_of, names_table
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.storage import Storage, now_ms
 
@@ -33,7 +33,12 @@ _LOAD_ATTEMPTS = 3
 
 
 class DeltaLog:
-    """The log of one table. Thread-safe. `snapshot` is the newest one that `refresh` has made."""
+    """The log of the table in one directory. Thread-safe. `snapshot` is the newest one that `refresh` has made.
+
+    The table can be deleted and created again under a running process. Three things reveal it: a commit that names another
+    table, a newest version that is not the commit we know, which `refresh` looks at every 30 s, and the same look before
+    and after each `append`. Then the log is loaded again, and `snapshot.table_id` is another one.
+    """
 
     def __init__(self, storage: Storage, name: str) -> None:
         self.storage = storage
@@ -61,12 +66,16 @@ class DeltaLog:
             if self._snapshot is None:
                 self._snapshot = self._load()
                 self._gap_checked_ms = now_ms()
-            snapshot = self._advance(self._snapshot)
+            try:
+                snapshot = self._advance(self._snapshot)
+            except OtherTableError:
+                snapshot = self._reload()
             snapshot.check_ours()  # else keep the snapshot before the foreign commit: an administrator may undo it
             self._snapshot = snapshot
             if now_ms() - self._gap_checked_ms > _GAP_CHECK_INTERVAL_MS:
                 self._gap_checked_ms = now_ms()
-                snapshot = self._recover_from_gap(snapshot)
+                if not self._is_newest_known(snapshot):
+                    snapshot = self._reload()
                 self._snapshot = snapshot = snapshot.without_old_removed(now_ms())
             return snapshot
 
@@ -88,22 +97,49 @@ class DeltaLog:
             data = self.storage.get(commit_path(version))
         return replay.snapshot()
 
-    def _recover_from_gap(self, snapshot: Snapshot) -> Snapshot:
-        """Clean-up may have deleted log files that this process, while it slept, had not read: then the next one never
-        appears. A Delta checkpoint ahead of us tells."""
+    def verify(self) -> Snapshot:
+        """As `refresh`, which now also notices that the table was replaced."""
+        with self.lock:
+            self._gap_checked_ms = 0
+            return self.refresh()
+
+    def _is_newest_known(self, snapshot: Snapshot) -> bool:
+        """The log has the version of this snapshot, and no later one that we cannot reach: clean-up may have deleted log
+        files that this process, while it slept, had not read. Then the next one never appears, and a Delta checkpoint
+        ahead of us tells."""
         newest = newest_checkpoint_version(self.storage)
-        if (
-            newest is not None
-            and newest > snapshot.version
-            and not self.storage.exists(commit_path(snapshot.version + 1))
-        ):
-            return self._load()
+        ahead = newest is not None and newest > snapshot.version
+        missed = ahead and not self.storage.exists(commit_path(snapshot.version + 1))
+        return not missed and self._has(snapshot)
+
+    def _has(self, snapshot: Snapshot) -> bool:
+        """The version of this snapshot is in the log, by its file or a Delta checkpoint, and the same commit. Another one
+        belongs to a table that was created in the place of ours."""
+        data = self.storage.get(commit_path(snapshot.version))
+        if data is not None:
+            return digest_of(data) == snapshot.digest
+        checkpoints = (c for c in LogListing.of(self.storage).checkpoints if c.version == snapshot.version)
+        empty = Snapshot(snapshot.where)
+        return any(read_checkpoint(self.storage, empty, c).table_id == snapshot.table_id for c in checkpoints)
+
+    def _reload(self) -> Snapshot:
+        self._forget()  # also if there is no table any more
+        self._snapshot = snapshot = self._load()
         return snapshot
 
     def versions_since_checkpoint(self) -> int:
         return self.refresh().version - (newest_checkpoint_version(self.storage) or 0)
 
     def _load(self) -> Snapshot:
+        try:
+            return self._load_newest()
+        except OtherTableError as error:
+            raise UnreadableTableError(
+                f"{error}, which was in this place before, by a process that slept meanwhile. That process removes the "
+                "file when it wakes up; if it was killed, delete the file"
+            ) from None
+
+    def _load_newest(self) -> Snapshot:
         start = Snapshot(f"destination {self.name} at {self.storage.uri}")
         snapshot = self._load_hinted(start)
         attempts = _LOAD_ATTEMPTS  # clean-up may delete log files between the listing and the replay
@@ -150,7 +186,7 @@ class DeltaLog:
                 if loaded.version >= listing.newest:
                     return loaded
         loaded = self._advance(start)
-        if loaded.version >= listing.newest:
+        if loaded.version >= listing.newest or self._is_stray(loaded, listing.newest):
             return loaded
         missing = commit_path(loaded.version + 1)
         raise (
@@ -161,6 +197,11 @@ class DeltaLog:
             )
         )
 
+    def _is_stray(self, snapshot: Snapshot, version: int) -> bool:
+        """A writer that slept has written this version for the table before ours, and has not taken it back yet."""
+        data = self.storage.get(commit_path(version))
+        return data is not None and bool(snapshot.table_id) and names_table(data) not in ("", snapshot.table_id)
+
     # -- writing --------------------------------------------------------------------------------------------------
     def append(
         self, snapshot: Snapshot, operation: str, actions: Iterable[Action], parameters: Mapping[str, str]
@@ -169,13 +210,16 @@ class DeltaLog:
 
         Clean-up may have deleted log files past us while we slept, so that the name is free although the version was
         written. Clean-up writes a Delta checkpoint before it deletes log files, so a checkpoint of this or a later
-        version tells. In case we sleep between that look and the write, the previous version must still exist after the
-        write, or we take the commit back.
+        version tells. The table may also have been replaced. In case we sleep between these looks and the write, the
+        previous version must still be the commit that we know after the write, or we take ours back.
 
         Raises CommitOutcomeUnknownError when the storage fails while it writes the version and cannot tell whether it
         did; after any other error nothing was written.
         """
         version = snapshot.version + 1
+        if not self._has(snapshot):
+            self._forget()
+            return False
         if self._is_passed(version):
             return False
         now = now_ms()
@@ -188,6 +232,7 @@ class DeltaLog:
                 "readVersion": snapshot.version,
                 "isBlindAppend": False,
                 "commitId": uuid.uuid4().hex,
+                "tableId": snapshot.table_id,
             }
         }
         own: Action = {"txn": {"appId": NEWEST_OWN_COMMIT, "version": version, "lastUpdated": now}}
@@ -200,12 +245,11 @@ class DeltaLog:
         if not self._create(version, data, durable):
             return False
         try:
-            overtaken = self._was_overtaken(version)
-        except OSError as error:
+            overtaken = self._was_overtaken(snapshot)
+        except (OSError, UnreadableTableError) as error:
             raise self._unknown(version, error) from error
         if overtaken:
-            with self.lock:
-                self._snapshot = None
+            self._forget()
             return False
         with self.lock:
             if self._snapshot is snapshot:
@@ -222,12 +266,13 @@ class DeltaLog:
         if not self.storage.exists(commit_path(version)):
             if LogListing.of(self.storage).newest < version:
                 return False  # the hint is wrong
-            with self.lock:
-                self._snapshot = None
+            self._forget()
         return True
 
-    def _has_checkpoint(self, version: int) -> bool:
-        return any(checkpoint.version == version for checkpoint in LogListing.of(self.storage).checkpoints)
+    def _forget(self) -> None:
+        """The next `refresh` loads the log from its start."""
+        with self.lock:
+            self._snapshot = None
 
     def _create(self, version: int, data: bytes, durable: bool) -> bool:
         """False: another writer has created this version. After a failure the log is read, because it may be there."""
@@ -249,14 +294,14 @@ class DeltaLog:
             raise failure
         raise self._unknown(version, failure) from failure
 
-    def _was_overtaken(self, version: int) -> bool:
-        """Clean-up has deleted the version before this one, so this one was written long ago: take ours back."""
-        if version == 0 or self.storage.exists(commit_path(version - 1)) or self._has_checkpoint(version - 1):
+    def _was_overtaken(self, snapshot: Snapshot) -> bool:
+        """Clean-up has deleted the version before the one that we wrote, or the table was replaced: take ours back."""
+        if self._has(snapshot):
             return False
-        self.storage.delete(commit_path(version))
+        self.storage.delete(commit_path(snapshot.version + 1))
         return True
 
-    def _unknown(self, version: int, error: OSError) -> CommitOutcomeUnknownError:
+    def _unknown(self, version: int, error: Exception) -> CommitOutcomeUnknownError:
         return CommitOutcomeUnknownError(
             f"{self.name}: the storage failed while version {version} of the log was written ({error}), so the commit may "
             "be in the log or appear there later. To send messages at most once, repeat them with a transaction: "

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from spark_jms.core.message import DICTIONARY_COLUMNS, ORDINAL, STATISTICS_COLUMNS, STORED_SCHEMA
 from spark_jms.core.staged_file import StagedFile
+from spark_jms.errors import InvalidDestinationError
 from spark_jms.log.acknowledgements import ACKNOWLEDGED
 from spark_jms.log.storage import Storage, now_ms
 
@@ -30,7 +31,12 @@ class FileWriter:
         self.member = member
         self.token = base64.urlsafe_b64encode(os.urandom(12)).decode()
         self.path = f"m{member}-{self.token}.parquet"
-        self._sink = storage.open_output(self.path)
+        try:
+            self._sink = storage.open_output(self.path)
+        except FileNotFoundError as error:
+            raise InvalidDestinationError(
+                f"the directory of the table {storage.uri} was deleted, so nothing can be sent to it: see `jmsq list`"
+            ) from error
         dictionary = [name for name in schema.names if name in DICTIONARY_COLUMNS]
         self._writer = pq.ParquetWriter(
             self._sink,

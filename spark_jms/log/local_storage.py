@@ -84,7 +84,7 @@ class LocalStorage:
         return pa.memory_map(str(self.root / path))
 
     def open_output(self, path: str) -> Any:
-        return pa.OSFile(str(self._parent(path)), "wb")
+        return pa.OSFile(str(self.root / path), "wb")
 
     def child(self, prefix: str) -> LocalStorage:
         return LocalStorage(self.root / prefix)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -17,6 +18,23 @@ ENGINE = "spark-jms"
 _Actions = list[dict[str, dict[str, Any]]]
 
 
+class OtherTableError(Exception):
+    """The commit names another table (commitInfo.tableId): nothing of it was applied."""
+
+
+def digest_of(data: bytes) -> str:
+    """What tells one commit file from another one of the same version."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def names_table(data: bytes) -> str:
+    """The id of the table for which a commit file was written; "" when it does not tell."""
+    try:
+        return str(_commit_info([json.loads(line) for line in data.splitlines() if line.strip()]).get("tableId") or "")
+    except ValueError:
+        return ""
+
+
 class LogReplay:
     """Starts from a snapshot, which it leaves unchanged, and ends in `snapshot()`. Use one for any number of commits, then
     drop it. After an error the state of a half-applied commit is unknown: drop it as well."""
@@ -25,7 +43,7 @@ class LogReplay:
         self._where, self._members = start.where, start.members
         self.version, self._table, self._foreign = start.version, start.table, start.foreign
         self._transactions, self._files = MapEdit(start.transactions), MapEdit(start.files)
-        self._removed_ms = MapEdit(start.removed_ms)
+        self._removed_ms, self._digest = MapEdit(start.removed_ms), start.digest
         self._changed: dict[int, MemberEdit] = {}
 
     def snapshot(self) -> Snapshot:
@@ -39,15 +57,19 @@ class LogReplay:
             {**self._members, **changed},
             self._removed_ms.done(),
             self._foreign,
+            self._digest,
         )
 
     def apply(self, version: int, data: bytes) -> None:
-        """One commit file. Raises UnreadableTableError. A data commit by another program is not applied: the snapshot
-        remembers it in `foreign` until a RESTORE to the version before it undoes it."""
+        """One commit file. Raises UnreadableTableError, or OtherTableError. A data commit by another program is not
+        applied: the snapshot remembers it in `foreign` until a RESTORE to the version before it undoes it."""
         actions = self._parse(version, data)
+        table_id = _commit_info(actions).get("tableId")
+        if table_id and self._table.id and table_id != self._table.id:
+            raise OtherTableError(f"{self._where}: version {version} of the log was written for the table {table_id}")
         if self._is_ours(version, actions):
             self.apply_actions(actions, version)
-        self.version = version
+        self.version, self._digest = version, digest_of(data)
 
     def judge(self, version: int, data: bytes) -> None:
         """A commit file whose actions were applied with a checkpoint: only look whether another program wrote it."""

@@ -3,7 +3,8 @@
 What happens on a send:
 
 1. `MessageWriter` routes the rows to members and stages one file for each; nothing is visible yet.
-2. `_Send.prepare` refuses files that clean-up may delete, and routes files again whose member was removed.
+2. `_Send.prepare` refuses files that clean-up may delete or that belong to a replaced table, and routes files again whose
+   member was removed.
 3. `decide_send` numbers the rows behind each member's last sequence, and notes the transaction.
 4. `commit_prepared` creates the next log file; another writer may be first, then 2 to 4 run again.
 """
@@ -22,11 +23,11 @@ from spark_jms.core.destination import Destination
 from spark_jms.core.message import ORDINAL, STORED_SCHEMA
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.staged_file import StagedFile
-from spark_jms.errors import CommitConflictError, CommitOutcomeUnknownError
+from spark_jms.errors import CommitConflictError, CommitOutcomeUnknownError, DestinationReplacedError
 from spark_jms.log.commit import Decision, commit_prepared
 from spark_jms.log.delta_log import Action, DeltaLog
 from spark_jms.log.message_writer import MessageWriter
-from spark_jms.log.snapshot import SEQUENCE_PREFIX, Snapshot
+from spark_jms.log.snapshot import SEQUENCE_PREFIX, RouteId, Snapshot
 from spark_jms.log.staged_file import discard, too_old
 from spark_jms.log.storage import Storage, now_ms
 
@@ -72,17 +73,17 @@ class SendDecision(Decision):
 def send(
     log: DeltaLog,
     staged: Sequence[StagedFile],
-    route_epoch: int,
+    routed_by: RouteId,
     transaction: TransactionId | None = None,
     reroute: Reroute | None = None,
 ) -> Sent:
-    """Commit staged files as new messages, in the given order. `route_epoch` is that of the declaration by which they
-    were routed; `reroute` replaces them when the members have changed since. Of several sends with one transaction
-    exactly one counts, and the others delete their files.
+    """Commit staged files as new messages, in the given order. `routed_by` is the `route_id` of the snapshot by whose
+    declaration they were routed; `reroute` replaces them when the members have changed since. Of several sends with one
+    transaction exactly one counts, and the others delete their files.
 
-    Raises CommitOutcomeUnknownError when the storage cannot tell whether it has the commit. After any other error
-    nothing was committed."""
-    shipment, now = _Send(log, list(staged), route_epoch, transaction, reroute), now_ms()
+    Raises DestinationReplacedError when they were routed for another table, and CommitOutcomeUnknownError when the
+    storage cannot tell whether it has the commit. After any error but the latter nothing was committed."""
+    shipment, now = _Send(log, list(staged), routed_by, transaction, reroute), now_ms()
     try:
         done = commit_prepared(
             log, shipment.prepare, lambda snapshot, files: decide_send(snapshot, files, transaction, now)
@@ -130,17 +131,23 @@ class _Send:
         self,
         log: DeltaLog,
         files: list[StagedFile],
-        route_epoch: int,
+        routed_by: RouteId,
         transaction: TransactionId | None,
         reroute: Reroute | None,
     ) -> None:
-        self._log, self._route_epoch, self._transaction = log, route_epoch, transaction
+        self._log, self._routed_by, self._transaction = log, routed_by, transaction
         self._reroute = reroute or partial(rewrite, log.storage)
         self.files = files
         self.repeated = False
 
     def prepare(self, snapshot: Snapshot) -> Sequence[StagedFile]:
-        """The files as they can be committed on this snapshot. Raises CommitConflictError when they are too old."""
+        """The files as they can be committed on this snapshot. Raises CommitConflictError when they are too old,
+        DestinationReplacedError when they belong to another table."""
+        if snapshot.table_id != self._routed_by.table_id:
+            raise DestinationReplacedError(
+                f"destination {self._log.name} was dropped and created again after the messages of this send were routed: "
+                "nothing was committed; send again, to the new destination"
+            )
         self.repeated = self._transaction is not None and self._transaction.is_in(snapshot)
         if self.repeated:  # the files will be deleted, but never one that is in the log
             self.files = [file for file in self.files if file.path not in snapshot.files]
@@ -152,9 +159,9 @@ class _Send:
                     f"destination {self._log.name}: {len(late)} of {len(self.files)} file(s) of this send were written "
                     "too long ago, and clean-up has deleted them or may do so: nothing was committed; send again"
                 )
-            if destination.epoch != self._route_epoch:
+            if snapshot.route_id != self._routed_by:
                 self.files = self._reroute(self.files, destination)
-                self._route_epoch = destination.epoch
+                self._routed_by = snapshot.route_id
         return tuple(self.files)
 
 

@@ -21,12 +21,24 @@ SEQUENCE_PREFIX = "seq/"  # txn app id of a member's last sequence number
 _REMOVED_KEPT, _REMOVED_KEPT_MS = 1_000, 600_000
 
 
+@dataclass(frozen=True)
+class RouteId:
+    """By which declaration of which table a file was routed to its member."""
+
+    table_id: str
+    epoch: int
+
+
 @dataclass(frozen=True, eq=False)
 class TableMetadata:
     """The table's newest metaData action, and the destination that it declares. Snapshots share it while it holds."""
 
     action: Mapping[str, Any]
     where: str
+
+    @property
+    def id(self) -> str:
+        return str(self.action.get("id") or "")
 
     @cached_property
     def destination(self) -> Destination:
@@ -58,6 +70,7 @@ class Snapshot:
         default_factory=LayeredMap
     )  # path -> when: tombstones that clean-up still needs
     foreign: ForeignCommit | None = None
+    digest: str = ""  # of the commit file of `version`; "" when only a Delta checkpoint has that version
 
     @property
     def metadata(self) -> Mapping[str, Any]:
@@ -67,11 +80,15 @@ class Snapshot:
     def table_id(self) -> str:
         """The Delta table's own id, drawn when it was created: a destination dropped and created again has another one.
         "" before the first commit."""
-        return str(self.metadata.get("id") or "")
+        return self.table.id
 
     @property
     def destination(self) -> Destination:
         return self.table.destination
+
+    @property
+    def route_id(self) -> RouteId:
+        return RouteId(self.table_id, self.destination.epoch)
 
     def last_sequence(self, member: int) -> int:
         """The last number given in this member; it outlives the files (C5)."""

@@ -21,6 +21,7 @@ from spark_jms.log.housekeeping import after_send
 from spark_jms.log.message_writer import MessageWriter
 from spark_jms.log.monitor import Monitor
 from spark_jms.log.send import TransactionId, send
+from spark_jms.log.snapshot import RouteId
 from spark_jms.log.staged_file import discard
 from spark_jms.settings.options import Options
 from spark_jms.spark.worker import freeze_loaded
@@ -36,7 +37,7 @@ class StagedMessage(WriterCommitMessage):
 
     partition: int
     query_id: str
-    route_epoch: int
+    routed_by: RouteId
     files: list[StagedFile]
 
 
@@ -77,7 +78,8 @@ class _Writer:
         self.options = options
         check_sendable(_arrow_schema(schema))
         self.domain_root = options.root
-        self.destination = Domain(options.root).log(options.destination).refresh().destination
+        snapshot = Domain(options.root).log(options.destination).refresh()
+        self.destination, self.route_id = snapshot.destination, snapshot.route_id
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
         from pyspark import TaskContext
@@ -96,7 +98,7 @@ class _Writer:
             writer.abort()
             raise
         freeze_loaded()
-        return StagedMessage(context.partitionId(), query_id, self.destination.epoch, staged)
+        return StagedMessage(context.partitionId(), query_id, self.route_id, staged)
 
     def _discard(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Delete the staged files if it is certain that nothing was committed, that is, if a task's message is missing.
@@ -116,7 +118,7 @@ class _Writer:
         if not files:
             return
         log = Domain(self.options.root).log(self.options.destination)
-        sent = send(log, files, min(m.route_epoch for m in staged), transaction)
+        sent = send(log, files, staged[0].routed_by, transaction)
         after_send(log, sent.version, Monitor(f"housekeeping of a sender to {self.options.destination}"))
 
 

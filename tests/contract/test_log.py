@@ -80,8 +80,8 @@ def staged(
 
 
 def put(log: DeltaLog, *texts: str, transaction: TransactionId | None = None) -> dict[int, Ranges]:
-    epoch = log.refresh().destination.epoch
-    return dict(send(log, staged(log, texts), epoch, transaction).sequences)
+    route = log.refresh().route_id
+    return dict(send(log, staged(log, texts), route, transaction).sequences)
 
 
 def fresh(log: DeltaLog) -> DeltaLog:
@@ -172,7 +172,7 @@ log = Domain(sys.argv[1]).log("orders")
 for i in range(15):
     writer = MessageWriter(log.storage, log.refresh().destination, i)
     writer.write(pa.RecordBatch.from_pydict({"text": [f"{sys.argv[2]}-{i}-{k}" for k in "abc"]}))
-    send(log, writer.close(), 1)
+    send(log, writer.close(), log.snapshot.route_id)
 """
 
 
@@ -192,11 +192,12 @@ def test_transaction_counts_once(storage: LocalStorage | ObjectStorage) -> None:
     """C5: a repeated (app id, version) writes nothing and deletes its files; those of the first send stay."""
     log, other = DeltaLog(storage, "orders"), DeltaLog(storage, "orders")
     first = staged(log, ["a", "b"])
-    assert send(log, first, 1, TransactionId("q", 7)).version == 1
+    route = log.snapshot.route_id
+    assert send(log, first, route, TransactionId("q", 7)).version == 1
     again = staged(other, ["a", "b"])
-    assert send(other, again, 1, TransactionId("q", 7)).version == -1
-    assert send(other, staged(other, ["old"]), 1, TransactionId("q", 6)).version == -1
-    assert send(log, first, 1, TransactionId("q", 7)).version == -1  # the same files, which are messages now
+    assert send(other, again, route, TransactionId("q", 7)).version == -1
+    assert send(other, staged(other, ["old"]), route, TransactionId("q", 6)).version == -1
+    assert send(log, first, route, TransactionId("q", 7)).version == -1  # the same files, which are messages now
     assert sorted(texts(other).values()) == ["a", "b"]
     assert {info.path for info in storage.list("") if info.path.endswith(".parquet")} == {f.path for f in first}
 
@@ -214,8 +215,9 @@ def test_send_keeps_its_route_when_a_member_is_added(storage: LocalStorage | Obj
     """C4, C5: files staged by an older route keep it, so a producer's order is kept."""
     log = DeltaLog(storage, "orders")
     files = staged(log, [str(i) for i in range(9)])
+    route = log.snapshot.route_id
     change(log, members=3)
-    assert send(log, files, 1).sequences == {f.member: Ranges.of((1, f.rows)) for f in files}
+    assert send(log, files, route).sequences == {f.member: Ranges.of((1, f.rows)) for f in files}
     assert all(storage.exists(f.path) for f in files)
 
 
@@ -233,8 +235,9 @@ def test_send_is_routed_again_when_its_member_is_removed(storage: LocalStorage |
     log = DeltaLog(storage, "orders")
     change(log, members=3)
     files = staged(log, [str(i) for i in range(9)])
+    route = log.snapshot.route_id
     change(log, members=2)
-    sent = send(log, files, 2)
+    sent = send(log, files, route)
     assert set(sent.sequences) == {0, 1}
     assert sum(r.count for r in sent.sequences.values()) == 9
     assert sorted(texts(log).values()) == [str(i) for i in range(9)]

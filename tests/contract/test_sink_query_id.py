@@ -34,7 +34,8 @@ def sink(root: str) -> JmsqStreamWriter:
 def test_a_batch_without_one_query_id_is_refused(query_ids: tuple[str, ...]) -> None:
     """C5: two queries that shared the id "" took each other's batch 7 for their own, and one of them was lost."""
     with memory_domain(orders="queue") as root:
-        tasks = [StagedMessage(i, query_id, 1, staged(root, str(i))) for i, query_id in enumerate(query_ids)]
+        route = Domain(root).log("orders").refresh().route_id
+        tasks = [StagedMessage(i, query_id, route, staged(root, str(i))) for i, query_id in enumerate(query_ids)]
         with pytest.raises(QueryIdError, match="nothing was sent"):
             sink(root).commit(list(tasks), 7)
         assert Domain(root).log("orders").refresh().last_sequence(0) == 0
@@ -43,8 +44,9 @@ def test_a_batch_without_one_query_id_is_refused(query_ids: tuple[str, ...]) -> 
 def test_queries_do_not_share_transactions() -> None:
     """C5: batch 7 of two queries counts twice, of one query once; an empty batch needs no id."""
     with memory_domain(orders="queue") as root:
+        route = Domain(root).log("orders").refresh().route_id
         for query_id in ("q", "r", "q"):
-            sink(root).commit([StagedMessage(0, query_id, 1, staged(root, query_id))], 7)
+            sink(root).commit([StagedMessage(0, query_id, route, staged(root, query_id))], 7)
         sink(root).commit([], 8)
         with connect(root, housekeeping=False) as context, context.consumer("orders") as consumer:
             first, second = consumer.receive(timeout_s=5), consumer.receive(timeout_s=5)

@@ -29,12 +29,12 @@ def make_queue(root: Path, **declared: Any) -> Domain:
 def send_numbers(domain: Domain, numbers: range, turn: int = 0, *, units: bool = True) -> None:
     """Send in one commit from this process. A message without a unit of order goes to the members in turn."""
     log = domain.log(QUEUE)
-    destination = log.refresh().destination
+    snapshot = log.refresh()
     groups = [f"g{n % GROUPS}" if units else None for n in numbers]
     columns = [pa.array([str(n) for n in numbers]), pa.array(groups, pa.string())]
-    writer = MessageWriter(log.storage, destination, turn=turn)
+    writer = MessageWriter(log.storage, snapshot.destination, turn=turn)
     writer.write(pa.RecordBatch.from_arrays(columns, names=["text", "JMSXGroupID"]))
-    send(log, writer.close(), destination.epoch)
+    send(log, writer.close(), snapshot.route_id)
 
 
 class Feed:

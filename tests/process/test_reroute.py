@@ -47,10 +47,10 @@ def test_added_member_keeps_the_order_of_staged_messages(tmp_path: Path) -> None
     log = domain.log(QUEUE)
     for turn in range(4):
         files = staged(log, turn, units=turn == 3)
-        epoch = log.snapshot.destination.epoch
+        route = log.snapshot.route_id
         declare(domain, 5 + turn)
         before = {member: len(numbers) for member, numbers in messages(log).items()}
-        send(log, files, epoch)
+        send(log, files, route)
         new = {member: numbers[before.get(member, 0) :] for member, numbers in messages(log).items()}
         assert sorted(n for numbers in new.values() for n in numbers) == list(range(80))
         assert all(numbers == sorted(numbers) for numbers in new.values()), f"turn {turn}: {new}"
@@ -61,9 +61,9 @@ def test_removed_member_loses_no_staged_message(tmp_path: Path) -> None:
     log = domain.log(QUEUE)
     declare(domain, 6)
     files = staged(log, 0, units=False)
-    epoch = log.snapshot.destination.epoch
+    route = log.snapshot.route_id
     declare(domain, 4)
-    send(log, files, epoch)
+    send(log, files, route)
     new = messages(log)
     assert set(new) <= {0, 1, 2, 3}
     assert sorted(n for numbers in new.values() for n in numbers) == list(range(80))

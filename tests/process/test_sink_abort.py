@@ -27,7 +27,7 @@ def test_abort_after_the_commit_keeps_its_files(tmp_path: Path) -> None:
     domain = make_queue(tmp_path)
     options = parse_options({"root": str(tmp_path), "destination": QUEUE})
     files = staged(domain, 0)
-    messages = [StagedMessage(0, "query", domain.log(QUEUE).snapshot.destination.epoch, files)]
+    messages = [StagedMessage(0, "query", domain.log(QUEUE).snapshot.route_id, files)]
     writer = JmsqStreamWriter(options, StructType().add("text", StringType()), overwrite=False)
     writer.commit([*messages], 0)
     writer.abort([*messages], 0)
@@ -40,5 +40,5 @@ def test_abort_without_all_tasks_deletes_staged_files(tmp_path: Path) -> None:
     options = parse_options({"root": str(tmp_path), "destination": QUEUE})
     files = staged(domain, 0)
     writer = JmsqStreamWriter(options, StructType().add("text", StringType()), overwrite=False)
-    writer.abort([StagedMessage(0, "query", 1, files), None], 0)
+    writer.abort([StagedMessage(0, "query", writer.route_id, files), None], 0)
     assert not any((tmp_path / QUEUE / file.path).exists() for file in files)

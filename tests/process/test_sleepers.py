@@ -37,7 +37,7 @@ def test_files_deleted_by_clean_up_are_not_committed(tmp_path: Path) -> None:
     files = staged(log)
     clean_up(log, now=now_ms() + 2 * log.refresh().destination.file_grace_ms)
     with pytest.raises(CommitConflictError, match="clean-up"):
-        send(log, files, log.snapshot.destination.epoch)
+        send(log, files, log.snapshot.route_id)
     assert not log.refresh().files
 
 
@@ -46,7 +46,7 @@ def test_clean_up_keeps_fresh_staged_files(tmp_path: Path) -> None:
     log = make_queue(tmp_path, file_grace_ms=0).log(QUEUE)
     files = staged(log)
     clean_up(log, now=now_ms() + 1000)
-    assert send(log, files, log.snapshot.destination.epoch).version > 0
+    assert send(log, files, log.snapshot.route_id).version > 0
     assert all((tmp_path / QUEUE / file.path).exists() for file in files)
 
 
@@ -56,7 +56,7 @@ def test_files_too_old_for_clean_up_are_not_committed(tmp_path: Path) -> None:
     age_ms = staged_grace_ms(log.refresh().destination) // 2 + 1000
     files = [replace(file, modified_ms=file.modified_ms - age_ms) for file in staged(log)]
     with pytest.raises(CommitConflictError, match="clean-up"):
-        send(log, files, log.snapshot.destination.epoch)
+        send(log, files, log.snapshot.route_id)
     assert not log.refresh().files
 
 
@@ -64,7 +64,7 @@ def test_compaction_is_given_up_when_its_file_was_deleted(tmp_path: Path, monkey
     """Compaction slept between writing its file and committing it: the original files stay."""
     log = make_queue(tmp_path).log(QUEUE)
     for _ in range(40):
-        send(log, staged(log), log.refresh().destination.epoch)
+        send(log, staged(log), log.refresh().route_id)
     before = set(log.refresh().files)
     merge = compaction._merge
 
@@ -88,7 +88,7 @@ def test_cleaned_up_version_is_not_reused(tmp_path: Path, deleted: list[int]) ->
     while other.refresh().version < 60:
         if other.snapshot.version == 20:
             sleeper.refresh()
-        send(other, staged(other), other.snapshot.destination.epoch)
+        send(other, staged(other), other.snapshot.route_id)
     assert sleeper.snapshot.version == 20
     DeltaTable(tmp_path / QUEUE).create_checkpoint()
     for version in deleted:

@@ -38,6 +38,7 @@ from spark_jms.log.domain import Domain, create_domain
 from spark_jms.log.message_writer import MessageWriter
 from spark_jms.log.purge import purge
 from spark_jms.log.send import TransactionId, send
+from spark_jms.log.snapshot import RouteId
 from spark_jms.log.storage import now_ms
 from spark_jms.store import MemoryStore, Put
 from tests.simulation.consumers import DESTINATION, Client, Clock, ConsumerProcess, DeliveredRow, Query, QueryCheckpoint
@@ -60,7 +61,7 @@ class QueueWorld:
         self.sent: dict[tuple[int, int], str] = {}
         self.count = 0
         self.groups: dict[str, str | None] = {}
-        self.staged: list[tuple[list[Any], list[str], int]] = []
+        self.staged: list[tuple[list[Any], list[str], RouteId]] = []
         self.revoked: set[tuple[str, int]] = set()  # claim, sequence
         self.consumers: list[ConsumerProcess] = []
         self.stalled: list[ConsumerProcess] = []
@@ -108,8 +109,8 @@ class QueueWorld:
         "add_member": 0.5,
     }
 
-    def write(self) -> tuple[list[Any], list[str], int]:
-        destination = self.table.refresh().destination
+    def write(self) -> tuple[list[Any], list[str], RouteId]:
+        snapshot = self.table.refresh()
         texts = [str(self.count + i) for i in range(self.random.choice([1, 2, 5, 30]))]
         self.count += len(texts)
         groups = [self.random.choice([None, None, "a", "b", "c"]) for _ in texts]
@@ -119,14 +120,14 @@ class QueueWorld:
             "JMSXGroupID": pa.array(groups, pa.string()),
             "JMSPriority": [self.random.randint(0, 9) for _ in texts],
         }
-        writer = MessageWriter(self.table.storage, destination, self.random.randint(0, 9))
+        writer = MessageWriter(self.table.storage, snapshot.destination, self.random.randint(0, 9))
         writer.write(pa.RecordBatch.from_pydict(columns))
-        return writer.close(), texts, destination.epoch
+        return writer.close(), texts, snapshot.route_id
 
-    def put(self, staged: tuple[list[Any], list[str], int]) -> None:
-        files, texts, epoch = staged
+    def put(self, staged: tuple[list[Any], list[str], RouteId]) -> None:
+        files, texts, route = staged
         transaction = TransactionId("sender", self.count) if self.random.random() < 0.3 else None
-        sent = send(self.table, files, epoch, transaction)
+        sent = send(self.table, files, route, transaction)
         got = {(m, s) for m, r in sent.sequences.items() for s in r.numbers().tolist()}
         assert not got & self.sent.keys(), "two messages have the same sequence"
         assert len(got) == len(texts)
