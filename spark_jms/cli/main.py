@@ -3,7 +3,7 @@
 Exit codes: 0 done · 1 error (one line on stderr) · 2 wrong usage · 3 receive: no message arrived in time · 130
 interrupted · 141 the reader of our output has closed it. With --json an error is {"error": {"type", "message"}} on stderr.
 
-Command modules import only click at their top; each command loads pyarrow, deltalake and rich when it needs them.
+Command modules import only click at their top; each command loads pyarrow and rich when it needs them.
 """
 
 from __future__ import annotations
@@ -75,8 +75,11 @@ class Jmsq(click.Group):
 def _explain(error: Exception, as_json: bool) -> int:
     """Print the error and return the exit code."""
     from spark_jms.errors import JmsqError
+    from spark_jms.settings.extras import MissingExtraError, missing_extra
     from spark_jms.store.errors import StoreError
 
+    if isinstance(error, ModuleNotFoundError):
+        error = missing_extra(error) or error
     kind, text, code = type(error).__name__, str(error), EXIT_ERROR
     if isinstance(error, click.Abort):
         code = EXIT_INTERRUPTED if isinstance(error.__cause__, KeyboardInterrupt) else EXIT_ERROR
@@ -85,7 +88,7 @@ def _explain(error: Exception, as_json: bool) -> int:
         text, code = error.format_message(), error.exit_code
         if isinstance(error, click.UsageError) and error.ctx is not None:
             text += f" (see `{error.ctx.command_path} --help`)"
-    elif not isinstance(error, (JmsqError, StoreError, OSError)):
+    elif not isinstance(error, (JmsqError, StoreError, OSError, MissingExtraError)):
         raise error
     if os.environ.get(DEBUG_VARIABLE):
         import traceback

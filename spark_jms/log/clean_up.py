@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from spark_jms.log.checkpoint_writer import LAST_CHECKPOINT, checkpoint_path, expire_log, write_checkpoint
 from spark_jms.log.checkpoints import LOG
 from spark_jms.log.data_file import FILE_NAME
 from spark_jms.log.delta_log import DeltaLog
@@ -18,24 +19,19 @@ def checkpoint(
     """Write a Delta checkpoint when the last one is `every` versions old, so that a new reader starts fast."""
     report = report or HousekeepingReport()
     if log.versions_since_checkpoint() >= every:
-        from deltalake import DeltaTable
-
-        version = log.snapshot.version
-        DeltaTable(log.storage.uri, version=version).create_checkpoint()  # see clean_up
-        if log.snapshot.destination.durability == "power":  # clean-up deletes the log before it some day
-            log.storage.sync([f"{LOG}/{version:020d}.checkpoint.parquet", f"{LOG}/_last_checkpoint"])
+        snapshot = log.snapshot
+        write_checkpoint(log.storage, snapshot)
+        if snapshot.destination.durability == "power":  # clean-up deletes the log before it some day
+            log.storage.sync([checkpoint_path(snapshot.version), LAST_CHECKPOINT])
         report.checkpoints += 1
     return report
 
 
 def clean_up(log: DeltaLog, report: HousekeepingReport | None = None, now: int | None = None) -> HousekeepingReport:
     """Delete expired log files, removed data files after the grace, and files of senders that died before their commit."""
-    from deltalake import DeltaTable
-
     report = report or HousekeepingReport()
     now = now_ms() if now is None else now
-    # At a given version: a listing that races with senders may miss a name before one that it has, which reads as a gap.
-    DeltaTable(log.storage.uri, version=log.refresh().version).cleanup_metadata()
+    expire_log(log.storage, log.refresh(), now)
     with log.lock:
         snapshot = log.refresh()
         active, removed = set(snapshot.files), dict(snapshot.removed_ms)

@@ -58,6 +58,11 @@ class DataFile:
         nulls = self.statistics.get("nullCount", {}).get("JMSXGroupID")
         return nulls != self.rows
 
+    @property
+    def partition_values(self) -> dict[str, str]:
+        """As in the log."""
+        return {"member": str(self.member), "first_sequence": str(self.first - self.first_ordinal)}
+
     def remove_action(self, now_ms: int) -> dict[str, dict[str, object]]:
         """The Delta action that takes this file out of the log, as housekeeping (no change of data)."""
         return {
@@ -66,10 +71,7 @@ class DataFile:
                 "deletionTimestamp": now_ms,
                 "dataChange": False,
                 "extendedFileMetadata": True,
-                "partitionValues": {
-                    "member": str(self.member),
-                    "first_sequence": str(self.first - self.first_ordinal),
-                },
+                "partitionValues": self.partition_values,
                 "size": self.bytes,
             }
         }

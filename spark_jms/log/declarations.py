@@ -21,8 +21,9 @@ from spark_jms.log.acknowledgements import ACKNOWLEDGEMENT_SCHEMA
 from spark_jms.log.checkpoints import commit_path
 from spark_jms.log.commit import Decision, commit_prepared
 from spark_jms.log.domain import ACKNOWLEDGEMENTS, REGISTER, Domain
-from spark_jms.log.local_storage import LocalStorage
 from spark_jms.log.snapshot import Snapshot
+from spark_jms.log.storage import now_ms
+from spark_jms.log.table_schema import first_commit
 
 
 @dataclass(frozen=True)
@@ -65,26 +66,16 @@ def _create(domain: Domain, destination: Destination) -> None:
 
 
 def create_table(domain: Domain, path: str, schema: pa.Schema, destination: Destination) -> None:
-    from deltalake import DeltaTable
-
-    storage = domain.storage.child(path)
-    if isinstance(storage, LocalStorage):
-        storage.root.mkdir(parents=True, exist_ok=True)
+    """Leaves an existing table unchanged."""
     configuration = {
         "delta.logRetentionDuration": "interval 1 days",
         **_removed_retention(destination),
         "delta.enableExpiredLogCleanup": "false",  # housekeeping does it
         **destination.to_configuration(),
     }
-    DeltaTable.create(
-        storage.uri,
-        pa.schema([*schema, *PARTITION_SCHEMA]),
-        mode="ignore",
-        partition_by=PARTITION_SCHEMA.names,
-        name=destination.name,
-        configuration=configuration,
-        raise_if_key_not_exists=False,
-    )
+    columns = pa.schema([*schema, *PARTITION_SCHEMA])
+    data = first_commit(destination.name, columns, PARTITION_SCHEMA.names, configuration, now_ms())
+    domain.storage.create(f"{path}/{commit_path(0)}", data)
 
 
 def _change(domain: Domain, wanted: Destination, empty: Callable[[str, int], bool]) -> DeclarationChange:

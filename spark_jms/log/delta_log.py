@@ -2,8 +2,7 @@
 
 Reading: `refresh` applies the commit files that were added since the last call. Writing: `append` creates the next commit
 file unless it exists. That put-if-absent is the compare-and-swap on which everything else stands. It costs the same at
-version 10 and at version 5,000, unlike a commit of delta-rs (see docs/ARCHITECTURE.md). delta-rs creates the tables and
-writes the Delta checkpoints.
+version 10 and at version 5,000, unlike a commit of delta-rs (see docs/ARCHITECTURE.md).
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from spark_jms.log.storage import FileInfo
+from spark_jms.settings.extras import needs
 
 log = logging.getLogger("spark_jms")
 _DUMP = "\n\nDebug source:"
@@ -33,7 +34,8 @@ class ObjectStorage:
     failed_writes_may_arrive = True
 
     def __init__(self, uri: str, prefix: str = "", store: Any = None) -> None:
-        import obstore.store
+        with needs("objectstore"):
+            import obstore.store
 
         self.uri = uri
         self._prefix = prefix

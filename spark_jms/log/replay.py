@@ -42,6 +42,7 @@ class LogReplay:
     def __init__(self, start: Snapshot) -> None:
         self._where, self._members = start.where, start.members
         self.version, self._table, self._foreign = start.version, start.table, start.foreign
+        self._protocol = start.protocol
         self._transactions, self._files = MapEdit(start.transactions), MapEdit(start.files)
         self._removed_ms, self._digest = MapEdit(start.removed_ms), start.digest
         self._changed: dict[int, MemberEdit] = {}
@@ -58,6 +59,7 @@ class LogReplay:
             self._removed_ms.done(),
             self._foreign,
             self._digest,
+            self._protocol,
         )
 
     def apply(self, version: int, data: bytes) -> None:
@@ -117,7 +119,12 @@ class LogReplay:
             self._transactions[str(value["appId"])] = int(value["version"])
         elif kind == "metaData":
             self._table = TableMetadata(value, self._where)
-        elif kind == "protocol" and int(value.get("minReaderVersion") or 1) > 1:
+        elif kind == "protocol":
+            self._set_protocol(value)
+
+    def _set_protocol(self, value: Mapping[str, Any]) -> None:
+        self._protocol = {key: given for key, given in value.items() if given is not None}
+        if int(value.get("minReaderVersion") or 1) > 1:
             raise UnreadableTableError(
                 f"{self._where} uses Delta reader version {value.get('minReaderVersion')} "
                 f"({value.get('readerFeatures')}): destinations use reader version 1; undo the change of table features"

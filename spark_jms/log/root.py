@@ -9,6 +9,7 @@ from urllib.parse import unquote, urlparse
 from spark_jms.errors import DomainError
 from spark_jms.log.local_storage import LocalStorage
 from spark_jms.log.object_storage import ObjectStorage, advice, without_dump
+from spark_jms.settings.extras import MissingExtraError
 
 
 def open_storage(uri: str) -> LocalStorage | ObjectStorage:
@@ -23,6 +24,8 @@ def open_storage(uri: str) -> LocalStorage | ObjectStorage:
         return LocalStorage(Path(unquote(parsed.path)))
     try:
         return ObjectStorage(text)
+    except MissingExtraError:
+        raise
     except Exception as error:  # noqa: BLE001 - obstore raises several kinds, and all mean this
         short = without_dump(error)
         raise DomainError(f"the root {text!r} cannot be opened: {advice(str(short))}") from short

@@ -71,6 +71,7 @@ class Snapshot:
     )  # path -> when: tombstones that clean-up still needs
     foreign: ForeignCommit | None = None
     digest: str = ""  # of the commit file of `version`; "" when only a Delta checkpoint has that version
+    protocol: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def metadata(self) -> Mapping[str, Any]:
