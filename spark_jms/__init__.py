@@ -4,28 +4,42 @@ import spark_jms
 spark_jms.apply(root, "conf/jms-module.yaml")      # create and change destinations
 with spark_jms.connect(root) as context: ...       # send and receive without Spark
 spark.readStream.format("jmsq")...                 # with Spark, nothing has to be registered
+
+Importing this package is light: the functions import pyarrow and the rest when they are called.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spark_jms.client import Context
+    from spark_jms.log.declarations import DeclarationChange
 
 __version__ = "0.1.0"
 __all__ = ["apply", "connect"]
 
-if TYPE_CHECKING:
-    from spark_jms.client import connect
-    from spark_jms.module import apply
+
+def connect(root: str | os.PathLike[str] | None = None, *, housekeeping: bool = True) -> Context:
+    """Open the domain at `root`, or at the environment variable JMSQ_ROOT. Use it in a `with` statement.
+
+    `housekeeping=False` leaves purge and compaction to other processes: for short-lived programs.
+    Raises DomainError when there is no domain.
+    """
+    from spark_jms import client
+
+    return client.connect(root, housekeeping=housekeeping)
 
 
-def __getattr__(name: str) -> Any:
-    """Import the public functions on first use: Spark imports this package in every worker."""
-    if name == "connect":
-        from spark_jms.client import connect
+def apply(root: str | os.PathLike[str], module: str | os.PathLike[str] | Mapping[str, Any]) -> list[DeclarationChange]:
+    """Create and change the destinations of the domain at `root` as the module file (or a dict of the same shape)
+    declares them. Returns one DeclarationChange for each destination.
 
-        return connect
-    if name == "apply":
-        from spark_jms.module import apply
+    Applying the same file again changes nothing. Members may be added while jobs run; only empty members may be removed
+    (MemberRemovalError). Destinations that the file does not declare stay as they are.
+    """
+    from spark_jms import module as modules
 
-        return apply
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return modules.apply(root, module)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote
 
+from spark_jms.settings.extras import needs
 from spark_jms.store.administration import Administration, OpenedAdministration
 from spark_jms.store.contract import Store
 from spark_jms.store.errors import NameInvalidError, StoreNotFoundError, StoreUriError
@@ -80,19 +81,22 @@ def _administer_file(uri: str) -> Administration:
 
 
 def _open_jdbc(uri: str, session_timeout_ms: int, create: bool) -> Store:
-    from spark_jms.store.jdbc import JdbcStore
+    with needs("postgresql"):
+        from spark_jms.store.jdbc import JdbcStore
 
     return JdbcStore.shared(uri, session_timeout_ms=session_timeout_ms, create=create)
 
 
 def _administer_jdbc(uri: str) -> Administration:
-    from spark_jms.store.jdbc.admin import JdbcAdministration
+    with needs("postgresql"):
+        from spark_jms.store.jdbc.admin import JdbcAdministration
 
     return JdbcAdministration(uri)
 
 
 def _open_replicated(uri: str, session_timeout_ms: int, create: bool) -> Store:
-    from spark_jms.store.records.store import ReplicatedStore
+    with needs("replicated"):
+        from spark_jms.store.records.store import ReplicatedStore
 
     return ReplicatedStore.shared(uri, session_timeout_ms=session_timeout_ms, create=create)
 

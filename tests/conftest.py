@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+from tests.installation import DIRECTORY_VARIABLE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,6 +35,18 @@ def layer_of(path: Path) -> str | None:
     """The layer of a test file: the folder under tests/ that it lies in."""
     parts = path.relative_to(HERE).parts if path.is_relative_to(HERE) else ()
     return parts[0] if parts and parts[0] in LAYERS else None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A directory that the processes of one run share, for environments with the wheel (tests/installation.py)."""
+    if not hasattr(config, "workerinput"):
+        os.environ[DIRECTORY_VARIABLE] = tempfile.mkdtemp(prefix="jmsq-installations-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """An environment with Spark takes 1 GB, and pytest would keep three."""
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(os.environ.pop(DIRECTORY_VARIABLE), ignore_errors=True)
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects by marker

@@ -174,7 +174,7 @@ def sparks_own_jars() -> list[str]:
     """The file names of the jars inside the installed PySpark."""
     spec = find_spec("pyspark")
     if spec is None or spec.origin is None:
-        raise SetupError("PySpark is not installed in this Python.\nRun: pip install spark-jms")
+        raise SetupError("PySpark is not installed in this Python.\nRun: pip install 'spark-jms[spark]'")
     return [path.name for path in (Path(spec.origin).parent / "jars").glob("*.jar")]
 
 

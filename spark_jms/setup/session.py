@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from spark_jms.settings.extras import needs
 from spark_jms.setup.errors import SessionConflictError
 from spark_jms.setup.jars import delta_jars
 from spark_jms.setup.java import find_java
@@ -42,7 +43,8 @@ def spark_session(
     True, SessionConflictError. Sets JAVA_HOME in this process, to a Java it finds unless JAVA_HOME is suitable, and
     PYSPARK_PYTHON, to this Python unless it is set.
     """
-    from pyspark.sql import SparkSession
+    with needs("spark"):
+        from pyspark.sql import SparkSession
 
     if SparkSession.getActiveSession() is None:
         os.environ["JAVA_HOME"] = str(find_java().home)
