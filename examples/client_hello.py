@@ -26,7 +26,7 @@ def main() -> None:
             print(f"  {message.member}/{message.sequence}  {message.text or message.map}  {dict(message.properties)}")
 
         with context.consumer("orders", selector="color = 'red' AND amount > 10") as consumer:
-            message = consumer.receive(timeout_s=5)
+            message = consumer.receive(timeout=5)
             if message is not None:
                 print(f"Received {message.text!r}, delivery {message.delivery_count}, group {message.group_id}")
                 message.acknowledge()

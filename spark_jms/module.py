@@ -22,8 +22,8 @@ from spark_jms.core.destination import Destination, check_name
 from spark_jms.errors import ModuleFileError
 from spark_jms.module_tree import Node, describe, from_dict, from_text
 from spark_jms.settings.destination import KEYS, DestinationSettings, DomainSettings, contradiction
-from spark_jms.settings.table import REQUIRED, hint, settings_of
-from spark_jms.settings.types import ListOf, NotAllowed, ValueType
+from spark_jms.settings.table import REQUIRED, Setting, hint, settings_of
+from spark_jms.settings.types import Duration, ListOf, NotAllowed, ValueType
 
 if TYPE_CHECKING:
     from spark_jms.log.declarations import DeclarationChange
@@ -92,10 +92,15 @@ def declare(destination: Destination) -> dict[str, object]:
         left_out.add("members")
     if destination.routing != "weighted":
         left_out.add("weights")
-    values = {name: getattr(destination, row.field) for name, row in KEYS.items() if name not in left_out}
-    return {
-        name: list(value) if isinstance(value, tuple) else value for name, value in values.items() if value is not None
-    }
+    values = [(row, getattr(destination, row.field)) for name, row in KEYS.items() if name not in left_out]
+    return {row.name: _written(row, value) for row, value in values if value is not None}
+
+
+def _written(row: Setting, value: object) -> object:
+    """Durations with their unit, everything else as a plain value."""
+    if isinstance(row.type, Duration):
+        return row.show(value)
+    return list(value) if isinstance(value, tuple) else value
 
 
 class _Reader:

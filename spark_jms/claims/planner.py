@@ -42,7 +42,7 @@ class _Pass:
 
 class Planner:
     """Not thread-safe: the subscriber's lock guards it. `refused` are messages of a queue's members that the selector
-    refuses."""
+    refuses; no later message of the units of order of `withheld` is picked."""
 
     def __init__(
         self,
@@ -55,6 +55,7 @@ class Planner:
     ) -> None:
         self.table, self.consumer, self.selector = table, consumer, selector
         self.refused: dict[int, Ranges] = {}
+        self.withheld: Mapping[int, Ranges] = {}
         self._fail_on_data_loss, self._name, self._clock_ms = fail_on_data_loss, name, clock_ms
         self._passes: dict[int, _Pass] = {}
 
@@ -86,6 +87,7 @@ class Planner:
         if not ahead or ahead is available:
             current, ahead = None, available
         others = union(c.picks for c in state.claims.values() if c.consumer != self.consumer)
+        others |= self.withheld.get(member, EMPTY)
         units = groups_of(self.table, member, others) if others else frozenset()
         if current:
             units |= current.units

@@ -112,6 +112,13 @@ class Subscriber:
             self._check_open()
             return self._acknowledger.release(claim, parts, delivered=delivered)
 
+    def withhold(self, parts: Mapping[int, Ranges]) -> None:
+        """member -> claimed messages whose units of order wait for them: `next_batch` takes none of these units."""
+        with self._lock:
+            for member in self.planner.withheld:
+                self.planner.restart(member)  # it has passed by messages of these units
+            self.planner.withheld = parts
+
     def flush_outbox(self) -> None:
         """Write waiting acknowledgements to their table, after a hand-over. A background thread calls this about once a
         second."""

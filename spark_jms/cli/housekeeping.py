@@ -8,6 +8,7 @@ import click
 
 from spark_jms.cli.settings import (
     CommandSettings,
+    DurationParameter,
     command,
     destinations_argument,
     names_or_all,
@@ -20,9 +21,8 @@ from spark_jms.cli.settings import (
 @click.option(
     "--every",
     "every_s",
-    metavar="SECONDS",
-    type=click.FloatRange(0.1, 86_400),
-    default=5.0,
+    type=DurationParameter(0.1),
+    default="5s",
     show_default=True,
     help="Pause between rounds.",
 )

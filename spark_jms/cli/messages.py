@@ -10,11 +10,18 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
-from spark_jms.cli.settings import CommandSettings, command, destination_argument
+from spark_jms.cli.settings import DURATION, CommandSettings, command, destination_argument
 
 if TYPE_CHECKING:
     from spark_jms.cli.output import Output
-    from spark_jms.client import Browser, Consumer, Context, Message, Producer
+    from spark_jms.client import (
+        Consumer,
+        Context,
+        Message,
+        MessageArguments,
+        Producer,
+        PropertyValue,
+    )
 
 EXIT_NOTHING = 3
 _CHUNK_MESSAGES = 1000
@@ -35,7 +42,7 @@ def _connect(settings: CommandSettings) -> Context:
 
 
 # -- send -------------------------------------------------------------------------------------------------------------
-def _property(value: str) -> tuple[str, object]:
+def _property(value: str) -> tuple[str, PropertyValue]:
     left, equals, text = value.partition("=")
     name, colon, kind = left.partition(":")
     if not equals or not name or (colon and kind not in _TYPES):
@@ -46,7 +53,7 @@ def _property(value: str) -> tuple[str, object]:
         raise click.BadParameter(f"{text!r} is not of type {kind} (property {name})") from None
 
 
-def _typed(kind: str, text: str) -> object:
+def _typed(kind: str, text: str) -> PropertyValue:
     if kind == "string":
         return text
     if kind == "boolean":
@@ -59,15 +66,6 @@ def _typed(kind: str, text: str) -> object:
     if not -(2 ** (bits - 1)) <= number < 2 ** (bits - 1):
         raise ValueError(kind)
     return number
-
-
-def _duration_ms(value: str) -> int:
-    from spark_jms.settings.duration import parse_duration_ms
-
-    try:
-        return parse_duration_ms(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
 
 
 @command("send", short_help="Send messages.")
@@ -92,10 +90,8 @@ def _duration_ms(value: str) -> int:
 @click.option("--correlation-id", help="JMSCorrelationID.")
 @click.option("--type", "type_", help="JMSType.")
 @click.option("--reply-to", help="JMSReplyTo.")
-@click.option(
-    "--time-to-live", type=_duration_ms, metavar="DURATION", help="Expire after this time, such as '10 minutes'."
-)
-@click.option("--delay", type=_duration_ms, metavar="DURATION", help="Deliver after this time.")
+@click.option("--time-to-live", type=DURATION, help="Expire after this time, such as 10min.")
+@click.option("--delay", type=DURATION, help="Deliver after this time.")
 @click.option("--count", type=click.IntRange(1), default=1, help="Send the message this many times.")
 def send(
     settings: CommandSettings,
@@ -104,12 +100,15 @@ def send(
     file: BinaryIO | None,
     binary: bool,
     lines: bool,
-    properties: tuple[tuple[str, object], ...],
+    properties: tuple[tuple[str, PropertyValue], ...],
+    group_id: str | None,
+    priority: int | None,
+    correlation_id: str | None,
     type_: str | None,
-    time_to_live: int | None,
-    delay: int | None,
+    reply_to: str | None,
+    time_to_live: float | None,
+    delay: float | None,
     count: int,
-    **headers: Any,
 ) -> None:
     """Send messages: one --text, one --file, or every line of standard input with --stdin.
 
@@ -122,19 +121,22 @@ def send(
         raise click.UsageError("--count does not go with --stdin")
     if binary and file is None:
         raise click.UsageError("--binary goes with --file")
-    common = {
-        **headers,
+    headers: MessageArguments = {
         "properties": dict(properties),
+        "group_id": group_id,
+        "priority": priority,
+        "correlation_id": correlation_id,
         "type": type_,
-        "time_to_live_ms": time_to_live,
-        "delivery_delay_ms": delay,
+        "reply_to": reply_to,
+        "time_to_live": time_to_live,
+        "delay": delay,
     }
-    common = {name: value for name, value in common.items() if value not in (None, {})}
-    body: dict[str, Any] = {"text": text} if file is None else _file_body(file, binary)
+    body: MessageArguments = {"text": text} if file is None else _file_body(file, binary)
+    message: MessageArguments = {**headers, **body}
     with _connect(settings) as context:
         producer = context.producer(destination)
         if not lines and count == 1:
-            sent = producer.send(**body, **common)
+            sent = producer.send(**message)  # type: ignore[call-overload]  # one body, checked above
             _report_sent(
                 settings,
                 destination,
@@ -143,12 +145,12 @@ def send(
             )
             return
         with settings.out.progress(f"sending to {destination}", None if lines else count) as bar:
-            for part in _lines(sys.stdin.buffer, common) if lines else _repeated({**body, **common}, count):
+            for part in _lines(sys.stdin.buffer, headers) if lines else _repeated(message, count):
                 bar.advance(producer.send_many(part, chunk_messages=_CHUNK_MESSAGES).messages)
         _report_sent(settings, destination, bar.done, _commits(producer))
 
 
-def _file_body(file: BinaryIO, binary: bool) -> dict[str, Any]:
+def _file_body(file: BinaryIO, binary: bool) -> MessageArguments:
     data = file.read()
     if binary:
         return {"body": data}
@@ -158,12 +160,12 @@ def _file_body(file: BinaryIO, binary: bool) -> dict[str, Any]:
         raise click.UsageError(f"{file.name} is not UTF-8 text (byte {error.start}): send it with --binary") from error
 
 
-def _repeated(message: dict[str, Any], count: int) -> Iterator[list[dict[str, Any]]]:
+def _repeated(message: MessageArguments, count: int) -> Iterator[list[MessageArguments]]:
     for done in range(0, count, _CHUNK_MESSAGES):
         yield [message] * min(_CHUNK_MESSAGES, count - done)
 
 
-def _lines(source: BinaryIO, common: dict[str, Any]) -> Iterator[list[dict[str, Any]]]:
+def _lines(source: BinaryIO, headers: MessageArguments) -> Iterator[list[MessageArguments]]:
     """Groups of lines: everything that can be read without waiting, so that a slow pipe's lines are sent at once."""
     rest, number = b"", 0
     read = getattr(source, "read1", source.read)
@@ -174,10 +176,10 @@ def _lines(source: BinaryIO, common: dict[str, Any]) -> Iterator[list[dict[str, 
                 f"line {number + len(whole) + 1} of standard input is longer than {_MAX_LINE_BYTES} bytes"
             )
         if whole:
-            yield [{"text": _decoded(line, number + i + 1), **common} for i, line in enumerate(whole)]
+            yield [{"text": _decoded(line, number + i + 1), **headers} for i, line in enumerate(whole)]
             number += len(whole)
     if rest:
-        yield [{"text": _decoded(rest, number + 1), **common}]
+        yield [{"text": _decoded(rest, number + 1), **headers}]
 
 
 def _decoded(line: bytes, number: int) -> str:
@@ -220,9 +222,8 @@ def _report_sent(settings: CommandSettings, destination: str, count: int, more: 
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(0, 31_536_000),
-    metavar="SECONDS",
-    default=5.0,
+    type=DURATION,
+    default="5s",
     show_default=True,
     help="How long to wait for each message; 0: do not wait.",
 )
@@ -245,7 +246,13 @@ def receive(
     prefetch = min(limit or _ACKNOWLEDGE_EVERY, _ACKNOWLEDGE_EVERY)
     out = settings.out
     with _connect(settings) as context:
-        consumer = context.consumer(destination, selector, subscription, starting_position, prefetch=prefetch)
+        consumer = context.consumer(
+            destination,
+            selector=selector,
+            subscription=subscription,
+            starting_position=starting_position,
+            prefetch=prefetch,
+        )
         for message in _received(consumer, limit, timeout_s, ack):
             _print_message(out, message)
             received += 1
@@ -335,10 +342,8 @@ def browse(
         raise click.UsageError("--all shows every message of the table regardless of subscriptions: use one of the two")
     out = settings.out
     with _connect(settings) as context:
-        browser = (
-            _everything(context, destination, selector)
-            if everything
-            else context.browser(destination, selector, subscription)
+        browser = context.browser(
+            destination, selector=selector, subscription=subscription, include_finished=everything
         )
         if out.as_json:
             for message in itertools.islice(browser, limit or None):
@@ -353,20 +358,6 @@ def browse(
         )
         if shown and len(messages) > shown:
             out.say("more messages follow: --limit 0 shows all, --json is for scripts")
-
-
-def _everything(context: Context, destination: str, selector: str | None) -> Browser:
-    from spark_jms.client.browser import Browser
-    from spark_jms.core.record_set import RecordSet
-    from spark_jms.core.selector import Selector
-
-    class Everything(Browser):
-        def _states(self) -> dict[int, RecordSet]:
-            self._check()
-            return {}
-
-    context.domain.log(destination)
-    return Everything(context.domain, context.store, destination, None, Selector.parse(selector), None, context.check)
 
 
 def _table(out: Output, messages: Iterable[Message], empty: str) -> None:

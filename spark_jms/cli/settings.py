@@ -65,6 +65,31 @@ def names_or_all(domain: Domain, given: tuple[str, ...]) -> list[str]:
     return list(dict.fromkeys(given)) or domain.destinations()
 
 
+class DurationParameter(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on
+    """A duration in seconds, written with its unit: 10s, '500 ms', 15min."""
+
+    name = "duration"
+
+    def __init__(self, low_s: float = 0, hint: str = "") -> None:
+        self._low_s, self._hint = low_s, hint
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        from spark_jms.settings.duration import parse_duration_ms, show_duration
+
+        if isinstance(value, float):
+            return value
+        try:
+            duration_s = parse_duration_ms(value) / 1000
+        except ValueError as error:
+            self.fail(f"{error}{self._hint}", param, ctx)
+        if duration_s < self._low_s:
+            self.fail(f"{value} is too short: at least {show_duration(self._low_s * 1000)}", param, ctx)
+        return duration_s
+
+
+DURATION = DurationParameter()
+
+
 # -- options and arguments --------------------------------------------------------------------------------------------
 def _remember_root(context: click.Context, _: click.Parameter, value: str | None) -> None:
     settings = context.ensure_object(CommandSettings)
@@ -117,9 +142,8 @@ def wait_option(function: _Function) -> _Function:
     return click.option(
         "--wait",
         "wait_s",
-        metavar="SECONDS",
-        type=click.FloatRange(0, 3600),
-        default=15.0,
+        type=DURATION,
+        default="15s",
         show_default=True,
         help="How long to wait for a record that a running consumer has to hand over.",
     )(function)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from spark_jms.cli.settings import CommandSettings, command, destinations_argument, names_or_all
+from spark_jms.cli.settings import CommandSettings, DurationParameter, command, destinations_argument, names_or_all
 
 if TYPE_CHECKING:
     from spark_jms.admin.statistics import DestinationStatistics
@@ -16,17 +16,7 @@ if TYPE_CHECKING:
     from spark_jms.log.domain import Domain
     from spark_jms.store import Store
 
-_DEFAULT_WATCH_S = 2.0
-
-
-def _seconds(value: str) -> float:
-    try:
-        seconds = float(value)
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is not a number of seconds; a destination goes before --watch") from None
-    if not 0.05 <= seconds <= 86_400:
-        raise click.BadParameter(f"{value} is not within 0.05 to 86400 seconds")
-    return seconds
+_DEFAULT_WATCH = "2s"
 
 
 @command("stat", short_help="Show backlog, claims, holders, files and rates.")
@@ -34,11 +24,11 @@ def _seconds(value: str) -> float:
 @click.option(
     "--watch",
     "watch_s",
-    metavar="[SECONDS]",
-    type=_seconds,
+    metavar="[DURATION]",
+    type=DurationParameter(0.05, "; a destination goes before --watch"),
     is_flag=False,
-    flag_value=str(_DEFAULT_WATCH_S),
-    help=f"Repeat every so many seconds (default {_DEFAULT_WATCH_S:.0f}), with rates.",
+    flag_value=_DEFAULT_WATCH,
+    help=f"Repeat this often (default {_DEFAULT_WATCH}), with rates.",
 )
 @click.option("--times", type=click.IntRange(1), help="With --watch: stop after this many rounds.")
 def stat(settings: CommandSettings, destinations: tuple[str, ...], watch_s: float | None, times: int | None) -> None:

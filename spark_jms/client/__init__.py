@@ -2,24 +2,34 @@
 
 with connect(root) as context:
     context.producer("orders").send(text="hello", properties={"color": "red"})
-    message = context.consumer("orders").receive(timeout_s=5)
+    message = context.consumer("orders").receive(timeout=5)
 """
 
 from spark_jms.client.browser import Browser
 from spark_jms.client.consumer import Consumer
-from spark_jms.client.context import Context, connect
+from spark_jms.client.context import Context, ContextStatistics, StartingPosition, connect
 from spark_jms.client.delivery import ConsumerStatistics
-from spark_jms.client.message import Message
+from spark_jms.client.message import MapValue, Message, MessageArguments, MessageHeaders, PropertyValue
 from spark_jms.client.producer import Producer, ProducerStatistics, SendReport
+from spark_jms.client.receiver import AcknowledgeMode
+from spark_jms.settings.duration import DurationLike
 
 __all__ = [
+    "AcknowledgeMode",
     "Browser",
     "Consumer",
     "ConsumerStatistics",
     "Context",
+    "ContextStatistics",
+    "DurationLike",
+    "MapValue",
     "Message",
+    "MessageArguments",
+    "MessageHeaders",
     "Producer",
     "ProducerStatistics",
+    "PropertyValue",
     "SendReport",
+    "StartingPosition",
     "connect",
 ]

@@ -22,8 +22,8 @@ _WINDOW = 10_000  # messages of a member scanned at a time
 class Browser:
     """Made by `Context.browser`. Each iteration is a snapshot: the messages that are in the table at its start and not
     finished, member by member in order, including claimed, delayed and expired ones. For a topic without a
-    subscription, everything still in the table. `delivery_count` is the count of the next delivery. Messages purged
-    during the iteration are skipped."""
+    subscription, or with `include_finished`, everything still in the table. `delivery_count` is the count of the next
+    delivery. Messages purged during the iteration are skipped."""
 
     def __init__(
         self,
@@ -33,18 +33,26 @@ class Browser:
         subscription: str | None,
         selector: Selector | None,
         limit: int | None,
+        include_finished: bool,
         check: Callable[[], None],
     ) -> None:
         self.destination = destination
         self._domain, self._store, self._subscription = domain, store, subscription
         self._selector, self._limit, self._check = selector, limit, check
+        self._include_finished = include_finished
         self._states()  # raises now if the subscription does not exist
 
     def __iter__(self) -> Iterator[Message]:
         return itertools.islice(self._messages(), self._limit)
 
+    def __repr__(self) -> str:
+        of = f"{self.destination}/{self._subscription}" if self._subscription else self.destination
+        return f"<Browser of {of}{f', selector {self._selector.text}' if self._selector else ''}>"
+
     def _states(self) -> dict[int, RecordSet]:
         self._check()
+        if self._include_finished:
+            return {}
         return views.states(self._domain, self._store, self.destination, self._subscription)
 
     def _messages(self) -> Iterator[Message]:

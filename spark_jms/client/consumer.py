@@ -1,11 +1,12 @@
-"""Receiving without Spark: claim a few messages, deliver them one by one, acknowledge or release them (C7, C8, C9, C11).
+"""What an application receives with (C7, C8, C9, C11).
 
-    mode          a message is acknowledged
-    ----          -------------------------
+    acknowledge   a message is acknowledged
+    -----------   -------------------------
     client        by message.acknowledge(), together with everything this consumer delivered before it (the default)
     individual    by message.acknowledge(), alone
-    auto          when the application asks for the next message, or the listener returns
-    dups-ok       as auto, but written at most a second or `prefetch` messages later
+    auto          when the application asks for the next message, or the listener returns: one store write a message
+    dups-ok       as auto, but written at most a second or `prefetch` messages later: many times faster, and these
+                  messages come again, flagged, when the process dies
 
 "auto" and "dups-ok" are for one receiving thread: its next receive acknowledges what it received before.
 
@@ -16,52 +17,20 @@ one member take turns with its record, at most about 0.1 s each; a consumer that
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from types import TracebackType
+from typing import get_args
 
-from spark_jms.claims.fetch import fetch
-from spark_jms.claims.subscriber import Subscriber
-from spark_jms.client.acknowledgement import AcknowledgementWriter
-from spark_jms.client.delivery import ConsumerStatistics, Delivery, Return
-from spark_jms.client.encoding import from_batch
+from spark_jms.client.delivery import ConsumerStatistics
 from spark_jms.client.listener import ListenerThread
 from spark_jms.client.message import Message
-from spark_jms.core.batch import Batch, Limits
-from spark_jms.errors import (
-    ClosedError,
-    ConsumerClosedException,
-    IllegalStateException,
-    JmsqError,
-    MemberUnavailableError,
-)
-from spark_jms.log.storage import now_ms
+from spark_jms.client.receiver import AcknowledgeMode, Receiver
+from spark_jms.errors import IllegalStateException, OptionError
+from spark_jms.settings.duration import DurationLike, duration_s
 
-MODES = ("client", "individual", "auto", "dups-ok")
+MODES: tuple[AcknowledgeMode, ...] = get_args(AcknowledgeMode)
 DEFAULT_PREFETCH = 10
 MAX_PREFETCH = 10_000
-HAND_OVER_TIMEOUT_S = 15.0  # wait for a record needed to acknowledge or release
-CLOSE_TIMEOUT_S = 5.0
-_REPLAN_S = 0.1  # for changes without a new file: a delay ends, a consumer dies
-_POLL_S = 0.01  # between two polls of the store
-_BOUNDARY_S = 0.02  # between two hand-overs while prefetched messages are delivered
-_LAZY_S = 1.0
-
-
-def pause_s(idle_s: float) -> float:
-    """The pause between two polls: short after recent traffic, 50 ms after an idle minute."""
-    return 0.002 if idle_s < 1 else min(0.05, max(0.005, idle_s / 1200))
-
-
-@dataclass(frozen=True, slots=True)
-class _Receipt:
-    consumer: Consumer
-    generation: int
-
-    def acknowledge(self, message: Message) -> None:
-        self.consumer._acknowledge(message, self.generation)
 
 
 class Consumer:
@@ -70,269 +39,68 @@ class Consumer:
     Any method may raise ConsumerClosedException: the consumer was fenced, other consumers get its unacknowledged
     messages, and it can only be closed. Closing acknowledges nothing: it releases the delivered and unacknowledged
     messages at once, and they are delivered again, flagged.
+
+    `name` is how `jmsq claims` and the store call it, `mode` its acknowledge mode.
     """
 
     def __init__(
-        self,
-        subscriber: Subscriber,
-        acknowledge: str,
-        prefetch: int,
-        check_context: Callable[[], None],
-        on_close: Callable[[Consumer], None],
+        self, receiver: Receiver, listener: ListenerThread | None, on_close: Callable[[Consumer], None]
     ) -> None:
-        self.destination, self.name = subscriber.destination, subscriber.consumer
-        self.mode, self.prefetch = acknowledge, prefetch
-        self._subscriber, self._table = subscriber, subscriber.table
-        self._check_context, self._on_close = check_context, on_close
-        # Taken in this order: `_claiming`, the writer's own lock, `_lock`. `_lock` guards `_delivery` and is never held
-        # during a store call.
-        self._claiming, self._lock = threading.RLock(), threading.RLock()
-        self._closing = threading.Event()
-        self._closed = False
-        self._delivery = Delivery()
-        self._writer = AcknowledgementWriter(subscriber, self._delivery, self._lock)
-        self._failure: JmsqError | None = None
-        self._seen_version = -1
-        self._boundary_s = time.monotonic()
-        self._listener_thread: ListenerThread | None = None
-
-    def listen(self, thread: ListenerThread) -> None:
-        """Deliver to this thread's listener from now on; `receive` is refused."""
-        self._listener_thread = thread
-        thread.start()
+        self.destination, self.name = receiver.destination, receiver.name
+        self.mode, self.prefetch = receiver.mode, receiver.prefetch
+        self._receiver, self._listener, self._on_close = receiver, listener, on_close
 
     # -- receiving ------------------------------------------------------------------------------------------------
-    def receive(self, timeout_s: float | None = None) -> Message | None:
-        """The next message, or None if none arrives within `timeout_s` (None waits for ever, 0 does not wait) or the
+    def receive(self, timeout: DurationLike | None = None) -> Message | None:
+        """The next message, or None if none arrives within `timeout` (None waits for ever, 0 does not wait) or the
         consumer is closed meanwhile."""
-        if self._listener_thread is not None:
+        if self._listener is not None:
             raise IllegalStateException(
                 "this consumer delivers its messages to a listener: create another consumer to receive"
             )
-        self._check_open()
-        return self.next_message(timeout_s)
+        timeout_s = _seconds("timeout", timeout)
+        self._receiver.check_open()
+        return self._receiver.next_message(timeout_s)
 
-    def __iter__(self) -> Iterator[Message]:
-        """Messages until the consumer is closed. Waits for ever when there are none."""
-        while not self._closing.is_set():
-            message = self.receive()
+    def messages(self, idle_timeout: DurationLike | None = None) -> Iterator[Message]:
+        """Messages as they arrive, until none has arrived for `idle_timeout` (None waits for ever) or the consumer is
+        closed. `for message in consumer` is the same without a time-out."""
+        return self._messages(_seconds("idle_timeout", idle_timeout))
+
+    def _messages(self, idle_s: float | None) -> Iterator[Message]:
+        while not self._receiver.closing:
+            message = self.receive(idle_s)
             if message is None:
                 return
             yield message
 
-    def next_message(self, timeout_s: float | None) -> Message | None:
-        """`receive`, also for the listener."""
-        started = time.monotonic()
-        deadline = None if timeout_s is None else started + timeout_s
-        try:
-            self.acknowledge_delivered()
-            while not self._closing.is_set():
-                message = self._take()
-                if message is not None or not self._wait(started, deadline):
-                    return message
-        except ClosedError:
-            if not self._closing.is_set():
-                raise
-        return None
-
-    def _take(self) -> Message | None:
-        self._check_open()
-        with self._lock:
-            message = self._delivery.take(now_ms())
-        if message is not None:
-            if time.monotonic() - self._boundary_s >= _BOUNDARY_S:
-                self._boundary()
-            return message
-        with self._claiming:
-            with self._lock:
-                message = self._delivery.take(now_ms())
-            if message is not None or self._closing.is_set():
-                return message
-            self._claim()
-            with self._lock:
-                return self._delivery.take(now_ms())
-
-    def _claim(self) -> None:
-        """Claim and read the next messages, if any are available."""
-        self._boundary_s = time.monotonic()
-        self._write(0)
-        self._seen_version = self._table.snapshot.version
-        try:
-            limits = Limits(max_messages=self.prefetch)
-            batch = self._subscriber.next_batch(Batch(self.name), limits)
-            while batch is None and self._subscriber.has_more() and not self._closing.is_set():
-                batch = self._subscriber.next_batch(Batch(self.name), limits)
-        except ConsumerClosedException as error:
-            raise self._fail(error) from None
-        if batch is None:
-            return
-        messages: list[Message] = []
-        try:
-            receipt = _Receipt(self, self._delivery.generation)
-            for member, pick in sorted(batch.members.items()):
-                for rows in fetch(
-                    self._table,
-                    self.destination,
-                    member,
-                    pick.picks,
-                    pick.redelivered,
-                    fail_on_data_loss=self._subscriber.settings.fail_on_data_loss,
-                ):
-                    messages += from_batch(rows, receipt)
-        except BaseException:
-            with self._lock:
-                self._delivery.returning += [
-                    Return(batch.claim, m, pick.picks, False) for m, pick in batch.members.items()
-                ]
-            self._write(0)
-            raise
-        with self._lock:
-            self._delivery.add(messages, batch.claim)
-            if len(messages) < batch.count:  # deleted from the table, and fail_on_data_loss is False: finished
-                read = {(m.member, m.sequence) for m in messages}
-                claimed = ((m, int(n)) for m, pick in batch.members.items() for n in pick.picks.numbers())
-                self._delivery.finished.update({key: batch.claim for key in claimed if key not in read})
-
-    def _wait(self, started: float, deadline: float | None) -> bool:
-        """True when new messages may be available; False when the time is up or the consumer closes."""
-        replan = time.monotonic() + _REPLAN_S
-        poll = 0.0
-        while True:
-            now = time.monotonic()
-            pause = pause_s(now - started)
-            if deadline is not None:
-                if now >= deadline:
-                    return False
-                pause = min(pause, deadline - now)
-            if self._closing.wait(pause):
-                return False
-            now = time.monotonic()
-            if now >= replan or self._table.snapshot.version != self._seen_version or self._table.has_news():
-                return True
-            if now >= poll:
-                poll = now + _POLL_S
-                self._check_open()
-                if self._boundary() or self._subscriber.has_new_records():
-                    return True
-
-    # -- acknowledging --------------------------------------------------------------------------------------------
-    def _acknowledge(self, message: Message, generation: int) -> None:
-        self._check_open()
-        if self.mode in ("auto", "dups-ok"):
-            return
-        key = (message.member, message.sequence)
-        with self._lock:
-            if (
-                self.mode == "individual"
-                and generation != self._delivery.generation
-                and key not in self._delivery.delivered
-            ):
-                raise IllegalStateException(
-                    f"message {message.message_id} was released by recover() after this delivery: it will be "
-                    "delivered again, and only that delivery can be acknowledged"
-                )
-            self._delivery.finish([key] if self.mode == "individual" else None)
-        self._write(HAND_OVER_TIMEOUT_S)
-
-    def acknowledge_delivered(self) -> None:
-        """In the modes "auto" and "dups-ok": the application has finished with everything delivered so far."""
-        if self.mode not in ("auto", "dups-ok"):
-            return
-        with self._lock:
-            self._delivery.finish()
-            count = len(self._delivery.finished)
-        lazy = self.mode == "dups-ok" and count < self.prefetch and time.monotonic() - self._writer.written_s < _LAZY_S
-        if count and not lazy:
-            self._write(HAND_OVER_TIMEOUT_S)
+    def __iter__(self) -> Iterator[Message]:
+        return self.messages()
 
     def recover(self) -> None:
-        """Release everything delivered and not acknowledged: it is delivered again, flagged and counted, to this or another
-        consumer."""
-        self._check_open()
-        with self._lock:
-            self._delivery.give_back(delivered=True)
-        self._write(HAND_OVER_TIMEOUT_S)
-
-    def release(self, message: Message) -> None:
-        """Release this one message: it is delivered again, flagged and counted, before later ones."""
-        with self._lock:
-            self._delivery.give_back(delivered=False, keys=[(message.member, message.sequence)])
-        self._write(HAND_OVER_TIMEOUT_S)
-
-    def _write(self, timeout_s: float) -> None:
-        try:
-            self._writer.write(timeout_s, self._boundary)
-        except ConsumerClosedException as error:
-            raise self._fail(error) from None
-
-    # -- boundaries -----------------------------------------------------------------------------------------------
-    def _boundary(self) -> int:
-        self._boundary_s = time.monotonic()
-        try:
-            return self._subscriber.hand_over()
-        except ConsumerClosedException as error:
-            raise self._fail(error) from None
-
-    def hand_over(self) -> None:
-        """The context's background thread calls this several times a second: hand records over to waiting consumers,
-        and write acknowledgements that are overdue."""
-        if self._failure is not None or self._closing.is_set():
-            return
-        try:
-            self._boundary()
-            overdue = time.monotonic() - self._writer.written_s >= _LAZY_S
-            if self._delivery.returning or (overdue and self._delivery.finished):
-                self._write(0)
-        except (ConsumerClosedException, ClosedError):
-            return  # _fail keeps the error for the next call
-
-    def flush_outbox(self) -> None:
-        """The context's background thread calls this once a second: write acknowledgements to their table."""
-        if self._failure is not None or self._closing.is_set():
-            return
-        try:
-            self._subscriber.flush_outbox()
-        except ConsumerClosedException as error:
-            self._fail(error)
-
-    def _fail(self, error: JmsqError) -> JmsqError:
-        if self._failure is None:
-            self._failure = error
-        return error
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError(f"consumer {self.name} of {self.destination} is closed: create a new one")
-        if self._failure is not None:
-            raise type(self._failure)(str(self._failure)) from self._failure
-        self._check_context()
+        """Release everything delivered and not acknowledged, rejected messages with a delay included: it is delivered
+        again, flagged and counted, to this or another consumer."""
+        self._receiver.recover()
 
     # -- the end --------------------------------------------------------------------------------------------------
     def statistics(self) -> ConsumerStatistics:
-        with self._lock:
-            return self._delivery.statistics(self._listener_thread.failures if self._listener_thread else 0)
+        return self._receiver.statistics(self._listener.failures if self._listener else 0)
+
+    @property
+    def closed(self) -> bool:
+        return self._receiver.closing
 
     def close(self) -> None:
         """Release everything at once. Raises the error that ended the listener, unless an exception listener got it."""
-        self._closing.set()
-        if self._listener_thread is not None:
-            self._listener_thread.join()
-        with self._claiming, self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            self._delivery.give_back(delivered=True)
+        self._receiver.stop()
+        if self._listener is not None:
+            self._listener.join()
         try:
-            if self._failure is None:
-                self._write(CLOSE_TIMEOUT_S)
-                self._subscriber.flush_outbox()
-        except (ConsumerClosedException, ClosedError, MemberUnavailableError):
-            pass  # the rest becomes available when the session ends, and is delivered again, flagged
+            self._receiver.close()
         finally:
-            self._subscriber.close()
             self._on_close(self)
-        if self._listener_thread is not None:
-            self._listener_thread.raise_unreported()
+        if self._listener is not None:
+            self._listener.raise_unreported()
 
     def __enter__(self) -> Consumer:
         return self
@@ -341,3 +109,17 @@ class Consumer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        now = self.statistics()
+        return (
+            f"<Consumer {self.name} of {self.destination}: {'closed, ' if self.closed else ''}{self.mode}, "
+            f"{now.received:,} received, {now.unacknowledged:,} unacknowledged>"
+        )
+
+
+def _seconds(name: str, duration: DurationLike | None) -> float | None:
+    try:
+        return None if duration is None else duration_s(duration)
+    except ValueError as error:
+        raise OptionError(f"{name}: {error}") from None

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -22,6 +25,7 @@ from spark_jms.client.browser import Browser
 from spark_jms.client.consumer import DEFAULT_PREFETCH, MAX_PREFETCH, MODES, Consumer
 from spark_jms.client.listener import ExceptionListener, ListenerThread, MessageListener
 from spark_jms.client.producer import Producer
+from spark_jms.client.receiver import AcknowledgeMode, Receiver
 from spark_jms.client.shared_send import SharedSender
 from spark_jms.core.health import BackgroundFailure
 from spark_jms.core.selector import Selector
@@ -34,6 +38,7 @@ from spark_jms.settings.environment import ROOT_VARIABLE
 from spark_jms.store import Store, open_store
 
 T = TypeVar("T", Producer, Consumer)
+StartingPosition = str | datetime | Mapping[str, Any]
 
 HAND_OVER_EVERY_S = 0.1
 HOUSEKEEPING_EVERY_S = 2.0
@@ -75,9 +80,9 @@ class Context:
     """
 
     def __init__(self, domain: Domain, housekeeping: bool) -> None:
-        self.domain = domain
         self.root = domain.root
-        self.store: Store = open_store(domain.store_uri)
+        self._domain = domain
+        self._store: Store = open_store(domain.store_uri)
         self._background = BackgroundThread("client")
         # A thread of its own: compaction must not delay a hand-over.
         self._housekeeping_thread = BackgroundThread("client housekeeping")
@@ -96,16 +101,17 @@ class Context:
         log = self._use(destination)
         with self._lock:
             shared = self._shared.setdefault(destination, SharedSender(log))
-        producer = Producer(log, shared, self.check, self._after_send, self._forget(self._producers))
+        producer = Producer(log, shared, self._check, self._after_send, self._forget(self._producers))
         return self._keep(self._producers, producer)
 
     def consumer(
         self,
         destination: str,
+        *,
         selector: str | None = None,
         subscription: str | None = None,
-        starting_position: str | None = None,
-        acknowledge: str = "client",
+        starting_position: StartingPosition | None = None,
+        acknowledge: AcknowledgeMode = "client",
         prefetch: int = DEFAULT_PREFETCH,
         members: int | Iterable[int] | None = None,
         listener: MessageListener | None = None,
@@ -113,11 +119,13 @@ class Context:
         fail_on_data_loss: bool = True,
     ) -> Consumer:
         """A consumer of a queue, or of a topic's durable `subscription`. A new subscription starts at
-        `starting_position` (default "latest": messages sent from now on). `members` pins the consumer to some members.
+        `starting_position` (default "latest": messages sent from now on): "earliest", a datetime, {"sequence": 17} or
+        {"sequence": {0: 17, 2: 5}} by member. `members` pins the consumer to some members.
 
-        The consumer claims `prefetch` messages at a time, and no other consumer gets them: keep it small where
-        processing a message takes long. With `fail_on_data_loss=False` the consumer skips messages deleted from the
-        table; otherwise they raise DataLossError.
+        `acknowledge` is "client", "individual", "auto" or "dups-ok": see spark_jms/client/consumer.py. The consumer claims
+        `prefetch` messages at a time, and no other consumer gets them: keep it small where processing a message takes
+        long. With `fail_on_data_loss=False` the consumer skips messages deleted from the table; otherwise they raise
+        DataLossError.
 
         With a `listener`, a thread of the consumer calls it with each message until the consumer is closed.
         Raises OptionError, InvalidSelectorError, InvalidDestinationError.
@@ -127,46 +135,57 @@ class Context:
             raise OptionError(f"acknowledge is {acknowledge!r}, but must be one of {', '.join(MODES)}")
         if type(prefetch) is not int or not 1 <= prefetch <= MAX_PREFETCH:
             raise OptionError(f"prefetch is {prefetch!r}, but must be a whole number from 1 to {MAX_PREFETCH}")
+        _check_listener("listener", listener)
+        _check_listener("exception_listener", exception_listener)
         if exception_listener is not None and listener is None:
             raise OptionError("an exception_listener needs a listener: without one, receive() raises the errors")
         wanted = Selector.parse(selector)
         settings = ConsumerSettings(wanted, False, fail_on_data_loss, members=_pinned(log, members))
-        name = _subscription(log, subscription, starting_position, wanted)
+        name = _subscription(log, subscription, _position(starting_position), wanted)
         consumer_name = f"client-{secrets.token_hex(6)}"
-        subscriber = Subscriber(self.domain, self.store, destination, name, consumer_name, settings)
-        check = partial(self._check_consumer, consumer_name)
-        consumer = Consumer(subscriber, acknowledge, prefetch, check, self._consumer_closed)
+        subscriber = Subscriber(self._domain, self._store, destination, name, consumer_name, settings)
+        receiver = Receiver(subscriber, acknowledge, prefetch, partial(self._check_consumer, consumer_name))
+        thread = ListenerThread(receiver, listener, exception_listener) if listener is not None else None
+        consumer = Consumer(receiver, thread, partial(self._consumer_closed, receiver))
         self._keep(self._consumers, consumer)
-        self._background.add_consumer(consumer_name, consumer.hand_over, HAND_OVER_EVERY_S, consumer.flush_outbox)
-        if listener is not None:
-            consumer.listen(ListenerThread(consumer, listener, exception_listener))
+        self._background.add_consumer(consumer_name, receiver.hand_over, HAND_OVER_EVERY_S, receiver.flush_outbox)
+        if thread is not None:
+            thread.start()
         return consumer
 
     def browser(
         self,
         destination: str,
+        *,
         selector: str | None = None,
         subscription: str | None = None,
         limit: int | None = None,
+        include_finished: bool = False,
     ) -> Browser:
-        """Look at the messages of a destination without consuming them.
+        """Look at the messages of a destination without consuming them; with `include_finished`, also at those that are
+        finished and still in the table.
 
         Raises InvalidDestinationError, InvalidSelectorError, OptionError.
         """
         self._log(destination)
         if limit is not None and (type(limit) is not int or limit < 0):
             raise OptionError(f"limit is {limit!r}, but must be a whole number, 0 or more")
-        return Browser(self.domain, self.store, destination, subscription, Selector.parse(selector), limit, self.check)
+        if include_finished and subscription is not None:
+            raise OptionError("include_finished shows every message, whatever the subscription: give one of the two")
+        wanted = Selector.parse(selector)
+        return Browser(
+            self._domain, self._store, destination, subscription, wanted, limit, include_finished, self._check
+        )
 
     def destinations(self) -> list[str]:
-        self.check()
-        return self.domain.destinations()
+        self._check()
+        return self._domain.destinations()
 
     # -- inside ---------------------------------------------------------------------------------------------------
     def _log(self, destination: str) -> DeltaLog:
-        self.check()
+        self._check()
         try:
-            log = self.domain.log(destination)
+            log = self._domain.log(destination)
         except (ModuleFileError, TypeError) as error:
             raise InvalidDestinationError(f"{destination!r} is not a destination: {error}") from None
         log.refresh()
@@ -176,7 +195,7 @@ class Context:
         log = self._log(destination)
         with self._lock:
             if self._housekeeping and destination not in self._housekeepers:
-                self._housekeepers[destination] = Housekeeper(self.domain, self.store, destination)
+                self._housekeepers[destination] = Housekeeper(self._domain, self._store, destination)
                 run = self._housekeepers[destination].run
                 self._housekeeping_thread.add(f"housekeeping of {destination}", run, HOUSEKEEPING_EVERY_S)
         return log
@@ -198,18 +217,18 @@ class Context:
 
         return forget
 
-    def _consumer_closed(self, consumer: Consumer) -> None:
-        self._background.remove(consumer.hand_over)
-        self._background.remove(consumer.flush_outbox)
+    def _consumer_closed(self, receiver: Receiver, consumer: Consumer) -> None:
+        self._background.remove(receiver.hand_over)
+        self._background.remove(receiver.flush_outbox)
         self._forget(self._consumers)(consumer)
 
-    def check(self) -> None:
+    def _check(self) -> None:
         """Raises ClosedError when the context is closed."""
         if self._closed:
             raise ClosedError("this context is closed: connect again")
 
     def _check_consumer(self, name: str) -> None:
-        self.check()
+        self._check()
         self._background.check(name)
 
     # -- the end --------------------------------------------------------------------------------------------------
@@ -244,7 +263,7 @@ class Context:
         self._housekeeping_thread.close()
         for housekeeper in self._housekeepers.values():
             housekeeper.close()
-        self.store.close()
+        self._store.close()
         if unreported:
             raise unreported[0]
 
@@ -255,6 +274,29 @@ class Context:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        with self._lock:
+            made = f"{len(self._producers)} producer(s), {len(self._consumers)} consumer(s)"
+        return f"<Context {self.root}: {'closed' if self._closed else made}>"
+
+
+def _check_listener(name: str, listener: object) -> None:
+    if listener is not None and (not callable(listener) or inspect.iscoroutinefunction(listener)):
+        raise OptionError(f"{name} is {listener!r}, but must be a function of one argument that is not async")
+
+
+def _position(given: StartingPosition | None) -> str | None:
+    """As the option startingPosition has it."""
+    if given is None or isinstance(given, str):
+        return given
+    try:
+        return json.dumps({"time": given.isoformat()} if isinstance(given, datetime) else given)
+    except (TypeError, ValueError):
+        raise OptionError(
+            f'starting_position is {given!r}, but must be "latest", "earliest", a datetime, {{"sequence": 17}} or '
+            '{"sequence": {0: 17, 2: 5}} by member'
+        ) from None
 
 
 def _subscription(

@@ -2,6 +2,7 @@
 
     prefetched   claimed, not yet shown to the application               released as it was
     delivered    shown to the application, not acknowledged              released flagged and counted
+    delayed      rejected by the application with a delay                released flagged and counted when the delay ends
     finished     acknowledged by the application, not yet in the store   never released
     returning    released by the application, not yet in the store       with or without the flag
 
@@ -23,7 +24,8 @@ Parts = dict[str, dict[int, Ranges]]  # claim -> member -> sequences
 
 @dataclass(frozen=True)
 class ConsumerStatistics:
-    """Counts since the consumer was created; `prefetched`, `unacknowledged` and `returning` are current values."""
+    """Counts since the consumer was created; `prefetched`, `unacknowledged`, `delayed` and `returning` are current
+    values."""
 
     received: int = 0
     redelivered: int = 0  # of the received ones
@@ -33,6 +35,7 @@ class ConsumerStatistics:
     listener_failures: int = 0
     prefetched: int = 0
     unacknowledged: int = 0
+    delayed: int = 0
     returning: int = 0
 
 
@@ -44,6 +47,15 @@ class Return:
     member: int
     picks: Ranges
     delivered: bool
+
+
+@dataclass(frozen=True)
+class Delay:
+    """A rejected message that stays claimed until `until_s`. `unit`: it belongs to a unit of order."""
+
+    claim: str
+    until_s: float
+    unit: bool
 
 
 def parts_of(claims: Mapping[Key, str]) -> Parts:
@@ -58,6 +70,7 @@ class Delivery:
     def __init__(self) -> None:
         self.prefetched: deque[tuple[Message, str]] = deque()
         self.delivered: dict[Key, str] = {}
+        self.delayed: dict[Key, Delay] = {}
         self.finished: dict[Key, str] = {}
         self.returning: list[Return] = []
         self.generation = 0  # increases each time delivered messages are released
@@ -94,17 +107,45 @@ class Delivery:
                 self.acknowledged += 1
 
     def give_back(self, *, delivered: bool, keys: Iterable[Key] | None = None) -> None:
-        """Release everything prefetched, and of the delivered messages `keys`, or all of them if `delivered`."""
+        """Release everything prefetched, and of the delivered messages `keys`, or, if `delivered`, all of them and the
+        delayed ones."""
         unseen = {(m.member, m.sequence): claim for m, claim in self.prefetched}
         self.prefetched.clear()
         chosen = list(self.delivered) if delivered else [key for key in keys or () if key in self.delivered]
         seen = {key: self.delivered.pop(key) for key in chosen}
+        if delivered:
+            seen |= {key: delay.claim for key, delay in self.delayed.items()}
+            self.delayed.clear()
         if seen:
             self.generation += 1
-        self.returned += len(seen) + len(unseen)
-        for claims, flagged in ((seen, True), (unseen, False)):
-            for claim, members in parts_of(claims).items():
-                self.returning += [Return(claim, member, picks, flagged) for member, picks in members.items()]
+        self._return(seen, flagged=True)
+        self._return(unseen, flagged=False)
+
+    def delay(self, key: Key, until_s: float, *, unit: bool) -> None:
+        """Keep this delivered message claimed until `until_s`. Of a unit of order, no later message may be delivered
+        before it, so everything prefetched is released."""
+        self.delayed[key] = Delay(self.delivered.pop(key), until_s, unit)
+        self.generation += 1
+        if unit:
+            self.give_back(delivered=False)
+
+    def end_delays(self, now_s: float) -> bool:
+        """Release the messages whose delay is over; False if there are none."""
+        due = {key: delay.claim for key, delay in self.delayed.items() if delay.until_s <= now_s}
+        for key in due:
+            del self.delayed[key]
+        self._return(due, flagged=True)
+        return bool(due)
+
+    def withheld(self) -> dict[int, Ranges]:
+        """member -> messages of units of order that wait for a delay."""
+        parts = parts_of({key: "" for key, delay in self.delayed.items() if delay.unit})
+        return parts.get("", {})
+
+    def _return(self, claims: Mapping[Key, str], *, flagged: bool) -> None:
+        self.returned += len(claims)
+        for claim, members in parts_of(claims).items():
+            self.returning += [Return(claim, member, picks, flagged) for member, picks in members.items()]
 
     def statistics(self, listener_failures: int) -> ConsumerStatistics:
         return ConsumerStatistics(
@@ -116,5 +157,6 @@ class Delivery:
             listener_failures=listener_failures,
             prefetched=len(self.prefetched),
             unacknowledged=len(self.delivered),
+            delayed=len(self.delayed),
             returning=sum(item.picks.count for item in self.returning),
         )

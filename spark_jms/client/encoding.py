@@ -11,11 +11,12 @@ import base64
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from datetime import datetime
+from typing import Any, get_type_hints
 
 import pyarrow as pa
 
-from spark_jms.client.message import Message, Receipt
+from spark_jms.client.message import Message, MessageHeaders, Receipt
 from spark_jms.core.message import (
     BODY_TYPE_PROPERTY,
     COLUMNS,
@@ -26,6 +27,8 @@ from spark_jms.core.message import (
     encode_properties,
 )
 from spark_jms.errors import MessageFormatError
+from spark_jms.settings.duration import duration_s
+from spark_jms.settings.types import near_to
 
 _MODES = {"PERSISTENT": PERSISTENT, "NON_PERSISTENT": NON_PERSISTENT}
 _LONG = 2**63
@@ -46,32 +49,56 @@ _FIELDS: dict[str, tuple[str, type, object]] = {
     "delivery_time_ms": ("JMSDeliveryTime", int, 0),
     "delivery_mode": ("JMSDeliveryMode", int, PERSISTENT),
 }
-ARGUMENTS = (*_FIELDS, "map", "properties", "time_to_live_ms", "delivery_delay_ms")
+# field -> the two arguments of `send` that set it: a duration from now on, and a point of time
+_TIMES = {"expiration_ms": ("time_to_live", "expiration"), "delivery_time_ms": ("delay", "delivery_time")}
+ARGUMENTS = ("text", "body", "map", *get_type_hints(MessageHeaders))
 
 
 # -- messages to columns ----------------------------------------------------------------------------------------------
 def compose(now_ms: int, arguments: Mapping[str, Any]) -> Message:
     """Build a message from the arguments of `send`. Raises MessageFormatError, which names the argument."""
-    unknown = [name for name in arguments if name not in ARGUMENTS]
-    if unknown:
-        names = ", ".join(map(repr, unknown))
-        raise MessageFormatError(f"a message has no {names}: accepted are {', '.join(ARGUMENTS)}")
-    given = {name: value for name, value in arguments.items() if value is not None}
-    for relative, absolute in (("time_to_live_ms", "expiration_ms"), ("delivery_delay_ms", "delivery_time_ms")):
-        duration = given.pop(relative, None)
-        if duration is None:
-            continue
-        if absolute in given:
+    given = {name: value for name, value in arguments.items() if value is not None or name not in ARGUMENTS}
+    for name in given:
+        if name not in ARGUMENTS:
+            raise MessageFormatError(
+                f"a message has no {name!r}: {_meant(str(name))}accepted are {', '.join(ARGUMENTS)}"
+            )
+    for field, (relative, absolute) in _TIMES.items():
+        duration, moment = given.pop(relative, None), given.pop(absolute, None)
+        if duration is not None and moment is not None:
             raise MessageFormatError(f"{relative} and {absolute} are the same setting: give one of them")
-        if type(duration) is not int or duration < 0:
-            raise MessageFormatError(f"{relative} is {duration!r}, but must be whole milliseconds, 0 or more")
-        if duration:
-            given[absolute] = now_ms + duration
+        if moment is not None:
+            given[field] = _milliseconds(absolute, moment)
+        elif duration is not None and (duration_ms := _duration_ms(relative, duration)):
+            given[field] = now_ms + duration_ms
     if isinstance(given.get("body"), bytearray | memoryview):
         given["body"] = bytes(given["body"])
     if isinstance(given.get("delivery_mode"), str):
         given["delivery_mode"] = _MODES.get(given["delivery_mode"], given["delivery_mode"])
     return Message(**given)
+
+
+def _meant(name: str) -> str:
+    if name in _TIMES or name.endswith("_ms"):
+        return "give durations as '10 s', a timedelta or seconds, points of time as a datetime: "
+    near = near_to(name, ARGUMENTS)
+    return f"did you mean {near}? " if near else ""
+
+
+def _duration_ms(name: str, duration: Any) -> int:
+    try:
+        return round(duration_s(duration) * 1000)
+    except ValueError as error:
+        raise MessageFormatError(f"{name}: {error}") from None
+
+
+def _milliseconds(name: str, moment: object) -> int:
+    if not isinstance(moment, datetime) or moment.tzinfo is None:
+        raise MessageFormatError(
+            f"{name} is {moment!r}, but must be a datetime with a time zone, such as "
+            "datetime(2030, 1, 31, 8, tzinfo=timezone.utc)"
+        )
+    return round(moment.timestamp() * 1000)
 
 
 def to_batch(messages: Sequence[Message]) -> pa.RecordBatch:

@@ -110,4 +110,4 @@ class ListenerThread:
         if self._exception_listener is not None:
             self._exception_listener(error)
         else:
-            log.warning("%s: %s (%r)", self._consumer.destination, what, error)
+            log.warning("%s: %s", self._consumer.destination, what, exc_info=error)

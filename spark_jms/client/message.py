@@ -6,27 +6,58 @@ import base64
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol
+from datetime import datetime, timezone
+from typing import Any, Literal, Protocol, TypedDict
 
 from spark_jms.core.message import DEFAULT_PRIORITY, PERSISTENT
-from spark_jms.errors import IllegalStateException
+from spark_jms.errors import IllegalStateException, OptionError
+from spark_jms.settings.duration import DurationLike, duration_s
 
 PropertyValue = bool | int | float | str
 MapValue = bool | int | float | str | bytes | None
+_SHOWN_CHARS = 60
+
+
+class MessageHeaders(TypedDict, total=False):
+    """The arguments of `Producer.send` beside the body. None means: not given."""
+
+    properties: Mapping[str, PropertyValue] | None
+    group_id: str | None
+    group_seq: int | None
+    priority: int | None
+    correlation_id: str | None
+    reply_to: str | None
+    type: str | None
+    time_to_live: DurationLike | None
+    expiration: datetime | None
+    delay: DurationLike | None
+    delivery_time: datetime | None
+    delivery_mode: Literal["PERSISTENT", "NON_PERSISTENT", 1, 2] | None
+
+
+class MessageArguments(MessageHeaders, total=False):
+    """The arguments of `Producer.send`, as `Producer.send_many` takes them. A message has one body."""
+
+    text: str | None
+    body: bytes | bytearray | None
+    map: Mapping[str, MapValue] | None
 
 
 class Receipt(Protocol):
-    """The delivery of a message to a consumer, which acknowledges it."""
+    """The delivery of a message to a consumer, which acknowledges or rejects it."""
 
     def acknowledge(self, message: Message) -> None: ...
 
+    def reject(self, message: Message, delay_s: float) -> None: ...
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Message:
-    """A JMS message. At most one of `text`, `body` and `map` is set. Times are milliseconds since 1970 UTC.
+    """A JMS message. At most one of `text`, `body` and `map` is set. Points of time are whole milliseconds since 1970 UTC;
+    `timestamp`, `delivery_time` and `expiration` give them as a datetime.
 
     The sender sets the fields up to `delivery_mode`. The queue sets the others, and ignores them when the message is
-    sent again. `acknowledge()` acknowledges a received message; a browsed or sent message has nothing to acknowledge.
+    sent again. `acknowledge()` and `reject()` are for a received message; a browsed or sent one has no consumer.
     """
 
     text: str | None = None
@@ -53,13 +84,63 @@ class Message:
 
     def acknowledge(self) -> None:
         """Acknowledge this message and, in the mode "client", everything its consumer delivered before. In the modes
-        "auto" and "dups-ok" the consumer acknowledges by itself, and this does nothing."""
+        "auto" and "dups-ok" the consumer acknowledges by itself, and this does nothing (C8).
+
+        Raises IllegalStateException for a message that was not received, ConsumerClosedException when other consumers
+        get it.
+        """
+        self._delivery("acknowledge").acknowledge(self)
+
+    def reject(self, delay: DurationLike = 0) -> None:
+        """Return this one message to the queue; its next delivery is flagged and counted, to this or another consumer (C8).
+
+        Without a delay it comes before later messages. With one, this consumer keeps it claimed so long (to 0.1 s), and
+        later messages of its unit of order wait for it. The delay ends early when the consumer is closed, recovers or dies.
+
+        Raises IllegalStateException for a message that its consumer does not have any more, or that was not received.
+        """
+        receipt = self._delivery("reject")
+        try:
+            delay_s = duration_s(delay)
+        except ValueError as error:
+            raise OptionError(f"delay: {error}") from None
+        receipt.reject(self, delay_s)
+
+    def _delivery(self, purpose: str) -> Receipt:
         if self._receipt is None:
             raise IllegalStateException(
                 f"message {self.message_id or '(not sent)'} was not received by a consumer, so there is nothing to "
-                "acknowledge: browsing and sending consume nothing"
+                f"{purpose}: browsing and sending consume nothing"
             )
-        self._receipt.acknowledge(self)
+        return self._receipt
+
+    @property
+    def timestamp(self) -> datetime | None:
+        """When it was sent, by the sender's clock, in UTC; None before that."""
+        return _moment(self.timestamp_ms)
+
+    @property
+    def delivery_time(self) -> datetime | None:
+        """No consumer gets it before, in UTC."""
+        return _moment(self.delivery_time_ms)
+
+    @property
+    def expiration(self) -> datetime | None:
+        """No consumer gets it from then on, in UTC; None: it does not expire."""
+        return _moment(self.expiration_ms)
+
+    def __repr__(self) -> str:
+        """What is set, with long bodies cut."""
+        shown = []
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name == "_receipt" or value == each.default or (each.name == "properties" and not value):
+                continue
+            text = f"<{len(value):,} bytes>" if isinstance(value, bytes) else repr(value)
+            if len(text) > _SHOWN_CHARS and each.name in ("text", "map", "properties"):
+                text = f"{text[:_SHOWN_CHARS]}…"
+            shown.append(f"{each.name}={text}")
+        return f"Message({', '.join(shown)})"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: bytes become base64, in a map {"bytes": base64}; NaN and infinities become text."""
@@ -74,6 +155,10 @@ class Message:
     def __reduce__(self) -> tuple[Any, ...]:
         """A pickled copy has no consumer: only the process that received the message can acknowledge it."""
         return Message, tuple(getattr(self, f.name) for f in fields(self) if f.name != "_receipt")
+
+
+def _moment(milliseconds: int) -> datetime | None:
+    return datetime.fromtimestamp(milliseconds / 1000, timezone.utc) if milliseconds else None
 
 
 def _plain(value: Any) -> Any:

@@ -7,11 +7,12 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Literal, overload
 
 from spark_jms.client.encoding import compose, to_batch
-from spark_jms.client.message import Message
+from spark_jms.client.message import MapValue, Message, MessageArguments, MessageHeaders, PropertyValue
 from spark_jms.client.shared_send import SentPosition, SharedSender
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.errors import ClosedError, DuplicateTransactionError, JmsqError, MessageFormatError
@@ -19,6 +20,10 @@ from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.message_writer import MessageWriter
 from spark_jms.log.send import Sent, TransactionId, send
 from spark_jms.log.storage import now_ms
+from spark_jms.settings.duration import DurationLike
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 CHUNK_MESSAGES = 1000
 CHUNK_BYTES = 32 * 2**20
@@ -72,19 +77,74 @@ class Producer:
         self._closed = False
 
     # -- sending --------------------------------------------------------------------------------------------------
-    def send(self, template: Message | None = None, /, **arguments: Any) -> Message:
+    @overload
+    def send(self, template: Message, /) -> Message: ...
+    @overload
+    def send(self, *, text: str | None, **headers: Unpack[MessageHeaders]) -> Message: ...
+    @overload
+    def send(self, *, body: bytes | bytearray | None, **headers: Unpack[MessageHeaders]) -> Message: ...
+    @overload
+    def send(self, *, map: Mapping[str, MapValue] | None, **headers: Unpack[MessageHeaders]) -> Message: ...
+    @overload
+    def send(self, **headers: Unpack[MessageHeaders]) -> Message: ...
+
+    # mypy cannot compare these parameters with the keys of MessageHeaders: a test does.
+    def send(  # type: ignore[misc]
+        self,
+        template: Message | None = None,
+        /,
+        *,
+        text: str | None = None,
+        body: bytes | bytearray | None = None,
+        map: Mapping[str, MapValue] | None = None,
+        properties: Mapping[str, PropertyValue] | None = None,
+        group_id: str | None = None,
+        group_seq: int | None = None,
+        priority: int | None = None,
+        correlation_id: str | None = None,
+        reply_to: str | None = None,
+        type: str | None = None,
+        time_to_live: DurationLike | None = None,
+        expiration: datetime | None = None,
+        delay: DurationLike | None = None,
+        delivery_time: datetime | None = None,
+        delivery_mode: Literal["PERSISTENT", "NON_PERSISTENT", 1, 2] | None = None,
+        **unknown: object,
+    ) -> Message:
         """Send one message and return it as sent, with its id, member and sequence.
 
-        Arguments: text, body or map; properties, group_id, group_seq, priority (0-9), correlation_id, reply_to, type,
-        expiration_ms or time_to_live_ms, delivery_time_ms or delivery_delay_ms, delivery_mode. Or a Message as a
-        template. Raises MessageFormatError or MessageSizeError before anything is written.
+        Give one of `text`, `body` and `map`, or none; or a Message as a template, which `dataclasses.replace` changes.
+        `group_id` is the unit of order, `priority` 0 to 9. `time_to_live` and `delay` are durations ('10 s', a timedelta
+        or seconds), `expiration` and `delivery_time` the same as points of time. Raises MessageFormatError or
+        MessageSizeError before anything is written.
         """
+        arguments: dict[str, object] = {
+            "text": text,
+            "body": body,
+            "map": map,
+            "properties": properties,
+            "group_id": group_id,
+            "group_seq": group_seq,
+            "priority": priority,
+            "correlation_id": correlation_id,
+            "reply_to": reply_to,
+            "type": type,
+            "time_to_live": time_to_live,
+            "expiration": expiration,
+            "delay": delay,
+            "delivery_time": delivery_time,
+            "delivery_mode": delivery_mode,
+            **unknown,
+        }
         self._check()
-        if template is not None and arguments:
-            raise MessageFormatError("give a Message or arguments, not both: dataclasses.replace changes a Message")
         now = now_ms()
-        message = template if template is not None else compose(now, arguments)
-        position = self._share([_template(message, now)], now)[0]
+        if template is None:
+            message = compose(now, arguments)
+        elif any(value is not None for value in arguments.values()):
+            raise MessageFormatError("give a Message or arguments, not both: dataclasses.replace changes a Message")
+        else:
+            message = _template(template)
+        position = self._share([message], now)[0]
         return replace(
             message,
             message_id=position.message_id,
@@ -100,7 +160,7 @@ class Producer:
 
     def send_many(
         self,
-        messages: Iterable[Message | Mapping[str, Any]],
+        messages: Iterable[Message | MessageArguments],
         *,
         chunk_messages: int = CHUNK_MESSAGES,
         transaction: tuple[str, int] | None = None,
@@ -116,7 +176,7 @@ class Producer:
         if chunk_messages < 1:
             raise MessageFormatError(f"chunk_messages is {chunk_messages}, but must be 1 or more")
         now = now_ms()
-        chunks = _chunks(messages, chunk_messages, now)
+        chunks = _chunks(messages, chunk_messages)
         if transaction is not None:
             sent = self._commit(chunks, now, _transaction(transaction))
             return SendReport(sum(f.rows for f in sent.files), int(sent.version >= 0), sent.sequences, sent.version < 0)
@@ -182,6 +242,10 @@ class Producer:
     def statistics(self) -> ProducerStatistics:
         return self._statistics
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     def close(self) -> None:
         if not self._closed:
             self._closed = True
@@ -195,20 +259,34 @@ class Producer:
     ) -> None:
         self.close()
 
-
-def _template(message: Message, now: int) -> Message:
-    if not isinstance(message, Message):
-        raise MessageFormatError(
-            f"a {type(message).__name__} is not a message: give a Message or a dict of send's arguments"
+    def __repr__(self) -> str:
+        sent = self._statistics
+        return (
+            f"<Producer of {self.destination}: {'closed, ' if self._closed else ''}{sent.messages:,} messages in "
+            f"{sent.commits:,} commits>"
         )
-    return message
 
 
-def _chunks(messages: Iterable[Message | Mapping[str, Any]], limit: int, now: int) -> Iterator[list[Message]]:
+def _template(message: object) -> Message:
+    if isinstance(message, Message):
+        return message
+    if isinstance(message, str):
+        raise MessageFormatError("send takes the text of a message by name: send(text=…)")
+    if isinstance(message, Mapping):
+        raise MessageFormatError("send takes the arguments of a dict by name: send(**…); send_many takes dicts")
+    raise MessageFormatError(f"send was given a {type(message).__name__}: give a Message, or arguments by name")
+
+
+def _chunks(messages: Iterable[Message | MessageArguments], limit: int) -> Iterator[list[Message]]:
     chunk: list[Message] = []
     size = 0
-    for item in messages:
-        message = compose(now_ms(), item) if isinstance(item, Mapping) else _template(item, now)
+    for number, item in enumerate(messages):
+        if not isinstance(item, Message | Mapping):
+            raise MessageFormatError(
+                f"item {number} of send_many is a {type(item).__name__}, but must be a Message or a dict of send's "
+                "arguments, such as {'text': …}"
+            )
+        message = item if isinstance(item, Message) else compose(now_ms(), item)
         chunk.append(message)
         size += _message_bytes(message)
         if len(chunk) >= limit or size >= CHUNK_BYTES:

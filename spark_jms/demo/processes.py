@@ -22,7 +22,7 @@ READY_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 60.0
 
 
-class Receiver:
+class ReceiverProcess:
     """One receiver's process and its reports. Thread-safe to read; a thread of its own fills it."""
 
     def __init__(self, name: str, work: Path, batch: int) -> None:

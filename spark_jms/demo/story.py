@@ -18,7 +18,7 @@ import spark_jms
 from spark_jms.demo import answers, flights, queries
 from spark_jms.demo.account import QueueAccount, Speed, SubscriptionAccount, queue_account, subscription_account
 from spark_jms.demo.errors import DemoError
-from spark_jms.demo.processes import READY_TIMEOUT_S, STOP_TIMEOUT_S, Receiver
+from spark_jms.demo.processes import READY_TIMEOUT_S, STOP_TIMEOUT_S, ReceiverProcess
 from spark_jms.demo.screen import Screen
 from spark_jms.demo.watch import DepthSample, Watch
 from spark_jms.log.domain import Domain
@@ -66,7 +66,7 @@ class Story:
         self.total = len(self.flights)
         batch = max(self.total // BATCHES, LEAST_BATCH)
         self.files = flights.feed_files(self.total)
-        self.receivers = [Receiver(name, work, batch) for name in ("a", "b")]
+        self.receivers = [ReceiverProcess(name, work, batch) for name in ("a", "b")]
         self.speeds: list[Speed] = []
         self.problems: list[str] = []
         self._watch: Watch | None = None

@@ -40,8 +40,10 @@ Trigger.AvailableNow.
 
 ## Durations and sizes
 
-Durations: a number with `ms`, `s`, `m`, `h` or `days`, such as `30 s` or `15 minutes`; in Python also a `timedelta`. A
-bare number is milliseconds, unless the setting's name ends in `_s`.
+One rule everywhere. In text (the module file, options of Spark, URIs, the command line) a duration is a number with `ms`,
+`s`, `min`, `h` or `days`: `30 s`, `15min`, `1 day`. A number alone is refused, except 0, and except for a setting whose name
+ends in its unit (`retry_limit_s=60`, `RS_HEARTBEAT_MS=200`). In Python a duration is such a text, a `timedelta`, or a number
+of seconds: `receive(timeout=0.5)`, `send(…, delay="10 s", time_to_live=timedelta(hours=1))`.
 
 Sizes: a number of bytes, or a number with `KB`, `MB`, `GB` (powers of 1000) or `KiB`, `MiB`, `GiB` (powers of 1024).
 
@@ -125,7 +127,7 @@ MODULE_HEADER = """\
 #
 {keys}
 #
-# Durations: a number with ms, s, m, h or days ('500 ms', '30 s', '15 minutes', '1 day'); a bare number is milliseconds.
+# Durations: a number with ms, s, min, h or days ('500 ms', '30 s', '15 minutes', '1 day').
 # Sizes: a number of bytes, or with KB, MB, GB, KiB, MiB, GiB.
 #
 # Beside `destinations`, optional:

@@ -1,9 +1,18 @@
-"""Durations as people write them: `500 ms`, `30 s`, `15 minutes`, `1 day`, or a timedelta; a bare number is milliseconds."""
+"""Durations are written by one rule everywhere.
+
+in text      a number with ms, s, min, h or days: '500 ms', '10 s', '15 minutes', '1 day'. On the command line, in the
+             module file and in options of Spark a number alone is refused (0 is 0 in any unit). Where the name of a
+             setting ends in its unit (`retry_limit_s`, RS_HEARTBEAT_MS), a number alone has that unit.
+in Python    such a text, a timedelta, or a number of seconds
+"""
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import timedelta
+
+DurationLike = str | timedelta | float
 
 _UNITS_MS = {
     **dict.fromkeys(("ms", "millisecond", "milliseconds"), 1),
@@ -15,14 +24,28 @@ _UNITS_MS = {
 _DURATION = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]*)\s*\Z")
 
 
-def parse_duration_ms(written: object, bare_unit: str = "ms") -> int:
-    """Milliseconds. A bare number is in `bare_unit`. ValueError says what is accepted."""
+def parse_duration_ms(written: object, bare_unit: str = "") -> int:
+    """Milliseconds. A bare number other than 0 needs a `bare_unit`. ValueError says what is accepted."""
     if isinstance(written, timedelta) and written >= timedelta():
         return round(written / timedelta(milliseconds=1))
     match = None if isinstance(written, bool) else _DURATION.match(str(written).lower())
-    if match is None or (match[2] or bare_unit) not in _UNITS_MS:
-        raise ValueError(f"{written!r} is not a duration: write a number and ms, s, m, h or days, such as '30 s'")
-    return round(float(match[1]) * _UNITS_MS[match[2] or bare_unit])
+    if match is None or (match[2] and match[2] not in _UNITS_MS):
+        raise ValueError(f"{written!r} is not a duration: write a number and ms, s, min, h or days, such as '30 s'")
+    unit = match[2] or bare_unit
+    if not unit and float(match[1]):
+        raise ValueError(f"{written} has no unit: write {match[1]}s for seconds, or {match[1]} with ms, min, h or days")
+    return round(float(match[1]) * _UNITS_MS[unit or "s"])
+
+
+def duration_s(value: DurationLike) -> float:
+    """The seconds of a duration given in Python. ValueError says what is accepted."""
+    if isinstance(value, str):
+        return parse_duration_ms(value) / 1000
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise ValueError(f"{value!r} is not a duration: give '30 s', a timedelta, or a number of seconds, 0 or more")
+    return float(value)
 
 
 def show_duration(duration_ms: float, thousands: str = "") -> str:

@@ -55,22 +55,25 @@ class DaemonSettings(_FromVariables):
     """How a daemon keeps time and copies regions. The fields without a variable are for tests."""
 
     heartbeat_ms: float = setting(
-        "RS_HEARTBEAT_MS", Duration("10 ms", "1 min"), 200.0, "How often daemons send each other a heartbeat."
+        "RS_HEARTBEAT_MS",
+        Duration("10 ms", "1 min", bare="ms"),
+        200.0,
+        "How often daemons send each other a heartbeat.",
     )
     failure_timeout_ms: float = setting(
         "RS_FAILURE_TIMEOUT_MS",
-        Duration("100 ms", "10 min"),
+        Duration("100 ms", "10 min", bare="ms"),
         2_000.0,
         "Silence after which a daemon counts as dead; at least twice the heartbeat.",
     )
     client_timeout_ms: float = setting(
         "RS_CLIENT_TIMEOUT_MS",
-        Duration("1 s", "10 min"),
+        Duration("1 s", "10 min", bare="ms"),
         10_000.0,
         "Silence after which a daemon drops a store's connection.",
     )
     open_timeout_ms: float = setting(
-        "RS_OPEN_TIMEOUT_MS", Duration("100 ms", "1 h"), 30_000.0, "How long an open waits for its region."
+        "RS_OPEN_TIMEOUT_MS", Duration("100 ms", "1 h", bare="ms"), 30_000.0, "How long an open waits for its region."
     )
     audit_ms: float = 1_000.0
     resilver_bytes_per_s: int = setting(
@@ -188,23 +191,26 @@ class JdbcOptions(_FromUri):
         "on_connection_loss", Choice(LOSS, fold=True), FAILOVER, "What an engine does when it loses its database."
     )
     retry_limit_s: float = setting(
-        "retry_limit_s", Duration("0.1 s", "1 day", "s"), 900.0, "How long an engine tries to reach its database."
+        "retry_limit_s", Duration("0.1 s", "1 day", "s", "s"), 900.0, "How long an engine tries to reach its database."
     )
     retry_interval_ms: float = setting(
-        "retry_interval_ms", Duration("10 ms", "1 min"), 1_000.0, "The pause between two such attempts."
+        "retry_interval_ms", Duration("10 ms", "1 min", bare="ms"), 1_000.0, "The pause between two such attempts."
     )
     verify_interval_ms: float = setting(
-        "verify_interval_ms", Duration("10 ms", "1 min"), 1_000.0, "How often an idle engine verifies its lock."
+        "verify_interval_ms",
+        Duration("10 ms", "1 min", bare="ms"),
+        1_000.0,
+        "How often an idle engine verifies its lock.",
     )
     statement_limit_s: float = setting(
         "statement_limit_s",
-        Duration("0.1 s", "1 h", "s"),
+        Duration("0.1 s", "1 h", "s", "s"),
         20.0,
         "An engine cuts a connection whose answer does not arrive within this time.",
     )
     orphan_limit_s: float = setting(
         "orphan_limit_s",
-        Duration("1 s", "2 h", "s"),
+        Duration("1 s", "2 h", "s", "s"),
         120.0,
         "The database drops the lock of an engine that it has not heard for this time; below `retry_limit_s`, or no "
         "engine would wait long enough for the lock.",

@@ -113,11 +113,13 @@ class Whole(ValueType):
 
 @attrs.frozen
 class Duration(ValueType):
-    """Milliseconds, or seconds where `unit` is `s`; a bare number is in that unit. The limits are written as durations."""
+    """Milliseconds, or seconds where `unit` is `s`. The limits are written as durations. `bare` is the unit of a number
+    alone, for a setting whose name ends in that unit; for any other a number alone is refused."""
 
     low: str = "0"
     high: str = ""
     unit: str = "ms"
+    bare: str = ""
     yaml: ClassVar[frozenset[str]] = SPAN
 
     @property
@@ -130,11 +132,12 @@ class Duration(ValueType):
     @property
     def allowed(self) -> str:
         range = self.range.replace("any", "a")
-        return f"{range}, written with ms, s, m, h or days, such as '30 s' (a bare number: {self.unit})"
+        alone = f" (a number alone: {self.bare})" if self.bare else ""
+        return f"{range}, written with ms, s, min, h or days, such as '30 s'{alone}"
 
     def read(self, written: Any) -> float:
         try:
-            duration_ms = parse_duration_ms(written, self.unit)
+            duration_ms = parse_duration_ms(written, self.bare)
         except ValueError:
             raise NotAllowed(self.allowed) from None
         value: float = self.checked(duration_ms if self.unit == "ms" else duration_ms / 1000)

@@ -7,7 +7,7 @@ from spark_jms.client import Consumer, Context
 
 def texts(consumer: Consumer, count: int) -> list[str | None]:
     """The next messages' texts."""
-    got = [consumer.receive(timeout_s=10) for _ in range(count)]
+    got = [consumer.receive(timeout=10) for _ in range(count)]
     assert all(got)
     return [m.text for m in got if m]
 

@@ -21,19 +21,19 @@ def test_purge_removes_only_old_rows() -> None:
         for _ in range(8):
             with connect(root, housekeeping=False) as context, context.consumer("orders") as consumer:
                 context.producer("orders").send(text="a")
-                message = consumer.receive(timeout_s=5)
+                message = consumer.receive(timeout=5)
                 assert message is not None
                 message.acknowledge()
-                consumer._subscriber.flush_outbox()
+                consumer._receiver._subscriber.flush_outbox()
         with connect(root, housekeeping=False) as context:
-            table = context.domain.acknowledgements("orders")
+            table = context._domain.acknowledgements("orders")
             before = len(table.refresh().files)
             assert before == 8
             highest = [json.loads(f.stats)["maxValues"]["acknowledged_ms"] for f in table.snapshot.files.values()]
             assert compact(table).compacted_files == 8
             (file,) = table.refresh().files.values()
             assert json.loads(file.stats)["maxValues"]["acknowledged_ms"] == max(highest)
-            housekeeper = Housekeeper(context.domain, context.store, "orders")
+            housekeeper = Housekeeper(context._domain, context._store, "orders")
             assert housekeeper.run()
             assert len(table.refresh().files) == 1
             assert purge_acknowledgements(table, DAY_MS, now=max(highest) + DAY_MS) == 0
@@ -52,14 +52,14 @@ def test_housekeeping_uses_the_retention_of_the_destination() -> None:
         context.consumer("orders") as consumer,
     ):
         context.producer("orders").send(text="a")
-        message = consumer.receive(timeout_s=5)
+        message = consumer.receive(timeout=5)
         assert message is not None
         message.acknowledge()
-        consumer._subscriber.flush_outbox()
-        table = context.domain.acknowledgements("orders")
+        consumer._receiver._subscriber.flush_outbox()
+        table = context._domain.acknowledgements("orders")
         acknowledged = json.loads(next(iter(table.refresh().files.values())).stats)["maxValues"]["acknowledged_ms"]
         wait_until(lambda: now_ms() > acknowledged)
-        housekeeper = Housekeeper(context.domain, context.store, "orders")
+        housekeeper = Housekeeper(context._domain, context._store, "orders")
         assert housekeeper.run()
         assert not table.refresh().files
         housekeeper.close()

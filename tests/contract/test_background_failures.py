@@ -28,7 +28,7 @@ def send(context: Any, count: int) -> None:
 
 
 def active(context: Any) -> list[Any]:
-    return list(context.domain.log("orders").refresh().member_files(0).files)
+    return list(context._domain.log("orders").refresh().member_files(0).files)
 
 
 def drop_pauses(housekeeper: Housekeeper) -> None:
@@ -46,14 +46,14 @@ def test_compaction_skips_and_names_a_damaged_file() -> None:
         path = Path(root) / "orders" / bad.path
         whole = path.read_bytes()
         path.write_bytes(DAMAGE)
-        housekeeper = Housekeeper(context.domain, context.store, "orders")
+        housekeeper = Housekeeper(context._domain, context._store, "orders")
         for _ in range(3):
             assert housekeeper.run()
         assert [f.rows for f in active(context)] == [10, 1, 19]
         (failure,) = housekeeper.health.failures.values()
         assert failure.what == f"reading data file orders/{bad.path}"
         assert failure.count == 1
-        assert published_failures(context.store, "orders") == (failure,)
+        assert published_failures(context._store, "orders") == (failure,)
         send(context, 20)
         path.write_bytes(whole)
         drop_pauses(housekeeper)
@@ -62,7 +62,7 @@ def test_compaction_skips_and_names_a_damaged_file() -> None:
             assert housekeeper.run()
             assert len(active(context)) < before
         assert housekeeper.health.failures == {}
-        assert published_failures(context.store, "orders") == ()
+        assert published_failures(context._store, "orders") == ()
         assert sum(f.rows for f in active(context)) == 50
         housekeeper.close()
 
@@ -73,10 +73,10 @@ def test_purge_removes_a_damaged_file_of_finished_messages() -> None:
         send(context, 20)
         bad = active(context)[3]
         (Path(root) / "orders" / bad.path).write_bytes(b"")
-        housekeeper = Housekeeper(context.domain, context.store, "orders")
+        housekeeper = Housekeeper(context._domain, context._store, "orders")
         housekeeper.run()
         assert len(housekeeper.health.failures) == 1
-        purge(context.domain.log("orders"), lambda subscription, member, sequences: sequences.last <= 4)
+        purge(context._domain.log("orders"), lambda subscription, member, sequences: sequences.last <= 4)
         housekeeper.run()
         assert housekeeper.health.failures == {}
         housekeeper.close()
@@ -88,7 +88,7 @@ def test_a_file_missing_from_disk_is_named() -> None:
         send(context, 20)
         bad = active(context)[0]
         (Path(root) / "orders" / bad.path).unlink()
-        housekeeper = Housekeeper(context.domain, context.store, "orders")
+        housekeeper = Housekeeper(context._domain, context._store, "orders")
         housekeeper.run()
         housekeeper.run()
         assert [f.rows for f in active(context)] == [1, 19]
@@ -105,7 +105,7 @@ def test_each_step_of_housekeeping_fails_alone(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(housekeeping, "purge", broken)
     with memory_domain(orders="queue") as root, connect(root, housekeeping=False) as context:
         send(context, 20)
-        housekeeper = Housekeeper(context.domain, context.store, "orders")
+        housekeeper = Housekeeper(context._domain, context._store, "orders")
         assert housekeeper.run()
         assert [f.rows for f in active(context)] == [20]
         assert {f.what: f.error for f in housekeeper.health.failures.values()} == {
@@ -128,7 +128,7 @@ def test_failing_housekeeping_fails_no_send_and_no_receive(monkeypatch: pytest.M
         wait_until(lambda: context.statistics().failed_attempts >= 2)
         for _ in range(20):
             send(context, 1)
-            message = consumer.receive(timeout_s=5)
+            message = consumer.receive(timeout=5)
             assert message is not None
             message.acknowledge()
         statistics = context.statistics()
@@ -158,14 +158,14 @@ def test_hand_over_errors_reach_the_consumer_only(monkeypatch: pytest.MonkeyPatc
         def broken() -> int:
             raise OSError("the store")
 
-        working = consumer._subscriber.hand_over
-        monkeypatch.setattr(consumer._subscriber, "hand_over", broken)
+        working = consumer._receiver._subscriber.hand_over
+        monkeypatch.setattr(consumer._receiver._subscriber, "hand_over", broken)
         wait_until(lambda: not context.statistics().healthy)
         send(context, 5)
         with pytest.raises(OSError, match="the store"):
-            consumer.receive(timeout_s=0)
-        monkeypatch.setattr(consumer._subscriber, "hand_over", working)
-        assert consumer.receive(timeout_s=5)
+            consumer.receive(timeout=0)
+        monkeypatch.setattr(consumer._receiver._subscriber, "hand_over", working)
+        assert consumer.receive(timeout=5)
         wait_until(lambda: context.statistics().healthy)
 
 
@@ -204,4 +204,4 @@ def test_a_damaged_data_file_is_a_named_error(damage: bytes) -> None:
         (bad,) = active(context)
         (Path(root) / "orders" / bad.path).write_bytes(damage)
         with context.consumer("orders") as consumer, pytest.raises(UnreadableTableError, match=bad.path):
-            consumer.receive(timeout_s=1)
+            consumer.receive(timeout=1)

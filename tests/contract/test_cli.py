@@ -121,10 +121,10 @@ def test_list(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
         "members": 2,
         "routing": "round-robin",
         "maxMessageSize": 10 * 2**20,
-        "retention": 0,
-        "inDoubtTimeout": 60_000,
-        "fileGrace": 3_600_000,
-        "acknowledgementRetention": 604_800_000,
+        "retention": "0",
+        "inDoubtTimeout": "1 min",
+        "fileGrace": "1 h",
+        "acknowledgementRetention": "7 days",
         "durability": "process",
         "subscriptions": [],
         "epoch": 1,
@@ -259,7 +259,7 @@ def test_subscription_in_use_is_not_dropped(domain: str, jmsq: Jmsq) -> None:
         (["browse", "prices", "--all", "--subscription", "x"], "use one of the two"),
         (["stat", "--times", "2"], "--times goes with --watch"),
         (["stat", "--watch", "orders"], "a destination goes before --watch"),
-        (["stat", "--watch=0"], "0.05 to 86400"),
+        (["stat", "--watch=10ms"], "at least 50 ms"),
         (["purge", "orders", "--acknowledged-only", "--member", "1"], "leave out --member"),
         (["purge", "prices", "--acknowledged-only", "--subscription", "a"], "leave out --member and --subscription"),
         (["claims", "--dry-run"], "--dry-run goes with --release"),
@@ -338,7 +338,7 @@ def test_watching_shows_rates(domain: str, jmsq: Jmsq, monkeypatch: pytest.Monke
     from spark_jms.cli import statistics
 
     monkeypatch.setattr(statistics.time, "sleep", lambda _: jmsq("send", "invoices", "--text", "x"))
-    looks = lines(jmsq("stat", "invoices", "--watch=1", "--times", "3", "--json"))
+    looks = lines(jmsq("stat", "invoices", "--watch=1s", "--times", "3", "--json"))
     assert [look["destinations"][0]["backlog"] for look in looks] == [0, 1, 2]
     assert looks[0]["destinations"][0]["rates"] is None
     assert looks[1]["destinations"][0]["rates"]["sent_per_s"] > 0

@@ -19,14 +19,14 @@ def test_client_mode_acknowledges_everything_delivered(context: Context) -> None
     """C8"""
     send_texts(context, *"abcd")
     with context.consumer("orders") as consumer:
-        messages = [consumer.receive(timeout_s=5) for _ in range(3)]
+        messages = [consumer.receive(timeout=5) for _ in range(3)]
         assert messages[1] is not None
         messages[1].acknowledge()
         assert [m.text for m in context.browser("orders")] == ["d"]
         messages[1].acknowledge()  # idempotent
         assert consumer.statistics().acknowledged == 3
     with context.consumer("orders") as other:
-        message = other.receive(timeout_s=5)
+        message = other.receive(timeout=5)
         assert message is not None
         assert (message.text, message.redelivered) == ("d", False)
 
@@ -35,13 +35,13 @@ def test_individual_mode_acknowledges_one(context: Context) -> None:
     """C8"""
     send_texts(context, *"abc")
     with context.consumer("orders", acknowledge="individual") as consumer:
-        messages = [consumer.receive(timeout_s=5) for _ in range(3)]
+        messages = [consumer.receive(timeout=5) for _ in range(3)]
         assert messages[1] is not None
         messages[1].acknowledge()
         messages[1].acknowledge()
         assert [m.text for m in context.browser("orders")] == ["a", "c"]
     with context.consumer("orders") as other:
-        got = [other.receive(timeout_s=5) for _ in range(2)]
+        got = [other.receive(timeout=5) for _ in range(2)]
         assert [(m.text, m.redelivered, m.delivery_count) for m in got if m] == [("a", True, 2), ("c", True, 2)]
 
 
@@ -52,7 +52,7 @@ def test_automatic_modes_acknowledge_on_the_next_receive(context: Context, mode:
     with context.consumer("orders", acknowledge=mode) as consumer:
         assert texts(consumer, 4) == list("abcd")
     with context.consumer("orders", acknowledge=mode) as consumer:
-        got = [consumer.receive(timeout_s=5) for _ in range(2)]
+        got = [consumer.receive(timeout=5) for _ in range(2)]
         assert [(m.text, m.redelivered) for m in got if m] == [("d", True), ("e", False)]
         assert consumer.receive(0) is None  # acknowledges e
     assert list(context.browser("orders")) == []
@@ -70,11 +70,11 @@ def test_recover_redelivers_flagged_and_in_order(context: Context) -> None:
     """C8"""
     send_texts(context, *"abcdef")
     with context.consumer("orders", acknowledge="individual", prefetch=4) as consumer:
-        messages = [consumer.receive(timeout_s=5) for _ in range(3)]
+        messages = [consumer.receive(timeout=5) for _ in range(3)]
         assert messages[0] is not None
         messages[0].acknowledge()
         consumer.recover()
-        again = [consumer.receive(timeout_s=5) for _ in range(5)]
+        again = [consumer.receive(timeout=5) for _ in range(5)]
         flags = [(m.text, m.redelivered, m.delivery_count) for m in again if m]
         assert flags == [("b", True, 2), ("c", True, 2), ("d", False, 1), ("e", False, 1), ("f", False, 1)]
         assert messages[1] is not None
@@ -93,7 +93,7 @@ def test_close_releases_messages_at_once(context: Context) -> None:
         assert texts(first, 1) == ["a"]
         assert first.statistics().prefetched == 2
     with context.consumer("orders") as second:
-        got = [second.receive(timeout_s=5) for _ in range(3)]
+        got = [second.receive(timeout=5) for _ in range(3)]
         assert [(m.text, m.delivery_count) for m in got if m] == [("a", 2), ("b", 1), ("c", 1)]
 
 
@@ -108,10 +108,10 @@ def test_acknowledgements_reach_their_table(client_root: str) -> None:
             message = consumer.receive(0)
             assert message is None
             consumer.recover()
-            message = consumer.receive(timeout_s=5)
+            message = consumer.receive(timeout=5)
             assert message is not None
             message.acknowledge()
-        rows = acknowledgements(context.domain, context.store, "orders")
+        rows = acknowledgements(context._domain, context._store, "orders")
         assert [(row.messages, row.first, row.last) for row in rows] == [(1, 1, 1)]
 
 
@@ -119,8 +119,8 @@ def test_acknowledgements_reach_their_table(client_root: str) -> None:
 def test_receive_honours_its_timeout(context: Context) -> None:
     """C11"""
     consumer = context.consumer("orders")
-    assert consumer.receive(timeout_s=0) is None
-    assert consumer.receive(timeout_s=0.05) is None
+    assert consumer.receive(timeout=0) is None
+    assert consumer.receive(timeout=0.05) is None
     send_texts(context, "a")
     assert texts(consumer, 1) == ["a"]
 
@@ -134,7 +134,7 @@ def test_order_is_kept_per_producer_and_member(context: Context) -> None:
     consumer = context.consumer("spread", acknowledge="dups-ok")
     got: dict[tuple[int, str], list[int]] = {}
     for _ in range(120):
-        message = consumer.receive(timeout_s=10)
+        message = consumer.receive(timeout=10)
         assert message is not None
         name, number = (message.text or "").split("/")
         got.setdefault((message.member, name), []).append(int(number))
@@ -155,8 +155,8 @@ def test_selector_leaves_other_messages_in_the_queue(context: Context) -> None:
 def test_delayed_and_expired_messages(context: Context) -> None:
     """C12, C17: a delayed message arrives when it is due, an expired one never."""
     producer = context.producer("orders")
-    late = producer.send(text="late", delivery_delay_ms=1500)  # so long that a busy machine asks before it is over
-    gone = producer.send(text="gone", expiration_ms=1)
+    late = producer.send(text="late", delay=1.5)  # so long that a busy machine asks before it is over
+    gone = producer.send(text="gone", time_to_live=0.001)
     producer.send(text="now")
     wait_until(lambda: now_ms() >= gone.expiration_ms)
     consumer = context.consumer("orders", acknowledge="auto")
@@ -186,7 +186,7 @@ def test_consumer_pinned_to_members(context: Context) -> None:
     producer = context.producer("spread")  # one producer: its round robin gives each of the 4 members 2 of 8
     sent = [producer.send(text=str(n)) for n in range(8)]
     with context.consumer("spread", members=2) as pinned:
-        got = [m for m in (pinned.receive(timeout_s=1) for _ in range(3)) if m]
+        got = [m for m in (pinned.receive(timeout=1) for _ in range(3)) if m]
     assert len(got) == 2
     assert {m.message_id for m in got} == {m.message_id for m in sent if m.member == 2}
 

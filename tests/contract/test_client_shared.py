@@ -53,7 +53,7 @@ class Worker(threading.Thread):
             ):
                 self.ready.set()
                 while not self.done.is_set():
-                    message = own.receive(timeout_s=0.05)
+                    message = own.receive(timeout=0.05)
                     if message is None:
                         continue
                     began = time.monotonic()
@@ -61,7 +61,7 @@ class Worker(threading.Thread):
                     message.acknowledge()
                     self.spans.append((message.group_id, began, time.monotonic(), int(message.text or "")))
                     self.got.append(message)
-                own.receive(timeout_s=0)
+                own.receive(timeout=0)
         except BaseException as error:
             self.error = error
             raise
@@ -119,11 +119,11 @@ def test_unit_of_order_has_one_consumer_at_a_time(root: str, context: Context) -
 
 def die(consumer: Consumer) -> None:
     """As if its process had been killed: it releases nothing."""
-    store = consumer._subscriber.members.store
+    store = consumer._receiver._subscriber.members.store
     if isinstance(store, MemoryStore):
-        store.crash(consumer._subscriber.members.session)
+        store.crash(consumer._receiver._subscriber.members.session)
     else:
-        consumer._subscriber.close()
+        consumer._receiver._subscriber.close()
 
 
 def needs_memory_store(root: str) -> None:
@@ -138,13 +138,13 @@ def test_messages_of_a_dead_consumer_go_to_others_flagged(root: str, context: Co
     with spark_jms.connect(root) as other, ExitStack() as stack:
         dying = stack.enter_context(context.consumer("orders", prefetch=4))
         for _ in range(3):
-            message = dying.receive(timeout_s=5)
+            message = dying.receive(timeout=5)
             if message and message.text == "1":
                 message.acknowledge()
         survivor = other.consumer("orders")
         died = time.monotonic()
         die(dying)
-        got = [survivor.receive(timeout_s=10) for _ in range(4)]
+        got = [survivor.receive(timeout=10) for _ in range(4)]
         assert time.monotonic() - died < 10
         assert [(m.text, m.redelivered) for m in got if m] == [("2", True), ("3", True), ("4", False), ("5", False)]
         assert got[-1] is not None
@@ -157,16 +157,16 @@ def test_fenced_consumer_cannot_acknowledge(root: str, context: Context) -> None
     needs_memory_store(root)
     context.producer("orders").send_many({"text": str(n)} for n in range(3))
     stale = context.consumer("orders", prefetch=1)
-    message = stale.receive(timeout_s=5)
+    message = stale.receive(timeout=5)
     assert message is not None
     die(stale)
     with pytest.raises(ConsumerClosedException):
         message.acknowledge()
     with pytest.raises(ConsumerClosedException):
-        stale.receive(timeout_s=1)
+        stale.receive(timeout=1)
     stale.close()
     with context.consumer("orders") as fresh:
-        again = fresh.receive(timeout_s=5)
+        again = fresh.receive(timeout=5)
         assert again is not None
         assert (again.text, again.redelivered) == ("0", True)
 
@@ -183,7 +183,7 @@ def test_exception_listener_gets_the_error_that_ended_the_consumer(root: str, co
     lost.close()
     unreported = context.consumer("orders", listener=lambda m: None)
     die(unreported)
-    wait_until(lambda: unreported._listener_thread is not None and unreported._listener_thread._unreported is not None)
+    wait_until(lambda: unreported._listener is not None and unreported._listener._unreported is not None)
     with pytest.raises(ConsumerClosedException, match="has ended"):
         unreported.close()
 
@@ -197,11 +197,11 @@ def test_busy_consumer_does_not_block_the_others(root: str, context: Context) ->
             other.consumer("orders", acknowledge="individual", prefetch=1),
         )
         producer.send_many({"text": str(n)} for n in range(20))
-        got = busy.receive(timeout_s=5)
+        got = busy.receive(timeout=5)
         assert got is not None
         began = time.monotonic()
         for _ in range(10):  # meanwhile `busy` neither receives nor acknowledges
-            message = active.receive(timeout_s=5)
+            message = active.receive(timeout=5)
             assert message is not None
             message.acknowledge()
         assert time.monotonic() - began < 5
@@ -221,7 +221,7 @@ def test_consumer_with_selector_beside_one_without(root: str, context: Context) 
             producer.send(text=str(n), properties={"color": "red" if n % 8 < 4 else "blue"})
         for consumer, color in ((reds, "red"), (rest, "blue")):
             for _ in range(8):
-                message = consumer.receive(timeout_s=10)
+                message = consumer.receive(timeout=10)
                 assert message is not None
                 assert message.properties["color"] == color
                 message.acknowledge()
@@ -233,7 +233,7 @@ def test_close_wakes_a_waiting_receive(context: Context) -> None:
     answers: list[Message | None] = []
     thread = threading.Thread(target=lambda: answers.append(consumer.receive()))
     thread.start()
-    wait_until(lambda: consumer._seen_version >= 0)
+    wait_until(lambda: consumer._receiver._seen_version >= 0)
     consumer.close()
     thread.join(timeout=5)
     assert answers == [None]
@@ -242,8 +242,8 @@ def test_close_wakes_a_waiting_receive(context: Context) -> None:
 def test_close_while_receive_polls(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """C11: receive returns None at whatever step the close meets it; a later receive raises."""
     consumer = context.consumer("orders")
-    consumer.receive(timeout_s=0)
-    monkeypatch.setattr(consumer._table, "has_news", lambda: bool(consumer.close()))
+    consumer.receive(timeout=0)
+    monkeypatch.setattr(consumer._receiver._table, "has_news", lambda: bool(consumer.close()))
     assert consumer.receive() is None
     with pytest.raises(ClosedError):
         consumer.receive()
@@ -277,14 +277,14 @@ def test_compaction_disturbs_neither_browser_nor_consumer(context: Context) -> N
         producer.send(text=str(n))
     consumer = context.consumer("orders", prefetch=5)
     browser = iter(context.browser("orders"))
-    got = [next(browser).text, getattr(consumer.receive(timeout_s=5), "text", None)]
-    log = context.domain.log("orders")
+    got = [next(browser).text, getattr(consumer.receive(timeout=5), "text", None)]
+    log = context._domain.log("orders")
     before = set(log.refresh().files)
     assert compact(log).compacted_files == 20
     for path in before - set(log.refresh().files):
         log.storage.delete(path)
     assert [*got[:1], *(m.text for m in browser)] == [str(n) for n in range(20)]
-    assert [got[1], *(getattr(consumer.receive(timeout_s=5), "text", None) for _ in range(19))] == [
+    assert [got[1], *(getattr(consumer.receive(timeout=5), "text", None) for _ in range(19))] == [
         str(n) for n in range(20)
     ]
 
@@ -294,15 +294,15 @@ def test_messages_deleted_from_the_table(context: Context) -> None:
     producer = context.producer("orders")
     for n in range(3):
         producer.send(text=str(n))
-    log = context.domain.log("orders")
+    log = context._domain.log("orders")
     log.storage.delete(log.refresh().member_files(0).files[1].path)
     with context.consumer("orders") as careful:
         for _ in range(2):
             with pytest.raises(DataLossError, match="fail_on_data_loss"):
-                careful.receive(timeout_s=5)
+                careful.receive(timeout=5)
     with context.consumer("orders", acknowledge="auto", fail_on_data_loss=False) as lenient:
-        got = [lenient.receive(timeout_s=5) for _ in range(2)]
+        got = [lenient.receive(timeout=5) for _ in range(2)]
         assert [(m.text, m.redelivered) for m in got if m] == [("0", False), ("2", False)]
-        assert lenient.receive(timeout_s=0) is None
-        assert lenient.receive(timeout_s=0) is None
+        assert lenient.receive(timeout=0) is None
+        assert lenient.receive(timeout=0) is None
     assert list(context.browser("orders")) == []

@@ -30,7 +30,7 @@ from spark_jms.testing import memory_domain
 def test_a_snapshot_never_changes() -> None:
     """C5: following the log makes new snapshots; an older one keeps its version, files and declaration."""
     with memory_domain(orders="topic") as root, connect(root, housekeeping=False) as context:
-        log = context.domain.log("orders")
+        log = context._domain.log("orders")
         before = log.refresh()
         context.producer("orders").send(text="a")
         create_subscription(log, "s", lambda snapshot: {0: 0})
@@ -128,20 +128,20 @@ def test_decisions_call_no_port(guard: Guard) -> None:
         connect(root, housekeeping=False) as context,
     ):
         producer = context.producer("orders")
-        log = context.domain.log("orders")
+        log = context._domain.log("orders")
         for n in range(40):
             producer.send(text=str(n))
         for _ in range(2):
             producer.send_many([{"text": "once"}], transaction=("t", 1))
         compact(log)
         with context.consumer("orders", prefetch=100, acknowledge="auto") as consumer:
-            while consumer.receive(timeout_s=0):
+            while consumer.receive(timeout=0):
                 pass
-        housekeeper = Housekeeper(context.domain, context.store, "orders")
+        housekeeper = Housekeeper(context._domain, context._store, "orders")
         assert housekeeper.run()
         housekeeper.close()
-        apply_destinations(context.domain, [Destination("orders", "distributed-queue", 4)], lambda *_: True)
-        topic = context.domain.log("prices")
+        apply_destinations(context._domain, [Destination("orders", "distributed-queue", 4)], lambda *_: True)
+        topic = context._domain.log("prices")
         create_subscription(topic, "s", lambda snapshot: {0: 0})
         assert drop_subscription(topic, "s")
         assert log.refresh().destination.members == 4

@@ -70,7 +70,7 @@ def test_power_durability_syncs_before_the_commit(steps: Callable[[str], list[st
         for _ in range(8):
             context.producer("orders").send_many({"text": "x"} for _ in range(2))
         steps(root)
-        log = context.domain.log("orders")
+        log = context._domain.log("orders")
         compact(log)
         assert [kind(step) for step in steps(root)] == 2 * [commit[0], *commit[2:]]
         checkpoint(log, every=1)

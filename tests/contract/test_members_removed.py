@@ -54,7 +54,7 @@ def receive(root: str, subscription: str, **options: Any) -> list[str | None]:
         context.consumer("prices", subscription=subscription, acknowledge="auto", **options) as consumer,
     ):
         got = []
-        while (message := consumer.receive(timeout_s=0.3)) is not None:
+        while (message := consumer.receive(timeout=0.3)) is not None:
             got.append(message.text)
         return sorted(got, key=str)
 
@@ -129,7 +129,7 @@ def test_a_removed_member_is_purged_beside_a_later_subscription() -> None:
         send(root, *"abcdef")
         shape(root, 2)
         with connect(root, housekeeping=False) as context:
-            snapshot = context.domain.log("prices").refresh()
+            snapshot = context._domain.log("prices").refresh()
             assert start_floors(snapshot, "latest") == {0: 2, 1: 2, 2: 2}
             assert start_floors(snapshot, "earliest") == {0: 0, 1: 0, 2: 2}
             assert start_floors(snapshot, '{"sequence": 1}') == {0: 0, 1: 0, 2: 2}

@@ -48,14 +48,14 @@ def opened_files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def subscriber(context: Context, selector: str | None = None, *, careful: bool = True) -> Subscriber:
     settings = ConsumerSettings(Selector.parse(selector), fail_on_data_loss=careful)
-    return Subscriber(Domain(context.root), context.store, "orders", "-", f"q-{careful}-{selector}", settings)
+    return Subscriber(Domain(context.root), context._store, "orders", "-", f"q-{careful}-{selector}", settings)
 
 
 def texts(context: Context, selector: str | None, count: int) -> list[str | None]:
     with context.consumer("orders", selector=selector, acknowledge="individual", prefetch=1) as consumer:
         got = []
         for _ in range(count):
-            message = consumer.receive(timeout_s=0)
+            message = consumer.receive(timeout=0)
             got.append(message.text if message else None)
             if message:
                 message.acknowledge()
@@ -109,7 +109,7 @@ def test_client_searches_the_whole_backlog(context: Context, monkeypatch: pytest
     """C7, C11: receive(0) returns None only when no message matches; delayed messages in front block no others (C12)."""
     monkeypatch.setattr(planner, "MAX_ROWS_READ", 3)
     producer = context.producer("orders")
-    producer.send_many({"text": "late", "delivery_delay_ms": 3_600_000} for _ in range(10))
+    producer.send_many({"text": "late", "delay": "1 h"} for _ in range(10))
     for n in range(12):
         producer.send(text=str(n), properties={"even": n % 2 == 0})
     assert texts(context, "even", 7) == ["0", "2", "4", "6", "8", "10", None]
@@ -119,11 +119,9 @@ def test_client_searches_the_whole_backlog(context: Context, monkeypatch: pytest
 def test_pass_continues_with_unclaimed_picks(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """C4, C6: a pass continues with the first pick that was not claimed."""
     monkeypatch.setattr(planner, "MAX_ROWS_READ", 8)
-    context.producer("orders").send_many({"text": "late", "delivery_delay_ms": 3_600_000} for _ in range(5))
+    context.producer("orders").send_many({"text": "late", "delay": "1 h"} for _ in range(5))
     for n in range(10):
-        context.producer("orders").send_many(
-            [{"text": str(n)}, {"text": "late", "delivery_delay_ms": 3_600_000}], transaction=("t", n)
-        )
+        context.producer("orders").send_many([{"text": str(n)}, {"text": "late", "delay": "1 h"}], transaction=("t", n))
     one = subscriber(context)
     at, got = Batch("q"), []
     for _ in range(20):
@@ -141,7 +139,7 @@ def test_missing_file_is_a_data_loss(context: Context) -> None:
     producer = context.producer("orders")
     for n in range(4):
         producer.send(text=str(n), priority=9)
-    table = context.domain.log("orders")
+    table = context._domain.log("orders")
     os.unlink(f"{table.storage.uri}/{table.refresh().member_files(0).files[1].path}")
     careful = subscriber(context, HIGH)
     for _ in range(2):
@@ -163,7 +161,7 @@ def test_files_replaced_by_compaction_are_found(context: Context) -> None:
         producer.send(text=str(n), priority=9, group_id=f"g{n}")
     stale = Domain(context.root).log("orders")
     old = [f.path for f in stale.refresh().member_files(0).files]
-    assert compact(context.domain.log("orders")).compacted_files == 10
+    assert compact(context._domain.log("orders")).compacted_files == 10
     for path in old:
         os.unlink(f"{stale.storage.uri}/{path}")
     found = scan(stale, 0, Ranges.of((1, 10)), Question(Selector.parse(HIGH)))

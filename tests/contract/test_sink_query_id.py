@@ -49,8 +49,8 @@ def test_queries_do_not_share_transactions() -> None:
             sink(root).commit([StagedMessage(0, query_id, route, staged(root, query_id))], 7)
         sink(root).commit([], 8)
         with connect(root, housekeeping=False) as context, context.consumer("orders") as consumer:
-            first, second = consumer.receive(timeout_s=5), consumer.receive(timeout_s=5)
+            first, second = consumer.receive(timeout=5), consumer.receive(timeout=5)
             assert first is not None
             assert second is not None
             assert (first.text, second.text) == ("q", "r")
-            assert consumer.receive(timeout_s=0) is None
+            assert consumer.receive(timeout=0) is None

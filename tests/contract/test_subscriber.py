@@ -24,14 +24,14 @@ def test_table_behind_its_store_is_refused() -> None:
         for n in range(3):
             producer.send(text=str(n))
         with context.consumer("orders", prefetch=10) as consumer:
-            last = [consumer.receive(timeout_s=10) for _ in range(3)][-1]
+            last = [consumer.receive(timeout=10) for _ in range(3)][-1]
             assert last is not None
             last.acknowledge()
-        log = context.domain.log("orders")
+        log = context._domain.log("orders")
         version = log.refresh().version
         Path(log.storage.uri, commit_path(version)).unlink()
-        fresh = Domain(context.domain.root)
-        subscriber = Subscriber(fresh, context.store, "orders", "-", "q", ConsumerSettings())
+        fresh = Domain(context._domain.root)
+        subscriber = Subscriber(fresh, context._store, "orders", "-", "q", ConsumerSettings())
         with pytest.raises(RecordSetError, match=r"the store knows message 3 of orders/-/0, but the table ends at 2"):
             subscriber.next_batch(Batch("q"), Limits())
         subscriber.close()
@@ -42,10 +42,10 @@ def test_fenced_consumer_stays_closed() -> None:
     with memory_domain(orders="queue") as root, connect(root) as context:
         for n in range(3):
             context.producer("orders").send(text=str(n))
-        subscriber = Subscriber(context.domain, context.store, "orders", "-", "q", ConsumerSettings())
+        subscriber = Subscriber(context._domain, context._store, "orders", "-", "q", ConsumerSettings())
         assert subscriber.next_batch(Batch("q"), Limits(max_messages=1)) is not None
-        assert isinstance(context.store, MemoryStore)
-        context.store.crash(subscriber.members.session)
+        assert isinstance(context._store, MemoryStore)
+        context._store.crash(subscriber.members.session)
         with pytest.raises(ConsumerClosedException):
             subscriber.members.commit({m: h.state.attach("q", "new") for m, h in subscriber.members.held.items()})
         with pytest.raises(ConsumerClosedException):

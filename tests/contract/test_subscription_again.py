@@ -19,7 +19,7 @@ def receive_all(root: str, count: int) -> list[str | None]:
         consumer = context.consumer("prices", subscription="s", starting_position="earliest")
         got = []
         for _ in range(count):
-            message = consumer.receive(timeout_s=10)
+            message = consumer.receive(timeout=10)
             assert message is not None
             got.append(message.text)
             message.acknowledge()
@@ -77,7 +77,7 @@ def test_interrupted_drop_loses_no_message_and_can_be_repeated(monkeypatch: pyte
         assert "s" not in Domain(root).log("prices").refresh().destination.subscriptions
         with connect(root, housekeeping=False) as context:
             consumer = context.consumer("prices", subscription="s", starting_position="earliest")
-            assert [m.text for m in iter(lambda: consumer.receive(timeout_s=0), None)] == ["m0", "m1", "m2"]
+            assert [m.text for m in iter(lambda: consumer.receive(timeout=0), None)] == ["m0", "m1", "m2"]
 
 
 def test_housekeeping_clears_positions_of_dropped_subscriptions() -> None:
@@ -90,12 +90,12 @@ def test_housekeeping_clears_positions_of_dropped_subscriptions() -> None:
         kept = context.consumer("prices", subscription="kept", starting_position="earliest")
         consumer = context.consumer("prices", subscription="s", starting_position="earliest")
         context.producer("prices").send_many({"text": f"m{i}"} for i in range(3))
-        messages = [one.receive(timeout_s=10) for one in (kept, consumer)]
-        subscriptions.subscriptions.drop_subscription(context.domain.log("prices"), "s")
+        messages = [one.receive(timeout=10) for one in (kept, consumer)]
+        subscriptions.subscriptions.drop_subscription(context._domain.log("prices"), "s")
         for message in messages:
             assert message is not None
             message.acknowledge()
-        housekeeper = Housekeeper(context.domain, context.store, "prices")
+        housekeeper = Housekeeper(context._domain, context._store, "prices")
         housekeeper.rounds.CLEAN_UP_EVERY_S = 0.0
         housekeeper.run()
         assert housekeeper.health.failures == {}
@@ -104,5 +104,5 @@ def test_housekeeping_clears_positions_of_dropped_subscriptions() -> None:
         assert housekeeper.health.failures == {}
         housekeeper.close()
         again = context.consumer("prices", subscription="s", starting_position="earliest")
-        assert [m.text for m in iter(lambda: again.receive(timeout_s=0), None)] == ["m0", "m1", "m2"]
-        assert [m.text for m in iter(lambda: kept.receive(timeout_s=0), None)] == ["m1", "m2"]
+        assert [m.text for m in iter(lambda: again.receive(timeout=0), None)] == ["m0", "m1", "m2"]
+        assert [m.text for m in iter(lambda: kept.receive(timeout=0), None)] == ["m1", "m2"]

@@ -50,7 +50,7 @@ def consume(context: Any, queue: str, directory: Path) -> int:
     received = 0
     with context.consumer(queue) as consumer, open(directory / "received.jsonl", "a", buffering=1) as out:
         while not (directory / "stop").exists():
-            message = consumer.receive(timeout_s=0.2)
+            message = consumer.receive(timeout=0.2)
             if message is None:
                 continue
             row = {

@@ -80,7 +80,7 @@ def test_reader_may_close_the_output(domain: str) -> None:
 def test_interrupted_receive_has_acknowledged_the_printed_messages(domain: str) -> None:
     with connect(domain, housekeeping=False) as context:
         context.producer("orders").send_many({"text": str(i)} for i in range(3))
-        command = [*JMSQ, "receive", "orders", "--max", "0", "--timeout", "60", "--json", "--root", domain]
+        command = [*JMSQ, "receive", "orders", "--max", "0", "--timeout", "60s", "--json", "--root", domain]
         # As from a terminal: who runs these tests in the background of a script hands an ignored SIGINT down.
         ready = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
         pipe = subprocess.PIPE

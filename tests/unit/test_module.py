@@ -260,7 +260,7 @@ destinations:
     maxMessageSize: 512 KiB
     retention: 1.5 days
     inDoubtTimeout: 0
-    fileGrace: 250
+    fileGrace: 250ms
     acknowledgementRetention: 1 day
     durability: power
   "17": {kind: topic, maxMessageSize: 0.5 kib, retention: 30s}

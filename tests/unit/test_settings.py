@@ -14,8 +14,9 @@ from spark_jms.core.destination import Destination
 from spark_jms.errors import ModuleFileError, UnreadableTableError
 from spark_jms.module import declare, load_module
 from spark_jms.settings.destination import DestinationSettings
-from spark_jms.settings.duration import parse_duration_ms, show_duration
+from spark_jms.settings.duration import DurationLike, duration_s, parse_duration_ms, show_duration
 from spark_jms.settings.table import Setting, Table, read_texts, setting, settings_of
+from spark_jms.settings.tables import GROUPS, Group
 from spark_jms.settings.types import Choice, Duration, Flag, ListOf, NotAllowed, Size, Text, ValueType, Whole
 
 TYPES: dict[str, tuple[ValueType, st.SearchStrategy[object], list[str]]] = {
@@ -25,10 +26,10 @@ TYPES: dict[str, tuple[ValueType, st.SearchStrategy[object], list[str]]] = {
     "ms": (
         Duration("10 ms", "30 days"),
         st.integers(10, 30 * 86_400_000),
-        ["9", "9 ms", "31 days", "soon", "", "-1 s"],
+        ["100", "9 ms", "31 days", "soon", "", "-1 s"],
     ),
     "s": (
-        Duration("0.1 s", "1 h", "s"),
+        Duration("0.1 s", "1 h", "s", "s"),
         st.integers(100, 3_600_000).map(lambda ms: ms / 1000),
         ["0", "3601", "nan", "inf"],
     ),
@@ -103,11 +104,26 @@ def test_negative_timedelta_is_refused() -> None:
         parse_duration_ms(timedelta(seconds=-1))
 
 
-def test_bare_number_has_the_unit_of_its_setting() -> None:
-    assert Duration(high="1 h").read("250") == 250
-    assert Duration(high="1 h", unit="s").read("250") == 250
-    assert Duration(high="1 h", unit="s").read("250 ms") == 0.25
-    assert parse_duration_ms("2", "s") == 2000
+def test_number_alone_needs_a_setting_that_names_its_unit() -> None:
+    assert Duration(high="1 h", bare="ms").read("250") == 250
+    assert Duration(high="1 h", unit="s", bare="s").read("250") == 250
+    assert Duration(high="1 h", unit="s", bare="s").read("250 ms") == 0.25
+    assert Duration(high="1 h").read("0") == 0
+    with pytest.raises(NotAllowed, match="written with ms, s, min, h or days, such as '30 s'$"):
+        Duration(high="1 h").read("250")
+
+
+@pytest.mark.parametrize("group", GROUPS.values(), ids=lambda group: group.name)
+def test_settings_that_take_a_number_alone_name_its_unit(group: Group) -> None:
+    for name, row in group.settings.items():
+        if isinstance(row.type, Duration):
+            suffix = name.lower().rpartition("_")[2]
+            assert row.type.bare == (suffix if suffix in ("s", "ms") else ""), name
+
+
+@pytest.mark.parametrize(("given", "seconds"), [(2, 2.0), (0.25, 0.25), ("250 ms", 0.25), (timedelta(minutes=1), 60.0)])
+def test_durations_in_python(given: DurationLike, seconds: float) -> None:
+    assert duration_s(given) == seconds
 
 
 @given(st.integers(0, 36_500 * 86_400_000))

@@ -1,0 +1,331 @@
+"""Receives for a Consumer: claims a few messages, delivers them one by one, acknowledges or releases them (C7, C8, C9, C11).
+
+Inside: applications see `Consumer` and `Message`. The consumer, its listener's thread and the context's background thread
+call the receiver.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from spark_jms.claims.fetch import fetch
+from spark_jms.claims.subscriber import Subscriber
+from spark_jms.client.acknowledgement import AcknowledgementWriter
+from spark_jms.client.delivery import ConsumerStatistics, Delivery, Return
+from spark_jms.client.encoding import from_batch
+from spark_jms.client.message import Message
+from spark_jms.core.batch import Batch, Limits
+from spark_jms.errors import (
+    ClosedError,
+    ConsumerClosedException,
+    IllegalStateException,
+    JmsqError,
+    MemberUnavailableError,
+)
+from spark_jms.log.storage import now_ms
+
+AcknowledgeMode = Literal["client", "individual", "auto", "dups-ok"]
+HAND_OVER_TIMEOUT_S = 15.0  # wait for a record needed to acknowledge or release
+CLOSE_TIMEOUT_S = 5.0
+_REPLAN_S = 0.1  # for changes without a new file: a delay ends, a consumer dies
+_POLL_S = 0.01  # between two polls of the store
+_BOUNDARY_S = 0.02  # between two hand-overs while prefetched messages are delivered
+_LAZY_S = 1.0
+
+
+def pause_s(idle_s: float) -> float:
+    """The pause between two polls: short after recent traffic, 50 ms after an idle minute."""
+    return 0.002 if idle_s < 1 else min(0.05, max(0.005, idle_s / 1200))
+
+
+@dataclass(frozen=True, slots=True)
+class _Receipt:
+    receiver: Receiver
+    generation: int
+
+    def acknowledge(self, message: Message) -> None:
+        self.receiver.acknowledge(message, self.generation)
+
+    def reject(self, message: Message, delay_s: float) -> None:
+        self.receiver.reject(message, delay_s)
+
+
+class Receiver:
+    """Thread-safe. Any method may raise ConsumerClosedException: the consumer was fenced, other consumers get its
+    unacknowledged messages, and it can only be closed."""
+
+    def __init__(
+        self,
+        subscriber: Subscriber,
+        mode: AcknowledgeMode,
+        prefetch: int,
+        check_context: Callable[[], None],
+    ) -> None:
+        self.destination, self.name = subscriber.destination, subscriber.consumer
+        self.mode, self.prefetch = mode, prefetch
+        self._subscriber, self._table = subscriber, subscriber.table
+        self._check_context = check_context
+        # Taken in this order: `_claiming`, the writer's own lock, `_lock`. `_lock` guards `_delivery` and is never held
+        # during a store call.
+        self._claiming, self._lock = threading.RLock(), threading.RLock()
+        self._closing = threading.Event()
+        self._closed = False
+        self._delivery = Delivery()
+        self._writer = AcknowledgementWriter(subscriber, self._delivery, self._lock)
+        self._failure: JmsqError | None = None
+        self._seen_version = -1
+        self._boundary_s = time.monotonic()
+
+    # -- receiving ------------------------------------------------------------------------------------------------
+    def next_message(self, timeout_s: float | None) -> Message | None:
+        """The next message, or None if none arrives within `timeout_s` (None waits for ever, 0 does not wait) or the
+        receiver is closed meanwhile. Acknowledges, in the modes "auto" and "dups-ok", what it delivered before."""
+        started = time.monotonic()
+        deadline = None if timeout_s is None else started + timeout_s
+        try:
+            self.acknowledge_delivered()
+            while not self._closing.is_set():
+                message = self._take()
+                if message is not None or not self._wait(started, deadline):
+                    return message
+        except ClosedError:
+            if not self._closing.is_set():
+                raise
+        return None
+
+    def _take(self) -> Message | None:
+        self.check_open()
+        with self._lock:
+            message = self._delivery.take(now_ms())
+        if message is not None:
+            if time.monotonic() - self._boundary_s >= _BOUNDARY_S:
+                self._boundary()
+            return message
+        with self._claiming:
+            with self._lock:
+                message = self._delivery.take(now_ms())
+            if message is not None or self._closing.is_set():
+                return message
+            self._claim()
+            with self._lock:
+                return self._delivery.take(now_ms())
+
+    def _claim(self) -> None:
+        """Claim and read the next messages, if any are available."""
+        self._boundary_s = time.monotonic()
+        self._write(0)
+        self._seen_version = self._table.snapshot.version
+        try:
+            limits = Limits(max_messages=self.prefetch)
+            batch = self._subscriber.next_batch(Batch(self.name), limits)
+            while batch is None and self._subscriber.has_more() and not self._closing.is_set():
+                batch = self._subscriber.next_batch(Batch(self.name), limits)
+        except ConsumerClosedException as error:
+            raise self._fail(error) from None
+        if batch is None:
+            return
+        messages: list[Message] = []
+        try:
+            receipt = _Receipt(self, self._delivery.generation)
+            for member, pick in sorted(batch.members.items()):
+                for rows in fetch(
+                    self._table,
+                    self.destination,
+                    member,
+                    pick.picks,
+                    pick.redelivered,
+                    fail_on_data_loss=self._subscriber.settings.fail_on_data_loss,
+                ):
+                    messages += from_batch(rows, receipt)
+        except BaseException:
+            with self._lock:
+                self._delivery.returning += [
+                    Return(batch.claim, m, pick.picks, False) for m, pick in batch.members.items()
+                ]
+            self._write(0)
+            raise
+        with self._lock:
+            self._delivery.add(messages, batch.claim)
+            if len(messages) < batch.count:  # deleted from the table, and fail_on_data_loss is False: finished
+                read = {(m.member, m.sequence) for m in messages}
+                claimed = ((m, int(n)) for m, pick in batch.members.items() for n in pick.picks.numbers())
+                self._delivery.finished.update({key: batch.claim for key in claimed if key not in read})
+
+    def _wait(self, started: float, deadline: float | None) -> bool:
+        """True when new messages may be available; False when the time is up or the consumer closes."""
+        replan = time.monotonic() + _REPLAN_S
+        poll = 0.0
+        while True:
+            now = time.monotonic()
+            pause = pause_s(now - started)
+            if deadline is not None:
+                if now >= deadline:
+                    return False
+                pause = min(pause, deadline - now)
+            if self._closing.wait(pause):
+                return False
+            now = time.monotonic()
+            if now >= replan or self._table.snapshot.version != self._seen_version or self._table.has_news():
+                return True
+            if now >= poll:
+                poll = now + _POLL_S
+                self.check_open()
+                if self._boundary() or self._subscriber.has_new_records():
+                    return True
+
+    # -- acknowledging --------------------------------------------------------------------------------------------
+    def acknowledge(self, message: Message, generation: int) -> None:
+        self.check_open()
+        if self.mode in ("auto", "dups-ok"):
+            return
+        key = (message.member, message.sequence)
+        with self._lock:
+            if (
+                self.mode == "individual"
+                and generation != self._delivery.generation
+                and key not in self._delivery.delivered
+            ):
+                raise IllegalStateException(
+                    f"message {message.message_id} was released by recover() or reject() after this delivery: it will "
+                    "be delivered again, and only that delivery can be acknowledged"
+                )
+            self._delivery.finish([key] if self.mode == "individual" else None)
+        self._write(HAND_OVER_TIMEOUT_S)
+
+    def acknowledge_delivered(self) -> None:
+        """In the modes "auto" and "dups-ok": the application has finished with everything delivered so far."""
+        if self.mode not in ("auto", "dups-ok"):
+            return
+        with self._lock:
+            self._delivery.finish()
+            count = len(self._delivery.finished)
+        lazy = self.mode == "dups-ok" and count < self.prefetch and time.monotonic() - self._writer.written_s < _LAZY_S
+        if count and not lazy:
+            self._write(HAND_OVER_TIMEOUT_S)
+
+    def recover(self) -> None:
+        """Release everything delivered and not acknowledged: it is delivered again, flagged and counted, to this or another
+        consumer."""
+        self.check_open()
+        with self._lock:
+            self._delivery.give_back(delivered=True)
+        self._write(HAND_OVER_TIMEOUT_S)
+
+    def reject(self, message: Message, delay_s: float) -> None:
+        """Release this one message: it is delivered again, flagged and counted. Without a delay, before later ones. With
+        one, it stays claimed so long; later messages of its unit of order wait for it."""
+        self.check_open()
+        key = (message.member, message.sequence)
+        with self._claiming:  # no claim may take later messages of the unit meanwhile
+            with self._lock:
+                if key not in self._delivery.delivered:
+                    raise IllegalStateException(
+                        f"message {message.message_id} was acknowledged, rejected or released before: only a message "
+                        "that this consumer has delivered and not acknowledged can be rejected"
+                    )
+                if delay_s:
+                    self._delivery.delay(key, time.monotonic() + delay_s, unit=message.group_id is not None)
+            if delay_s:
+                self._withhold()
+        if delay_s:
+            self._write(0)
+        else:
+            self.release(message)
+
+    def release(self, message: Message) -> None:
+        """Release this one message, if it is delivered and not acknowledged: it is delivered again, flagged and counted,
+        before later ones."""
+        with self._lock:
+            self._delivery.give_back(delivered=False, keys=[(message.member, message.sequence)])
+        self._write(HAND_OVER_TIMEOUT_S)
+
+    def _withhold(self) -> None:
+        with self._lock:
+            withheld = self._delivery.withheld()
+        self._subscriber.withhold(withheld)
+
+    def _write(self, timeout_s: float) -> None:
+        try:
+            self._writer.write(timeout_s, self._boundary)
+        except ConsumerClosedException as error:
+            raise self._fail(error) from None
+
+    # -- boundaries -----------------------------------------------------------------------------------------------
+    def _boundary(self) -> int:
+        self._boundary_s = time.monotonic()
+        try:
+            return self._subscriber.hand_over()
+        except ConsumerClosedException as error:
+            raise self._fail(error) from None
+
+    def hand_over(self) -> None:
+        """The context's background thread calls this several times a second: hand records over to waiting consumers,
+        end the delays of rejected messages, and write acknowledgements that are overdue."""
+        if self._failure is not None or self._closing.is_set():
+            return
+        try:
+            self._boundary()
+            with self._lock:
+                delay_ended = self._delivery.end_delays(time.monotonic())
+            overdue = time.monotonic() - self._writer.written_s >= _LAZY_S
+            if self._delivery.returning or (overdue and self._delivery.finished):
+                self._write(0)
+            if delay_ended:
+                self._withhold()
+        except (ConsumerClosedException, ClosedError):
+            return  # _fail keeps the error for the next call
+
+    def flush_outbox(self) -> None:
+        """The context's background thread calls this once a second: write acknowledgements to their table."""
+        if self._failure is not None or self._closing.is_set():
+            return
+        try:
+            self._subscriber.flush_outbox()
+        except ConsumerClosedException as error:
+            self._fail(error)
+
+    def _fail(self, error: JmsqError) -> JmsqError:
+        if self._failure is None:
+            self._failure = error
+        return error
+
+    def check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"consumer {self.name} of {self.destination} is closed: create a new one")
+        if self._failure is not None:
+            raise type(self._failure)(str(self._failure)) from self._failure
+        self._check_context()
+
+    # -- the end --------------------------------------------------------------------------------------------------
+    def statistics(self, listener_failures: int) -> ConsumerStatistics:
+        with self._lock:
+            return self._delivery.statistics(listener_failures)
+
+    @property
+    def closing(self) -> bool:
+        return self._closing.is_set()
+
+    def stop(self) -> None:
+        """`next_message` returns None from now on."""
+        self._closing.set()
+
+    def close(self) -> None:
+        """Release everything at once."""
+        self._closing.set()
+        with self._claiming, self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._delivery.give_back(delivered=True)
+        try:
+            if self._failure is None:
+                self._write(CLOSE_TIMEOUT_S)
+                self._subscriber.flush_outbox()
+        except (ConsumerClosedException, ClosedError, MemberUnavailableError):
+            pass  # the rest becomes available when the session ends, and is delivered again, flagged
+        finally:
+            self._subscriber.close()

@@ -1,0 +1,63 @@
+"""The client as a typed program uses it (C11)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+
+from typing_extensions import assert_type
+
+import spark_jms
+from spark_jms.client import Consumer, Context, Message, MessageArguments, SendReport
+
+
+def sends(context: Context, row: MessageArguments) -> None:
+    producer = context.producer("orders")
+    sent = producer.send(
+        text="hello",
+        properties={"color": "red", "amount": 12.5, "n": 1, "urgent": True},
+        group_id="customer-7",
+        priority=9,
+        time_to_live=timedelta(minutes=10),
+        delay="10 s",
+    )
+    assert_type(sent, Message)
+    assert_type(sent.timestamp, datetime | None)
+    producer.send(body=b"\x00", delivery_time=datetime.now(timezone.utc), delivery_mode="PERSISTENT")
+    producer.send(map={"amount": 12.5, "raw": b"\x00", "none": None}, delay=0.5)
+    producer.send(properties={"only": "properties"})
+    producer.send(sent)
+    assert_type(producer.send_many([{"text": "a"}, {"text": "b", "priority": 3}, row, sent]), SendReport)
+    producer.send_many({"text": str(n)} for n in range(3))
+
+    producer.send(text="a", body=b"b")  # type: ignore[call-overload]
+    producer.send(text=1)  # type: ignore[call-overload]
+    producer.send("a")  # type: ignore[call-overload]
+    producer.send(txt="a")  # type: ignore[call-overload]
+    producer.send(text="a", time_to_live_ms=10)  # type: ignore[call-overload]
+    producer.send(text="a", delivery_mode="FAST")  # type: ignore[call-overload]
+    producer.send_many([{"txt": "a"}])  # type: ignore[list-item]
+    producer.send_many(["a"])  # type: ignore[list-item]
+
+
+def receives() -> None:
+    with spark_jms.connect("messages", housekeeping=False) as context:
+        with context.consumer("orders", selector="color = 'red'", acknowledge="individual") as consumer:
+            assert_type(consumer, Consumer)
+            message = consumer.receive(timeout="5 s")
+            assert_type(message, Message | None)
+            consumer.receive(timeout=timedelta(seconds=1))
+            consumer.receive(0.5)
+            if message is not None:
+                message.reject(delay=30)
+                message.reject()
+            assert_type(consumer.messages(idle_timeout=1.5), Iterator[Message])
+            assert_type([m.text for m in consumer], list[str | None])
+        context.consumer("prices", subscription="s", starting_position={"sequence": {0: 17}})
+        context.consumer("prices", subscription="s", starting_position=datetime.now(timezone.utc))
+        context.consumer("orders", listener=lambda m: print(m.text), exception_listener=print)
+        assert_type([m.sequence for m in context.browser("orders", include_finished=True)], list[int])
+
+        context.consumer("orders", acknowledge="none")  # type: ignore[arg-type]
+        context.consumer("orders", listener=5)  # type: ignore[arg-type]
+        consumer.receive(timeout_s=5)  # type: ignore[call-arg]
