@@ -253,7 +253,7 @@ class DeltaLog:
         with self.lock:
             if self._snapshot is snapshot:
                 replay = LogReplay(snapshot)
-                replay.apply_actions(actions, version)
+                replay.apply_own(version, actions, data)
                 self._snapshot = replay.snapshot()
         return True
 

@@ -73,6 +73,11 @@ class LogReplay:
             self.apply_actions(actions, version)
         self.version, self._digest = version, digest_of(data)
 
+    def apply_own(self, version: int, actions: Iterable[Mapping[str, Any]], data: bytes) -> None:
+        """The actions of a commit file that this process has just written."""
+        self.apply_actions(actions, version)
+        self._digest = digest_of(data)
+
     def judge(self, version: int, data: bytes) -> None:
         """A commit file whose actions were applied with a checkpoint: only look whether another program wrote it."""
         self._is_ours(version, self._parse(version, data))

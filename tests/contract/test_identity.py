@@ -160,6 +160,22 @@ def test_idle_reader_keeps_a_version_that_only_a_delta_checkpoint_has(monkeypatc
         assert log.refresh().last_sequence(0) == 4
 
 
+def test_log_loads_its_table_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C5: the own commits and those of another process are known; nothing is read again from the start."""
+    with memory_domain(orders="queue") as root:
+        log, other = Domain(root).log("orders"), Domain(root).log("orders")
+        loads = []
+        load = DeltaLog._load
+        monkeypatch.setattr(DeltaLog, "_load", lambda self: loads.append(self) or load(self))
+        for text in "abc":
+            put(log, text, text)
+            put(other, text)
+        checkpoint(log, every=1)
+        put(log, "d")
+        assert log.refresh().digest == other.refresh().digest
+        assert len(loads) == 2
+
+
 # -- writing --------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("texts", [(), ("c", "d"), ("c", "d", "e")], ids=["shorter", "as long", "longer"])
 def test_sleeping_writer_does_not_append_to_another_table(texts: tuple[str, ...]) -> None:
