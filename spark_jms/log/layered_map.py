@@ -13,7 +13,7 @@ from typing import TypeVar
 K = TypeVar("K")
 V = TypeVar("V")
 
-_MAX_CHANGED = 256
+_MAX_CHANGED = 64
 
 
 class LayeredMap(Mapping[K, V]):
@@ -29,10 +29,13 @@ class LayeredMap(Mapping[K, V]):
         if not changes:
             return self
         out: LayeredMap[K, V] = LayeredMap()
-        out._size = self._size + sum((value is not None) - (key in self) for key, value in changes.items())
+        out._size = self._size
+        for key, value in changes.items():
+            out._size += (value is not None) - (key in self)
         out._base, out._changed = self._base, {**self._changed, **changes}
         if len(out._changed) > _MAX_CHANGED:
-            out._base, out._changed = dict(out.items()), {}
+            out._base = _joined(out._base, out._changed)
+            out._changed = {}
         return out
 
     def __getitem__(self, key: K) -> V:
@@ -50,6 +53,16 @@ class LayeredMap(Mapping[K, V]):
 
     def __len__(self) -> int:
         return self._size
+
+
+def _joined(base: dict[K, V], changed: Mapping[K, V | None]) -> dict[K, V]:
+    out = dict(base)
+    for key, value in changed.items():
+        if value is None:
+            out.pop(key, None)
+        else:
+            out[key] = value
+    return out
 
 
 class MapEdit(dict[K, "V | None"]):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from spark_jms.log.data_file import DataFile
 
-_MAX_TAIL = 256
+_MAX_TAIL = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,12 +56,12 @@ class MemberEdit:
     def __init__(self, start: MemberFiles) -> None:
         self._start = start
         self._newest = start.newest
-        self._tail = list(start.tail)
+        self._added: list[DataFile] = []  # behind all others
         self._whole: list[DataFile] | None = None
 
     def add(self, file: DataFile) -> None:
         if self._whole is None and (self._newest is None or file.first > self._newest.first):
-            self._tail.append(file)
+            self._added.append(file)
             self._newest = file
             return
         whole = self._copied()
@@ -76,16 +76,17 @@ class MemberEdit:
             del whole[at]
 
     def done(self) -> MemberFiles:
-        if self._whole is None and len(self._tail) <= _MAX_TAIL:
-            return MemberFiles(
-                self._start.base_firsts, self._start.base, tuple(map(_first, self._tail)), tuple(self._tail)
-            )
-        whole = self._copied()
-        return MemberFiles(tuple(map(_first, whole)), tuple(whole))
+        start, firsts = self._start, tuple([file.first for file in self._added])
+        if self._whole is not None:
+            return MemberFiles(tuple([file.first for file in self._whole]), tuple(self._whole))
+        tail_firsts, tail = (*start.tail_firsts, *firsts), (*start.tail, *self._added)
+        if len(tail) <= _MAX_TAIL:
+            return MemberFiles(start.base_firsts, start.base, tail_firsts, tail)
+        return MemberFiles((*start.base_firsts, *tail_firsts), (*start.base, *tail))
 
     def _copied(self) -> list[DataFile]:
         if self._whole is None:
-            self._whole = [*self._start.base, *self._tail]
+            self._whole = [*self._start.base, *self._start.tail, *self._added]
         return self._whole
 
 
