@@ -1,12 +1,16 @@
-"""Compaction: runs of small neighbouring files of a member become one file; sequences do not change (C13).
+"""Compaction: runs of neighbouring files of a member become one file; sequences do not change (C13).
 
-A file that cannot be read is left out of the runs, named by the monitor, and tried again after growing pauses.
+`runs` decides what to merge, on the files of an immutable snapshot. The merged file is written without the log's lock; only
+the commit takes it, and checks again that the files are still in the log. A file that cannot be read is left out of the
+runs, named by the monitor, and tried again after growing pauses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import numpy as np
 import pyarrow as pa
 
 from spark_jms.core.message import ORDINAL, STORED_SCHEMA
@@ -17,7 +21,7 @@ from spark_jms.log.acknowledgements import ACKNOWLEDGED, ACKNOWLEDGEMENT_SCHEMA
 from spark_jms.log.commit import Decision, commit_prepared
 from spark_jms.log.data_file import DataFile
 from spark_jms.log.delta_log import DeltaLog
-from spark_jms.log.file_reader import StoredRows, read_stored
+from spark_jms.log.file_reader import read_stored
 from spark_jms.log.file_writer import FileWriter
 from spark_jms.log.monitor import Monitor
 from spark_jms.log.report import HousekeepingReport
@@ -25,26 +29,35 @@ from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.staged_file import too_old
 from spark_jms.log.storage import now_ms
 
-_TIERS_BYTES = (64 * 2**10, 2**20, 8 * 2**20, 32 * 2**20)  # a run of files of one tier becomes one of the next
-_MIN_RUN = 8
-_MAX_RUN = 200
+_RUN_FACTOR_BITS = 3  # a level has 8 times the rows of the level below
+_MAX_RUN = 200  # files; a commit that replaces them holds the log's lock for a few milliseconds
+_MAX_INPUT_BYTES = 32 * 2**20  # a larger file is never rewritten
 _MAX_COMPACTED_BYTES = 128 * 2**20
+_JOINED_BYTES = 2**20
+_MAX_S = 5.0  # then other housekeeping gets its turn
 
 
 def compact(
-    log: DeltaLog, report: HousekeepingReport | None = None, monitor: Monitor | None = None
+    log: DeltaLog,
+    report: HousekeepingReport | None = None,
+    monitor: Monitor | None = None,
+    *,
+    clock_s: Callable[[], float] = time.monotonic,
 ) -> HousekeepingReport:
-    """Merge runs of small files. A run is given up when one of its files was removed or replaced meanwhile, or cannot be
-    read; `monitor` keeps the names of such files."""
+    """Merge runs of files as long as there are any, for about 5 s. A run is given up when one of its files was removed or
+    replaced meanwhile, or cannot be read; `monitor` keeps the names of such files."""
     report, monitor = report or HousekeepingReport(), monitor or Monitor(log.name)
-    snapshot = log.refresh()
-    damaged = {what: what.removeprefix(_damaged(log, "")) for what in monitor.health.failures}
-    monitor.forget(what for what, path in damaged.items() if path != what and path not in snapshot.files)
-    for member in sorted(snapshot.members):
-        files = snapshot.members[member].files
-        run = small_run([file for file in files if monitor.is_due(_damaged(log, file.path))] if damaged else files)
-        if run:
-            _compact_run(log, run, report, monitor)
+    until_s = clock_s() + _MAX_S
+    _read_damaged_files_again(log, monitor)
+    progress = True
+    while progress and clock_s() < until_s:
+        progress = False
+        snapshot, failing = log.refresh(), monitor.health.failures
+        for member in sorted(snapshot.members):
+            files = snapshot.members[member].files
+            for run in runs([file for file in files if _damaged(log, file.path) not in failing] if failing else files):
+                if clock_s() < until_s:
+                    progress = _compact_run(log, run, report, monitor) or progress
     return report
 
 
@@ -53,81 +66,155 @@ def _damaged(log: DeltaLog, path: str) -> str:
     return f"reading data file {log.name}/{path}"
 
 
-def small_run(files: Sequence[DataFile]) -> list[DataFile]:
-    """The first run of at least 8 neighbours of one size tier; [] when there is none."""
-    for limit in _TIERS_BYTES:
-        run: list[DataFile] = []
-        size = 0
-        for file in files:
-            fits = file.bytes <= limit and size + file.bytes <= _MAX_COMPACTED_BYTES and len(run) < _MAX_RUN
-            if fits and (not run or run[-1].last + 1 == file.first):
-                run.append(file)
-                size += file.bytes
-                continue
-            if len(run) >= _MIN_RUN:
-                return run
-            run, size = ([file], file.bytes) if file.bytes <= limit else ([], 0)
-        if len(run) >= _MIN_RUN:
-            return run
-    return []
+def _read_damaged_files_again(log: DeltaLog, monitor: Monitor) -> None:
+    """Those whose pause is over. A file that left the table is forgotten."""
+    files, prefix = log.refresh().files, _damaged(log, "")
+    known = [what for what in monitor.health.failures if what.startswith(prefix)]
+    for what in known:
+        file = files.get(what.removeprefix(prefix))
+        if file is None:
+            monitor.forget([what])
+        elif monitor.is_due(what):
+            try:
+                for _ in _rows(log, [file], _schema(log).names):
+                    pass
+            except _UnreadFilesError as unread:
+                monitor.failed(what, unread.errors[file.path])
+            else:
+                monitor.succeeded(what)
 
 
-def _compact_run(log: DeltaLog, run: list[DataFile], report: HousekeepingReport, monitor: Monitor) -> None:
+def level(rows: int) -> int:
+    """0 for 1 to 7 rows, 1 for 8 to 63, 2 for 64 to 511 …"""
+    return (rows.bit_length() - 1) // _RUN_FACTOR_BITS
+
+
+def runs(files: Sequence[DataFile]) -> list[list[DataFile]]:
+    """Pure. Runs of neighbours to merge, which do not overlap.
+
+    The files of a run have at most some level, and together the rows of a higher one. So each rewriting takes a message at
+    least one level up: a message is rewritten at most once for each level that its file reaches, O(log n) times. And what
+    no run takes is little: behind a file of one level there are fewer than 8 times its rows in files up to that level.
+    """
+    found: list[list[DataFile]] = []
+    rest = [list(files)]
+    for highest in range(max((level(file.rows) for file in files), default=-1), -1, -1):
+        pieces: list[list[DataFile]] = []
+        for stretch in rest:
+            pieces += _split(stretch, highest, found)
+        rest = pieces
+    return found
+
+
+def _split(stretch: Sequence[DataFile], highest: int, found: list[list[DataFile]]) -> list[list[DataFile]]:
+    """Append to `found` the runs of files up to this level; return the files between them."""
+    left: list[list[DataFile]] = []
+    outside: list[DataFile] = []
+    run: list[DataFile] = []
+    rows = size = 0
+
+    def end_run() -> None:
+        nonlocal run, rows, size, outside
+        if rows >= 1 << _RUN_FACTOR_BITS * (highest + 1):
+            found.append(run)
+            left.append(outside)
+            outside = []
+        else:
+            outside += run
+        run, rows, size = [], 0, 0
+
+    for file in stretch:
+        fits = level(file.rows) <= highest and file.bytes <= _MAX_INPUT_BYTES
+        joins = fits and (not run or run[-1].last + 1 == file.first)
+        if not joins or len(run) >= _MAX_RUN or size + file.bytes > _MAX_COMPACTED_BYTES:
+            end_run()
+        if fits:
+            run.append(file)
+            rows, size = rows + file.rows, size + file.bytes
+        else:
+            outside.append(file)
+    end_run()
+    return [*left, outside]
+
+
+def _compact_run(log: DeltaLog, run: list[DataFile], report: HousekeepingReport, monitor: Monitor) -> bool:
+    """False when nothing came of it. What can be prepared is, before the log is locked for the commit."""
     try:
         staged = _merge(log, run)
-    except _UnreadFileError as unread:
-        if unread.file.path in log.refresh().files:  # else purged and cleaned up meanwhile
-            monitor.failed(_damaged(log, unread.file.path), unread.error)
-        return
-    for file in run:
-        monitor.succeeded(_damaged(log, file.path))
+    except _UnreadFilesError as unread:
+        files = log.refresh().files
+        for path, error in unread.errors.items():
+            if path in files:  # else purged and cleaned up meanwhile
+                monitor.failed(_damaged(log, path), error)
+        return True  # plan again without them
     first, now = run[0].first, now_ms()
+    actions = [file.remove_action(now) for file in run]
+    decision = Decision("OPTIMIZE", [*actions, staged.add_action(first, data_change=False)])
 
     def is_current(snapshot: Snapshot) -> bool:
         if any(file.path not in snapshot.files for file in run):
             return False
         return not too_old(log.storage, [staged], snapshot.destination, now)
 
-    def decide(snapshot: Snapshot, current: bool) -> Decision | None:
-        if not current:
-            return None
-        actions = [file.remove_action(now) for file in run]
-        return Decision("OPTIMIZE", [*actions, staged.add_action(first, data_change=False)])
-
-    if commit_prepared(log, is_current, decide) is None:
+    if commit_prepared(log, is_current, lambda snapshot, current: decision if current else None) is None:
         log.storage.delete(staged.path)
-    else:
-        report.compacted_files += len(run)
+        return False
+    report.compacted_files += len(run)
+    return True
 
 
 def _merge(log: DeltaLog, run: list[DataFile]) -> StagedFile:
-    schema = ACKNOWLEDGEMENT_SCHEMA if _is_acknowledgements(log) else STORED_SCHEMA
+    schema = _schema(log)
     writer = FileWriter(log.storage, run[0].member, schema)
     try:
-        for file in run:
-            for batch, sequences in _read(log, file, schema.names):
-                ordinals = pa.array(sequences - run[0].first)
-                writer.append(batch.set_column(schema.get_field_index(ORDINAL), ORDINAL, ordinals).cast(schema))
+        pending: list[pa.RecordBatch] = []
+        size = 0
+        for batch in _rows(log, run, schema.names):
+            pending.append(batch)
+            size += batch.nbytes
+            if size >= _JOINED_BYTES:
+                _append(writer, pending, schema)
+                pending, size = [], 0
+        _append(writer, pending, schema)
         return writer.close()
     except BaseException:
         writer.abort()
         raise
 
 
-class _UnreadFileError(Exception):
-    """A file of the run is missing or damaged."""
-
-    def __init__(self, file: DataFile, error: Exception) -> None:
-        super().__init__(file, error)
-        self.file, self.error = file, error
-
-
-def _read(log: DeltaLog, file: DataFile, columns: list[str]) -> Iterator[StoredRows]:
-    try:
-        yield from read_stored(log.storage, file.hint, Ranges.of((file.first, file.last)), columns)
-    except (UnreadableTableError, OSError) as error:
-        raise _UnreadFileError(file, error) from error
+def _append(writer: FileWriter, batches: list[pa.RecordBatch], schema: pa.Schema) -> None:
+    """Small batches are joined first: statistics of a batch cost more than a hundred rows."""
+    if batches:
+        joined = pa.concat_batches([batch.cast(schema) for batch in batches])
+        ordinals = pa.array(np.arange(writer.rows, writer.rows + joined.num_rows, dtype=np.int64))
+        writer.append(joined.set_column(schema.get_field_index(ORDINAL), schema.field(ORDINAL), ordinals))
 
 
-def _is_acknowledgements(log: DeltaLog) -> bool:
-    return ACKNOWLEDGED in str(log.snapshot.metadata.get("schemaString"))
+class _UnreadFilesError(Exception):
+    """Files of the run are missing or damaged."""
+
+    def __init__(self, errors: Mapping[str, Exception]) -> None:
+        super().__init__(errors)
+        self.errors = errors
+
+
+def _rows(log: DeltaLog, run: list[DataFile], columns: list[str]) -> Iterator[pa.RecordBatch]:
+    """Raises _UnreadFilesError with all files of the run that cannot be read: behind the first one, the others are only
+    opened."""
+    errors: dict[str, Exception] = {}
+    for file in run:
+        try:
+            for batch, _ in read_stored(log.storage, file.hint, Ranges.of((file.first, file.last)), columns):
+                if errors:
+                    break
+                yield batch
+        except (UnreadableTableError, OSError) as error:
+            errors[file.path] = error
+    if errors:
+        raise _UnreadFilesError(errors)
+
+
+def _schema(log: DeltaLog) -> pa.Schema:
+    """Of the files of this table."""
+    columns = str(log.snapshot.metadata.get("schemaString"))
+    return ACKNOWLEDGEMENT_SCHEMA if ACKNOWLEDGED in columns else STORED_SCHEMA

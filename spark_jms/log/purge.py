@@ -7,17 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 from spark_jms.core.ranges import Ranges
 from spark_jms.log.acknowledgements import ACKNOWLEDGED
-from spark_jms.log.commit import Decision, commit, commit_prepared
+from spark_jms.log.commit import Decision, commit
 from spark_jms.log.data_file import DataFile
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.report import HousekeepingReport
-from spark_jms.log.snapshot import Snapshot
+from spark_jms.log.snapshot import Snapshot, TableMetadata
 from spark_jms.log.storage import now_ms
 
-_MAX_PURGED_FILES = 2000
+_MAX_PURGED_FILES = 10_000  # of one decision
+_MAX_COMMIT_FILES = 200  # a commit holds the log's lock for a few milliseconds
+_MAX_DECISIONS = 10
 TOPIC_WITHOUT_SUBSCRIPTIONS_RETENTION_MS = 86_400_000
 
 IsDone = Callable[[str, int, Ranges], bool]  # (subscription, member, sequences): has the subscription finished them?
@@ -31,25 +35,55 @@ class PurgeDecision(Decision):
 def purge(
     log: DeltaLog, is_done: IsDone, report: HousekeepingReport | None = None, now: int | None = None
 ) -> HousekeepingReport:
-    """Take files out of the log that every subscription has finished and whose retention is over. A subscription that is
-    made meanwhile counts too: its creation is a commit, which this commit loses against."""
+    """Take files out of the log that every subscription has finished and whose retention is over.
+
+    `is_done` is asked without the log's lock, on an immutable snapshot: a done message stays done. The commit checks that
+    the files are still in the log and that the declaration, with its subscriptions, is the one that was decided on;
+    otherwise the purge decides again."""
     report = report or HousekeepingReport()
     at_ms = now_ms() if now is None else now
-    done = commit_prepared(
-        log, lambda snapshot: finished_files(snapshot, is_done, at_ms), lambda snapshot, files: _purging(files, at_ms)
-    )
-    if done is not None:
-        report.purged_files += len(done.decision.files)
-        report.purged_messages += sum(file.rows for file in done.decision.files)
+    for _ in range(_MAX_DECISIONS):
+        snapshot = log.refresh()
+        finished = finished_files(snapshot, is_done, at_ms)
+        for at in range(0, len(finished), _MAX_COMMIT_FILES):
+            part = FinishedFiles(snapshot.table, finished[at : at + _MAX_COMMIT_FILES])
+            done = commit(log, partial(decide_purge, part, at_ms))
+            if done is not None:
+                report.purged_files += len(done.decision.files)
+                report.purged_messages += sum(file.rows for file in done.decision.files)
+        if log.snapshot.table is snapshot.table:
+            break
     return report
+
+
+class FinishedFiles(NamedTuple):
+    """Files to purge, and the declaration on which that was decided."""
+
+    table: TableMetadata
+    files: Sequence[DataFile]
+
+
+def decide_purge(finished: FinishedFiles, now: int, snapshot: Snapshot) -> PurgeDecision | None:
+    """Pure. None when another declaration holds now, or when there is nothing to purge."""
+    if snapshot.table is not finished.table:
+        return None
+    return _purging([file for file in finished.files if file.path in snapshot.files], now)
 
 
 def purge_acknowledgements(log: DeltaLog, retention_ms: int, now: int | None = None) -> int:
     """Take files of the acknowledgement table out of the log whose newest row is older than `retention_ms`; returns how
     many. spark-jms itself does not read these rows, so age alone decides."""
     at_ms = now_ms() if now is None else now
-    done = commit(log, lambda snapshot: _purging(_files_before(snapshot, at_ms - retention_ms), at_ms))
-    return len(done.decision.files) if done else 0
+    snapshot = log.refresh()
+    old, purged = _files_before(snapshot, at_ms - retention_ms), 0
+    for at in range(0, len(old), _MAX_COMMIT_FILES):
+        done = commit(log, partial(_purge_acknowledgements, old[at : at + _MAX_COMMIT_FILES], at_ms))
+        purged += len(done.decision.files) if done else 0
+    return purged
+
+
+def _purge_acknowledgements(files: Sequence[DataFile], now: int, snapshot: Snapshot) -> PurgeDecision | None:
+    return _purging([file for file in files if file.path in snapshot.files], now)
 
 
 def _purging(files: Sequence[DataFile], now: int) -> PurgeDecision | None:

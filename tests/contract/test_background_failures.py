@@ -57,13 +57,28 @@ def test_compaction_skips_and_names_a_damaged_file() -> None:
         send(context, 20)
         path.write_bytes(whole)
         drop_pauses(housekeeper)
-        while len(active(context)) > 3:
-            before = len(active(context))
-            assert housekeeper.run()
-            assert len(active(context)) < before
+        assert housekeeper.run()
+        assert [f.rows for f in active(context)] == [10, 1, 19, 20]  # no 8 neighbours of one level any more
         assert housekeeper.health.failures == {}
         assert published_failures(context._store, "orders") == ()
         assert sum(f.rows for f in active(context)) == 50
+        housekeeper.close()
+
+
+def test_compaction_names_all_damaged_files_of_a_run_at_once() -> None:
+    """C13: in the first round, and the files around them are compacted in the same round."""
+    with memory_domain(orders="queue") as root, connect(root, housekeeping=False) as context:
+        send(context, 60)
+        bad = [active(context)[n] for n in (10, 11, 25, 40)]
+        (Path(root) / "orders" / bad[0].path).write_bytes(DAMAGE)
+        (Path(root) / "orders" / bad[1].path).write_bytes(b"")
+        (Path(root) / "orders" / bad[2].path).unlink()
+        (Path(root) / "orders" / bad[3].path).write_bytes(DAMAGE)
+        housekeeper = Housekeeper(context.domain, context.store, "orders")
+        assert housekeeper.run()
+        assert set(housekeeper.health.failures) == {f"reading data file orders/{file.path}" for file in bad}
+        assert {failure.count for failure in housekeeper.health.failures.values()} == {1}
+        assert [f.rows for f in active(context)] == [10, 1, 1, 13, 1, 14, 1, 19]
         housekeeper.close()
 
 

@@ -109,7 +109,7 @@ def guard(monkeypatch: pytest.MonkeyPatch) -> Guard:
 
         return commit_prepared(log, prepare, decide_guarded, **limits)
 
-    for module in (commit_module, send, compaction, declarations, purge, acknowledgement_table):
+    for module in (commit_module, send, compaction, declarations, acknowledgement_table):
         monkeypatch.setattr(module, "commit_prepared", guarded)
     for name in ("get", "create", "sync", "put", "exists", "list", "delete", "open_input", "open_output"):
         monkeypatch.setattr(LocalStorage, name, made.watched(f"storage.{name}", getattr(LocalStorage, name)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 from collections.abc import Callable
 from pathlib import Path
 
@@ -62,3 +63,61 @@ def test_compaction_keeps_every_message_while_the_table_changes(
     assert {key: text for key, text in left.items() if key in expected} == {
         key: text for key, text in expected.items() if key not in gone
     }
+
+
+def test_compaction_keeps_up_in_one_round(table: DeltaLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C13: one round merges as many runs as there are, not one for each member."""
+    monkeypatch.setattr(compaction, "_MAX_RUN", 10)
+    for i in range(100):
+        put(table, f"{i}-a", f"{i}-b")
+    expected = texts(table)
+    compact(table)
+    assert len(table.refresh().files) <= 2 * 8
+    assert texts(fresh(table)) == expected
+
+
+def test_the_log_is_not_locked_while_compaction_reads_and_purge_decides(
+    table: DeltaLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C13: a sender waits for the commit of housekeeping, and not for its reading, writing and asking of the store."""
+    create_subscription(table, "s", lambda snapshot: {0: 0, 1: 0})
+    for i in range(20):
+        put(table, f"{i}-a", f"{i}-b")
+
+    def sends_meanwhile() -> bool:
+        """Another thread can commit through the same log object."""
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            return bool(thread.submit(put, table, "meanwhile").result(timeout=60))
+
+    merge, sent = compaction._merge, []
+
+    def merge_beside_a_sender(log: DeltaLog, run: list[DataFile]) -> StagedFile:
+        sent.append(sends_meanwhile())
+        return merge(log, run)
+
+    monkeypatch.setattr(compaction, "_merge", merge_beside_a_sender)
+    assert compact(table).compacted_files == 40
+
+    def is_done(subscription: str, member: int, sequences: object) -> bool:
+        sent.append(sends_meanwhile())
+        return True
+
+    assert purge(table, is_done).purged_messages >= 40
+    assert len(sent) >= 4
+
+
+def test_purge_decides_again_when_a_subscription_is_made_meanwhile(table: DeltaLog) -> None:
+    """C10, C13: the new subscription has not finished the messages that the others have."""
+    create_subscription(table, "s", lambda snapshot: {0: 0, 1: 0})
+    put(table, "a", "b")
+    asked = []
+
+    def is_done(subscription: str, member: int, sequences: object) -> bool:
+        if not asked:
+            create_subscription(fresh(table), "late", lambda snapshot: {0: 0, 1: 0})
+        asked.append(subscription)
+        return subscription == "s"
+
+    assert purge(table, is_done).purged_files == 0
+    assert "late" in asked
+    assert len(texts(fresh(table))) == 2
