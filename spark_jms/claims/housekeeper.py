@@ -10,6 +10,7 @@ from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
 from spark_jms.log.domain import Domain
 from spark_jms.log.housekeeping import HousekeepingRounds
+from spark_jms.log.sender_housekeeping import DUE_VERSIONS, published_sender_failures
 from spark_jms.log.storage import now_ms
 from spark_jms.store import Delete, FencedError, Handle, Put, RecordCorruptError, RecordHeldError, Store
 
@@ -20,8 +21,12 @@ def lease_name(destination: str) -> str:
     return f"housekeeping/{destination}"
 
 
-def published_failures(store: Store, destination: str) -> tuple[BackgroundFailure, ...]:
-    """What fails in the housekeeping of a destination, as its last owner has published it."""
+def published_failures(domain: Domain, store: Store, destination: str) -> tuple[BackgroundFailure, ...]:
+    """What fails in the housekeeping of a destination: of the lease's last owner, and of senders without a consumer."""
+    return _published_by_owner(store, destination) + published_sender_failures(domain, destination)
+
+
+def _published_by_owner(store: Store, destination: str) -> tuple[BackgroundFailure, ...]:
     try:
         return failures_from_bytes(store.peek(lease_name(destination)).get(HEALTH_KEY))
     except RecordCorruptError as error:
@@ -71,6 +76,16 @@ class Housekeeper:
         except FencedError:
             return self._reconnect()
         return True
+
+    def finish(self) -> None:
+        """A last round, if it is overdue: a process that ends before its first round must not leave all of them to others.
+        Raises nothing."""
+
+        def last_round() -> None:
+            if self._domain.log(self._destination).versions_since_checkpoint() >= DUE_VERSIONS:
+                self.run()
+
+        self.rounds.monitor.run("last round", last_round)
 
     @property
     def health(self) -> Health:
