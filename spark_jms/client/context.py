@@ -306,8 +306,6 @@ def _subscription(
     destination = log.snapshot.destination
     if not destination.is_topic:
         return ensure_subscription(log, subscription, starting_position)
-    if not subscription:
-        raise OptionError(f'{destination.name} is a topic: name the durable subscription with subscription="…"')
     try:
         return ensure_subscription(log, subscription, starting_position, selector)
     except ModuleFileError as error:
