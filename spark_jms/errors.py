@@ -115,6 +115,11 @@ class ConsumerClosedException(JmsqError):
     consumers. Close it and create a new one."""
 
 
+class QueryRunningError(JmsqError):
+    """Another instance of the same query is running: a checkpoint belongs to one running query. Stop the other instance; a
+    copy of a checkpoint needs a fresh checkpointLocation."""
+
+
 class MemberUnavailableError(JmsqError):
     """Another consumer holds a member's record and did not hand it over in time: try again, or see who holds it with
     `jmsq claims`."""

@@ -8,8 +8,8 @@ from datetime import datetime
 
 from spark_jms.claims import views
 from spark_jms.claims.acknowledgement_table import position_id
-from spark_jms.claims.record_sets import read_state
-from spark_jms.core.destination import QUEUE_SUBSCRIPTION, record_name
+from spark_jms.claims.record_sets import state_of
+from spark_jms.core.destination import QUEUE_SUBSCRIPTION
 from spark_jms.log.domain import Domain
 from spark_jms.store import Store
 
@@ -31,13 +31,14 @@ def acknowledgement_states(
     domain: Domain, store: Store, destination: str, rows: Sequence[views.AcknowledgementRow]
 ) -> list[AcknowledgementState]:
     """One state per subscription and member. `rows` are those of views.acknowledgements, oldest first."""
-    declared = domain.log(destination).snapshot.destination
+    snapshot = domain.log(destination).snapshot
+    declared = snapshot.destination
     there = {(row.subscription, row.member) for row in rows}
     keys = there | {(name, member) for name in declared.subscription_names() for member in range(declared.members)}
     out = []
     for name, member in sorted(keys):
         own = [row for row in rows if (row.subscription, row.member) == (name, member)]
-        state = read_state(store, record_name(destination, name or QUEUE_SUBSCRIPTION, member))
+        state = state_of(store, snapshot, name or QUEUE_SUBSCRIPTION, member)
         position = domain.acknowledgements(destination).snapshot.transactions.get(position_id(name, member), 0)
         last = own[-1] if own else None
         out.append(

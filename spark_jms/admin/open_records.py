@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from spark_jms.claims.record_sets import STATE_KEY
+from spark_jms.claims.record_sets import opened_state, operations
 from spark_jms.core.record_set import RecordSet
 from spark_jms.errors import MemberUnavailableError
-from spark_jms.store import Handle, Operation, Put, RecordHeldError, Store
+from spark_jms.store import Handle, Operation, RecordHeldError, Store
 
 _STEP_MS = 250
 
@@ -22,32 +22,39 @@ class OpenRecords:
     """Open records. `change` and `clear` are one atomic write."""
 
     def __init__(
-        self, handles: Mapping[str, Handle], commit: Callable[[Mapping[Handle, Sequence[Operation]]], None]
+        self,
+        handles: Mapping[str, Handle],
+        labels: Mapping[str, str],
+        commit: Callable[[Mapping[Handle, Sequence[Operation]]], None],
     ) -> None:
         self.handles = handles
-        self.states = {n: RecordSet.from_bytes(h.read(STATE_KEY), n) for n, h in handles.items()}
+        self.states = {n: opened_state(h, labels[n]) for n, h in handles.items()}
         self._commit = commit
 
     def change(self, states: Mapping[str, RecordSet]) -> None:
         real = {name: state for name, state in states.items() if state is not self.states[name]}
         if real:
-            self._commit({self.handles[name]: [Put(STATE_KEY, state.to_bytes())] for name, state in real.items()})
+            self._commit({self.handles[name]: self._operations(name, state) for name, state in real.items()})
             self.states.update(real)
 
+    def _operations(self, name: str, state: RecordSet) -> list[Operation]:
+        before = self.states[name]
+        return operations(None if before == RecordSet() else before, state)  # of a new record nothing is stored
+
     def clear(self) -> None:
-        """Reset everything but the position in the acknowledgement table. Without it, the rows of a new subscription of this
-        name would look like rows that are already written."""
-        self.change({name: RecordSet(position=state.position) for name, state in self.states.items()})
+        """See `RecordSet.cleared`."""
+        self.change({name: state.cleared() for name, state in self.states.items()})
 
 
 @contextmanager
-def opened_records(store: Store, names: Sequence[str], wait_s: float, purpose: str) -> Iterator[OpenRecords]:
-    """Open all of `names`. After `wait_s`, MemberUnavailableError, and none is open."""
+def opened_records(store: Store, labels: Mapping[str, str], wait_s: float, purpose: str) -> Iterator[OpenRecords]:
+    """Open all records of `labels`, which maps each to what people call it. After `wait_s`, MemberUnavailableError, and
+    none is open."""
     deadline = time.monotonic() + wait_s
     session = store.connect(f"jmsq {purpose}")
     try:
         handles: dict[str, Handle] = {}
-        for name in sorted(set(names)):  # sorted, so that two administrators do not wait for each other
+        for name in sorted(labels):  # sorted, so that two administrators do not wait for each other
             while True:
                 left_ms = max(int((deadline - time.monotonic()) * 1000), 0)
                 try:
@@ -57,10 +64,10 @@ def opened_records(store: Store, names: Sequence[str], wait_s: float, purpose: s
                     if left_ms == 0:
                         holder = store.sessions().get(error.holder or "")
                         raise MemberUnavailableError(
-                            f"{name} is held by {holder.label if holder else 'another session'} and was not "
+                            f"{labels[name]} is held by {holder.label if holder else 'another session'} and was not "
                             f"handed over within {wait_s:g} s: nothing was changed; try again with a longer "
                             f"--wait, or stop that consumer"
                         ) from error
-        yield OpenRecords(handles, session.commit)
+        yield OpenRecords(handles, labels, session.commit)
     finally:
         session.close()

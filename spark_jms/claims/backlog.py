@@ -41,7 +41,9 @@ class BacklogReader:
 
     def _state(self, member: int) -> RecordSet:
         held = self._members.held.get(member)
-        return held.state if held else read_state(self._store, self._members.name(member))
+        return (
+            held.state if held else read_state(self._store, self._members.record(member), self._members.label(member))
+        )
 
     def _unfinished(self, state: RecordSet, snapshot: Snapshot, member: int, last: int) -> Ranges:
         floor = snapshot.destination.start_floor(self._members.subscription, member)

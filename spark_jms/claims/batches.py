@@ -10,18 +10,18 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spark_jms.claims.members import Members
 from spark_jms.claims.planner import Planner
 from spark_jms.claims.positions import check_selector
 from spark_jms.claims.previous_batch import PreviousBatch
-from spark_jms.core.batch import MAX_RANGES_PER_MEMBER, Batch, Limits, MemberPick, claim_after
+from spark_jms.core.batch import MAX_RANGES_PER_MEMBER, Batch, Limits, MemberPick, claim_id
 from spark_jms.core.claim import Claim
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.selector import Selector
-from spark_jms.errors import InvalidDestinationError, RecordSetError
+from spark_jms.errors import DestinationReplacedError, InvalidDestinationError, RecordSetError
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.store import Store
@@ -63,7 +63,7 @@ class BatchMaker:
         snapshot = self._table.refresh()
         self.planned_version = snapshot.version
         self._check_subscription(snapshot)
-        self.previous.check_not_stale(start, snapshot.destination.members)
+        progress = self.previous.checked_progress(start)
         needed = self.previous.members_left(start)
         self._acquire(snapshot, needed)
         # These are brought up to date, but nothing new is claimed there: it is another consumer's turn.
@@ -71,8 +71,10 @@ class BatchMaker:
         changed = self._up_to_date(snapshot, start, needed)
         batch = None
         if self.previous.finish(start, needed - set(changed)):
-            batch = self._claim_next(snapshot, start, changed, leaving, limits, targets)
-        self._members.commit(changed)
+            batch = self._claim_next(snapshot, progress.claimed + 1, changed, leaving, limits, targets)
+            if batch is not None:
+                progress = replace(progress, claimed=progress.claimed + 1)
+        self._members.commit(changed, progress)
         for member in {*self._left_to_others(snapshot), *(self._members.borrowed() & set(changed))}:
             self._members.leave(member, snapshot.last_sequence(member))
         self._members.hand_over({m: snapshot.last_sequence(m) for m in self._members.held})
@@ -83,6 +85,11 @@ class BatchMaker:
 
     def _check_subscription(self, snapshot: Snapshot) -> None:
         name, destination = self._members.subscription, self._members.destination
+        if snapshot.table_id != self._members.table_id:
+            raise DestinationReplacedError(
+                f"{destination} was dropped and created again (its table is {snapshot.table_id}, this consumer read "
+                f"{self._members.table_id}): create a new consumer, or start the query with a fresh checkpointLocation"
+            )
         if name not in snapshot.destination.subscription_names():
             raise InvalidDestinationError(
                 f"the subscription {name!r} of topic {destination} was dropped: make it again by starting with a fresh "
@@ -120,12 +127,12 @@ class BatchMaker:
     def _check_not_ahead(self, state: RecordSet, snapshot: Snapshot, member: int) -> None:
         """The store must not know messages that the table never had: new messages would get their numbers, and count as
         done."""
-        known = max([state.floor, *(ranges.last for ranges in (state.done, state.claimed) if ranges)])
+        known = state.newest_known
         if known > snapshot.last_sequence(member):
             last = self._table.refresh().last_sequence(member)
             if known > last:
                 raise RecordSetError(
-                    f"the store knows message {known} of {self._members.name(member)}, but the table ends at {last}: the "
+                    f"the store knows message {known} of {self._members.label(member)}, but the table ends at {last}: the "
                     "table lost commits (power loss, an older copy restored). Restore the tables and the store from copies "
                     "of one moment (docs/OPERATING.md, backup)."
                 )
@@ -145,7 +152,7 @@ class BatchMaker:
     def _claim_next(
         self,
         snapshot: Snapshot,
-        start: Batch,
+        number: int,
         changed: dict[int, RecordSet],
         leaving: Set[int],
         limits: Limits,
@@ -160,7 +167,7 @@ class BatchMaker:
                 self._planner.not_claimed(member, picks)
             return None
         consumer, session = self._members.consumer, self._members.session_id
-        claim = claim_after(start.claim, secrets.token_hex(8))
+        claim = claim_id(number, secrets.token_hex(8))
         members: dict[int, MemberPick] = {}
         for member, count in self._planner.shares(snapshot, planned, limits).items():
             picks = planned[member].take(count).take_ranges(MAX_RANGES_PER_MEMBER)
@@ -171,7 +178,7 @@ class BatchMaker:
             made = Claim(claim, consumer, session, picks, self._clock_ms(), self._settings.replayable)
             changed[member] = state.claim(made)
             members[member] = MemberPick(self._members.held[member].handle.epoch, picks, state.redelivered(picks))
-        return Batch(consumer, claim, members)
+        return Batch(consumer, claim, members, self._members.table_id)
 
     def _plan(
         self,

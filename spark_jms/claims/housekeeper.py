@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 from spark_jms.claims.leftovers import clear_leftovers
-from spark_jms.claims.record_sets import read_state
-from spark_jms.core.destination import record_name
+from spark_jms.claims.record_sets import state_of
 from spark_jms.core.health import BackgroundFailure, Health, failures_from_bytes
 from spark_jms.core.ranges import Ranges
+from spark_jms.core.record_names import lease_record
 from spark_jms.core.record_set import RecordSet
 from spark_jms.log.domain import Domain
 from spark_jms.log.housekeeping import HousekeepingRounds
-from spark_jms.log.sender_housekeeping import DUE_VERSIONS, published_sender_failures
 from spark_jms.log.storage import now_ms
 from spark_jms.store import Delete, FencedError, Handle, Put, RecordCorruptError, RecordHeldError, Store
 
 HEALTH_KEY = "health"
 
 
-def lease_name(destination: str) -> str:
-    return f"housekeeping/{destination}"
-
-
-def published_failures(domain: Domain, store: Store, destination: str) -> tuple[BackgroundFailure, ...]:
-    """What fails in the housekeeping of a destination: of the lease's last owner, and of senders without a consumer."""
-    return _published_by_owner(store, destination) + published_sender_failures(domain, destination)
-
-
-def _published_by_owner(store: Store, destination: str) -> tuple[BackgroundFailure, ...]:
+def published_failures(store: Store, table_id: str) -> tuple[BackgroundFailure, ...]:
+    """What fails in the housekeeping of a destination, as its last owner has published it."""
     try:
-        return failures_from_bytes(store.peek(lease_name(destination)).get(HEALTH_KEY))
+        return failures_from_bytes(store.peek(lease_record(table_id)).get(HEALTH_KEY))
     except RecordCorruptError as error:
         now = now_ms()
         return (BackgroundFailure("housekeeping", f"{type(error).__name__}: {error}", 1, now, now, now),)
@@ -42,25 +33,31 @@ class Housekeeper:
         self._domain, self._store, self._destination = domain, store, destination
         self._session = store.connect(f"housekeeping {destination}")
         self._lease: Handle | None = None
-        self._states: dict[str, RecordSet] = {}  # of this round
+        self._table_id = ""  # of the lease
+        self._states: dict[tuple[str, str, int], RecordSet] = {}  # of this round
         logs = {"messages": domain.log(destination), "acknowledgements": domain.acknowledgements(destination)}
         self.rounds = HousekeepingRounds(logs, self.is_done, clean_store=self._clear_leftovers)
 
     def is_done(self, subscription: str, member: int, sequences: Ranges) -> bool:
         """Reads each record set once a round. An old state is good enough: a message that is done stays done."""
-        name = record_name(self._destination, subscription, member)
-        if name not in self._states:
-            self._states[name] = read_state(self._store, name)
-        floor = self._domain.log(self._destination).snapshot.destination.start_floor(subscription, member)
-        return sequences.last <= floor or self._states[name].is_done(sequences)
+        snapshot = self._domain.log(self._destination).snapshot
+        key = (snapshot.table_id, subscription, member)
+        if key not in self._states:
+            self._states[key] = state_of(self._store, snapshot, subscription, member)
+        floor = snapshot.destination.start_floor(subscription, member)
+        return sequences.last <= floor or self._states[key].is_done(sequences)
 
     def _clear_leftovers(self) -> None:
         clear_leftovers(self._store, self._session, self._domain.log(self._destination))
 
     def run(self) -> bool:
         """False when another process has the lease."""
+        table_id = self._domain.log(self._destination).refresh().table_id
+        if self._lease is not None and self._table_id != table_id:  # dropped and created again
+            self._lease.close()
+            self._lease = None
         if self._lease is None:
-            name = lease_name(self._destination)
+            name, self._table_id = lease_record(table_id), table_id
             try:
                 self._lease = self._session.open(name)
             except RecordHeldError:
@@ -76,16 +73,6 @@ class Housekeeper:
         except FencedError:
             return self._reconnect()
         return True
-
-    def finish(self) -> None:
-        """A last round, if it is overdue: a process that ends before its first round must not leave all of them to others.
-        Raises nothing."""
-
-        def last_round() -> None:
-            if self._domain.log(self._destination).versions_since_checkpoint() >= DUE_VERSIONS:
-                self.run()
-
-        self.rounds.monitor.run("last round", last_round)
 
     @property
     def health(self) -> Health:

@@ -6,10 +6,9 @@ once more, and a new subscription of the same name would take the messages they 
 
 from __future__ import annotations
 
-from spark_jms.claims.record_sets import STATE_KEY
-from spark_jms.core.record_set import RecordSet
+from spark_jms.claims.record_sets import opened_state, operations, read_state
 from spark_jms.log.delta_log import DeltaLog
-from spark_jms.store import Put, RecordHeldError, Session, Store
+from spark_jms.store import RecordHeldError, Session, Store
 
 
 def clear_leftovers(store: Store, session: Session, log: DeltaLog) -> list[str]:
@@ -21,8 +20,9 @@ def clear_leftovers(store: Store, session: Session, log: DeltaLog) -> list[str]:
     if not log.refresh().destination.is_topic:
         return []
     cleared = []
-    for name in store.names(f"{log.name}/"):
-        if not _is_dropped(log, name) or _is_clear(RecordSet.from_bytes(store.peek(name).get(STATE_KEY), name)):
+    for name in store.names(f"members/{log.snapshot.table_id}/"):
+        known = read_state(store, name)
+        if not _is_dropped(log, name) or known == known.cleared():
             continue
         try:
             handle = session.open(name)
@@ -30,10 +30,10 @@ def clear_leftovers(store: Store, session: Session, log: DeltaLog) -> list[str]:
             session.cancel(name)
             continue
         with handle:
-            state = RecordSet.from_bytes(handle.read(STATE_KEY), name)
+            state = opened_state(handle)
             log.refresh()
-            if _is_dropped(log, name) and not _is_clear(state):
-                handle.commit([Put(STATE_KEY, RecordSet(position=state.position).to_bytes())])
+            if _is_dropped(log, name) and state != state.cleared():
+                handle.commit(operations(state, state.cleared()))
                 cleared.append(name)
     return cleared
 
@@ -41,8 +41,3 @@ def clear_leftovers(store: Store, session: Session, log: DeltaLog) -> list[str]:
 def _is_dropped(log: DeltaLog, name: str) -> bool:
     subscription = name.rsplit("/", 2)[-2]
     return subscription not in log.snapshot.destination.subscriptions
-
-
-def _is_clear(state: RecordSet) -> bool:
-    """Only the position in the acknowledgement table is left, which a new subscription of this name continues."""
-    return state == RecordSet(position=state.position)

@@ -10,12 +10,14 @@ import time
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 
-from spark_jms.claims.record_sets import STATE_KEY
-from spark_jms.core.destination import record_name
+from spark_jms.claims.progress import ProgressRecord
+from spark_jms.claims.record_sets import label_of, opened_state, operations
 from spark_jms.core.hand_over import consumers_of, wanted
+from spark_jms.core.query_progress import QueryProgress
+from spark_jms.core.record_names import consumer_record, member_record, members_prefix
 from spark_jms.core.record_set import RecordSet
 from spark_jms.errors import ConsumerClosedException
-from spark_jms.store import FencedError, Handle, Put, RecordHeldError, Session, Store
+from spark_jms.store import FencedError, Handle, Operation, RecordHeldError, Session, Store
 
 MIN_HOLD_S = 0.05  # an owner keeps a record at least so long, or two idle consumers would only hand it back and forth
 REVISIT_S = 1.0  # after so long a consumer with a selector returns to a member without new messages
@@ -26,6 +28,7 @@ class Held:
     handle: Handle
     state: RecordSet
     since_s: float
+    stored: bool  # False: the record is new, and nothing of the state is in the store
 
 
 class Members:
@@ -36,14 +39,21 @@ class Members:
         self,
         store: Store,
         destination: str,
+        table_id: str,
         subscription: str,
         consumer: str,
-        label: str,
+        *,
+        replayable: bool,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.store = store
-        self.session: Session = store.connect(label)
+        self.session: Session = store.connect(f"{destination}/{subscription} {consumer}")
         self.destination, self.subscription, self.consumer = destination, subscription, consumer
+        self.table_id = table_id
+        self.progress: ProgressRecord | None = None  # a plain client has none: no other process continues for it
+        if replayable:
+            record = consumer_record(table_id, subscription, consumer)
+            self.progress = ProgressRecord(store, self.session, record, f"query {consumer} of {destination}")
         self.held: dict[int, Held] = {}
         self.attached: set[int] = set()
         self._visited: dict[int, tuple[float, int]] = {}
@@ -56,8 +66,24 @@ class Members:
     def session_id(self) -> str:
         return self.session.session_id
 
-    def name(self, member: int) -> str:
-        return record_name(self.destination, self.subscription, member)
+    def record(self, member: int) -> str:
+        return member_record(self.table_id, self.subscription, member)
+
+    def label(self, member: int) -> str:
+        """The record set as people know it."""
+        return label_of(self.destination, self.subscription, member)
+
+    def open_progress(self) -> QueryProgress:
+        """The query's progress; from now on this instance alone commits for it. Raises QueryRunningError."""
+        if self.progress is None:
+            return QueryProgress()
+        if self._fenced is not None:
+            raise self._closed(self._fenced) from self._fenced
+        try:
+            self.progress.open()
+        except FencedError as error:
+            raise self._closed(error) from error
+        return self.progress.value
 
     # -- getting --------------------------------------------------------------------------------------------------
     def acquire(
@@ -71,13 +97,12 @@ class Members:
     ) -> None:
         """Ask for the records that this consumer should hold, and open those it gets. Never waits."""
         self._taken_up.clear()
-        prefix = record_name(self.destination, self.subscription, 0)[:-1]
-        infos = self.store.infos(prefix)
+        infos = self.store.infos(members_prefix(self.table_id, self.subscription))
         candidates = range(members) if only is None else sorted(only)
         holders: dict[int, str | None] = {}
         waiters: dict[int, tuple[str, ...]] = {}
         for member in candidates:
-            info = infos.get(self.name(member))
+            info = infos.get(self.record(member))
             holders[member], waiters[member] = (info.holder, info.waiters) if info else (None, ())
             if info and info.holder == self.session_id and member not in self.held:
                 self.open(member)  # granted since the last call
@@ -103,7 +128,7 @@ class Members:
         return bool(self._taken_up & self.held.keys()) or bool(self._granted())
 
     def _granted(self) -> list[int]:
-        prefix = record_name(self.destination, self.subscription, 0)[:-1]
+        prefix = members_prefix(self.table_id, self.subscription)
         mine = [name for name, info in self.store.infos(prefix).items() if info.holder == self.session_id]
         return [member for name in mine if (member := int(name[len(prefix) :])) not in self.held]
 
@@ -114,13 +139,13 @@ class Members:
         if self._fenced is not None:
             raise self._closed(self._fenced) from self._fenced
         try:
-            handle = self.session.open(self.name(member), timeout_ms=0)
+            handle = self.session.open(self.record(member), timeout_ms=0)
         except RecordHeldError:
             return False
         except FencedError as error:
             raise self._closed(error) from error
         try:
-            state = RecordSet.from_bytes(handle.read(STATE_KEY), self.name(member))
+            state = opened_state(handle, self.label(member))
         except BaseException:
             handle.close()
             raise
@@ -129,10 +154,10 @@ class Members:
         if member in self.attached and not state.speaks_for(self.consumer, self.session_id):
             handle.close()
             raise ConsumerClosedException(
-                f"another instance of consumer {self.consumer} has taken over {self.name(member)}: this one is stale and "
+                f"another instance of consumer {self.consumer} has taken over {self.label(member)}: this one is stale and "
                 "can acknowledge nothing. Stop it."
             )
-        self.held[member] = Held(handle, state, self._monotonic_s())
+        self.held[member] = Held(handle, state, self._monotonic_s(), stored=state != RecordSet())
         return True
 
     def attached_state(self, member: int) -> RecordSet:
@@ -141,17 +166,29 @@ class Members:
         return state if member in self.attached else state.attach(self.consumer, self.session_id)
 
     # -- changing -------------------------------------------------------------------------------------------------
-    def commit(self, changed: Mapping[int, RecordSet]) -> None:
-        """Write the new states of held members in one atomic change. Raises ConsumerClosedException when we are fenced."""
+    def commit(self, changed: Mapping[int, RecordSet], progress: QueryProgress | None = None) -> None:
+        """Write the new states of held members, and the query's progress, in one atomic change. Raises
+        ConsumerClosedException when we are fenced."""
         real = {m: state for m, state in changed.items() if state is not self.held[m].state}
-        if not real:
+        own = self.progress
+        if not real and (own is None or progress in (None, own.value)):
             return
+        writes: dict[Handle, list[Operation]] = {
+            self.held[m].handle: operations(self.held[m].state if self.held[m].stored else None, state)
+            for m, state in real.items()
+        }
+        if own is not None:
+            assert own.handle is not None, "the query's progress is open before it commits"
+            progress = progress or own.value
+            writes[own.handle] = own.operations(progress)
         try:
-            self.session.commit({self.held[m].handle: [Put(STATE_KEY, s.to_bytes())] for m, s in real.items()})
+            self.session.commit(writes)
         except FencedError as error:
             raise self._closed(error) from error
+        if own is not None and progress is not None:
+            own.value = progress
         for member, state in real.items():
-            self.held[member].state = state
+            self.held[member].state, self.held[member].stored = state, True
             if state.speaks_for(self.consumer, self.session_id):
                 self.attached.add(member)
 

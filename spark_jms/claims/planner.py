@@ -1,6 +1,6 @@
 """What a batch may take of the members a consumer holds: its picks, before they are claimed (C6, C7, C12).
 
-Messages are picked in the order of their sequences; `_window` chooses where to look next, so an order by priority would
+Messages are picked in the order of their sequences; `_Windows` chooses where to look next, so an order by priority would
 start there. scan.py judges the messages of a window.
 
 One plan reads the headers of a bounded number of messages. When that does not reach the end of a member, the *pass*
@@ -20,7 +20,6 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from spark_jms.claims.fetch import WITHOUT_LOST
 from spark_jms.claims.scan import Question, Scan, ScanBounds, groups_of, scan
 from spark_jms.core.batch import Limits, fair_shares
 from spark_jms.core.ranges import EMPTY, Ranges, union
@@ -39,6 +38,25 @@ class _Pass:
     behind: int  # the last sequence looked at
     units: frozenset[str]  # that other consumers held at some time during this pass
     epoch: int  # of the record: changes made by other holders since were not seen
+
+
+class _Windows:
+    """The available messages from `first` on, window by window, so that a plan looks no further than it needs. `next` is the
+    next window; EMPTY at the end."""
+
+    def __init__(self, state: RecordSet, refused: Ranges, first: int, last: int) -> None:
+        self._windows = (w - refused for w in state.available_windows(first, last))
+        self.next = next(filter(None, self._windows), EMPTY)
+
+    def take(self, count: int | None) -> Ranges:
+        """The lowest `count` messages of the next window; None: all of it."""
+        taken = self.next if count is None else self.next.take(count)
+        self.next = self.next - taken or next(filter(None, self._windows), EMPTY)
+        return taken
+
+    def give_back(self, left: Ranges) -> None:
+        """Messages of the window taken last that were not looked at."""
+        self.next = left | self.next
 
 
 class Planner:
@@ -83,11 +101,11 @@ class Planner:
         current, max_rows = self._passes.get(member), self._max_rows(limits)
         if current and current.epoch != epoch and any(f.has_groups for f in snapshot.member_files(member).files):
             current, max_rows = None, None  # units may have become available meanwhile: from the start to the end
-        available = state.available(1, last) - self.refused.get(member, EMPTY)
-        ahead = available.between(current.behind + 1, last) if current and current.behind < last else available
-        if not ahead or ahead is available:
-            current, ahead = None, available
-        others = union(c.picks for c in state.claims.values() if c.consumer != self.consumer)
+        begin = current.behind + 1 if current else 1
+        windows = _Windows(state, self.refused.get(member, EMPTY), begin, last)
+        if current and not windows.next:
+            current, windows = None, _Windows(state, self.refused.get(member, EMPTY), 1, last)
+        others = union(c.picks for c in state.claims.values() if c.consumer != self.consumer) | state.moving
         others |= self.withheld.get(member, EMPTY)
         units = groups_of(self.table, member, others) if others else frozenset()
         if current:
@@ -96,18 +114,18 @@ class Planner:
         bounds = ScanBounds(
             None if limits.max_messages is None else max(limits.max_messages, limits.min_messages), max_rows
         )
-        picks, left, read = EMPTY, ahead, 0
-        while left and not bounds.reached(picks.count, read):
-            window = self._window(left, bounds, first=left is ahead)
-            rest = left - window
+        picks, read = EMPTY, 0
+        wanted = bounds.enough  # at first look at as many messages as are wanted; if they do not do, at all the others
+        while windows.next and not bounds.reached(picks.count, read):
+            window, wanted = windows.take(wanted), None
             state, present = self._without_lost(snapshot, state, window, member)
             if present:
                 found = scan(self.table, member, present, question, bounds.after(picks.count, read))
                 state = self._without_unwanted(snapshot, state, member, found)
-                picks, read, rest = picks | found.picks, read + found.read, found.left | rest
-            left = rest
-        if left and (current or (max_rows is not None and read >= max_rows)):
-            self._passes[member] = _Pass(left.first - 1, units, epoch)
+                picks, read = picks | found.picks, read + found.read
+                windows.give_back(found.left)
+        if windows.next and (current or (max_rows is not None and read >= max_rows)):
+            self._passes[member] = _Pass(windows.next.first - 1, units, epoch)
         else:
             self._passes.pop(member, None)
         return state, picks
@@ -128,11 +146,6 @@ class Planner:
         """A batch that waits for a minimum must see all messages."""
         return MAX_ROWS_READ if limits.min_messages <= 1 else None
 
-    @staticmethod
-    def _window(left: Ranges, bounds: ScanBounds, *, first: bool) -> Ranges:
-        """Where to look next: at first as many messages as are wanted, and if they do not do, at all the others."""
-        return left.take(bounds.enough) if first and bounds.enough is not None else left
-
     def _without_unwanted(self, snapshot: Snapshot, state: RecordSet, member: int, found: Scan) -> RecordSet:
         """Skips what the scan found expired, refused or lost."""
         if found.expired:
@@ -140,7 +153,7 @@ class Planner:
         if found.refused and snapshot.destination.is_topic:
             state = state.skip(found.refused)  # the subscription's selector refuses them for good
         elif found.refused:
-            known = self.refused.get(member, EMPTY) & state.unfinished(1, snapshot.last_sequence(member))
+            known = state.unfinished_of(self.refused.get(member, EMPTY))
             self.refused[member] = known | found.refused  # finished ones are forgotten
         return self._lose(state, found.gone, member) if found.gone else state
 
@@ -156,8 +169,8 @@ class Planner:
     def _lose(self, state: RecordSet, missing: Ranges, member: int) -> RecordSet:
         if self._fail_on_data_loss:
             raise DataLossError(
-                f"{self._name(member)}: {missing.count:,} message(s) that were not consumed are gone (sequence {missing}): "
-                f"purged or deleted. {WITHOUT_LOST}"
+                f"{self._name(member)}: {missing.count} message(s) that were not consumed are gone ({missing}): purged or "
+                "deleted. Set failOnDataLoss to false to continue without them."
             )
         log.warning("%s: %d message(s) are gone (%s) and are skipped", self._name(member), missing.count, missing)
         return state.skip(missing)

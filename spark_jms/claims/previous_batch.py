@@ -12,7 +12,8 @@ from collections.abc import Callable, Set
 
 from spark_jms.claims.members import Members
 from spark_jms.claims.record_sets import read_state
-from spark_jms.core.batch import Batch, claim_number
+from spark_jms.core.batch import Batch
+from spark_jms.core.query_progress import QueryProgress
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
 from spark_jms.errors import ConsumerClosedException, MemberUnavailableError, StaleCheckpointError
@@ -33,7 +34,6 @@ class PreviousBatch:
         self._left: dict[str, set[int]] = {}  # claim -> members where it still has to be acknowledged
         self._revoked: set[str] = set()  # claims revoked before we came back: there is nothing to acknowledge
         self._own: set[str] = set()  # claims that this instance made or has resumed
-        self._checkpoint_checked = False
 
     # -- acknowledging --------------------------------------------------------------------------------------------
     def members_left(self, start: Batch) -> set[int]:
@@ -52,7 +52,7 @@ class PreviousBatch:
         if revoked or state.is_done(start.members[member].picks):
             return state  # revoked while we were away: other consumers get the messages; or acknowledged before
         raise ConsumerClosedException(
-            f"claim {start.claim} of consumer {self._members.consumer} on {self._members.name(member)} was revoked: "
+            f"claim {start.claim} of consumer {self._members.consumer} on {self._members.label(member)} was revoked: "
             "nothing was acknowledged and its messages go to others, flagged as redelivered. Start the query again."
         )
 
@@ -81,27 +81,23 @@ class PreviousBatch:
     def claimed(self, start: Batch, batch: Batch) -> None:
         self._own = {start.claim, batch.claim}
 
-    def check_not_stale(self, start: Batch, members: int) -> None:
-        """Once, when a query starts: its checkpoint must not end before what it has acknowledged. Its sink has the batches
-        in between, under the numbers that the next batches would get: an idempotent sink would drop those, and they
-        would count as acknowledged."""
-        if not self._replayable or self._checkpoint_checked:
-            return
-        consumer = self._members.consumer
-        newest = ""
-        for member in range(members):
-            known = read_state(self._store, self._members.name(member)).acknowledged.get(consumer, "")
-            newest = max(newest, known, key=claim_number)
-        behind = claim_number(start.claim) < claim_number(newest)
-        if behind and (not start.claim or claim_number(start.claim)):  # old checkpoints have claims without numbers
+    def checked_progress(self, start: Batch) -> QueryProgress:
+        """The query's progress with `start` acknowledged: Spark asks for more only when `start` is in its commit log.
+
+        A checkpoint must not end before what its query has acknowledged. Its sink has the batches in between, under the
+        numbers that the next batches would get: an idempotent sink would drop those, and they would count as
+        acknowledged. Raises StaleCheckpointError."""
+        known = self._members.open_progress()
+        if not self._replayable:
+            return known
+        if known.is_behind(start.claim):
             raise StaleCheckpointError(
-                f"the checkpoint of consumer {consumer} of {self._members.destination} ends with claim "
-                f"{start.claim or '(none)'}, but this consumer has acknowledged claim {newest}: the checkpoint is an older "
-                "copy, another instance runs on it, or its progress is written asynchronously. Its next batches would get "
-                "numbers that its sink has seen, and be lost there. Start with a fresh checkpointLocation: it gets all "
-                "unfinished messages."
+                f"the checkpoint of consumer {self._members.consumer} of {self._members.destination} ends with claim "
+                f"{start.claim or '(none)'}, but this consumer has acknowledged claim {known.acknowledged}: the checkpoint is "
+                "an older copy, or its progress is written asynchronously. Its next batches would get numbers that its sink "
+                "has seen, and be lost there. Start with a fresh checkpointLocation: it gets all unfinished messages."
             )
-        self._checkpoint_checked = True
+        return known.with_acknowledged(start.claim)
 
     # -- resuming -------------------------------------------------------------------------------------------------
     def resume(self, batch: Batch) -> dict[int, Ranges]:
@@ -112,7 +108,7 @@ class PreviousBatch:
         deadline = time.monotonic() + RESUME_TIMEOUT_S
         for member, pick in batch.members.items():
             if own:
-                state = read_state(self._store, self._members.name(member))
+                state = read_state(self._store, self._members.record(member), self._members.label(member))
                 self._check_speaks(state, member)
             else:
                 self._open_by(member, deadline)
@@ -124,7 +120,7 @@ class PreviousBatch:
                 withheld[member] = revoked
                 log.warning(
                     "%s: %d message(s) of the replayed batch were revoked and went to other consumers; they are left out",
-                    self._members.name(member),
+                    self._members.label(member),
                     revoked.count,
                 )
         self._own.add(batch.claim)
@@ -136,7 +132,7 @@ class PreviousBatch:
         """While we slept another instance may have started, which does not know a batch that we have not logged."""
         if not state.speaks_for(self._members.consumer, self._members.session_id):
             raise ConsumerClosedException(
-                f"another instance of consumer {self._members.consumer} has taken over {self._members.name(member)}: this "
+                f"another instance of consumer {self._members.consumer} has taken over {self._members.label(member)}: this "
                 "one is stale and gets no messages. Stop it."
             )
 
@@ -144,7 +140,7 @@ class PreviousBatch:
         while not self._members.open(member):
             if time.monotonic() > deadline:
                 raise MemberUnavailableError(
-                    f"another consumer holds {self._members.name(member)} and did not hand it over within "
+                    f"another consumer holds {self._members.label(member)} and did not hand it over within "
                     f"{RESUME_TIMEOUT_S:.0f} s: try again, or see who holds it with `jmsq claims`"
                 )
             self._members.hand_over({})

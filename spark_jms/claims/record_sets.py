@@ -1,13 +1,40 @@
-"""Where record sets lie in the store: one record each, one object in it (C9)."""
+"""Where record sets lie in the store: one record each, several objects in it (C9, C18)."""
 
 from __future__ import annotations
 
+from spark_jms.core.record_names import member_record
 from spark_jms.core.record_set import RecordSet
-from spark_jms.store import Store
+from spark_jms.core.record_set_form import changed_objects, from_objects
+from spark_jms.log.snapshot import Snapshot
+from spark_jms.store import Delete, Handle, Operation, Put, Store
 
-STATE_KEY = "state"
+
+def read_state(store: Store, record: str, label: str = "") -> RecordSet:
+    """A record set as last committed, without opening its record. `label` names it in errors."""
+    return from_objects(store.peek(record), label or record)
 
 
-def read_state(store: Store, name: str) -> RecordSet:
-    """A record set as last committed, without opening its record."""
-    return RecordSet.from_bytes(store.peek(name).get(STATE_KEY), name)
+def state_of(store: Store, snapshot: Snapshot, subscription: str, member: int) -> RecordSet:
+    """The record set of one member as last committed, with the start of its subscription applied."""
+    destination = snapshot.destination
+    state = read_state(
+        store,
+        member_record(snapshot.table_id, subscription, member),
+        label_of(destination.name, subscription, member),
+    )
+    return state.start_at(destination.start_floor(subscription, member))
+
+
+def opened_state(handle: Handle, label: str = "") -> RecordSet:
+    """The record set of an open record."""
+    return from_objects(handle.objects(), label or handle.name)
+
+
+def operations(before: RecordSet | None, after: RecordSet) -> list[Operation]:
+    """What to write when a record set changes. `before` None writes everything."""
+    return [Delete(key) if value is None else Put(key, value) for key, value in changed_objects(before, after).items()]
+
+
+def label_of(destination: str, subscription: str, member: int) -> str:
+    """A record set as people know it."""
+    return f"{destination}/{subscription}/{member}"

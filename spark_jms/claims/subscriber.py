@@ -23,7 +23,7 @@ from spark_jms.claims.members import Members
 from spark_jms.claims.planner import Planner
 from spark_jms.core.batch import Batch, Limits
 from spark_jms.core.ranges import Ranges
-from spark_jms.errors import ClosedError
+from spark_jms.errors import ClosedError, DestinationReplacedError
 from spark_jms.log.domain import Domain
 from spark_jms.log.storage import now_ms
 from spark_jms.store import Store
@@ -47,9 +47,12 @@ class Subscriber:
         self.destination, self.subscription, self.consumer = destination, subscription, consumer
         self.settings = settings
         self.closed = False
-        self.members = Members(store, destination, subscription, consumer, f"{destination}/{subscription} {consumer}")
+        self.table_id = self.table.refresh().table_id
+        self.members = Members(
+            store, destination, self.table_id, subscription, consumer, replayable=settings.replayable
+        )
         self.planner = Planner(
-            self.table, consumer, settings.selector, settings.fail_on_data_loss, self.members.name, clock_ms
+            self.table, consumer, settings.selector, settings.fail_on_data_loss, self.members.label, clock_ms
         )
         self._batches = BatchMaker(self.table, store, self.members, self.planner, settings, clock_ms)
         self._acknowledger = Acknowledger(self.members, self.planner, clock_ms)
@@ -63,6 +66,7 @@ class Subscriber:
         names is acknowledged. `targets` maps each member to the last sequence to take."""
         with self._lock:
             self._check_open()
+            self._check_bound(start)
             return self._batches.next_batch(start, limits, targets)
 
     def resume(self, batch: Batch) -> dict[int, Ranges]:
@@ -70,6 +74,7 @@ class Subscriber:
         this consumer any more. For a batch that this instance made, this only reads the store."""
         with self._lock:
             self._check_open()
+            self._check_bound(batch)
             return self._batches.previous.resume(batch)
 
     def is_unacknowledged(self, start: Batch) -> bool:
@@ -162,6 +167,18 @@ class Subscriber:
             if not self.closed:
                 self.closed = True
                 self.members.close()
+
+    def _check_bound(self, batch: Batch) -> None:
+        """The offset is of the table that this consumer reads. One of version 1 names no table; it is bound when the query
+        is known here (`jmsq upgrade` makes it known)."""
+        known = self.members.open_progress()
+        unbound = not batch.table and batch.claim and self.settings.replayable and not known.claimed
+        if batch.table not in ("", self.table_id) or unbound:
+            raise DestinationReplacedError(
+                f"the checkpoint of consumer {self.consumer} belongs to another table than the one that {self.destination} is "
+                f"now ({batch.table or 'an offset of version 1'}, not {self.table_id}): the destination was dropped and created "
+                "again, and its messages are others. Start with a fresh checkpointLocation."
+            )
 
     def _check_open(self) -> None:
         if self.closed:

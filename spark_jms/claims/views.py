@@ -11,9 +11,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from spark_jms.claims.record_sets import read_state
-from spark_jms.core.destination import record_name
+from spark_jms.claims.record_sets import state_of
 from spark_jms.core.ranges import Ranges
+from spark_jms.core.record_names import member_record, members_prefix
 from spark_jms.core.record_set import RecordSet
 from spark_jms.errors import InvalidDestinationError
 from spark_jms.log.domain import Domain
@@ -98,22 +98,19 @@ def subscriptions_of(domain: Domain, destination: str, only: str | None) -> list
 def states(domain: Domain, store: Store, destination: str, subscription: str | None) -> dict[int, RecordSet]:
     """member -> state of the queue, or of the topic's subscription; {} for a topic without a named subscription."""
     names = subscriptions_of(domain, destination, subscription)
-    declared = domain.log(destination).snapshot.destination
-    if declared.is_topic and subscription is None:
+    snapshot = domain.log(destination).snapshot
+    if snapshot.destination.is_topic and subscription is None:
         return {}
-    name = names[0]
-    return {
-        m: read_state(store, record_name(destination, name, m)).start_at(declared.start_floor(name, m))
-        for m in range(declared.members)
-    }
+    return {m: state_of(store, snapshot, names[0], m) for m in range(snapshot.destination.members)}
 
 
 def claims(domain: Domain, store: Store, destination: str, subscription: str | None = None) -> list[ClaimRow]:
     live = store.sessions()
     out = []
     for name in subscriptions_of(domain, destination, subscription):
-        for member in range(domain.log(destination).snapshot.destination.members):
-            state = read_state(store, record_name(destination, name, member))
+        snapshot = domain.log(destination).snapshot
+        for member in range(snapshot.destination.members):
+            state = state_of(store, snapshot, name, member)
             for c in state.claims.values():
                 since = moment(c.in_doubt_since_ms) if c.in_doubt_since_ms else None
                 out.append(
@@ -142,11 +139,10 @@ def subscriptions(
     snapshot = domain.log(destination).refresh()
     labels = {key: info.label for key, info in store.sessions().items()}
     for name in subscriptions_of(domain, destination, subscription):
-        infos = store.infos(record_name(destination, name, 0)[:-1])
+        infos = store.infos(members_prefix(snapshot.table_id, name))
         for member in range(snapshot.destination.members):
-            record = record_name(destination, name, member)
-            state = read_state(store, record).start_at(snapshot.destination.start_floor(name, member))
-            last, info = snapshot.last_sequence(member), infos.get(record)
+            state = state_of(store, snapshot, name, member)
+            last, info = snapshot.last_sequence(member), infos.get(member_record(snapshot.table_id, name, member))
             holder = labels.get(info.holder, info.holder) if info and info.holder else None
             out.append(
                 SubscriptionRow(
@@ -196,8 +192,9 @@ def acknowledgements(
 def _waiting(domain: Domain, store: Store, destination: str, subscription: str | None) -> set[AcknowledgementRow]:
     rows = set()
     for name in subscriptions_of(domain, destination, subscription):
-        for member in range(domain.log(destination).snapshot.destination.members):
-            for a in read_state(store, record_name(destination, name, member)).outbox:
+        snapshot = domain.log(destination).snapshot
+        for member in range(snapshot.destination.members):
+            for a in state_of(store, snapshot, name, member).outbox:
                 rows.add(
                     AcknowledgementRow(
                         destination,
@@ -222,8 +219,6 @@ def is_empty(domain: Domain, store: Store, destination: str, member: int) -> boo
     last = snapshot.last_sequence(member)
     everything = Ranges.of((1, last))
     return all(
-        read_state(store, record_name(destination, name, member))
-        .start_at(snapshot.destination.start_floor(name, member))
-        .is_done(everything)
+        state_of(store, snapshot, name, member).is_done(everything)
         for name in snapshot.destination.subscription_names()
     )

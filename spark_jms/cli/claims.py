@@ -56,7 +56,7 @@ def claims(
                     settings.out.say(f"would release claim {release} of {rows[0].consumer}: {_extent(rows)}")
                 return
             announce(settings, f"releasing claim {release} of {rows[0].consumer}: {_extent(rows)}")
-            rows = release_claim(store, rows, wait_s)
+            rows = release_claim(domain, store, rows, wait_s)
             if settings.as_json:
                 settings.out.document(_released(release, rows))
             else:

@@ -28,6 +28,7 @@ from spark_jms.cli import (
     statistics,
     store_group,
     subscriptions,
+    upgrade,
 )
 from spark_jms.cli.settings import CommandSettings, global_options
 from spark_jms.settings.environment import DEBUG_VARIABLE
@@ -147,6 +148,7 @@ for _command in (
     *claims.COMMANDS,
     *acknowledgements.COMMANDS,
     *housekeeping.COMMANDS,
+    *upgrade.COMMANDS,
     *completion.COMMANDS,
     *store_group.COMMANDS,
 ):

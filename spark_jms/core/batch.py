@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from spark_jms.core.ranges import Ranges
 from spark_jms.errors import FormatVersionError, OffsetError
 
-OFFSET_VERSION = 1
+OFFSET_VERSION = 2
 MAX_RANGES_PER_MEMBER = 20_000  # keeps an offset small; the next batch takes the rest
 
 
@@ -23,11 +23,13 @@ class MemberPick:
 
 @dataclass(frozen=True)
 class Batch:
-    """Everything a task needs to produce the batch again. The first offset of a query has a consumer and no claim."""
+    """Everything a task needs to produce the batch again. The first offset of a query has a consumer and no claim. `table`
+    is the id of the destination's table; offsets of version 1 have none."""
 
     consumer: str
     claim: str = ""
     members: Mapping[int, MemberPick] = field(default_factory=dict)
+    table: str = ""
 
     @property
     def count(self) -> int:
@@ -41,7 +43,13 @@ class Batch:
             if pick.redelivered:
                 entry["redelivered"] = {str(count): r.to_json() for count, r in sorted(pick.redelivered.items())}
             members[str(member)] = entry
-        return {"v": OFFSET_VERSION, "consumer": self.consumer, "claim": self.claim, "members": members}
+        return {
+            "v": OFFSET_VERSION,
+            "table": self.table,
+            "consumer": self.consumer,
+            "claim": self.claim,
+            "members": members,
+        }
 
     @staticmethod
     def from_json(value: object) -> Batch:
@@ -65,9 +73,10 @@ class Batch:
                 )
                 for member, entry in value["members"].items()
             }
-            if not (isinstance(value["consumer"], str) and isinstance(value["claim"], str)):
-                raise ValueError("consumer and claim must be text")
-            return Batch(value["consumer"], value["claim"], members)
+            table = "" if value["v"] == 1 else value["table"]
+            if not all(isinstance(text, str) for text in (value["consumer"], value["claim"], table)):
+                raise ValueError("consumer, claim and table must be text")
+            return Batch(value["consumer"], value["claim"], members, table)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise OffsetError(
                 f"the offset in the checkpoint is damaged ({error}): {str(value)[:200]!r}. Restore the checkpoint from a "
@@ -75,10 +84,10 @@ class Batch:
             ) from error
 
 
-def claim_after(before: str, token: str) -> str:
-    """The id of the claim after `before` in a query's checkpoint. The ids of a consumer rise by one with each batch that
-    Spark logs, so an id tells whether it is older than the consumer's newest acknowledgement."""
-    return f"{claim_number(before) + 1}-{token}"
+def claim_id(number: int, token: str) -> str:
+    """The numbers of a query's claims rise and never repeat, so an id tells whether it is older than the query's newest
+    acknowledgement."""
+    return f"{number}-{token}"
 
 
 def claim_number(claim: str) -> int:

@@ -134,8 +134,3 @@ def check_name(what: str, name: str) -> None:
         raise ModuleFileError(
             f"{name!r} cannot be the name of a {what}: use 1 to 128 letters, digits, '_', '.' or '-', beginning with a letter or digit"
         )
-
-
-def record_name(destination: str, subscription: str, member: int) -> str:
-    """The record set's name in the store."""
-    return f"{destination}/{subscription}/{member}"

@@ -4,6 +4,7 @@
     AVAILABLE   a consumer may claim it
     CLAIMED     a consumer has it, and that consumer's session lives
     IN_DOUBT    the session died, but the consumer (a Spark query) can come back and replay the same batch
+    MOVING      a transfer takes it to another destination; only the transfer's end changes it (transfer.py)
     DONE        acknowledged, expired, refused by a topic's selector, purged or lost; final
 
 `redelivers` marks the transitions after which the next delivery is flagged and counted. redelivery.py decides when they
@@ -21,6 +22,7 @@ class MessageState(Enum):
     AVAILABLE = auto()
     CLAIMED = auto()
     IN_DOUBT = auto()
+    MOVING = auto()
     DONE = auto()
 
 
@@ -32,6 +34,9 @@ class MessageEvent(Enum):
     DOUBT = auto()  # the session of the claim died
     RECOVER = auto()  # the consumer is back, or its session was only slow
     SKIP = auto()  # expired, refused, purged or lost
+    MOVE = auto()  # the intent of a transfer is durable
+    ARRIVE = auto()  # all targets of the transfer have it
+    REFUSE = auto()  # no target has it, and none will
 
 
 class MessageTransition(NamedTuple):
@@ -48,8 +53,11 @@ TRANSITIONS: Mapping[tuple[MessageState, MessageEvent], MessageTransition] = {
     (_S.CLAIMED, _E.REDELIVER): MessageTransition(_S.AVAILABLE, redelivers=True),
     (_S.CLAIMED, _E.DOUBT): MessageTransition(_S.IN_DOUBT),
     (_S.CLAIMED, _E.RECOVER): MessageTransition(_S.CLAIMED),
+    (_S.CLAIMED, _E.MOVE): MessageTransition(_S.MOVING),
     (_S.IN_DOUBT, _E.ACKNOWLEDGE): MessageTransition(_S.DONE),
     (_S.IN_DOUBT, _E.RETURN): MessageTransition(_S.AVAILABLE),
     (_S.IN_DOUBT, _E.REDELIVER): MessageTransition(_S.AVAILABLE, redelivers=True),
     (_S.IN_DOUBT, _E.RECOVER): MessageTransition(_S.CLAIMED),
+    (_S.MOVING, _E.ARRIVE): MessageTransition(_S.DONE),
+    (_S.MOVING, _E.REFUSE): MessageTransition(_S.AVAILABLE, redelivers=True),
 }

@@ -68,9 +68,6 @@ class Ranges:
         shown = ", ".join(f"{lo}" if lo == hi else f"{lo}-{hi}" for lo, hi in list(self)[:8])
         return f"Ranges({shown}{', …' if len(self) > 8 else ''})"
 
-    def __str__(self) -> str:
-        return repr(self)[len("Ranges(") : -1]
-
     def __len__(self) -> int:
         """The number of ranges, not of integers: see `count`."""
         return int(self.lo.size)

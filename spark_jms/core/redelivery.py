@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 
+from spark_jms.core.chunked_ranges import NONE, ChunkedRanges
 from spark_jms.core.claim import Claim
 from spark_jms.core.message_state import MessageEvent, MessageState
-from spark_jms.core.ranges import EMPTY, Ranges
+from spark_jms.core.ranges import Ranges
 
-Deliveries = Mapping[int, Ranges]
+Deliveries = Mapping[int, ChunkedRanges]
 
 
 def event_of_session(
@@ -33,17 +34,17 @@ def event_of_session(
 
 def counted(deliveries: Deliveries, picks: Ranges) -> Deliveries:
     """After one more delivery of `picks` that was not acknowledged."""
-    counts: dict[int, Ranges] = {}
+    counts: dict[int, ChunkedRanges] = dict(deliveries)
     first_time = picks
-    for times, ranges in deliveries.items():
-        again = ranges & picks
-        first_time = first_time - again
-        for key, part in ((times, ranges - again), (times + 1, again)):
-            if part:
-                counts[key] = counts.get(key, EMPTY) | part
+    for times in sorted(deliveries, reverse=True):  # from above: a message rises by one
+        again = deliveries[times] & picks
+        if again:
+            first_time = first_time - again
+            counts[times] = counts[times] - again
+            counts[times + 1] = counts.get(times + 1, NONE) | again
     if first_time:
-        counts[1] = counts.get(1, EMPTY) | first_time
-    return counts
+        counts[1] = counts.get(1, NONE) | first_time
+    return {times: ranges for times, ranges in counts.items() if ranges}
 
 
 def forgotten(deliveries: Deliveries, picks: Ranges) -> Deliveries:
@@ -53,5 +54,5 @@ def forgotten(deliveries: Deliveries, picks: Ranges) -> Deliveries:
 
 def delivery_counts(deliveries: Deliveries, picks: Ranges) -> dict[int, Ranges]:
     """The delivery count (above 1) that these messages get when they are delivered now -> those of `picks`."""
-    hits = {times + 1: picks & ranges for times, ranges in deliveries.items()}
+    hits = {times + 1: ranges & picks for times, ranges in deliveries.items()}
     return {count: ranges for count, ranges in sorted(hits.items()) if ranges}

@@ -1,10 +1,8 @@
 """A domain: one root with its destinations, its store and its format version (C3, C14, C16).
 
-ROOT/<destination>/                          the Delta table of a destination, unless the register names another path
+ROOT/<destination>/                          the Delta table of a destination
 ROOT/_jmsq/domain.json                       format version, id, store
-ROOT/_jmsq/destinations/<destination>        the register: where its tables lie
 ROOT/_jmsq/destinations/<destination>        the register of names
-ROOT/_jmsq/health/<destination>              failures of senders' housekeeping
 ROOT/_jmsq/acknowledgements/<destination>/   the Delta table of its acknowledgements
 ROOT/_jmsq/store/                            the default file store
 """
@@ -16,16 +14,18 @@ import threading
 import uuid
 from typing import Any
 
-from spark_jms.core.destination import FORMAT_VERSION, check_name
+from spark_jms.core.destination import check_name
 from spark_jms.errors import DomainError, FormatVersionError, InvalidDestinationError
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.local_storage import LocalStorage
-from spark_jms.log.register import Register, RegisterEntry
 from spark_jms.log.root import open_storage
 from spark_jms.log.storage import now_ms
 
 _DOMAIN_FILE = "_jmsq/domain.json"
+REGISTER = "_jmsq/destinations"
+ACKNOWLEDGEMENTS = "_jmsq/acknowledgements"
 DEFAULT_STORE = "file"
+FORMAT_VERSION = 2  # of the domain: how record sets are named and stored
 _JDBC = ("jdbc:", "sqlite:", "postgresql:")
 _ONE_HOST = ("file:", "jdbc:sqlite:", "sqlite:")
 
@@ -33,12 +33,12 @@ _ONE_HOST = ("file:", "jdbc:sqlite:", "sqlite:")
 class Domain:
     """An open root. Thread-safe. All callers share one log per destination."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, *, upgrading: bool = False) -> None:
+        """`upgrading`: for `jmsq upgrade`, which alone may open a domain of an earlier format."""
         self.storage = open_storage(root)
         self.root = self.storage.uri
-        self.register = Register(self.storage)
         self._lock = threading.Lock()
-        self._logs: dict[tuple[str, str], DeltaLog] = {}  # by path and name
+        self._logs: dict[str, DeltaLog] = {}
         data = self.storage.get(_DOMAIN_FILE)
         if data is None:
             raise DomainError(
@@ -53,6 +53,26 @@ class Domain:
             raise FormatVersionError(
                 f"{self.root} has format version {version}, this spark-jms reads up to {FORMAT_VERSION}: install a later spark-jms"
             )
+        self.needs_upgrade = version < FORMAT_VERSION or bool(declared.get("upgrading"))
+        if self.needs_upgrade and not upgrading:
+            begun = (
+                "an upgrade of it has begun and was not finished"
+                if version == FORMAT_VERSION
+                else "it is of an earlier version"
+            )
+            raise FormatVersionError(
+                f"{self.root} cannot be opened, because {begun}: stop its jobs and clients, then run `jmsq upgrade --root "
+                f"{self.root}`"
+            )
+        self._declared = declared
+
+    def mark(self, *, upgrading: bool) -> None:
+        """Write the current format version, which earlier versions of spark-jms refuse; while `upgrading`, so do we."""
+        kept = {key: value for key, value in self._declared.items() if key != "upgrading"}
+        self._declared = {**kept, "formatVersion": FORMAT_VERSION, **({"upgrading": True} if upgrading else {})}
+        self.storage.put(_DOMAIN_FILE, json.dumps(self._declared, indent=1).encode())
+        self.storage.sync([_DOMAIN_FILE])
+        self.needs_upgrade = upgrading
 
     @property
     def store_uri(self) -> str:
@@ -67,32 +87,28 @@ class Domain:
         return self.store
 
     def destinations(self) -> list[str]:
-        return self.register.names()
+        names = (info.path.rsplit("/", 1)[1] for info in self.storage.list(REGISTER))
+        return sorted(name for name in names if not name.startswith("."))  # a dot marks a temporary file
 
     def log(self, destination: str) -> DeltaLog:
         """Raises InvalidDestinationError, which lists the existing destinations."""
-        return self._shared_log(self._entry(destination).path, destination)
-
-    def acknowledgements(self, destination: str) -> DeltaLog:
-        """Raises InvalidDestinationError."""
-        return self._shared_log(self._entry(destination).acknowledgements, f"acknowledgements of {destination}")
-
-    def _entry(self, destination: str) -> RegisterEntry:
         check_name("destination", destination)
-        entry = self.register.entry(destination)
-        if entry is None:
+        if not self.storage.exists(f"{REGISTER}/{destination}"):
             there = ", ".join(self.destinations()) or "none"
             raise InvalidDestinationError(
                 f"there is no destination {destination!r} in {self.root} (there are: {there}): add it to the module file "
                 f"and run `jmsq apply --root {self.root} MODULE.yaml`"
             )
-        return entry
+        return self._shared_log(destination, destination)
+
+    def acknowledgements(self, destination: str) -> DeltaLog:
+        return self._shared_log(f"{ACKNOWLEDGEMENTS}/{destination}", f"acknowledgements of {destination}")
 
     def _shared_log(self, path: str, name: str) -> DeltaLog:
         with self._lock:
-            if (path, name) not in self._logs:
-                self._logs[path, name] = DeltaLog(self.storage.child(path), name)
-            return self._logs[path, name]
+            if path not in self._logs:
+                self._logs[path] = DeltaLog(self.storage.child(path), name)
+            return self._logs[path]
 
 
 def create_domain(root: str, store: str | None = None) -> Domain:

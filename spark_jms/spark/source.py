@@ -117,11 +117,12 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         from spark_jms.core.batch import Batch
 
-        self._resolved(new=True)  # a wrong option or destination fails before Spark logs anything
+        domain, _, _ = self._resolved(new=True)  # a wrong option or destination fails before Spark logs anything
+        table_id = domain.log(self.options.destination).snapshot.table_id
         if self._subscriber is not None:  # the first batch failed and Spark asks again: keep the consumer's identity
-            return Batch(self._subscriber.consumer).to_json()
+            return Batch(self._subscriber.consumer, table=table_id).to_json()
         self._unlogged = f"query-{secrets.token_hex(6)}"
-        return Batch(self._unlogged).to_json()
+        return Batch(self._unlogged, table=table_id).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self.options.max_messages or 2**62)

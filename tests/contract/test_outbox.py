@@ -10,6 +10,7 @@ from spark_jms.core import acknowledgement
 from spark_jms.core.claim import Claim
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
+from spark_jms.core.record_set_form import from_objects, to_objects
 from spark_jms.log.domain import Domain
 from spark_jms.testing import memory_domain
 
@@ -41,7 +42,7 @@ def test_row_folded_after_its_write_counts_once(monkeypatch: pytest.MonkeyPatch,
         if noted:
             state = state.delivered_to_table(written[0])
         for number in (3, 4, 5, 6, 7):
-            state = acknowledged(RecordSet.from_bytes(state.to_bytes(), "x"), number)
+            state = acknowledged(from_objects(to_objects(state), "x"), number)
         assert len(state.outbox) == 3
         for _ in range(2):  # repeated, as by a consumer that does not know of the first write
             assert outbox.write({0: state.outbox}) == {0: 7}

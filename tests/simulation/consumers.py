@@ -16,7 +16,7 @@ from spark_jms.claims.subscriber import Subscriber
 from spark_jms.core.batch import Batch, Limits
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.selector import Selector
-from spark_jms.errors import ConsumerClosedException, MemberUnavailableError, StaleCheckpointError
+from spark_jms.errors import ConsumerClosedException, MemberUnavailableError, QueryRunningError, StaleCheckpointError
 from spark_jms.log.domain import Domain
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class ConsumerProcess:
         """The errors that end a consumer end it; any other error is a defect."""
         try:
             what()
-        except (ConsumerClosedException, MemberUnavailableError, StaleCheckpointError):
+        except (ConsumerClosedException, MemberUnavailableError, QueryRunningError, StaleCheckpointError):
             if self.subscriber is not None:
                 self.close()
 

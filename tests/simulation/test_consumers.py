@@ -22,14 +22,15 @@ import pyarrow.parquet as pq
 import pytest
 from attrs import evolve
 
-from spark_jms.claims import batches, planner, previous_batch
+from spark_jms.claims import batches, planner, previous_batch, progress
 from spark_jms.claims.housekeeper import Housekeeper
-from spark_jms.claims.record_sets import read_state
+from spark_jms.claims.record_sets import operations, state_of
 from spark_jms.core.batch import Batch
 from spark_jms.core.claim import Claim
-from spark_jms.core.destination import Destination, record_name
+from spark_jms.core.destination import Destination
 from spark_jms.core.message_state import MessageEvent
 from spark_jms.core.ranges import Ranges, union
+from spark_jms.core.record_names import member_record
 from spark_jms.core.record_set import RecordSet
 from spark_jms.log.clean_up import checkpoint, clean_up
 from spark_jms.log.compaction import compact
@@ -40,7 +41,7 @@ from spark_jms.log.purge import purge
 from spark_jms.log.send import TransactionId, send
 from spark_jms.log.snapshot import RouteId
 from spark_jms.log.storage import now_ms
-from spark_jms.store import MemoryStore, Put
+from spark_jms.store import MemoryStore
 from tests.simulation.consumers import DESTINATION, Client, Clock, ConsumerProcess, DeliveredRow, Query, QueryCheckpoint
 
 SEEDS = range(int(os.environ.get("JMSQ_SEEDS", "300")))
@@ -224,14 +225,14 @@ class QueueWorld:
     def release(self) -> None:
         """`jmsq claims --release` on a record without a holder."""
         for member in range(self.members):
-            name = record_name(DESTINATION, "-", member)
+            name = member_record(self.table.snapshot.table_id, "-", member)
             info = self.store.info(name)
-            state = read_state(self.store, name)
+            state = self.state(member)
             if info and info.holder is None and state.claims:
                 with self.store.connect("admin") as session:
                     handle = session.open(name)
                     claim = self.random.choice(list(state.claims))  # in the order of creation: ids are random
-                    handle.commit([Put("state", state.release(claim, delivered=True).to_bytes())])
+                    handle.commit(operations(state, state.release(claim, delivered=True)))
 
     def wait(self) -> None:
         self.clock.now_ms += 11_000
@@ -266,7 +267,7 @@ class QueueWorld:
     def check_claim(self, consumer: str, batch: Batch) -> None:
         """Only one consumer at a time has messages of a unit of order."""
         for member, pick in batch.members.items():
-            state = read_state(self.store, record_name(DESTINATION, "-", member))
+            state = self.state(member)
             others = union(c.picks for c in state.claims.values() if c.consumer != batch.consumer)
             held = {self.groups[self.sent[member, s]] for s in others.numbers().tolist()} - {None}
             got = {self.groups[self.sent[member, s]] for s in pick.picks.numbers().tolist()}
@@ -274,16 +275,16 @@ class QueueWorld:
 
     def check_records(self) -> None:
         for member in range(self.members):
-            state = read_state(self.store, record_name(DESTINATION, "-", member))
+            state = self.state(member)
             claims = list(state.claims.values())
             assert sum(c.picks.count for c in claims) == state.claimed.count, "a message is in two claims"
-            assert not state.claimed & (state.done | Ranges.of((1, state.floor))), "a message is claimed and done"
+            assert state.unfinished_of(state.claimed) == state.claimed, "a message is claimed and done"
             assert not state.done or state.done.first > state.floor + 1
             last = self.table.refresh().last_sequence(member)
-            assert max([state.floor, *(r.last for r in (state.done, state.claimed) if r)]) <= last
-            counted = list(state.deliveries.values())
+            assert state.newest_known <= last
+            counted = [ranges.all() for ranges in state.deliveries.values()]
             assert sum(r.count for r in counted) == union(counted).count
-            assert not union(counted) & state.done
+            assert not state.done & union(counted)
 
     def drain(self) -> None:
         """The faults end: all consumers are up, time passes, and the queue must become empty."""
@@ -318,7 +319,7 @@ class QueueWorld:
         raise AssertionError(f"not drained: {[(m, self.state(m)) for m in range(self.members)]}")
 
     def state(self, member: int) -> RecordSet:
-        return read_state(self.store, record_name(DESTINATION, "-", member))
+        return state_of(self.store, self.table.refresh(), "-", member)
 
     def finished(self) -> bool:
         snapshot = self.table.refresh()
@@ -385,7 +386,7 @@ def run(model: Path, root: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> 
 
     move = RecordSet._move
     with monkeypatch.context() as patch:
-        for module in (batches, previous_batch):
+        for module in (batches, previous_batch, progress):
             patch.setattr(module, "time", world.clock)
         patch.setattr(planner, "MAX_ROWS_READ", world.random.choice([5, 50, 200_000]))
         patch.setattr(RecordSet, "_move", note_revocation)

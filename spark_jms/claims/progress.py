@@ -1,0 +1,51 @@
+"""The record that a query holds for life: only its owner commits claims and acknowledgements (C9, C18)."""
+
+from __future__ import annotations
+
+import time
+
+from spark_jms.core.query_progress import PROGRESS, QueryProgress
+from spark_jms.errors import QueryRunningError
+from spark_jms.store import Handle, Operation, Put, RecordHeldError, Session, Store
+
+OPEN_TIMEOUT_S = 15.0  # how long a restarted query waits for its older self to end
+_STEP_MS = 250
+
+
+class ProgressRecord:
+    """Not thread-safe: the subscriber's lock guards it. The record is never handed over; closing the session frees it."""
+
+    def __init__(self, store: Store, session: Session, record: str, label: str) -> None:
+        self._store, self._session, self._record, self._label = store, session, record, label
+        self.handle: Handle | None = None
+        self.value = QueryProgress()
+
+    def open(self) -> None:
+        """Opens the record if it is not open. Raises QueryRunningError while another instance of the query lives."""
+        if self.handle is not None:
+            return
+        deadline = time.monotonic() + OPEN_TIMEOUT_S
+        while True:
+            try:
+                handle = self._session.open(self._record, timeout_ms=0)
+                break
+            except RecordHeldError as error:
+                if time.monotonic() < deadline:
+                    time.sleep(_STEP_MS / 1000)
+                    continue
+                self._session.cancel(self._record)
+                owner = self._store.sessions().get(error.holder or "")
+                raise QueryRunningError(
+                    f"another instance of {self._label} is running (session {owner.label if owner else 'unknown'}): nothing "
+                    "was claimed. Stop the other instance first; if this checkpointLocation is a copy, start with a fresh one."
+                ) from error
+        try:
+            self.value = QueryProgress.from_bytes(handle.read(PROGRESS), self._label)
+        except BaseException:
+            handle.close()
+            raise
+        self.handle = handle
+
+    def operations(self, after: QueryProgress) -> list[Operation]:
+        """Its part of a write. There always is one, so that a fenced instance can commit nothing."""
+        return [Put(PROGRESS, after.to_bytes())]

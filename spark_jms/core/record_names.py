@@ -1,0 +1,28 @@
+"""The names of records in the store (C9, C18). They carry the id of the destination's table, not its name: a destination
+that is dropped and created again starts with records of its own, and renaming one moves nothing."""
+
+from __future__ import annotations
+
+
+def member_record(table_id: str, subscription: str, member: int) -> str:
+    """The record set of a member."""
+    return f"{members_prefix(table_id, subscription)}{member}"
+
+
+def members_prefix(table_id: str, subscription: str) -> str:
+    return f"members/{table_id}/{subscription}/"
+
+
+def consumer_record(table_id: str, subscription: str, consumer: str) -> str:
+    """The record that a running query holds for life."""
+    return f"consumers/{table_id}/{subscription}/{consumer}"
+
+
+def lease_record(table_id: str) -> str:
+    """The lease of the one process that does the destination's housekeeping."""
+    return f"housekeeping/{table_id}"
+
+
+def prefixes_of_table(table_id: str) -> tuple[str, str, str]:
+    """Every record of a destination begins with one of these."""
+    return f"members/{table_id}/", f"consumers/{table_id}/", lease_record(table_id)

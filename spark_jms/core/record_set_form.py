@@ -1,0 +1,172 @@
+"""The stored form of a record set: several objects of one record, so that a change writes only what it changed (C5, C18).
+
+    key                     value
+    ---                     -----
+    head                    JSON: version, floor, position, consumers, nonce and slots of transfers
+    done/<chunk>            finished messages above the floor, in chunks (chunked_ranges.py)
+    deliveries/<n>/<chunk>  unfinished messages that were delivered n times
+    claim/<id>              JSON: consumer, session, messages, times
+    outbox/<position>       JSON: an acknowledgement that waits for its table
+    intent/<slot>           JSON: an open transfer (transfer.py)
+
+A claim's object keeps messages of it that were acknowledged later: finished messages are taken out when it is read. So an
+acknowledgement writes the head, one row of the outbox and the chunks it touches, however large the claim is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from spark_jms.core.acknowledgement import Acknowledgement
+from spark_jms.core.chunked_ranges import Chunk, ChunkedRanges
+from spark_jms.core.claim import Claim
+from spark_jms.core.ranges import Ranges
+from spark_jms.core.record_set import RecordSet
+from spark_jms.core.transfer import intent_from_json, intent_to_json
+from spark_jms.errors import FormatVersionError, RecordSetError
+
+FORMAT_VERSION = 2
+HEAD = "head"
+
+
+def to_objects(state: RecordSet) -> dict[str, bytes]:
+    """All objects of a record set. Keys and values as a store takes them."""
+    return {key: value for key, value in changed_objects(None, state).items() if value is not None}
+
+
+def changed_objects(before: RecordSet | None, after: RecordSet) -> dict[str, bytes | None]:
+    """The objects to write when `before` becomes `after`; None deletes one. `before` None: everything is written."""
+    old = before or RecordSet()
+    out: dict[str, bytes | None] = {}
+    head = _head(after)
+    if before is None or head != _head(before):
+        out[HEAD] = head
+    _compare(out, _chunks(old), _chunks(after), lambda chunk: chunk.data)
+    for key, claim in after.claims.items():
+        known = old.claims.get(key)
+        if known is not claim and not _is_part(known, claim, after):
+            out[f"claim/{key}"] = _dump(_claim(claim))
+    out.update({f"claim/{key}": None for key in old.claims if key not in after.claims})
+    rows = {f"outbox/{row.position}": row for row in after.outbox}
+    _compare(out, {f"outbox/{row.position}": row for row in old.outbox}, rows, lambda row: _dump(_row(row)))
+    _compare(
+        out,
+        {f"intent/{slot}": intent for slot, intent in old.intents.items()},
+        {f"intent/{slot}": intent for slot, intent in after.intents.items()},
+        lambda intent: _dump(intent_to_json(intent)),
+    )
+    return out
+
+
+def from_objects(objects: Mapping[str, bytes], name: str) -> RecordSet:
+    """The inverse of `to_objects`; no objects are a new record set. Raises RecordSetError or FormatVersionError with
+    `name`, also for damaged chunks."""
+    if not objects:
+        return RecordSet()
+    try:
+        head = json.loads(objects[HEAD])
+        if head["v"] > FORMAT_VERSION:
+            raise FormatVersionError(
+                f"the state of {name} has format version {head['v']}, this spark-jms reads up to {FORMAT_VERSION}: "
+                "install a later spark-jms"
+            )
+        done, deliveries = _read_chunks(objects)
+        state = RecordSet(
+            floor=int(head["floor"]),
+            done=done,
+            deliveries=deliveries,
+            position=int(head["position"]),
+            consumers=dict(head["consumers"]),
+            nonce=str(head["nonce"]),
+            slots={int(slot): int(number) for slot, number in head["slots"].items()},
+            outbox=tuple(sorted((_read_row(v) for _, v in _under(objects, "outbox/")), key=lambda row: row.position)),
+            intents={int(slot): intent_from_json(json.loads(v)) for slot, v in _under(objects, "intent/")},
+        )
+        claims = [_read_claim(key, value) for key, value in _under(objects, "claim/")]
+        open_claims = [replace(claim, picks=state.unfinished_of(claim.picks)) for claim in claims]
+        return replace(state, claims={claim.id: claim for claim in open_claims if claim.picks})
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise RecordSetError(
+            f"the state of {name} in the store cannot be read ({error!r}): restore the store from a copy, or drop the "
+            "subscription with `jmsq subscriptions --drop`"
+        ) from error
+
+
+def _head(state: RecordSet) -> bytes:
+    return _dump(
+        {
+            "v": FORMAT_VERSION,
+            "floor": state.floor,
+            "position": state.position,
+            "consumers": dict(state.consumers),
+            "nonce": state.nonce,
+            "slots": {str(slot): number for slot, number in state.slots.items()},
+        }
+    )
+
+
+def _is_part(known: Claim | None, claim: Claim, after: RecordSet) -> bool:
+    """The stored claim still serves: it differs only by messages that are finished now."""
+    if known is None or known.in_doubt_since_ms != claim.in_doubt_since_ms or known.session != claim.session:
+        return False
+    return not (claim.picks - known.picks) and after.is_done(known.picks - claim.picks)
+
+
+def _chunks(state: RecordSet) -> dict[str, Chunk]:
+    out = {f"done/{number}": chunk for number, chunk in state.done.chunks.items()}
+    for times, ranges in state.deliveries.items():
+        out |= {f"deliveries/{times}/{number}": chunk for number, chunk in ranges.chunks.items()}
+    return out
+
+
+def _compare(out: dict[str, bytes | None], old: Mapping[str, Any], new: Mapping[str, Any], encode: Any) -> None:
+    for key, value in new.items():
+        if old.get(key) is not value:
+            out[key] = encode(value)
+    out.update({key: None for key in old if key not in new})
+
+
+def _read_chunks(objects: Mapping[str, bytes]) -> tuple[ChunkedRanges, dict[int, ChunkedRanges]]:
+    done: dict[int, Chunk] = {}
+    deliveries: dict[int, dict[int, Chunk]] = {}
+    for number, data in _under(objects, "done/"):
+        done[int(number)] = _read_chunk(number, data)
+    for place, data in _under(objects, "deliveries/"):
+        times, number = place.split("/")
+        deliveries.setdefault(int(times), {})[int(number)] = _read_chunk(number, data)
+    return ChunkedRanges(done), {times: ChunkedRanges(chunks) for times, chunks in sorted(deliveries.items())}
+
+
+def _read_chunk(number: str, data: bytes) -> Chunk:
+    chunk = Chunk(int(number), data=data)
+    chunk.check()
+    return chunk
+
+
+def _under(objects: Mapping[str, bytes], prefix: str) -> Iterator[tuple[str, bytes]]:
+    return ((key.removeprefix(prefix), value) for key, value in objects.items() if key.startswith(prefix))
+
+
+def _dump(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _claim(c: Claim) -> list[Any]:
+    return [c.consumer, c.session, c.picks.to_json(), c.made_ms, c.replayable, c.in_doubt_since_ms]
+
+
+def _read_claim(key: str, value: bytes) -> Claim:
+    consumer, session, picks, *rest = json.loads(value)
+    return Claim(key, consumer, session, Ranges.from_json(picks), *rest)
+
+
+def _row(a: Acknowledgement) -> list[Any]:
+    return [a.position, a.consumer, a.claim, a.picks.to_json(), a.epoch, a.acknowledged_ms, a.since]
+
+
+def _read_row(value: bytes) -> Acknowledgement:
+    position, consumer, claim, picks, *rest = json.loads(value)
+    return Acknowledgement(position, consumer, claim, Ranges.from_json(picks), *rest)

@@ -1,0 +1,228 @@
+"""Transfers: messages that move from a record set to other destinations, all or none, exactly once (C18).
+
+A transfer is an *intent* in the origin's record set. It names the messages that move and, for each target, the table and
+the files staged there. The intent is durable before anything is appended, so whichever process opens the record next
+finishes it. The targets' own logs decide: a target appends the staged files together with the transaction
+(`transfer/<nonce>/<slot>`, 2 × number), or it refuses them with the transaction 2 × number + 1 and no files. Each is one
+commit of that log, and the first of the two counts.
+
+    the first target    the other targets          next step
+    ----------------    -----------------          ---------
+    undecided           (nothing is appended yet)  append to it; abort it when its staged files are missing
+    aborted, replaced   (nothing is appended yet)  return the messages to the origin, flagged as redelivered
+    overtaken           (decided long ago)         the same: the origin's store is older than the target's table
+    appended            one undecided              append to it; without its staged files: blocked
+    appended            one aborted or replaced    blocked: an administrator decides; `jmsq stat` names it
+    appended            all appended               the origin acknowledges the messages
+
+So the absence of a transaction decides nothing, because a sleeping process may still append; and once the first target has
+appended, there is no way back. `STEPS` is this table, and `next_step` executes it.
+
+A slot has one open intent at a time, and its numbers rise, so a target keeps one transaction for each slot. A record set
+that was lost or restored from an older copy would count from an older number again and read transactions of other
+messages as its own; `nonce` tells its lives apart: a record set that meets a number it has not given takes a new one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+from spark_jms.core.ranges import EMPTY, Ranges
+from spark_jms.core.staged_file import StagedFile
+
+MAX_SLOTS = 8  # open intents of one record set
+_FILE = re.compile(r"m\d+-t([0-9a-f]{16})-(\d+)-(\d+)-")
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """One number of one slot, in one life of a record set. It names the transfer in every target's log."""
+
+    nonce: str
+    slot: int
+    number: int
+
+    @property
+    def app_id(self) -> str:
+        return f"transfer/{self.nonce}/{self.slot}"
+
+    @property
+    def appended(self) -> int:
+        return 2 * self.number
+
+    @property
+    def aborted(self) -> int:
+        return 2 * self.number + 1
+
+    @property
+    def file_prefix(self) -> str:
+        """Begins the token of every file staged for this transfer, so that clean-up can tell whether it is decided."""
+        return f"t{self.nonce}-{self.slot}-{self.number}-"
+
+    def __str__(self) -> str:
+        return f"{self.app_id}/{self.number}"
+
+
+def ticket_of_file(path: str) -> Ticket | None:
+    """The transfer for which a file was staged; None for any other file."""
+    found = _FILE.match(path.rsplit("/", 1)[-1])
+    return Ticket(found[1], int(found[2]), int(found[3])) if found else None
+
+
+def is_undecided(path: str, transactions: Mapping[str, int]) -> bool:
+    """The file may be the only copy of messages that a transfer will still append: clean-up must spare it."""
+    ticket = ticket_of_file(path)
+    return ticket is not None and transactions.get(ticket.app_id, -1) < ticket.appended
+
+
+@dataclass(frozen=True)
+class TransferTarget:
+    """A destination, by its name at the time and its table's id, and the files staged in its directory."""
+
+    destination: str
+    table_id: str
+    route_epoch: int
+    files: tuple[StagedFile, ...]
+
+
+@dataclass(frozen=True)
+class Intent:
+    """`picks` are the messages of this record set that move; `consumer` and `claim` stand in their acknowledgement."""
+
+    ticket: Ticket
+    picks: Ranges
+    targets: tuple[TransferTarget, ...]
+    consumer: str
+    claim: str
+    reason: str
+    made_ms: int
+
+    def __post_init__(self) -> None:
+        if not self.targets:
+            raise ValueError("a transfer has at least one target")
+
+
+class TargetOutcome(Enum):
+    """What a target's log says of a transfer."""
+
+    UNDECIDED = auto()  # no transaction: the files may still be appended, by any process
+    APPENDED = auto()
+    ABORTED = auto()
+    OVERTAKEN = auto()  # the transaction of a later intent of the slot: this one was decided before
+    REPLACED = auto()  # the destination was dropped, or its name belongs to another table now
+
+
+class TransferStep(Enum):
+    APPEND = auto()
+    ABORT = auto()
+    ACKNOWLEDGE = auto()
+    RETURN = auto()
+    BLOCKED = auto()
+
+
+@dataclass(frozen=True)
+class NextStep:
+    """`target` is the index of the target that the step concerns; -1 for a step at the origin."""
+
+    step: TransferStep
+    target: int = -1
+
+
+_O, _S = TargetOutcome, TransferStep
+# (the first target?, its outcome, its staged files are present) -> the step; None: look at the next target
+STEPS: Mapping[tuple[bool, TargetOutcome, bool], TransferStep | None] = {
+    (True, _O.UNDECIDED, True): _S.APPEND,
+    (True, _O.UNDECIDED, False): _S.ABORT,
+    (True, _O.ABORTED, True): _S.RETURN,
+    (True, _O.ABORTED, False): _S.RETURN,
+    (True, _O.REPLACED, True): _S.RETURN,
+    (True, _O.REPLACED, False): _S.RETURN,
+    (True, _O.OVERTAKEN, True): _S.RETURN,
+    (True, _O.OVERTAKEN, False): _S.RETURN,
+    (True, _O.APPENDED, True): None,
+    (True, _O.APPENDED, False): None,
+    (False, _O.UNDECIDED, True): _S.APPEND,
+    (False, _O.UNDECIDED, False): _S.BLOCKED,
+    (False, _O.ABORTED, True): _S.BLOCKED,
+    (False, _O.ABORTED, False): _S.BLOCKED,
+    (False, _O.REPLACED, True): _S.BLOCKED,
+    (False, _O.REPLACED, False): _S.BLOCKED,
+    (False, _O.OVERTAKEN, True): None,
+    (False, _O.OVERTAKEN, False): None,
+    (False, _O.APPENDED, True): None,
+    (False, _O.APPENDED, False): None,
+}
+
+
+def outcome_of(ticket: Ticket, version: int | None) -> TargetOutcome:
+    """`version` is the target's transaction of the ticket's slot; None or an older one: undecided."""
+    if version is None or version < ticket.appended:
+        return TargetOutcome.UNDECIDED
+    if version == ticket.appended:
+        return TargetOutcome.APPENDED
+    return TargetOutcome.ABORTED if version == ticket.aborted else TargetOutcome.OVERTAKEN
+
+
+def next_step(targets: Sequence[tuple[TargetOutcome, bool]]) -> NextStep:
+    """The next step of an intent whose targets have these outcomes and whether their staged files are present."""
+    for index, (outcome, present) in enumerate(targets):
+        step = STEPS[index == 0, outcome, present]
+        if step is not None:
+            at_origin = step in (TransferStep.RETURN, TransferStep.ACKNOWLEDGE)
+            return NextStep(step) if at_origin else NextStep(step, index)
+    return NextStep(TransferStep.ACKNOWLEDGE)
+
+
+def free_ticket(nonce: str, used: Mapping[int, int], open_slots: Iterable[int]) -> Ticket | None:
+    """The next number of a slot without an open intent; None when all are in use."""
+    taken = set(open_slots)
+    slot = next((s for s in range(MAX_SLOTS) if s not in taken), None)
+    return None if slot is None else Ticket(nonce, slot, used.get(slot, 0) + 1)
+
+
+# -- stored form --------------------------------------------------------------------------------------------------------
+def intent_to_json(intent: Intent) -> dict[str, Any]:
+    return {
+        "nonce": intent.ticket.nonce,
+        "slot": intent.ticket.slot,
+        "number": intent.ticket.number,
+        "picks": intent.picks.to_json(),
+        "consumer": intent.consumer,
+        "claim": intent.claim,
+        "reason": intent.reason,
+        "madeMs": intent.made_ms,
+        "targets": [
+            {
+                "destination": target.destination,
+                "table": target.table_id,
+                "routeEpoch": target.route_epoch,
+                "files": [[f.path, f.member, f.rows, f.bytes, f.modified_ms, f.stats] for f in target.files],
+            }
+            for target in intent.targets
+        ],
+    }
+
+
+def intent_from_json(value: Mapping[str, Any]) -> Intent:
+    """Raises ValueError, KeyError or TypeError."""
+    return Intent(
+        Ticket(str(value["nonce"]), int(value["slot"]), int(value["number"])),
+        Ranges.from_json(value["picks"]) if value["picks"] else EMPTY,
+        tuple(
+            TransferTarget(
+                str(target["destination"]),
+                str(target["table"]),
+                int(target["routeEpoch"]),
+                tuple(StagedFile(*file) for file in target["files"]),
+            )
+            for target in value["targets"]
+        ),
+        str(value["consumer"]),
+        str(value["claim"]),
+        str(value["reason"]),
+        int(value["madeMs"]),
+    )

@@ -1,0 +1,124 @@
+"""One checkpoint, one running query: a copied checkpoint, a restarted driver, a driver that slept (C9, C18)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from spark_jms import connect
+from spark_jms.claims import progress
+from spark_jms.claims.batches import ConsumerSettings
+from spark_jms.claims.subscriber import Subscriber
+from spark_jms.core.batch import Batch, Limits, claim_number
+from spark_jms.core.query_progress import QueryProgress
+from spark_jms.errors import (
+    ConsumerClosedException,
+    DestinationReplacedError,
+    FormatVersionError,
+    QueryRunningError,
+    RecordSetError,
+)
+from spark_jms.log.domain import Domain
+from spark_jms.store import MemoryStore, Store
+from spark_jms.testing import memory_domain
+
+
+@pytest.fixture(autouse=True)
+def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "OPEN_TIMEOUT_S", 0.0)
+
+
+def query(root: str, store: Store, consumer: str = "q") -> Subscriber:
+    return Subscriber(Domain(root), store, "orders", "-", consumer, ConsumerSettings())
+
+
+def two_members(root: str) -> None:
+    with connect(root, housekeeping=False) as context:
+        context.producer("orders").send_many({"text": str(n)} for n in range(40))
+
+
+ORDERS: dict[str, Any] = {"kind": "distributed-queue", "members": 2}
+
+
+def test_copied_checkpoint_claims_nothing_while_its_original_runs() -> None:
+    """C9: the copy started in mid-batch, with two members. The original keeps its members, its claims and its numbers."""
+    with memory_domain(orders=ORDERS) as root, connect(root, housekeeping=False) as context:
+        two_members(root)
+        original, copy = query(root, context._store), query(root, context._store)
+        first = original.next_batch(Batch("q"), Limits(max_messages=4))
+        assert first is not None
+        for start in (Batch("q"), first):
+            with pytest.raises(QueryRunningError, match="another instance of query q of orders is running"):
+                copy.next_batch(start, Limits(max_messages=4))
+        with pytest.raises(QueryRunningError):
+            copy.resume(first)
+        copy.close()
+        second = original.next_batch(first, Limits(max_messages=4))
+        assert second is not None
+        assert [claim_number(first.claim), claim_number(second.claim)] == [1, 2]
+        original.close()
+
+
+def test_next_instance_continues_and_never_repeats_a_number() -> None:
+    """C9, C5: after the original has ended, the copy may continue, but a claim that Spark never logged keeps its number."""
+    with memory_domain(orders=ORDERS) as root, connect(root, housekeeping=False) as context:
+        two_members(root)
+        original = query(root, context._store)
+        first = original.next_batch(Batch("q"), Limits(max_messages=4))
+        assert first is not None
+        original.next_batch(first, Limits(max_messages=4))  # claim 2, which Spark does not log
+        original.close()
+        copy = query(root, context._store)
+        third = copy.next_batch(first, Limits(max_messages=4))
+        assert third is not None
+        assert claim_number(third.claim) == 3
+        copy.close()
+
+
+def test_driver_that_slept_can_commit_nothing() -> None:
+    """C9: its session ended and another instance holds the query: neither a claim nor an acknowledgement gets through, on
+    any member, also one whose record nobody else has opened."""
+    with memory_domain(orders=ORDERS) as root, connect(root, housekeeping=False) as context:
+        two_members(root)
+        assert isinstance(context._store, MemoryStore)
+        sleeper = query(root, context._store)
+        first = sleeper.next_batch(Batch("q"), Limits(max_messages=4))
+        assert first is not None
+        context._store.crash(sleeper.members.session)
+        other = query(root, context._store)
+        assert not other.resume(first)
+        for call in (lambda: sleeper.next_batch(first, Limits()), lambda: sleeper.resume(first)):
+            with pytest.raises(ConsumerClosedException):
+                call()
+        assert other.next_batch(first, Limits(max_messages=4)) is not None
+        other.close()
+
+
+def test_offset_of_another_table_is_refused() -> None:
+    """C18: a checkpoint of a destination that was dropped and created again names another table."""
+    with memory_domain(orders=ORDERS) as root, connect(root, housekeeping=False) as context:
+        two_members(root)
+        consumer = query(root, context._store)
+        with pytest.raises(DestinationReplacedError, match="fresh checkpointLocation"):
+            consumer.next_batch(Batch("q", "7-abc", {}, "another-table"), Limits())
+        with pytest.raises(DestinationReplacedError):
+            consumer.resume(Batch("q", "7-abc", {}, "another-table"))
+        assert consumer.next_batch(Batch("q", table=consumer.table_id), Limits()) is not None
+        consumer.close()
+
+
+def test_progress_round_trips_and_names_damage() -> None:
+    """C16: as every stored value."""
+    known = QueryProgress(7, "6-abc")
+    assert QueryProgress.from_bytes(known.to_bytes(), "q") == known
+    assert QueryProgress.from_bytes(None, "q") == QueryProgress()
+    assert known.with_acknowledged("5-old") is known
+    assert known.is_behind("5-old")
+    assert known.is_behind("")
+    assert not known.is_behind("0123456789abcdef")  # of a version without numbers
+    for bad in (b"", b"{}", b"[]", b'{"v":2}', b"\xff"):
+        with pytest.raises(RecordSetError, match="progress of q"):
+            QueryProgress.from_bytes(bad, "q")
+    with pytest.raises(FormatVersionError, match="version 9"):
+        QueryProgress.from_bytes(b'{"v":9}', "q")
