@@ -61,7 +61,7 @@ class AcknowledgementRow:
     messages: int
     first: int
     last: int
-    ranges: str  # JSON
+    ranges: str  # "1-3, 7": all of them
 
 
 def as_row(row: Any) -> tuple[Any, ...]:
@@ -183,7 +183,7 @@ def acknowledgements(
                                 row["messages"],
                                 row["first"],
                                 row["last"],
-                                row["ranges"],
+                                Ranges.from_json(json.loads(row["ranges"])).text(),
                             )
                         )
     return sorted(rows, key=lambda row: row.acknowledged)
@@ -207,7 +207,7 @@ def _waiting(domain: Domain, store: Store, destination: str, subscription: str |
                         a.picks.count,
                         a.picks.first,
                         a.picks.last,
-                        json.dumps(a.picks.to_json()),
+                        a.picks.text(),
                     )
                 )
     return rows

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 def claims(
     settings: CommandSettings, destinations: tuple[str, ...], release: str | None, dry_run: bool, wait_s: float
 ) -> None:
-    """List claims. The claim of a dead consumer is in doubt until the consumer returns or inDoubtTimeout has passed.
+    """List claims. The claim of a dead consumer is in doubt until the consumer returns or inDoubtTimeout has passed. The
+    time starts when another consumer notices the death; until then, "in doubt since" is "not noticed yet".
 
     --release revokes a claim, live or in doubt: its consumer can no longer acknowledge it, and other consumers may
     repeat the work it has done on the messages.
@@ -94,7 +95,7 @@ def claims(
                 r.first,
                 r.last,
                 r.made,
-                r.in_doubt_since,
+                r.in_doubt_since or (None if r.live else "not noticed yet"),
             )
             for r in rows
         ],

@@ -77,6 +77,7 @@ _SPARK_TYPES = {
 }
 _PROPERTY_NAME = re.compile(r"[^\W\d][\w$]*\Z")
 _RESERVED_NAME = re.compile(r"JMS(?!X|_)")
+SELECTOR_KEYWORDS = frozenset(("NULL", "TRUE", "FALSE", "NOT", "AND", "OR", "BETWEEN", "LIKE", "IN", "IS", "ESCAPE"))
 _ARROW_PROPERTY_TYPES = (
     (pa.types.is_boolean, "boolean"),
     (pa.types.is_int8, "byte"),
@@ -273,6 +274,10 @@ def check_property_names(names: list[str]) -> None:
             raise MessageFormatError(
                 f"{name!r} cannot be a property name: it must be an identifier (letters, digits, _ and $), and names "
                 "that begin with JMS belong to JMS (JMSX… and JMS_… are allowed)"
+            )
+        if name.upper() in SELECTOR_KEYWORDS and name.isascii():
+            raise MessageFormatError(
+                f"{name!r} cannot be a property name: it is a word of selectors, so no selector could name the property"
             )
 
 

@@ -65,8 +65,15 @@ class Ranges:
         return i >= 0 and number <= int(self.hi[i])
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{lo}" if lo == hi else f"{lo}-{hi}" for lo, hi in list(self)[:8])
-        return f"Ranges({shown}{', …' if len(self) > 8 else ''})"
+        return f"Ranges({self})"
+
+    def __str__(self) -> str:
+        return self.text(8)
+
+    def text(self, most: int | None = None) -> str:
+        """`1-3, 7`; with an ellipsis after `most` ranges."""
+        shown = [f"{lo}" if lo == hi else f"{lo}-{hi}" for lo, hi in list(self)[:most]]
+        return ", ".join(shown if len(shown) == len(self) else [*shown, "…"])
 
     def __len__(self) -> int:
         """The number of ranges, not of integers: see `count`."""

@@ -11,7 +11,8 @@ from spark_jms.settings.types import Choice, Duration, Flag, ListOf, Text, Whole
 VIEWS = {
     "messages": "messages that are not finished: in the queue, or for the topic's `subscription`",
     "all": "every message that is still in the table, finished or not",
-    "acknowledgements": "which consumer acknowledged which sequences when, including rows on their way to their table",
+    "acknowledgements": "which consumer acknowledged which sequences when (`ranges`: `1-3, 7`), including rows on their way "
+    "to their table",
     "claims": "the messages that consumers hold",
     "subscriptions": "position, backlog and holder of each subscription and member",
 }

@@ -18,11 +18,21 @@ from hypothesis import strategies as st
 from spark_jms.client.delivery import Delivery
 from spark_jms.client.encoding import ARGUMENTS, compose, from_batch, to_batch
 from spark_jms.client.message import Message
-from spark_jms.core.message import COLUMNS, PERSISTENT, STORED_SCHEMA, check_sendable, deliver, normalise
+from spark_jms.core.message import (
+    COLUMNS,
+    PERSISTENT,
+    SELECTOR_KEYWORDS,
+    STORED_SCHEMA,
+    check_sendable,
+    deliver,
+    normalise,
+)
 from spark_jms.errors import IllegalStateException, MessageFormatError
 
 NOW = 1_700_000_000_000
-names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_$]{0,20}", fullmatch=True).filter(lambda n: not n.startswith("JMS"))
+names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_$]{0,20}", fullmatch=True).filter(
+    lambda n: not n.startswith("JMS") and n.upper() not in SELECTOR_KEYWORDS
+)
 texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=50)
 scalars = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | texts
 map_values = scalars | st.binary(max_size=50) | st.none()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from spark_jms.core.message import (
     COLUMNS,
+    SELECTOR_KEYWORDS,
     arrow_schema,
     check_sendable,
     decode_properties,
@@ -23,7 +24,9 @@ from spark_jms.core.message import (
 from spark_jms.errors import MessageFormatError, MessageSizeError
 
 NOW = 1_700_000_000_000
-names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,6}", fullmatch=True).filter(lambda n: not n.startswith("JMS"))
+names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,6}", fullmatch=True).filter(
+    lambda n: not n.startswith("JMS") and n.upper() not in SELECTOR_KEYWORDS
+)
 values = st.one_of(st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False), st.text())
 
 
@@ -79,6 +82,8 @@ def test_wrong_columns_are_refused(columns: dict[str, list[object]], message: st
         ({"text": ["a"], "JMSXGroupSeq": [2**40]}, "does not fit int"),
         ({"text": ["a"], "properties": [{"JMSFoo": "x"}]}, "'JMSFoo' cannot be a property name"),
         ({"text": ["a"], "properties": [{"a b": "x"}]}, "'a b' cannot be a property name"),
+        ({"text": ["a"], "properties": [{"AND": "x"}]}, "'AND' cannot be a property name: it is a word of selectors"),
+        ({"text": ["a"], "properties": [{"not": "x"}]}, "'not' cannot be a property name: it is a word of selectors"),
     ],
 )
 def test_wrong_values_are_refused(columns: dict[str, list[object]], message: str) -> None:

@@ -87,3 +87,13 @@ def test_empty_ranges() -> None:
     assert EMPTY - Ranges.of((1, 2)) == EMPTY
     assert EMPTY.take(3) == EMPTY
     assert Ranges.of((5, 4)) == EMPTY
+
+
+def test_text_of_ranges_is_for_people() -> None:
+    """C14, C16: whole where it is data, cut where it is part of a sentence."""
+    many = Ranges.of(*((n, n + n % 2) for n in range(1, 100, 3)))
+    assert str(Ranges.of((1, 3), (7, 7))) == "1-3, 7"
+    assert repr(Ranges.of((1, 3), (7, 7))) == "Ranges(1-3, 7)"
+    assert str(many).endswith(", …")
+    assert many.text().count(",") == len(many) - 1
+    assert str(Ranges.of()) == ""

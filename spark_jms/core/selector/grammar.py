@@ -18,6 +18,7 @@ from typing import Any
 from lark import Lark, Token, Transformer
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken, VisitError
 
+from spark_jms.core.message import SELECTOR_KEYWORDS as KEYWORDS
 from spark_jms.core.selector.tree import (
     LONG_MAX,
     And,
@@ -40,7 +41,6 @@ from spark_jms.errors import InvalidSelectorError
 
 MAX_LENGTH_BYTES = 128 * 1024
 MAX_NESTING = 256  # evaluation takes at most two frames a level, of Python's thousand
-KEYWORDS = frozenset(("NULL", "TRUE", "FALSE", "NOT", "AND", "OR", "BETWEEN", "LIKE", "IN", "IS", "ESCAPE"))
 HEADERS = ("JMSDeliveryMode", "JMSPriority", "JMSMessageID", "JMSTimestamp", "JMSCorrelationID", "JMSType")
 REFUSED = frozenset(("JMSXDeliveryCount", "JMS_JMSQ_Types"))
 
