@@ -126,7 +126,10 @@ class _Closing(ABC):
 
 
 class Store(_Closing):
-    """The record sets of one root. Thread-safe. A forked child must open its own store: the inherited one refuses."""
+    """The record sets of one root. Thread-safe. A forked child must open its own store: the inherited one refuses.
+
+    Every answer, of a store, session or handle, was right at a moment between call and return, also in a process that was
+    stopped and woke while others continued (C9)."""
 
     @abstractmethod
     def connect(self, label: str = "") -> Session:
@@ -151,7 +154,7 @@ class Store(_Closing):
     @abstractmethod
     def peek(self, name: str) -> dict[str, bytes]:
         """The committed objects of a record set, without opening it; {} when the name is unknown. RecordCorruptError when
-        it is damaged."""
+        it is damaged. They are no older than the call, but not fenced: their holder may have changed them since."""
 
     @abstractmethod
     def damaged(self) -> dict[str, str]:

@@ -244,7 +244,8 @@ class ProtocolError(StoreError):
 
 
 class ShutdownRefusedError(StoreError):
-    """Nothing was shut down. Close what is open or make room, or use -force and accept the loss."""
+    """Nothing was shut down. Close what is open or make room, or force it and accept the loss: -force (of `jmsq store down`:
+    --force)."""
 
 
 class DirectoryUnavailableError(StoreError):

@@ -74,7 +74,7 @@ def collect(domain: Domain, store: Store, destination: str) -> DestinationStatis
             )
         )
     version, since = snapshot.version, log.versions_since_checkpoint()
-    failures = published_failures(store, snapshot.table_id)
+    failures = published_failures(domain, store, destination)
     return DestinationStatistics(
         destination,
         declared.kind,

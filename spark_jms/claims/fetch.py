@@ -16,6 +16,9 @@ from spark_jms.log.data_file import FileHint
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.file_reader import StoredRows, read_stored
 
+WITHOUT_LOST = (
+    "Continue without them with failOnDataLoss=false (Python: fail_on_data_loss=False; `jmsq receive`: --skip-lost)."
+)
 _ATTEMPTS = 3
 _SMALL_BATCH_BYTES = 2**20  # smaller batches are delivered together
 log = logging.getLogger("spark_jms")
@@ -43,11 +46,9 @@ def fetch(
     if not found.left:
         return
     left = found.left
-    what = f"{destination}, member {member}: {left.count} message(s) are gone ({left}): purged or deleted"
+    what = f"{destination}, member {member}: {left.count:,} message(s) are gone (sequence {left}): purged or deleted"
     if fail_on_data_loss:
-        raise DataLossError(
-            f"{what}. Set failOnDataLoss (fail_on_data_loss in the client) to false to continue without them."
-        )
+        raise DataLossError(f"{what}. {WITHOUT_LOST}")
     log.warning("%s. They are left out.", what)
 
 

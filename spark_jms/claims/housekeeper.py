@@ -10,14 +10,20 @@ from spark_jms.core.record_names import lease_record
 from spark_jms.core.record_set import RecordSet
 from spark_jms.log.domain import Domain
 from spark_jms.log.housekeeping import HousekeepingRounds
+from spark_jms.log.sender_housekeeping import DUE_VERSIONS, published_sender_failures
 from spark_jms.log.storage import now_ms
 from spark_jms.store import Delete, FencedError, Handle, Put, RecordCorruptError, RecordHeldError, Store
 
 HEALTH_KEY = "health"
 
 
-def published_failures(store: Store, table_id: str) -> tuple[BackgroundFailure, ...]:
-    """What fails in the housekeeping of a destination, as its last owner has published it."""
+def published_failures(domain: Domain, store: Store, destination: str) -> tuple[BackgroundFailure, ...]:
+    """What fails in the housekeeping of a destination: of the lease's last owner, and of senders without a consumer."""
+    table_id = domain.log(destination).snapshot.table_id
+    return _published_by_owner(store, table_id) + published_sender_failures(domain, destination)
+
+
+def _published_by_owner(store: Store, table_id: str) -> tuple[BackgroundFailure, ...]:
     try:
         return failures_from_bytes(store.peek(lease_record(table_id)).get(HEALTH_KEY))
     except RecordCorruptError as error:
@@ -73,6 +79,16 @@ class Housekeeper:
         except FencedError:
             return self._reconnect()
         return True
+
+    def finish(self) -> None:
+        """A last round, if it is overdue: a process that ends before its first round must not leave all of them to others.
+        Raises nothing."""
+
+        def last_round() -> None:
+            if self._domain.log(self._destination).versions_since_checkpoint() >= DUE_VERSIONS:
+                self.run()
+
+        self.rounds.monitor.run("last round", last_round)
 
     @property
     def health(self) -> Health:

@@ -20,6 +20,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from spark_jms.claims.fetch import WITHOUT_LOST
 from spark_jms.claims.scan import Question, Scan, ScanBounds, groups_of, scan
 from spark_jms.core.batch import Limits, fair_shares
 from spark_jms.core.ranges import EMPTY, Ranges, union
@@ -169,8 +170,8 @@ class Planner:
     def _lose(self, state: RecordSet, missing: Ranges, member: int) -> RecordSet:
         if self._fail_on_data_loss:
             raise DataLossError(
-                f"{self._name(member)}: {missing.count} message(s) that were not consumed are gone ({missing}): purged or "
-                "deleted. Set failOnDataLoss to false to continue without them."
+                f"{self._name(member)}: {missing.count:,} message(s) that were not consumed are gone (sequence {missing}): "
+                f"purged or deleted. {WITHOUT_LOST}"
             )
         log.warning("%s: %d message(s) are gone (%s) and are skipped", self._name(member), missing.count, missing)
         return state.skip(missing)

@@ -13,7 +13,9 @@ from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.subscriptions import create_subscription
 
-_ACCEPTED = 'earliest, latest, {"sequence": {"0": 17, …}} or {"sequence": 17}, {"time": "2026-01-31T08:00:00Z"}'
+_ACCEPTED = (
+    'earliest, latest, {"sequence": 17}, {"sequence": {"0": 17, "2": 5}} by member, or {"time": "2026-01-31T08:00:00Z"}'
+)
 
 
 def ensure_subscription(
@@ -30,13 +32,14 @@ def ensure_subscription(
     if not destination.is_topic:
         if starting_position not in (None, "earliest"):
             raise OptionError(
-                f"option startingPosition is {starting_position!r}, but {destination.name} is a queue, whose consumers share "
-                "its messages from the earliest on: leave the option out, or purge old messages"
+                f"the starting position is {starting_position!r}, but {destination.name} is a queue, whose consumers share "
+                "its messages from the earliest on: leave the position out, or purge old messages"
             )
         return QUEUE_SUBSCRIPTION
     if not subscription:
         raise OptionError(
-            f'{destination.name} is a topic: name the durable subscription with option("subscription", …)'
+            f"{destination.name} is a topic: a consumer needs `subscription`, the name of a durable subscription; a new name "
+            "creates one"
         )
     text = selector.text.strip() if selector else None
     known = destination.subscriptions.get(subscription)
@@ -112,4 +115,4 @@ def _parse(text: str | None, destination: Destination) -> tuple[str, Any]:
             return kind, int(moment.timestamp() * 1000)
     except (ValueError, AttributeError, TypeError, StopIteration):
         pass
-    raise OptionError(f"option startingPosition of {destination.name} is {text!r}, but must be {_ACCEPTED}")
+    raise OptionError(f"the starting position of {destination.name} is {text!r}, but must be {_ACCEPTED}")

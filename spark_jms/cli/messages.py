@@ -70,7 +70,7 @@ def _typed(kind: str, text: str) -> PropertyValue:
 
 @command("send", short_help="Send messages.")
 @destination_argument
-@click.option("--text", help="A text message.")
+@click.option("--text", "texts", multiple=True, help="A text message. May be repeated: a message each.")
 @click.option(
     "--file", "file", type=click.File("rb"), metavar="FILE", help="A file as one text message ('-': standard input)."
 )
@@ -96,7 +96,7 @@ def _typed(kind: str, text: str) -> PropertyValue:
 def send(
     settings: CommandSettings,
     destination: str,
-    text: str | None,
+    texts: tuple[str, ...],
     file: BinaryIO | None,
     binary: bool,
     lines: bool,
@@ -110,12 +110,12 @@ def send(
     delay: float | None,
     count: int,
 ) -> None:
-    """Send messages: one --text, one --file, or every line of standard input with --stdin.
+    """Send messages: each --text, one --file, or every line of standard input with --stdin.
 
     Exit code 0 means that all of them are in the table. The command sends many messages in chunks, one commit each; if a
     chunk fails, the error says how many messages were sent before it.
     """
-    if [text is not None, file is not None, lines].count(True) != 1:
+    if [bool(texts), file is not None, lines].count(True) != 1:
         raise click.UsageError("give one of --text, --file and --stdin")
     if lines and count != 1:
         raise click.UsageError("--count does not go with --stdin")
@@ -131,12 +131,12 @@ def send(
         "time_to_live": time_to_live,
         "delay": delay,
     }
-    body: MessageArguments = {"text": text} if file is None else _file_body(file, binary)
-    message: MessageArguments = {**headers, **body}
+    bodies: list[MessageArguments] = [{"text": text} for text in texts] if file is None else [_file_body(file, binary)]
+    messages: list[MessageArguments] = [{**headers, **body} for body in bodies]
     with _connect(settings) as context:
         producer = context.producer(destination)
-        if not lines and count == 1:
-            sent = producer.send(**message)  # type: ignore[call-overload]  # one body, checked above
+        if not lines and len(messages) * count == 1:
+            sent = producer.send(**messages[0])  # type: ignore[call-overload]  # one body, checked above
             _report_sent(
                 settings,
                 destination,
@@ -144,8 +144,8 @@ def send(
                 {"message_id": sent.message_id, "member": sent.member, "sequence": sent.sequence},
             )
             return
-        with settings.out.progress(f"sending to {destination}", None if lines else count) as bar:
-            for part in _lines(sys.stdin.buffer, headers) if lines else _repeated(message, count):
+        with settings.out.progress(f"sending to {destination}", None if lines else len(messages) * count) as bar:
+            for part in _lines(sys.stdin.buffer, headers) if lines else _repeated(messages, count):
                 bar.advance(producer.send_many(part, chunk_messages=_CHUNK_MESSAGES).messages)
         _report_sent(settings, destination, bar.done, _commits(producer))
 
@@ -160,9 +160,10 @@ def _file_body(file: BinaryIO, binary: bool) -> MessageArguments:
         raise click.UsageError(f"{file.name} is not UTF-8 text (byte {error.start}): send it with --binary") from error
 
 
-def _repeated(message: MessageArguments, count: int) -> Iterator[list[MessageArguments]]:
-    for done in range(0, count, _CHUNK_MESSAGES):
-        yield [message] * min(_CHUNK_MESSAGES, count - done)
+def _repeated(messages: list[MessageArguments], count: int) -> Iterator[list[MessageArguments]]:
+    everything = itertools.chain.from_iterable(itertools.repeat(messages, count))
+    while chunk := list(itertools.islice(everything, _CHUNK_MESSAGES)):
+        yield chunk
 
 
 def _lines(source: BinaryIO, headers: MessageArguments) -> Iterator[list[MessageArguments]]:
@@ -227,6 +228,7 @@ def _report_sent(settings: CommandSettings, destination: str, count: int, more: 
     show_default=True,
     help="How long to wait for each message; 0: do not wait.",
 )
+@click.option("--skip-lost", is_flag=True, help="Skip messages that were deleted from the table, with a warning.")
 @click.option("--ack/--no-ack", default=True, help="--no-ack releases the messages at the end, flagged as redelivered.")
 def receive(
     settings: CommandSettings,
@@ -236,6 +238,7 @@ def receive(
     selector: str | None,
     limit: int,
     timeout_s: float,
+    skip_lost: bool,
     ack: bool,
 ) -> int:
     """Receive messages, which consumes them. The command prints a message before it acknowledges it.
@@ -252,6 +255,7 @@ def receive(
             subscription=subscription,
             starting_position=starting_position,
             prefetch=prefetch,
+            fail_on_data_loss=not skip_lost,
         )
         for message in _received(consumer, limit, timeout_s, ack):
             _print_message(out, message)

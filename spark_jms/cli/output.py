@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _MIN_COLUMN = 6
+_LEAST_TEXT = 12  # characters that a narrow table shows of a text, before columns are left out
 _PIPE_COLUMNS = 1000  # a table in a file or pipe is never cut
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
@@ -134,6 +135,46 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) 
         )
     for row in kept:
         made.add_row(*(cell(value) for value in row))
+    return made
+
+
+def narrow_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    width: int,
+    optional: Sequence[str],
+    style: str = "",
+) -> Table:
+    """A table that fits a terminal of this width, a line for each row: the first of `optional` columns are left out as far
+    as needed, then text is cut with an ellipsis. No word of the header is broken, no number cut."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = [[cell(value) for value in row] for row in rows]
+    numeric = [any(isinstance(row[i], (int, float)) for row in rows) for i in range(len(columns))]
+    longest = [max([0, *(len(row[i]) for row in shown)]) for i in range(len(columns))]
+    least = [
+        max(len(name), longest[i] if numeric[i] else min(longest[i], _LEAST_TEXT)) for i, name in enumerate(columns)
+    ]
+    kept = list(range(len(columns)))
+    for name in optional:
+        if sum(least[i] + 2 for i in kept) > width + 1:  # two blanks between columns
+            kept.remove(columns.index(name))
+    made = Table(
+        title=title or None,
+        title_justify="left",
+        title_style=style,
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+        header_style="cyan",
+    )
+    for i in kept:
+        made.add_column(columns[i], justify="right" if numeric[i] else "left", no_wrap=numeric[i], min_width=least[i])
+    for row in shown:
+        made.add_row(*(Text(row[i], no_wrap=True, overflow="ellipsis") for i in kept))
     return made
 
 

@@ -120,11 +120,23 @@ def global_options(function: _Function) -> _Function:
     return as_json(root(function))
 
 
+class _Command(click.Command):
+    """Refuses an option that is given twice, unless it may be repeated: the last one would win in silence."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = [word.split("=", 1)[0] for word in (args[: args.index("--")] if "--" in args else args)]
+        for option in self.params:
+            single = isinstance(option, click.Option) and not (option.multiple or option.is_flag or option.count)
+            if single and sum(map(given.count, option.opts)) > 1:
+                raise click.UsageError(f"{option.opts[0]} is given twice: it takes one value", ctx)
+        return super().parse_args(ctx, args)
+
+
 def command(name: str, **attributes: Any) -> Callable[[Callable[..., Any]], click.Command]:
     """A command with the global options. Its function takes the CommandSettings first and may return an exit code."""
 
     def decorate(function: Callable[..., Any]) -> click.Command:
-        made: click.Command = click.command(name, **attributes)(global_options(click.pass_obj(function)))  # type: ignore[no-untyped-call]
+        made: click.Command = click.command(name, cls=_Command, **attributes)(global_options(click.pass_obj(function)))
         return made
 
     return decorate

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from spark_jms.store import Store
 
 _DEFAULT_WATCH = "2s"
+_FAILING = "Housekeeping that fails"
 
 
 @command("stat", short_help="Show backlog, claims, holders, files and rates.")
@@ -80,7 +82,28 @@ def _watch(settings: CommandSettings, domain: Domain, looks: Iterator[list[Desti
 
     with Live(console=console, screen=True, auto_refresh=False) as live:
         for looked in looks:
-            live.update(Group(*_tables(looked)), refresh=True)
+            live.update(Group(*_screen(domain.root, looked, console.width)), refresh=True)
+
+
+def _screen(root: str, found: Sequence[DestinationStatistics], width: int) -> list[Any]:
+    """One look of --watch: a clock, and the tables cut to the terminal. Backlogs that grow are yellow, failures red."""
+    from rich.text import Text
+
+    from spark_jms.claims.views import moment
+    from spark_jms.cli.output import cell, narrow_table
+    from spark_jms.log.storage import now_ms
+
+    growing = [s.destination for s in found if s.rates and s.backlog and s.rates.sent_per_s > s.rates.finished_per_s]
+    clock = f"{cell(moment(now_ms()))}  {root}"
+    parts: list[Any] = [Text(clock, no_wrap=True, overflow="ellipsis", style="bold")]
+    if growing:
+        parts.append(
+            Text(f"the backlog grows: {', '.join(growing)}", no_wrap=True, overflow="ellipsis", style="yellow")
+        )
+    for made in _tables(found, watched=True):
+        style = "bold red" if made.title == _FAILING else "bold"
+        parts += [Text(), narrow_table(made.title, made.columns, made.rows, width, made.optional, style)]
+    return parts
 
 
 def _document(root: str, found: Sequence[DestinationStatistics]) -> dict[str, object]:
@@ -91,22 +114,34 @@ def _document(root: str, found: Sequence[DestinationStatistics]) -> dict[str, ob
 
 
 def _show(settings: CommandSettings, root: str, found: Sequence[DestinationStatistics]) -> None:
+    from spark_jms.cli.output import table
+
     out = settings.out
     if out.as_json:
         out.document(_document(root, found))
     elif not found:
         out.say(f"{root} has no destinations: jmsq apply --root {root} MODULE.yaml")
     else:
-        for made in _tables(found):
-            out.show(made)
+        for made in _tables(found, watched=any(s.rates for s in found)):
+            out.show(table(made.title, made.columns, made.rows))
 
 
-def _tables(found: Sequence[DestinationStatistics]) -> list[Any]:
+@dataclass(frozen=True)
+class _Columns:
+    """A table's content. A narrow terminal may leave out `optional` columns, the first ones first."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[object, ...]]
+    optional: tuple[str, ...]
+
+
+def _tables(found: Sequence[DestinationStatistics], watched: bool) -> list[_Columns]:
     from spark_jms.claims.views import moment
-    from spark_jms.cli.output import human_bytes, table
+    from spark_jms.cli.output import human_bytes
 
     columns: tuple[str, ...]
-    if any(s.rates for s in found):  # the columns that change, so that they fit a terminal
+    if watched:  # the columns that change, so that they fit a terminal
         columns = ("name", "sent", "sent/s", "done/s", "backlog", "claimed", "stored", "files", "size")
     else:
         columns = ("name", "kind", "members", "sent", "backlog", "claimed", "stored", "files", "size", "version")
@@ -127,8 +162,8 @@ def _tables(found: Sequence[DestinationStatistics]) -> list[Any]:
             "size": human_bytes(s.bytes),
             "version": s.version,
         }
-        totals.append([values[column] for column in columns])
-    rows = []
+        totals.append(tuple(values[column] for column in columns))
+    rows: list[tuple[object, ...]] = []
     for s in found:
         for member in s.members:
             lines: list[SubscriptionRow | None] = [row for row in s.subscriptions if row.member == member.member]
@@ -136,22 +171,19 @@ def _tables(found: Sequence[DestinationStatistics]) -> list[Any]:
                 here = (member.files, human_bytes(member.bytes)) if i == 0 else (None, None)
                 kept = (row.subscription, row.backlog, row.claimed, row.holder) if row else (None, None, None, None)
                 rows.append((s.destination, member.member, kept[0], member.last_sequence, *kept[1:], *here))
+    of_members = ("destination", "member", "subscription", "last", "backlog", "claimed", "holder", "files", "size")
     tables = [
-        table("Destinations", columns, totals),
-        table(
-            "Members",
-            ("destination", "member", "subscription", "last", "backlog", "claimed", "holder", "files", "size"),
-            rows,
-        ),
+        _Columns("Destinations", columns, totals, ("stored", "size", "files", "claimed")),
+        _Columns("Members", of_members, rows, ("size", "files", "last", "claimed")),
     ]
-    failures = [
+    failures: list[tuple[object, ...]] = [
         (s.destination, f.what, f.count, moment(f.since_ms), moment(f.retry_ms), f.error)
         for s in found
         for f in s.failures
     ]
     if failures:
         columns = ("destination", "what", "failures", "since", "next try", "error")
-        tables.append(table("Housekeeping that fails", columns, failures))
+        tables.append(_Columns(_FAILING, columns, failures, ("since", "next try")))
     return tables
 
 

@@ -27,13 +27,9 @@ _directory = click.option(
 @click.option(
     "--daemons",
     type=click.IntRange(1, 32),
-    default=3,
-    show_default=True,
-    help="How many, if there is no rs_daemons.cfg yet.",
+    help="How many, if there is no rs_daemons.cfg yet.  [default: 3]",
 )
-@click.option(
-    "--memory", default="1G", show_default=True, help="The shared memory limit of each, as in rs_daemons.cfg."
-)
+@click.option("--memory", help="The shared memory limit of each, as in rs_daemons.cfg.  [default: 1G]")
 @click.option(
     "--port",
     type=click.IntRange(1024, 49151),
@@ -49,14 +45,16 @@ _directory = click.option(
     show_default=True,
     help="Port of the first daemon's WebHDFS door; the other daemons take the next ones. 0 = none.",
 )
-def up(settings: CommandSettings, directory: str, daemons: int, memory: str, port: int, door_port: int) -> None:
+def up(
+    settings: CommandSettings, directory: str, daemons: int | None, memory: str | None, port: int, door_port: int
+) -> None:
     """One command for one machine: write rs_daemons.cfg if it does not exist, start each daemon that does not run, and
-    wait until all of them answer. Running it again starts the daemons that have ended."""
+    wait until all of them answer. Running it again starts the daemons that have ended. --daemons and --memory are refused
+    when they differ from an rs_daemons.cfg that exists."""
     from spark_jms.store.regions.admin.cluster import Cluster
 
     cluster = Cluster(directory)
-    if not cluster.directory.config_file.exists():
-        cluster.write_config(daemons, memory, port)
+    cluster.write_config(daemons, memory, port)
     started = cluster.up(door_port=door_port)
     lost = cluster.lost_regions()
     uri = f"replicated://{cluster.path}"
@@ -159,10 +157,21 @@ def regions(settings: CommandSettings, directory: str, form: str, expression: st
     context_settings={"ignore_unknown_options": True, "help_option_names": []},
     short_help="Start one daemon in the foreground, or stop it.",
 )
-@click.argument("action", type=click.Choice(["start", "stop"]))
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
-def daemon(action: str, words: tuple[str, ...]) -> None:
-    """jmsq store daemon start|stop -dir PATH [-localindex N] ...; -help lists all options."""
+def daemon(words: tuple[str, ...]) -> None:
+    """Start one daemon in the foreground, or stop it: jmsq store daemon start|stop -dir PATH [-localindex N] ..."""
+    action, words = (words[0], words[1:]) if words else ("", ())
+    if action not in ("start", "stop"):
+        from spark_jms.store.regions.command_line import HELP
+        from spark_jms.store.regions.daemon.options import START_TABLE, STOP_TABLE, help_text
+
+        program = "jmsq store daemon"
+        if action not in HELP:
+            raise click.UsageError(f"{program} {action or '…'}: give start or stop; {program} -help lists the options")
+        click.echo(
+            f"{help_text(f'{program} start', START_TABLE)}\n{help_text(f'{program} stop', STOP_TABLE)}", nl=False
+        )
+        return
     if action == "start":
         from spark_jms.store.regions.daemon.__main__ import main as start
 

@@ -32,8 +32,7 @@ from spark_jms.core.selector import Selector
 from spark_jms.errors import ClosedError, DomainError, InvalidDestinationError, ModuleFileError, OptionError
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
-from spark_jms.log.housekeeping import after_send
-from spark_jms.log.monitor import Monitor
+from spark_jms.log.sender_housekeeping import SenderHousekeeping
 from spark_jms.settings.environment import ROOT_VARIABLE
 from spark_jms.store import Store, open_store
 
@@ -89,7 +88,7 @@ class Context:
         self._lock = threading.RLock()
         self._housekeeping = housekeeping
         self._housekeepers: dict[str, Housekeeper] = {}
-        self._sending = Monitor("housekeeping of a sender")
+        self._sending = SenderHousekeeping(domain)
         self._shared: dict[str, SharedSender] = {}
         self._producers: list[Producer] = []
         self._consumers: list[Consumer] = []
@@ -202,7 +201,7 @@ class Context:
 
     def _after_send(self, log: DeltaLog, version: int) -> None:
         if not self._housekeeping:
-            after_send(log, version, self._sending)
+            self._sending.sent(log, version)
 
     def _keep(self, among: list[T], made: T) -> T:
         with self._lock:
@@ -234,14 +233,14 @@ class Context:
     # -- the end --------------------------------------------------------------------------------------------------
     def statistics(self) -> ContextStatistics:
         with self._lock:
-            watched = [self._background.health, self._housekeeping_thread.health, self._sending.health]
+            watched = [self._background.health, self._housekeeping_thread.health]
             watched += [housekeeper.health for housekeeper in self._housekeepers.values()]
             return ContextStatistics(
                 len(self._producers),
                 len(self._consumers),
                 tuple(sorted(self._housekeepers)),
-                tuple(failure for health in watched for failure in health.failures.values()),
-                sum(health.failed_attempts for health in watched),
+                (*self._sending.failures, *(failure for health in watched for failure in health.failures.values())),
+                self._sending.failed_attempts + sum(health.failed_attempts for health in watched),
             )
 
     def close(self) -> None:
@@ -261,7 +260,9 @@ class Context:
             self._closed = True
         self._background.close()
         self._housekeeping_thread.close()
+        self._sending.close()
         for housekeeper in self._housekeepers.values():
+            housekeeper.finish()
             housekeeper.close()
         self._store.close()
         if unreported:
@@ -305,8 +306,6 @@ def _subscription(
     destination = log.snapshot.destination
     if not destination.is_topic:
         return ensure_subscription(log, subscription, starting_position)
-    if not subscription:
-        raise OptionError(f'{destination.name} is a topic: name the durable subscription with subscription="…"')
     try:
         return ensure_subscription(log, subscription, starting_position, selector)
     except ModuleFileError as error:

@@ -23,6 +23,7 @@ from spark_jms.core.message import (
     DEFAULT_PRIORITY,
     NON_PERSISTENT,
     PERSISTENT,
+    check_property_names,
     decode_properties,
     encode_properties,
 )
@@ -36,7 +37,7 @@ _INT = 2**31
 _DOUBLES = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _OWN_FIELD = {"JMSXGroupID": "group_id", "JMSXGroupSeq": "group_seq"}
 # field -> (column, type, default that `normalise` sets and the batch therefore omits)
-_FIELDS: dict[str, tuple[str, type, object]] = {
+FIELDS: dict[str, tuple[str, type, object]] = {
     "text": ("text", str, None),
     "body": ("body", bytes, None),
     "group_id": ("JMSXGroupID", str, None),
@@ -103,10 +104,10 @@ def _milliseconds(name: str, moment: object) -> int:
 
 def to_batch(messages: Sequence[Message]) -> pa.RecordBatch:
     """The columns of these messages, without the columns that no message sets. Raises MessageFormatError."""
-    columns: dict[str, list[Any]] = {column: [] for column, _, _ in _FIELDS.values()}
+    columns: dict[str, list[Any]] = {column: [] for column, _, _ in FIELDS.values()}
     properties = []
     for message in messages:
-        for name, (column, kind, default) in _FIELDS.items():
+        for name, (column, kind, default) in FIELDS.items():
             value = getattr(message, name)
             if value is not None and type(value) is not kind:
                 value = _same(name, value, kind)
@@ -117,7 +118,7 @@ def to_batch(messages: Sequence[Message]) -> pa.RecordBatch:
     kept = {c: values for c, values in columns.items() if c == "text" or any(v is not None for v in values)}
     if any(properties):
         kept["properties"] = properties
-    return pa.RecordBatch.from_arrays([_array(c, values) for c, values in kept.items()], names=list(kept))
+    return pa.RecordBatch.from_arrays([column_array(c, values) for c, values in kept.items()], names=list(kept))
 
 
 def _same(name: str, value: object, kind: type) -> Any:
@@ -129,7 +130,8 @@ def _same(name: str, value: object, kind: type) -> Any:
     return kind.__str__(value) if kind is str else kind(value)
 
 
-def _array(column: str, values: list[Any]) -> pa.Array:
+def column_array(column: str, values: list[Any]) -> pa.Array:
+    """Raises MessageFormatError, which names the column."""
     try:
         return pa.array(values, COLUMNS[column])
     except UnicodeEncodeError as error:
@@ -138,14 +140,24 @@ def _array(column: str, values: list[Any]) -> pa.Array:
         raise MessageFormatError(f"{column} does not fit {COLUMNS[column]}: {error}") from error
 
 
-def _properties(message: Message) -> list[tuple[str, str]] | None:
-    for name in message.properties:
+def check_properties(properties: Mapping[Any, Any]) -> None:
+    """Raises MessageFormatError for names that a message cannot carry."""
+    if not isinstance(properties, Mapping):
+        raise MessageFormatError(
+            f"properties is a {type(properties).__name__}, but must be a mapping of names to values"
+        )
+    for name in properties:
         if not isinstance(name, str):
             raise MessageFormatError(f"{name!r} cannot be a property name: names are text")
         if name in _OWN_FIELD:
             raise MessageFormatError(f"{name} is not a property but an argument of send: {_OWN_FIELD[name]}=…")
         if name.startswith("JMS_JMSQ_") or name == "JMSXDeliveryCount":
             raise MessageFormatError(f"spark-jms sets the property {name} itself: choose another name")
+    check_property_names(list(properties))
+
+
+def _properties(message: Message) -> list[tuple[str, str]] | None:
+    check_properties(message.properties)
     encoded = encode_properties(message.properties) or {}
     if message.map is not None:
         encoded[BODY_TYPE_PROPERTY] = "map"

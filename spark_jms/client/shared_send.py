@@ -25,8 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from spark_jms.client.encoding import to_batch
-from spark_jms.client.message import Message
+from spark_jms.client.columns import Item, to_columns
 from spark_jms.core.destination import Destination
 from spark_jms.core.message import normalise
 from spark_jms.core.routing import Routing, route
@@ -53,7 +52,7 @@ class SentPosition(NamedTuple):
 class Part:
     """One sender's messages, on their way. They are neighbours in the shipment, from row `first` on."""
 
-    def __init__(self, messages: Sequence[Message], turn: int, now_ms: int) -> None:
+    def __init__(self, messages: Sequence[Item], turn: int, now_ms: int) -> None:
         self.messages, self.turn, self.now_ms = messages, turn, now_ms
         self.shipment: Shipment | None = None
         self.first = 0
@@ -96,7 +95,7 @@ class SharedSender:
         self._log = log
         self._group = GroupCommit(self._lead)
 
-    def send(self, messages: Sequence[Message], turn: int, now_ms: int) -> Part:
+    def send(self, messages: Sequence[Item], turn: int, now_ms: int) -> Part:
         """Returns when the messages are in the table. `turn` is the round-robin turn of the first."""
         while True:
             part = Part(messages, turn, now_ms)
@@ -191,7 +190,7 @@ class Shipment:
 
 def _rows(parts: Sequence[Part], limit: int) -> pa.RecordBatch:
     times = np.repeat([part.now_ms for part in parts], [len(part.messages) for part in parts])
-    batch = to_batch([message for part in parts for message in part.messages])
+    batch = to_columns([message for part in parts for message in part.messages], times.tolist())
     return normalise(batch, pa.array(times, pa.int64()), limit)
 
 

@@ -6,7 +6,9 @@ messages: a sender that routed by an older declaration notices at its commit.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,11 +18,13 @@ import pyarrow as pa
 
 from spark_jms.core.destination import Destination, Subscription
 from spark_jms.core.message import PARTITION_SCHEMA, STORED_SCHEMA
-from spark_jms.errors import InvalidDestinationError, MemberRemovalError
+from spark_jms.errors import InvalidDestinationError, JmsqError, MemberRemovalError
 from spark_jms.log.acknowledgements import ACKNOWLEDGEMENT_SCHEMA
 from spark_jms.log.checkpoints import commit_path
 from spark_jms.log.commit import Decision, commit_prepared
-from spark_jms.log.domain import ACKNOWLEDGEMENTS, REGISTER, Domain
+from spark_jms.log.delta_log import DeltaLog
+from spark_jms.log.domain import Domain
+from spark_jms.log.register import RegisterEntry
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.storage import now_ms
 from spark_jms.log.table_schema import first_commit
@@ -56,13 +60,31 @@ def apply_destinations(
 
 
 def _create(domain: Domain, destination: Destination) -> None:
-    create_table(domain, destination.name, STORED_SCHEMA, destination)
     acknowledgements = attrs.evolve(
         destination, kind="distributed-queue", routing="round-robin", weights=(), subscriptions={}, durability="process"
     )
-    create_table(domain, f"{ACKNOWLEDGEMENTS}/{destination.name}", ACKNOWLEDGEMENT_SCHEMA, acknowledgements)
-    domain.storage.create(f"{REGISTER}/{destination.name}", b"")
-    domain.storage.sync([f"{REGISTER}/{destination.name}", f"{destination.name}/{commit_path(0)}"])
+    by_name = RegisterEntry.by_name(destination.name)
+    entry = RegisterEntry(
+        _own_path(domain, by_name.path, destination.name), _own_path(domain, by_name.acknowledgements, destination.name)
+    )
+    create_table(domain, entry.path, STORED_SCHEMA, destination)
+    create_table(domain, entry.acknowledgements, ACKNOWLEDGEMENT_SCHEMA, acknowledgements)
+    domain.storage.sync([f"{entry.path}/{commit_path(0)}", f"{entry.acknowledgements}/{commit_path(0)}"])
+    if not domain.register.add(destination.name, entry):  # another process has created it meanwhile
+        for path in {entry.path, entry.acknowledgements} - domain.register.paths():
+            domain.storage.delete_all(path)
+
+
+def _own_path(domain: Domain, path: str, name: str) -> str:
+    """`path` if it is free or has a table of this name that is not in the register (an apply was interrupted, or the
+    acknowledgements of a destination that was deleted by hand); otherwise another one."""
+    if next(iter(domain.storage.list(path)), None) is None:
+        return path
+    if path not in domain.register.paths():
+        with suppress(JmsqError):  # not a table of ours
+            if DeltaLog(domain.storage.child(path), name).refresh().destination.name == name:
+                return path
+    return f"{path}.{secrets.token_hex(4)}"
 
 
 def create_table(domain: Domain, path: str, schema: pa.Schema, destination: Destination) -> None:

@@ -1,8 +1,10 @@
 """A domain: one root with its destinations, its store and its format version (C3, C14, C16).
 
-ROOT/<destination>/                          the Delta table of a destination
+ROOT/<destination>/                          the Delta table of a destination, unless the register names another path
 ROOT/_jmsq/domain.json                       format version, id, store
+ROOT/_jmsq/destinations/<destination>        the register: where its tables lie
 ROOT/_jmsq/destinations/<destination>        the register of names
+ROOT/_jmsq/health/<destination>              failures of senders' housekeeping
 ROOT/_jmsq/acknowledgements/<destination>/   the Delta table of its acknowledgements
 ROOT/_jmsq/store/                            the default file store
 """
@@ -18,12 +20,11 @@ from spark_jms.core.destination import check_name
 from spark_jms.errors import DomainError, FormatVersionError, InvalidDestinationError
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.local_storage import LocalStorage
+from spark_jms.log.register import Register, RegisterEntry
 from spark_jms.log.root import open_storage
 from spark_jms.log.storage import now_ms
 
 _DOMAIN_FILE = "_jmsq/domain.json"
-REGISTER = "_jmsq/destinations"
-ACKNOWLEDGEMENTS = "_jmsq/acknowledgements"
 DEFAULT_STORE = "file"
 FORMAT_VERSION = 2  # of the domain: how record sets are named and stored
 _JDBC = ("jdbc:", "sqlite:", "postgresql:")
@@ -37,8 +38,9 @@ class Domain:
         """`upgrading`: for `jmsq upgrade`, which alone may open a domain of an earlier format."""
         self.storage = open_storage(root)
         self.root = self.storage.uri
+        self.register = Register(self.storage)
         self._lock = threading.Lock()
-        self._logs: dict[str, DeltaLog] = {}
+        self._logs: dict[tuple[str, str], DeltaLog] = {}  # by path and name
         data = self.storage.get(_DOMAIN_FILE)
         if data is None:
             raise DomainError(
@@ -87,28 +89,32 @@ class Domain:
         return self.store
 
     def destinations(self) -> list[str]:
-        names = (info.path.rsplit("/", 1)[1] for info in self.storage.list(REGISTER))
-        return sorted(name for name in names if not name.startswith("."))  # a dot marks a temporary file
+        return self.register.names()
 
     def log(self, destination: str) -> DeltaLog:
         """Raises InvalidDestinationError, which lists the existing destinations."""
+        return self._shared_log(self._entry(destination).path, destination)
+
+    def acknowledgements(self, destination: str) -> DeltaLog:
+        """Raises InvalidDestinationError."""
+        return self._shared_log(self._entry(destination).acknowledgements, f"acknowledgements of {destination}")
+
+    def _entry(self, destination: str) -> RegisterEntry:
         check_name("destination", destination)
-        if not self.storage.exists(f"{REGISTER}/{destination}"):
+        entry = self.register.entry(destination)
+        if entry is None:
             there = ", ".join(self.destinations()) or "none"
             raise InvalidDestinationError(
                 f"there is no destination {destination!r} in {self.root} (there are: {there}): add it to the module file "
                 f"and run `jmsq apply --root {self.root} MODULE.yaml`"
             )
-        return self._shared_log(destination, destination)
-
-    def acknowledgements(self, destination: str) -> DeltaLog:
-        return self._shared_log(f"{ACKNOWLEDGEMENTS}/{destination}", f"acknowledgements of {destination}")
+        return entry
 
     def _shared_log(self, path: str, name: str) -> DeltaLog:
         with self._lock:
-            if path not in self._logs:
-                self._logs[path] = DeltaLog(self.storage.child(path), name)
-            return self._logs[path]
+            if (path, name) not in self._logs:
+                self._logs[path, name] = DeltaLog(self.storage.child(path), name)
+            return self._logs[path, name]
 
 
 def create_domain(root: str, store: str | None = None) -> Domain:

@@ -7,6 +7,8 @@ that leaves the log stays on disk for the destination's grace, for batches that 
     compaction.py  runs of small neighbouring files of a member become one; sequences do not change
     clean_up.py    a Delta checkpoint every 50 versions; deletion of files that are no longer needed
 
+    sender_housekeeping.py  compaction and Delta checkpoints by processes that only send
+
 Housekeeping is not what a caller asked for, so its failures go to a `Monitor` and never to a sender or a receiver. Each
 step fails and pauses by itself; the others continue.
 """
@@ -23,16 +25,6 @@ from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.monitor import Monitor
 from spark_jms.log.purge import IsDone, purge, purge_acknowledgements
 from spark_jms.log.report import HousekeepingReport
-
-_SINK_ONLY_EVERY_VERSIONS = 100
-
-
-def after_send(log: DeltaLog, version: int, monitor: Monitor) -> None:
-    """Senders do a little housekeeping, so that a destination that is only written to stays small as well. The message is
-    sent by then, so nothing is raised."""
-    if version > 0 and version % _SINK_ONLY_EVERY_VERSIONS == 0:
-        monitor.run(f"compaction of {log.name}", lambda: compact(log, monitor=monitor))
-        monitor.run(f"Delta checkpoint of {log.name}", lambda: checkpoint(log))
 
 
 class HousekeepingRounds:

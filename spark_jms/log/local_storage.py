@@ -6,8 +6,10 @@ obstore also reads local paths, but its runtime does not survive a fork, and Spa
 from __future__ import annotations
 
 import os
+import shutil
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -79,6 +81,10 @@ class LocalStorage:
 
     def delete(self, path: str) -> None:
         (self.root / path).unlink(missing_ok=True)
+
+    def delete_all(self, prefix: str) -> None:
+        with suppress(FileNotFoundError):
+            shutil.rmtree(self.root / prefix)
 
     def open_input(self, path: str) -> pa.NativeFile:
         return pa.memory_map(str(self.root / path))

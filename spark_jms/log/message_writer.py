@@ -29,12 +29,15 @@ class MessageWriter:
         self._staged: list[StagedFile] = []
         self._checked: pa.Schema | None = None
 
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Raises MessageFormatError or MessageSizeError before it writes anything of the batch."""
+    def write(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Returns the rows as they are stored, without ids. Raises MessageFormatError or MessageSizeError before it writes
+        anything of the batch."""
         if batch.schema is not self._checked:
             check_sendable(batch.schema)
             self._checked = batch.schema
-        self.write_normalised(normalise(batch, self._now, self._destination.max_message_bytes))
+        rows = normalise(batch, self._now, self._destination.max_message_bytes)
+        self.write_normalised(rows)
+        return rows
 
     def write_normalised(self, rows: pa.RecordBatch) -> None:
         members = route(self._destination.route, rows.column("JMSXGroupID"), self._turn)

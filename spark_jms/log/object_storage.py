@@ -110,6 +110,10 @@ class ObjectStorage:
         except FileNotFoundError:
             return
 
+    def delete_all(self, prefix: str) -> None:
+        for file in self.list(prefix):
+            self.delete(file.path)
+
     def open_input(self, path: str) -> pa.NativeFile:
         import obstore
 

@@ -7,6 +7,7 @@ batch. A batch write has no such identity, because two writes in one foreachBatc
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,10 +18,9 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.errors import DuplicateTransactionError, OptionError, QueryIdError
 from spark_jms.log.domain import Domain
-from spark_jms.log.housekeeping import after_send
 from spark_jms.log.message_writer import MessageWriter
-from spark_jms.log.monitor import Monitor
 from spark_jms.log.send import TransactionId, send
+from spark_jms.log.sender_housekeeping import SenderHousekeeping
 from spark_jms.log.snapshot import RouteId
 from spark_jms.log.staged_file import discard
 from spark_jms.settings.options import Options
@@ -119,7 +119,14 @@ class _Writer:
             return
         log = Domain(self.options.root).log(self.options.destination)
         sent = send(log, files, staged[0].routed_by, transaction)
-        after_send(log, sent.version, Monitor(f"housekeeping of a sender to {self.options.destination}"))
+        if sent.version >= 0:
+            _housekeeping(self.options.root).sent(log, sent.version)
+
+
+@functools.cache
+def _housekeeping(root: str) -> SenderHousekeeping:
+    """Of this process. Spark makes a new writer for each batch, but commits several batches in one process."""
+    return SenderHousekeeping(Domain(root))
 
 
 class JmsqStreamWriter(_Writer, DataSourceStreamArrowWriter):

@@ -9,6 +9,7 @@ A commit on its way down:
     Server             server.py              the engine; one group commit for all writes
     SharedWrite        shared_write.py        one physical write in the making
     EntryLog           entry_log.py           decides what fits; remembers outcomes
+    ReadLease          read_lease.py          what proves that an answer from memory is not out of date
     Persistence        persistence.py         the port to the disk, the database or the regions
 
 Beside it: EngineFinder (finder.py) is the port that finds the engine; ClientConnections (client_connections.py), link.py

@@ -58,6 +58,9 @@ class Persistence(ABC):
     incarnation: str
     """The name of this ownership; no other ownership ever has it."""
 
+    had_owner: bool = True
+    """Whether an earlier owner may still run without knowing that it is the owner no more (read_lease.py)."""
+
     @abstractmethod
     def load(self) -> Loaded: ...
 
@@ -66,6 +69,11 @@ class Persistence(ABC):
         """The batch is durable on return. OwnershipLostError when another process may own the persistence: the batch is
         kept completely or not at all, and nothing is ever kept again. Any other StoreError: nothing of the batch was
         kept, and the engine continues."""
+
+    @abstractmethod
+    def prove(self) -> None:
+        """This process owns the persistence at a moment during the call. OwnershipLostError: it does not any more. Any other
+        StoreError: that cannot be told now. Called from any thread, also while `append` runs."""
 
     @abstractmethod
     def close(self) -> None:

@@ -2,8 +2,9 @@
 
 Every write is one of two kinds, and both share physical writes through one group commit: a plan of a client in this
 process, which runs inside the write, and a proposal of a client in another process, which the log checks. Readers never
-wait for the disk. One background thread, the keeper, watches which sessions are alive, and closes the persistence at the
-end. When the engine loses its ownership it is disabled: it writes nothing more and answers no question (S6).
+wait for the disk; now and then one waits for a proof that this process still owns the store (read_lease.py). One background
+thread, the keeper, watches which sessions are alive, and closes the persistence at the end. When the engine loses its
+ownership it is disabled: it writes nothing more and answers no question (S6).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from spark_jms.store.engine.client_connections import ClientConnections, EngineI
 from spark_jms.store.engine.entry_log import EntryLog, Verdict
 from spark_jms.store.engine.liveness import Liveness
 from spark_jms.store.engine.persistence import Clock, LedgerBatch, OwnershipLostError, Persistence
+from spark_jms.store.engine.read_lease import START_WAIT_MS, ReadLease
 from spark_jms.store.engine.session_process import process_gone
 from spark_jms.store.engine.shared_write import Proposal, SharedWrite
 from spark_jms.store.errors import ObjectTooLargeError, ResourceAllocationException, StoreError, StoreFullError
@@ -36,6 +38,7 @@ T = TypeVar("T")
 
 TICK_S = 0.2
 UNCERTAIN_WAIT_S = 1.0
+UNCERTAIN = "the engine is not certain of its ownership"
 GRACE_LIMIT_MS = 2_000.0
 REFUSALS = (StoreFullError, ResourceAllocationException, ObjectTooLargeError)  # for what a write contains
 
@@ -65,6 +68,7 @@ class Server:
         tls: ssl.SSLContext | None = None,
         clock_ms: Clock = monotonic_ms,
         lost: Callable[[str], None] = lambda reason: None,
+        lease: ReadLease | None = None,
     ) -> None:
         self.incarnation = persistence.incarnation
         self.secret = secrets.token_bytes(16)
@@ -78,6 +82,9 @@ class Server:
         self._ending = threading.Event()
         self._certain = threading.Event()
         self._certain.set()
+        self._lease = lease or ReadLease()
+        self._proving = threading.Lock()
+        self._first_write_ms = self._lease.now_ms() + (START_WAIT_MS if persistence.had_owner else 0.0)
         self._physical_write_count = self._append_count = 0
         try:
             self._log = EntryLog(self.incarnation, persistence.load())
@@ -109,10 +116,11 @@ class Server:
             return wire.Refusal("", (self._gone,))
         match question:
             case wire.Fetch(incarnation, position):
-                # While the engine is not certain of its ownership, its ledger may be out of date.
-                if not self._certain.wait(UNCERTAIN_WAIT_S):
-                    return wire.Refusal("", ("the engine is not certain of its lock",))
-                return self._paged(None, incarnation, position)
+                try:
+                    self._require_certainty()
+                    return self._paged(None, incarnation, position)
+                except OwnershipLostError as error:
+                    return wire.Refusal("", (str(error),))
             case wire.Append():
                 return self._answer_append(question)
             case wire.Beat(session_ids):
@@ -124,6 +132,7 @@ class Server:
     def _paged(self, verdict: Verdict | None, incarnation: str, position: int) -> wire.Paged:
         with self._lock:
             page = self._log.page(incarnation, position)
+        self._require_proof()
         return wire.paged(self.incarnation, verdict, page)
 
     def _answer_append(self, question: wire.Append) -> wire.Answer:
@@ -139,11 +148,38 @@ class Server:
 
     def look(self, question: Callable[[Ledger], T]) -> T:
         """The answer to a question about the newest ledger, for clients in this process. OwnershipLostError."""
-        if not self._certain.wait(UNCERTAIN_WAIT_S):
-            raise OwnershipLostError("the engine is not certain of its lock")
+        self._require_certainty()
         with self._lock:
             self._require_ownership()
-            return question(self._log.ledger)
+            answer = question(self._log.ledger)
+        self._require_proof()
+        return answer
+
+    def _require_certainty(self) -> None:
+        """While the engine is not certain of its ownership, its ledger may be out of date."""
+        if not self._certain.wait(UNCERTAIN_WAIT_S):
+            raise OwnershipLostError(UNCERTAIN)
+
+    def _require_proof(self) -> None:
+        """Call it after the answer was made. OwnershipLostError when the answer may be out of date. Readers that wait at
+        the same time share one proof."""
+        if self._lease.holds():
+            return
+        if not self._proving.acquire(timeout=UNCERTAIN_WAIT_S):
+            raise OwnershipLostError(UNCERTAIN)
+        try:
+            if self._lease.holds():
+                return
+            asked_ms = self._lease.now_ms()
+            self._persistence.prove()
+            self._lease.proved(asked_ms)
+        except OwnershipLostError as error:
+            self.disable(error.detail())
+            raise
+        except StoreError as error:
+            raise OwnershipLostError(f"{UNCERTAIN}: {error.detail()}") from error
+        finally:
+            self._proving.release()
 
     def connected(self, client_id: str) -> None:
         self._liveness.connected(client_id, self._clock_ms())
@@ -180,10 +216,16 @@ class Server:
         self._require_ownership()
         if shared.entries:
             self._keep_batch(shared.batch())
+        elif not self._ending.is_set():
+            self._require_proof()  # what the plans have returned, they have read
 
     def _keep_batch(self, batch: LedgerBatch) -> None:
+        if (early_ms := self._first_write_ms - self._lease.now_ms()) > 0:
+            time.sleep(early_ms / 1000.0)
         try:
+            asked_ms = self._lease.now_ms()
             self._persistence.append(batch)
+            self._lease.proved(asked_ms)
             with self._lock:
                 self._log.keep(batch)
                 self._physical_write_count += 1

@@ -22,7 +22,9 @@ class SharedMemory:
     outcomes: list[tuple[str, int]] = field(default_factory=list)
     owner: str = ""
     incarnation_count: int = 0
+    proof_count: int = 0
     published: Server | None = None
+    abrupt: bool = False  # owners are replaced while they may still run
     lock: threading.RLock = field(default_factory=threading.RLock)
     fail: Callable[[LedgerBatch], StoreError | None] = lambda batch: None
     crash: Callable[[LedgerBatch], StoreError | None] = lambda batch: None
@@ -32,6 +34,7 @@ class MemoryPersistence(Persistence):
     def __init__(self, place: SharedMemory) -> None:
         self._place = place
         with place.lock:
+            self.had_owner = place.abrupt
             place.incarnation_count += 1
             self.incarnation = place.owner = f"incarnation-{place.incarnation_count}"
 
@@ -50,6 +53,13 @@ class MemoryPersistence(Persistence):
             place.outcomes.extend((token, batch.position) for token in batch.tokens)
             if (error := place.crash(batch)) is not None:
                 raise error
+
+    def prove(self) -> None:
+        place = self._place
+        with place.lock:
+            place.proof_count += 1
+            if place.owner != self.incarnation:
+                raise OwnershipLostError(f"{place.owner or 'no engine'} owns the memory, not {self.incarnation}")
 
     def close(self) -> None:
         with self._place.lock:

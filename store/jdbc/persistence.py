@@ -50,6 +50,8 @@ class JdbcPersistence(Persistence):
         self._tables = tables
         self.ownership = ownership
         self.incarnation = ownership.incarnation
+        # The locks of SQLite fall with the process that has them.
+        self.had_owner = ownership.before is not None and database.settings.dialect != SQLITE
         self._regain = regain
         self._rows = RowMap()
         self._ids = RowIds(tables.keys)
@@ -126,6 +128,16 @@ class JdbcPersistence(Persistence):
             is_ours = read_owner(data, self._tables) == self.ownership.row
         if not is_ours:
             raise OwnershipLostError(f"{self._database.settings.shown}: SIBOWNER names another incarnation now")
+
+    def prove(self) -> None:
+        """The shared lock falls with its connection, so an answer through it proves that no other engine has the store."""
+        try:
+            if self.ownership.verify():
+                return
+        except ConnectionLostError as error:
+            self.ownership = self._regain(str(error))
+            return
+        raise OwnershipLostError(f"{self._database.settings.shown}: SIBOWNER names another incarnation now")
 
     def _was_kept(self, batch: LedgerBatch) -> bool:
         """Call after the lock was regained: then nothing of the lost connection is under way any more. Reads the rows again.

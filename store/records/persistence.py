@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
 from spark_jms.store.engine import LedgerBatch, Loaded, OwnershipLostError, Persistence
-from spark_jms.store.errors import StoreError
+from spark_jms.store.errors import RegionUnavailableError, StoreError
 from spark_jms.store.net.event_loop import EventLoopThread
 from spark_jms.store.records.log import LOST, RecordLog, writes_values
 from spark_jms.store.regions.client.instance import StoreInstance
@@ -26,6 +26,7 @@ class ReplicatedPersistence(Persistence):
         self._loop = loop
         self._log = log_
         self._closed = False
+        self.had_owner = not instance.is_new
 
     def load(self) -> Loaded:
         return self._call(self._log.load())
@@ -38,6 +39,15 @@ class ReplicatedPersistence(Persistence):
         if writes_values(batch.entries):
             await self.instance.check_overload()
         await self._log.append(batch)
+
+    def prove(self) -> None:
+        """The daemon answers for a region that it serves and that this process has open."""
+        try:
+            self._loop.call(self.instance.prove())
+        except RegionUnavailableError:
+            raise
+        except LOST as error:
+            raise OwnershipLostError(str(error)) from error
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         try:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from spark_jms.store.errors import CommandUsageError
 
 MAX_INT = 2**31 - 1
-HELP = ("-help", "-h", "-?")
+HELP = ("-help", "-h", "-?", "--help")
 
 _INTEGER = re.compile(r"[0-9]{1,12}")
 

@@ -53,14 +53,14 @@ def test_compaction_skips_and_names_a_damaged_file() -> None:
         (failure,) = housekeeper.health.failures.values()
         assert failure.what == f"reading data file orders/{bad.path}"
         assert failure.count == 1
-        assert published_failures(context._store, context._domain.log("orders").snapshot.table_id) == (failure,)
+        assert published_failures(context._domain, context._store, "orders") == (failure,)
         send(context, 20)
         path.write_bytes(whole)
         drop_pauses(housekeeper)
         assert housekeeper.run()
         assert [f.rows for f in active(context)] == [10, 1, 19, 20]  # no 8 neighbours of one level any more
         assert housekeeper.health.failures == {}
-        assert published_failures(context._store, context._domain.log("orders").snapshot.table_id) == ()
+        assert published_failures(context._domain, context._store, "orders") == ()
         assert sum(f.rows for f in active(context)) == 50
         housekeeper.close()
 
@@ -74,7 +74,7 @@ def test_compaction_names_all_damaged_files_of_a_run_at_once() -> None:
         (Path(root) / "orders" / bad[1].path).write_bytes(b"")
         (Path(root) / "orders" / bad[2].path).unlink()
         (Path(root) / "orders" / bad[3].path).write_bytes(DAMAGE)
-        housekeeper = Housekeeper(context.domain, context.store, "orders")
+        housekeeper = Housekeeper(context._domain, context._store, "orders")
         assert housekeeper.run()
         assert set(housekeeper.health.failures) == {f"reading data file orders/{file.path}" for file in bad}
         assert {failure.count for failure in housekeeper.health.failures.values()} == {1}
@@ -151,19 +151,6 @@ def test_failing_housekeeping_fails_no_send_and_no_receive(monkeypatch: pytest.M
         assert [(f.what, f.error) for f in statistics.failures] == [
             ("housekeeping of orders", "OSError: a damaged file")
         ]
-
-
-def test_failing_housekeeping_of_a_sender_fails_no_send(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C13: a context without housekeeping compacts and checkpoints after some sends."""
-
-    def broken(*arguments: object, **named: object) -> None:
-        raise OSError("a damaged file")
-
-    monkeypatch.setattr(housekeeping, "_SINK_ONLY_EVERY_VERSIONS", 5)
-    monkeypatch.setattr(housekeeping, "compact", broken)
-    with memory_domain(orders="queue") as root, connect(root, housekeeping=False) as context:
-        send(context, 20)
-        assert [f.what for f in context.statistics().failures] == ["compaction of orders"]
 
 
 def test_hand_over_errors_reach_the_consumer_only(monkeypatch: pytest.MonkeyPatch) -> None:

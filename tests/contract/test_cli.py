@@ -256,6 +256,12 @@ def test_subscription_in_use_is_not_dropped(domain: str, jmsq: Jmsq) -> None:
         (["send", "orders", "--text", "a", "-p", "n:boolean=1"], "'1' is not of type boolean"),
         (["send", "orders", "--text", "a", "--priority", "10"], "0<=x<=9"),
         (["send", "orders", "--text", "a", "--delay", "soon"], "not a duration"),
+        (["send", "orders", "--text", "a", "--time-to-live", "10"], "10 has no unit: write 10s for seconds"),
+        (["receive", "orders", "--timeout", "5"], "5 has no unit: write 5s for seconds"),
+        (
+            ["browse", "orders", "--selector", "a = 1", "--selector=b = 2"],
+            "--selector is given twice: it takes one value",
+        ),
         (["browse", "prices", "--all", "--subscription", "x"], "use one of the two"),
         (["stat", "--times", "2"], "--times goes with --watch"),
         (["stat", "--watch", "orders"], "a destination goes before --watch"),
@@ -332,6 +338,39 @@ def test_stat(domain: str, in_doubt: str, jmsq: Jmsq, js: Callable[..., Any]) ->
     text = jmsq("stat").stdout
     for word in ("Destinations", "Members", "distributed-queue", "backlog", "holder", "version"):
         assert word in text
+
+
+def test_each_text_is_a_message(domain: str, jmsq: Jmsq) -> None:
+    """The last one won in silence."""
+    jmsq("send", "invoices", "--text", "a", "--text", "b", "--count", "2", "-p", "n:int=1", "-p", "m:int=2")
+    got = lines(jmsq("receive", "invoices", "--max", "0", "--timeout", "0", "--json"))
+    assert [m["text"] for m in got] == ["a", "b", "a", "b"]
+    assert got[0]["properties"] == {"n": 1, "m": 2}
+
+
+def test_receive_names_lost_messages_and_its_own_option(domain: str, jmsq: Jmsq) -> None:
+    """C5: no other interface's option, no representation of an object."""
+    jmsq("send", "invoices", "--text", "a", "--text", "b")
+    jmsq("send", "invoices", "--text", "c")
+    log = Domain(domain).log("invoices")
+    log.storage.delete(log.refresh().member_files(0).files[0].path)
+    lost = jmsq("receive", "invoices", "--max", "0", "--timeout", "0", code=1).stderr
+    assert "invoices, member 0: 2 message(s) are gone (sequence 1-2): purged or deleted" in lost
+    assert "`jmsq receive`: --skip-lost" in lost
+    assert jmsq("receive", "invoices", "--skip-lost", "--timeout", "5s").stdout.endswith("\nc\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["prices"], "prices is a topic: a consumer needs `subscription`"),
+        (["invoices", "--starting-position", "latest"], "the starting position is 'latest', but invoices is a queue"),
+        (["prices", "--subscription", "s", "--starting-position", '{"at": 1}'], "the starting position of prices is"),
+    ],
+)
+def test_receive_names_no_option_of_another_interface(jmsq: Jmsq, domain: str, words: list[str], says: str) -> None:
+    """C6, C10"""
+    assert says in jmsq("receive", *words, code=1).stderr
 
 
 def test_watching_shows_rates(domain: str, jmsq: Jmsq, monkeypatch: pytest.MonkeyPatch) -> None:

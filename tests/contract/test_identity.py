@@ -25,8 +25,9 @@ from spark_jms.log.checkpoints import LOG, commit_path
 from spark_jms.log.clean_up import checkpoint
 from spark_jms.log.declarations import apply_destinations
 from spark_jms.log.delta_log import DeltaLog
-from spark_jms.log.domain import REGISTER, Domain
+from spark_jms.log.domain import Domain
 from spark_jms.log.message_writer import MessageWriter
+from spark_jms.log.register import REGISTER
 from spark_jms.log.send import send
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.testing import memory_domain

@@ -11,10 +11,11 @@ import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from spark_jms.admin.statistics import DestinationStatistics, Rates, with_rates
 from spark_jms.cli.messages import _lines, _property
-from spark_jms.cli.output import Output, cell, clip, human_bytes, human_ms, plain, visible
+from spark_jms.cli.output import Output, cell, clip, human_bytes, human_ms, narrow_table, plain, visible
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,32 @@ def test_values_as_json() -> None:
         {"1": "nan"},
         ["-inf", 0.5, None],
     ]
+
+
+MEMBERS = ("destination", "member", "subscription", "last", "backlog", "claimed", "holder", "files", "size")
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100])
+def test_narrow_table_breaks_no_header_and_no_number(width: int) -> None:
+    """C14: of `jmsq stat --watch`. Columns are left out, then text is cut, but no line wraps."""
+    rows = [
+        ("orders-of-today", 3, "billing", 1_234_567, 1_234, 10, "client-0123456789ab", 12, "12.8 KiB"),
+        ("a", *[None] * 8),
+    ]
+    shown = io.StringIO()
+    console = Console(file=shown, width=width, color_system=None)
+    console.print(
+        narrow_table("Members", MEMBERS, rows, width, ("size", "files", "last", "claimed", "holder", "subscription"))
+    )
+    title, head, rule, *lines = shown.getvalue().splitlines()
+    assert (title.strip(), set(rule), len(lines)) == ("Members", {"─"}, 2)
+    names = head.split()
+    assert set(names) <= set(MEMBERS)
+    assert {"destination", "member", "backlog"} <= set(names)
+    assert ("last" in names) == ("1,234,567" in lines[0])
+    assert "1,234" in lines[0]
+    assert max(map(len, (head, *lines))) <= width
+    assert len(names) == len(MEMBERS) or width < 100
 
 
 @given(st.text())

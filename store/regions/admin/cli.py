@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from spark_jms.store.errors import DaemonUnavailableError
@@ -21,6 +21,9 @@ from spark_jms.store.regions.admin.session import FAILED, OK, AdminSession, Surr
 from spark_jms.store.regions.admin.shell import interact, run_lines
 from spark_jms.store.regions.admin.top import watch
 from spark_jms.store.regions.command_line import HELP
+from spark_jms.store.regions.global_directory import CONFIG
+
+DIRECTORY_VARIABLE, USUAL_DIRECTORY = "RS_DIRECTORY", "replicated-store"
 
 USAGE = """\
 Usage: storeadmin                      a session; rshelp in it lists the commands
@@ -37,7 +40,8 @@ def main(argv: Sequence[str] | None = None, attach: Attach = default_attach) -> 
         return OK
     one_shot = bool(words)
     err = sys.stderr if one_shot else sys.stdout  # a session's output is one conversation
-    around = Surroundings(sys.stdout, err, lambda: time.time_ns() // 1000, None, watch)
+    directory = usual_directory(os.environ, Path.cwd())
+    around = Surroundings(sys.stdout, err, lambda: time.time_ns() // 1000, None, watch, directory)
     admin = Admin(attach=attach)
     try:
         session = AdminSession(admin, around)
@@ -56,6 +60,16 @@ def main(argv: Sequence[str] | None = None, attach: Attach = default_attach) -> 
         return FAILED
     finally:
         _close(admin)
+
+
+def usual_directory(environment: Mapping[str, str], here: Path) -> str:
+    """The Global Directory where no -dir is given: RS_DIRECTORY; else "."; else, when only that one has an rs_daemons.cfg,
+    the directory that `jmsq store up` creates."""
+    if DIRECTORY_VARIABLE in environment:
+        return environment[DIRECTORY_VARIABLE]
+    if not (here / CONFIG).exists() and (here / USUAL_DIRECTORY / CONFIG).exists():
+        return USUAL_DIRECTORY
+    return "."
 
 
 def _close(admin: Admin) -> None:

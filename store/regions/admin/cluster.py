@@ -17,7 +17,7 @@ from pathlib import Path
 from spark_jms.store.errors import ClusterMismatchError, DaemonUnavailableError, StoreError
 from spark_jms.store.regions.admin.client import DaemonAdmin
 from spark_jms.store.regions.admin.port import DaemonInfo, RegionInfo
-from spark_jms.store.regions.core.config import DaemonSpec, local_daemons
+from spark_jms.store.regions.core.config import DaemonSpec, local_daemons, parse_memory_limit
 from spark_jms.store.regions.global_directory import (
     CONFIG,
     TIGHT_FOLDER,
@@ -28,7 +28,7 @@ from spark_jms.store.regions.global_directory import (
 
 HEALTHY_TIMEOUT_S = 20.0
 POLL_S = 0.05
-DEFAULT_MEMORY = "1G"
+DEFAULT_DAEMONS, DEFAULT_MEMORY = 3, "1G"
 FIRST_PORT = 7_100
 
 
@@ -56,19 +56,30 @@ class Cluster:
         self.path = Path(directory).absolute()
         self.directory = GlobalDirectory(str(self.path))
 
-    def write_config(self, daemons: int, memory: str = DEFAULT_MEMORY, first_port: int = 0) -> None:
-        """rs_daemons.cfg for this machine alone. ClusterMismatchError when there is another one already."""
+    def write_config(self, daemons: int | None = None, memory: str | None = None, first_port: int = 0) -> None:
+        """rs_daemons.cfg for this machine alone, by default for 3 daemons of 1 GB. ClusterMismatchError when there is one
+        already that differs in what is given."""
         file = self.path / CONFIG
         if file.exists():
-            found = len(self.directory.config().daemons)
-            if found != daemons:
-                raise ClusterMismatchError(f"{file} names {found} daemons, not {daemons}")
+            self._compare(daemons, memory)
             return
+        daemons, memory = daemons or DEFAULT_DAEMONS, memory or DEFAULT_MEMORY
         self.path.mkdir(mode=TIGHT_FOLDER, parents=True, exist_ok=True)
         ports = free_ports(daemons, first_port or FIRST_PORT)
         lines = ["# address port shared-memory-key memory-limit"]
         lines += [f"127.0.0.1 {port} {port} {memory}" for port in ports]
         write_whole(file, ("\n".join(lines) + "\n").encode(), 0o640)
+
+    def _compare(self, daemons: int | None, memory: str | None) -> None:
+        found = self.directory.config().daemons
+        limits = {spec.memory_limit_bytes for spec in found}
+        if daemons is not None and len(found) != daemons:
+            differs = f"names {len(found)} daemons, not {daemons}"
+        elif memory is not None and limits != {parse_memory_limit(memory)}:
+            differs = f"gives its daemons {', '.join(f'{limit >> 20} MB' for limit in sorted(limits))}, not {memory}"
+        else:
+            return
+        raise ClusterMismatchError(f"{self.path / CONFIG} {differs}: leave the option out, or change the file")
 
     def local(self) -> tuple[DaemonSpec, ...]:
         return tuple(local_daemons(self.directory.config(), machine_addresses()))

@@ -254,7 +254,7 @@ def split(line: str) -> list[str]:
         raise CommandUsageError(PROGRAM, str(error), "close every quote") from None
 
 
-def parse(words: Sequence[str], one_shot: bool = False) -> Arguments:
+def parse(words: Sequence[str], one_shot: bool = False, directory: str = ".") -> Arguments:
     """`words` begin with the command. With `one_shot` a command that needs an attachment also takes the options of
     `rsattach`."""
     command = BY_NAME.get(words[0])
@@ -268,7 +268,7 @@ def parse(words: Sequence[str], one_shot: bool = False) -> Arguments:
     found = parse_words(command.name, usage, table, words[1:], 1 if command.argument else 0)
     if command.argument and not command.argument.startswith("[") and not found.arguments:
         raise found.error(f"{command.argument} is required")
-    return _arguments(command, found)
+    return _arguments(command, found, directory)
 
 
 def one_shot_usage(command: Command) -> str:
@@ -276,7 +276,7 @@ def one_shot_usage(command: Command) -> str:
     return f"{PROGRAM} {command.name} [-dir directoryname] [-localindex num] {rest}".rstrip()
 
 
-def _arguments(command: Command, found: Words) -> Arguments:
+def _arguments(command: Command, found: Words, directory: str) -> Arguments:
     default = Arguments(command.name)
     argument = found.arguments[0] if found.arguments else ""
     is_expression = command.argument.strip("[]") == "exp"
@@ -290,7 +290,7 @@ def _arguments(command: Command, found: Words) -> Arguments:
         raise found.error(f"-daemon: {error}") from None
     return Arguments(
         command=command.name,
-        directory=found.text("-dir", default.directory),
+        directory=found.text("-dir", directory),
         localindex=found.integer("-localindex", default.localindex, 0, MAX_INT),
         daemons=daemons,
         sort=found.text("-sort", default.sort),

@@ -27,6 +27,7 @@ class Surroundings:
     clock_us: Callable[[], int]
     zone: tzinfo | None
     watch: Callable[[Admin, Arguments, Surroundings], None]
+    directory: str = "."  # where no -dir is given
 
 
 class AdminSession:
@@ -44,7 +45,7 @@ class AdminSession:
         reason."""
         admin = self._admin
         try:
-            arguments = parse(words, one_shot)
+            arguments = parse(words, one_shot, self._around.directory)
             if one_shot and BY_NAME[arguments.command].attached:
                 admin.attach(arguments.directory, arguments.localindex)
         except CommandUsageError as error:

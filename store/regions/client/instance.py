@@ -19,6 +19,7 @@ from spark_jms.store.errors import (
     FencedError,
     MemoryLimitError,
     NameInvalidError,
+    RegionUnavailableError,
     StoreClosedError,
     StoreError,
 )
@@ -37,6 +38,7 @@ log = logging.getLogger("store.replicated")
 
 DEFAULT_REGION_BYTES = 64 * 1024 * 1024
 OBJECT_LIMIT_BYTES = 24 * 1024 * 1024  # a frame holds one object, one that is moved for it, and FRAME_BYTES
+PROOF_TRIES, PROOF_PAUSE_S = 20, 0.05
 WATCH_S = 5.0  # between two looks at the daemon's memory for the log; a write that may be refused looks for itself
 
 
@@ -182,6 +184,26 @@ class StoreInstance:
         changed = [(name, size) for name, size in used.items() if self._reported_used.get(name) != size]
         self._reported_used = used
         return changed
+
+    # ---- ownership
+
+    @property
+    def is_new(self) -> bool:
+        """This instance has made the store's first region."""
+        return self._objects.is_new
+
+    async def prove(self) -> None:
+        """The store is open here, at a moment during the call. RegionUnavailableError while the daemon cannot tell; the error
+        that ended the instance when it is not."""
+        for _ in range(PROOF_TRIES):
+            self._writes.check()
+            try:
+                await self._regions.prove()
+                return
+            except FencedError:  # the daemon may need its directory to tell; a region that was lost ends the instance
+                await asyncio.sleep(PROOF_PAUSE_S)
+        self._writes.check()
+        raise RegionUnavailableError(f"store {self.name}: its daemon cannot tell whether it is open here")
 
     async def check_new_message(self, message_bytes: int) -> None:
         """ResourceAllocationException: too large for the regions, or this daemon and this store are both overloaded."""

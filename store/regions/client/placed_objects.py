@@ -20,6 +20,7 @@ class PlacedObjects:
     regions: StoreRegions
     writes: WriteBatches
     region_bytes: int
+    is_new: bool = False
     _growing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def load(self) -> list[bytes]:
@@ -37,6 +38,7 @@ class PlacedObjects:
                     catalog += found.catalog
         if not self.placement.regions:
             await self._grow()
+            self.is_new = True
         for region, steps in self.placement.recovered():
             self.writes.push(region, steps)
         self.writes.flush()

@@ -74,6 +74,11 @@ class StoreRegions:
             raise ProtocolError(f"region {region}: {len(data)} bytes instead of {length}")
         return data
 
+    async def prove(self) -> None:
+        """The first region is open here, at a moment during the call, and no other client has opened the store: it would
+        have all regions. FencedError."""
+        await self.read(next(iter(self._epochs)), 0, 0)
+
     async def contents(self, name: str, size: int) -> RegionContents | None:
         """None when the client that made the region died before its first write. StoreVersionError, StoreCorruptError."""
         header = await self.read(name, 0, HEADER_BYTES)

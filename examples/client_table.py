@@ -1,0 +1,39 @@
+"""Many messages at once without Spark: send an Arrow table, each row a message.
+
+python examples/client_table.py            in a domain of its own, gone at the end
+JMSQ_ROOT=/data/domain python examples/client_table.py   in yours; it needs a queue named orders
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import nullcontext
+
+import pyarrow as pa
+
+from spark_jms import connect
+from spark_jms.testing import memory_domain
+
+ROWS = 100_000
+
+
+def main() -> None:
+    yours = os.environ.get("JMSQ_ROOT")
+    amounts = pa.array([n * 1.5 for n in range(ROWS)])
+    table = pa.table(
+        {
+            "text": [f"order {n}" for n in range(ROWS)],
+            "properties": pa.StructArray.from_arrays([amounts], ["amount"]),
+        }
+    )
+    with nullcontext(yours) if yours else memory_domain(orders="queue") as root, connect(root) as context:
+        started = time.perf_counter()
+        report = context.producer("orders").send_table(table)
+        print(f"Sent {report.messages:,} messages in {time.perf_counter() - started:.2f} s, in {report.commits} commit")
+        for message in context.browser("orders", selector="amount > 149990", limit=3):
+            print(f"  {message.sequence}  {message.text}  {dict(message.properties)}")
+
+
+if __name__ == "__main__":
+    main()

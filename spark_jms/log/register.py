@@ -1,0 +1,78 @@
+"""The register of a domain: which destinations there are, and where their tables lie (C3, C18).
+
+One small file for each destination. It names the paths, so a destination that is renamed moves no data, and one that is
+created while its name's path is occupied gets a path of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import PurePosixPath
+
+from spark_jms.errors import DomainError
+from spark_jms.log.storage import Storage
+
+REGISTER = "_jmsq/destinations"
+ACKNOWLEDGEMENTS = "_jmsq/acknowledgements"
+
+
+@dataclass(frozen=True)
+class RegisterEntry:
+    """Where the two tables of a destination lie, below the root."""
+
+    path: str
+    acknowledgements: str
+
+    @staticmethod
+    def by_name(name: str) -> RegisterEntry:
+        """Of a destination whose tables have its name: an empty file says the same."""
+        return RegisterEntry(name, f"{ACKNOWLEDGEMENTS}/{name}")
+
+
+class Register:
+    """Thread-safe: every call reads or writes the storage."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def names(self) -> list[str]:
+        names = (info.path.rsplit("/", 1)[1] for info in self._storage.list(REGISTER))
+        return sorted(name for name in names if not name.startswith("."))  # a dot marks a temporary file
+
+    def entry(self, name: str) -> RegisterEntry | None:
+        """None when there is no such destination. Raises DomainError when its entry is damaged."""
+        data = self._storage.get(f"{REGISTER}/{name}")
+        if data is None:
+            return None
+        if not data.strip():
+            return RegisterEntry.by_name(name)
+        try:
+            entry = RegisterEntry(**json.loads(data))
+            if not all(map(_is_below_the_root, (entry.path, entry.acknowledgements))):
+                raise ValueError("a path leads out of the root")
+        except (ValueError, TypeError) as error:
+            raise DomainError(
+                f"{self._storage.uri}/{REGISTER}/{name} is damaged ({error}): restore it from a copy, or write into it "
+                f"{json.dumps(asdict(RegisterEntry.by_name(name)))} with the paths of the two tables below the root"
+            ) from error
+        return entry
+
+    def add(self, name: str, entry: RegisterEntry) -> bool:
+        """False when there is such a destination already. Durable on return."""
+        added = self._storage.create(f"{REGISTER}/{name}", _to_bytes(entry))
+        self._storage.sync([f"{REGISTER}/{name}"])
+        return added
+
+    def paths(self) -> set[str]:
+        """The paths of all tables that have a name."""
+        entries = [entry for name in self.names() if (entry := self.entry(name)) is not None]
+        return {path for entry in entries for path in (entry.path, entry.acknowledgements)}
+
+
+def _to_bytes(entry: RegisterEntry) -> bytes:
+    return json.dumps(asdict(entry), indent=1).encode()
+
+
+def _is_below_the_root(path: str) -> bool:
+    return bool(path) and not path.startswith("/") and ".." not in PurePosixPath(path).parts

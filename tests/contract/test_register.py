@@ -1,0 +1,135 @@
+"""The register says where a destination's tables lie (C3, C18)."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from spark_jms.client import connect
+from spark_jms.core.destination import Destination
+from spark_jms.errors import DomainError, InvalidDestinationError
+from spark_jms.log.declarations import DeclarationChange, apply_destinations
+from spark_jms.log.domain import Domain, create_domain
+from spark_jms.log.register import ACKNOWLEDGEMENTS, REGISTER, RegisterEntry
+from spark_jms.testing import memory_domain
+
+
+def apply(root: str, name: str = "orders") -> list[DeclarationChange]:
+    return apply_destinations(Domain(root), [Destination(name, "queue")], lambda *_: True)
+
+
+def send_and_receive(root: str, text: str) -> None:
+    with connect(root) as context:
+        context.producer("orders").send(text=text)
+        with context.consumer("orders") as consumer:
+            message = consumer.receive(timeout=10)
+            assert message is not None
+            assert message.text == text
+            message.acknowledge()
+
+
+def test_new_destination_has_its_name_as_path() -> None:
+    """C3: people find the table under the name."""
+    with memory_domain(orders="queue") as root:
+        entry = Domain(root).register.entry("orders")
+        assert entry == RegisterEntry("orders", f"{ACKNOWLEDGEMENTS}/orders") == RegisterEntry.by_name("orders")
+        assert Path(root, "orders", "_delta_log").is_dir()
+
+
+def test_empty_entry_means_the_name() -> None:
+    """C18: as earlier versions wrote it."""
+    with memory_domain(orders="queue") as root:
+        Path(root, REGISTER, "orders").write_bytes(b"")
+        assert Domain(root).register.entry("orders") == RegisterEntry.by_name("orders")
+        send_and_receive(root, "a")
+
+
+def test_register_moves_a_table() -> None:
+    """C18: the entry names the paths of both tables; nothing else refers to them."""
+    with memory_domain(orders="queue") as root:
+        send_and_receive(root, "a")
+        shutil.move(f"{root}/orders", f"{root}/elsewhere")
+        shutil.move(f"{root}/{ACKNOWLEDGEMENTS}/orders", f"{root}/acks")
+        Path(root, REGISTER, "orders").unlink()
+        assert Domain(root).register.add("orders", RegisterEntry("elsewhere", "acks"))
+        assert not Domain(root).register.add("orders", RegisterEntry.by_name("orders"))
+        assert Domain(root).log("orders").refresh().last_sequence(0) == 1
+        assert Domain(root).acknowledgements("orders").storage.uri == f"{root}/acks"
+        send_and_receive(root, "b")
+        assert apply(root)[0].what == "unchanged"
+        assert not Path(root, "orders").exists()
+
+
+@pytest.mark.parametrize("data", [b"{", b"[]", b"{}", b'{"path": "../x", "acknowledgements": "a"}', b'{"path": 1}'])
+def test_damaged_entry_is_named(data: bytes) -> None:
+    """C18: with its path, and what to write into it."""
+    with memory_domain(orders="queue") as root:
+        Path(root, REGISTER, "orders").write_bytes(data)
+        with pytest.raises(DomainError, match=r"_jmsq/destinations/orders is damaged .*write into it"):
+            Domain(root).log("orders")
+
+
+def test_unknown_destination_is_named() -> None:
+    """C3: by both tables."""
+    with memory_domain(orders="queue") as root:
+        for get in (Domain(root).log, Domain(root).acknowledgements):
+            with pytest.raises(InvalidDestinationError, match="there are: orders"):
+                get("other")
+
+
+def test_occupied_path_is_left_alone() -> None:
+    """C18: a destination whose name's path belongs to another one, or to nobody we know, gets a path of its own."""
+    with memory_domain(orders="queue") as root:
+        domain = Domain(root)
+        domain.log("orders").refresh()
+        moved = domain.register.entry("orders")
+        assert moved is not None
+        domain.storage.delete(f"{REGISTER}/orders")
+        domain.register.add("old-orders", moved)
+        Path(root, "prices").mkdir()
+        Path(root, "prices", "notes.txt").write_text("mine")
+        assert apply(root)[0].what == apply(root, "prices")[0].what == "created"
+        for name in ("orders", "prices"):
+            entry = domain.register.entry(name)
+            assert entry is not None
+            assert entry.path.startswith(f"{name}.")
+        send_and_receive(root, "a")
+        assert Domain(root).log("old-orders").refresh().last_sequence(0) == 0
+        assert Path(root, "prices", "notes.txt").read_text() == "mine"
+        assert len(domain.register.paths()) == 6
+
+
+def test_interrupted_creation_continues_with_its_tables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """C3, C18: apply was killed before it had written the register entry; the next one leaves no table behind."""
+    root = str(tmp_path / "domain")
+    domain = create_domain(root)
+
+    def killed(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(domain.register), "add", killed)
+        with pytest.raises(KeyboardInterrupt):
+            apply(root)
+    first = domain.storage.get("orders/_delta_log/00000000000000000000.json")
+    assert apply(root)[0].what == "created"
+    assert domain.register.entry("orders") == RegisterEntry.by_name("orders")
+    assert domain.storage.get("orders/_delta_log/00000000000000000000.json") == first
+
+
+def test_creation_that_lost_a_race_leaves_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C3, C18: two applies at once chose different paths; one entry counts, and the other tables are deleted."""
+    with memory_domain() as root:
+        domain = Domain(root)
+        domain.storage.put("orders/notes.txt", b"mine")
+        winner = RegisterEntry("orders.first", f"{ACKNOWLEDGEMENTS}/orders.first")
+        add = type(domain.register).add
+        monkeypatch.setattr(
+            type(domain.register), "add", lambda self, name, entry: add(self, name, winner) and add(self, name, entry)
+        )
+        apply(root)
+        assert domain.register.entry("orders") == winner
+        assert {path.name for path in Path(root).iterdir()} == {"_jmsq", "orders"}
+        assert list(Path(root, ACKNOWLEDGEMENTS).iterdir()) == []

@@ -1,0 +1,128 @@
+"""An engine answers reads from its memory only while it can prove that it owns the store (C9, S4, S6)."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_jms.store.engine import MemoryPersistence, OwnershipLostError, Server, wire
+from spark_jms.store.engine.read_lease import LEASE_MS, ReadLease
+from spark_jms.store.engine.testing import SharedMemory
+from spark_jms.store.errors import RegionUnavailableError
+from spark_jms.store.ledger.codec import encode
+from spark_jms.store.ledger.entries import Connected, Ended
+from spark_jms.store.ledger.ledger import Ledger
+
+
+class SteppedClock:
+    def __init__(self) -> None:
+        self.ms = 1_000.0
+
+    def __call__(self) -> float:
+        return self.ms
+
+
+def test_a_read_needs_a_proof_that_the_engine_owns_the_store() -> None:
+    """C9, S6: one proof lasts for LEASE_MS from the moment at which it was asked for, and a kept write is one."""
+    place, clock = SharedMemory(), SteppedClock()
+    server = Server(MemoryPersistence(place), session_timeout_ms=5_000, lease=ReadLease(clock))
+    try:
+        for _ in range(5):
+            server.look(lambda ledger: ledger.sessions)
+        assert place.proof_count == 1
+        clock.ms += LEASE_MS - 1
+        server.look(lambda ledger: ledger.sessions)
+        assert place.proof_count == 1
+        clock.ms += 1
+        server.look(lambda ledger: ledger.sessions)
+        assert place.proof_count == 2
+        clock.ms += LEASE_MS
+        server.write(lambda shared: shared.do(Connected("s", "")))
+        server.look(lambda ledger: ledger.sessions)
+        assert place.proof_count == 2
+        clock.ms += LEASE_MS
+        assert isinstance(server.answer("c", wire.Fetch("", 0)), wire.Paged)
+        assert place.proof_count == 3
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("how", ["look", "fetch", "plan", "refused append"])
+def test_an_engine_that_was_replaced_answers_no_read(how: str) -> None:
+    """C9, S4, S6: it was stopped, another process became the engine, and it does not know yet."""
+    place, clock = SharedMemory(), SteppedClock()
+    server = Server(MemoryPersistence(place), session_timeout_ms=5_000, lease=ReadLease(clock))
+    server.write(lambda shared: shared.do(Connected("s", "")))
+    place.owner = "another"
+    clock.ms += LEASE_MS
+    try:
+        if how == "look":
+            with pytest.raises(OwnershipLostError):
+                server.look(lambda ledger: dict(ledger.sessions))
+        elif how == "plan":
+            with pytest.raises(OwnershipLostError):
+                server.write(lambda shared: dict(shared.ledger.sessions))
+        elif how == "fetch":
+            assert isinstance(server.answer("c", wire.Fetch("", 0)), wire.Refusal)
+        else:
+            stale = wire.Append("", 0, "t", 0, False, encode([Ended(("unknown",)), Connected("s", "")]))
+            assert isinstance(server.answer("c", stale), wire.Refusal)
+        assert "another owns the memory" in server.gone
+    finally:
+        server.close()
+
+
+def test_an_answer_made_before_the_process_was_stopped_needs_a_proof_after_it() -> None:
+    """C9: it stopped between reading its ledger and returning the answer."""
+    place, clock = SharedMemory(), SteppedClock()
+    server = Server(MemoryPersistence(place), session_timeout_ms=5_000, lease=ReadLease(clock))
+
+    def stopped(ledger: Ledger) -> int:
+        clock.ms += 10 * LEASE_MS
+        place.owner = "another"
+        return len(ledger.sessions)
+
+    try:
+        server.look(lambda ledger: ledger.sessions)
+        with pytest.raises(OwnershipLostError):
+            server.look(stopped)
+    finally:
+        server.close()
+
+
+def test_an_engine_that_cannot_be_proved_refuses_the_read_and_stays() -> None:
+    """C9: the answer may come later; meanwhile readers are told to ask again."""
+
+    class Doubtful(MemoryPersistence):
+        doubt = True
+
+        def prove(self) -> None:
+            if self.doubt:
+                raise RegionUnavailableError("its daemon cannot tell")
+            super().prove()
+
+    persistence = Doubtful(SharedMemory())
+    server = Server(persistence, session_timeout_ms=5_000)
+    try:
+        with pytest.raises(OwnershipLostError, match="not certain of its ownership"):
+            server.look(lambda ledger: ledger.sessions)
+        assert not server.gone
+        persistence.doubt = False
+        assert server.look(lambda ledger: dict(ledger.sessions)) == {}
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(("had_owner", "waits"), [(True, True), (False, False)])
+def test_a_new_engine_writes_when_the_proofs_of_the_old_one_have_expired(had_owner: bool, waits: bool) -> None:
+    """C9: and at once when there was none."""
+    place = SharedMemory(abrupt=had_owner)
+    lease = ReadLease()
+    server = Server(MemoryPersistence(place), session_timeout_ms=5_000, lease=lease)
+    try:
+        began_ms = lease.now_ms()
+        server.write(lambda shared: shared.do(Connected("s", "")))
+        if waits:
+            assert lease.now_ms() - began_ms > LEASE_MS * 1.1
+        assert server._first_write_ms > began_ms if waits else server._first_write_ms <= began_ms
+    finally:
+        server.close()
