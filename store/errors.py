@@ -334,6 +334,11 @@ class TablesIncompleteError(StoreError):
     of them and create the store again."""
 
 
+class OwnerMissingError(StoreError):
+    """SIBOWNER has no row although the store has content, so it cannot tell whose store this is. Nothing was changed. Insert
+    the row again, with the ME_UUID of the domain (`engine=` in its store's URI), or restore the table."""
+
+
 class ForeignOwnerError(StoreError):
     """The store belongs to another messaging engine, and nothing was changed. One store serves one domain: choose
     another schema or prefix, or correct `engine=` in the URI."""

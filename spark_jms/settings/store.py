@@ -68,9 +68,9 @@ class DaemonSettings(_FromVariables):
     )
     client_timeout_ms: float = setting(
         "RS_CLIENT_TIMEOUT_MS",
-        Duration("1 s", "10 min", bare="ms"),
+        Duration("3 s", "10 min", bare="ms"),
         10_000.0,
-        "Silence after which a daemon drops a store's connection.",
+        "Silence after which a daemon drops a store's connection. Stores give a sign of life once a second.",
     )
     open_timeout_ms: float = setting(
         "RS_OPEN_TIMEOUT_MS", Duration("100 ms", "1 h", bare="ms"), 30_000.0, "How long an open waits for its region."
@@ -217,11 +217,15 @@ class JdbcOptions(_FromUri):
     )
     engine_host: str = setting(
         "engine_host",
-        Text("1 to 64 characters", longest=64),
+        Text("one address by which the other hosts reach this one", r"(?!(0\.0\.0\.0|::)?\Z).*", longest=64),
         LOOPBACK,
-        "The address at which this host's engine serves the others.",
+        "The address at which this host's engine listens and serves the others. Any but loopback needs a certificate.",
     )
     engine_port: int = setting("engine_port", PORT, 0, "Its port; 0: any free one.")
+    engine_certificate: str = setting(
+        "engine_certificate", PEM, "", "The engine's certificate, on each host. It encrypts loopback too."
+    )
+    engine_key: str = setting("engine_key", PEM, "", "Its key, mode 0600.", without="that in engine_certificate")
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import threading
 
 from spark_jms.store.engine.persistence import OwnershipLostError
 from spark_jms.store.engine.server import Server
+from spark_jms.store.engine.serving_address import ServingAddress
 from spark_jms.store.errors import (
     DatabaseUnreachableError,
     ForeignOwnerError,
@@ -31,8 +32,6 @@ from spark_jms.store.jdbc.tables import Tables
 
 log = logging.getLogger("store.jdbc")
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
 
 class Engine:
     """Owns the lock from its acquisition to its loss: the server, the monitor that verifies the lock, and the handling of a
@@ -44,6 +43,7 @@ class Engine:
         database: Database,
         tables: Tables,
         ownership: Ownership,
+        serving: ServingAddress,
         session_timeout_ms: float,
         clocks: Clocks,
     ) -> None:
@@ -58,13 +58,14 @@ class Engine:
         self.server = Server(
             self.persistence,
             session_timeout_ms=session_timeout_ms,
-            host=settings.engine_host if settings.engine_host in LOOPBACK else "0.0.0.0",
-            port=settings.engine_port,
+            host=serving.host,
+            port=serving.port,
+            tls=serving.tls,
             clock_ms=clocks.now_ms,
             lost=lambda reason: self._step(EngineEvent.OWNERSHIP_LOST, reason),
         )
         try:
-            self.persistence.publish(Published.of(self.server, settings.engine_host).encode())
+            self.persistence.publish(Published.of(self.server, serving).encode())
         except BaseException:
             self.server.close()
             raise

@@ -10,6 +10,7 @@ from spark_jms.store.engine.finder import EngineFinder
 from spark_jms.store.engine.link import Address
 from spark_jms.store.engine.persistence import OwnershipLostError
 from spark_jms.store.engine.server import Server
+from spark_jms.store.engine.serving_address import ServingAddress
 from spark_jms.store.errors import DatabaseUnreachableError, LockHeldError, StoreBusyError, StoreError
 from spark_jms.store.jdbc.database import ConnectionLostError, Database, DatabaseConnection
 from spark_jms.store.jdbc.engine import Engine
@@ -42,6 +43,9 @@ class JdbcFinder(EngineFinder):
     ) -> None:
         self.settings = settings
         self.tables = make_tables(settings)
+        self.serving = ServingAddress.of(
+            settings.engine_host, settings.engine_port, settings.engine_certificate, settings.engine_key
+        )
         self.database = Database(settings)
         self._session_timeout_ms = session_timeout_ms
         self._clocks = clocks or Clocks()
@@ -124,7 +128,13 @@ class JdbcFinder(EngineFinder):
         before = f"after {ownership.before.inc_uuid}" if ownership.before else "the first one"
         log.info("%s: engine %s has the lock, %s", self.settings.shown, ownership.incarnation, before)
         self._engine = Engine(
-            self.settings, self.database, self.tables, ownership, self._session_timeout_ms, self._clocks
+            self.settings,
+            self.database,
+            self.tables,
+            ownership,
+            self.serving,
+            self._session_timeout_ms,
+            self._clocks,
         )
         self._role.step(RoleEvent.LOCK_ACQUIRED)
         self._retry.reset()

@@ -30,7 +30,7 @@ from enum import Enum
 
 import sqlalchemy as sa
 
-from spark_jms.store.errors import ForeignOwnerError, StoreBusyError, StoreVersionError
+from spark_jms.store.errors import ForeignOwnerError, OwnerMissingError, StoreBusyError, StoreVersionError
 from spark_jms.store.jdbc.database import Database, DatabaseConnection
 from spark_jms.store.jdbc.settings import SQLITE
 from spark_jms.store.jdbc.tables import VERSION, Tables, sqlite_file
@@ -155,8 +155,8 @@ class Ownership:
 
 
 def acquire(database: Database, tables: Tables, me_uuid: str, *, again: OwnerRow | None = None) -> Ownership:
-    """Executes all steps once. LockTakenError when a lock is taken; ForeignOwnerError or StoreVersionError before anything is
-    changed.
+    """Executes all steps once. LockTakenError when a lock is taken; ForeignOwnerError, OwnerMissingError or StoreVersionError
+    before anything is changed.
 
     `again` is the row of an engine that had the lock and lost its connection. It continues as the same incarnation if no
     other engine had the store in between; otherwise ForeignOwnerError.
@@ -220,11 +220,22 @@ class _Start:
         found = read_owner(connection, self._tables)
         if not last:
             check_owner(found, self._me_uuid, self._database.settings.shown)
+            if found is None and self._has_content():
+                raise OwnerMissingError(self._database.settings.shown)
             if self._again is not None and found != self._again:
                 raise ForeignOwnerError(self._database.settings.shown, str(found), str(self._again))
             self._before = found
         elif found != self._row:
             raise LockTakenError(f"{self._database.settings.shown}: another program changed SIBOWNER during the start")
+
+    def _has_content(self) -> bool:
+        """Whether the store is not new: each engine fills its catalogue before it serves."""
+        connection = self._database.connect()
+        try:
+            others = (table for table in self._tables.all if table not in (self._tables.owner, self._tables.owner0))
+            return any(connection.rows(sa.select(sa.literal(1)).select_from(table).limit(1)) for table in others)
+        finally:
+            connection.close()
 
     def _update(self, connection: DatabaseConnection) -> None:
         me_uuid = self._before.me_uuid if self._before else self._me_uuid or secrets.token_hex(16)

@@ -1,8 +1,8 @@
 """What an engine publishes about itself: where it serves, and which process it is.
 
-Each engine writes host, port and a secret into a non-persistent row, which every user with read access to the database can
-read. Clients prove that they know the secret. `engine_host` is the address that others connect to; the default serves only
-this host.
+Each engine writes host, port, certificate and a secret into a non-persistent row, which every user with read access to the
+database can read. Clients prove that they know the secret, and accept only that certificate. `engine_host` is the address at
+which it listens and that others connect to; the default serves only this host.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sqlalchemy as sa
 
 from spark_jms.store.engine.link import Address
 from spark_jms.store.engine.server import Server
+from spark_jms.store.engine.serving_address import ServingAddress
 from spark_jms.store.engine.session_process import process_gone, start_of, this_host
 from spark_jms.store.errors import StoreCorruptError
 from spark_jms.store.jdbc.database import DatabaseConnection
@@ -37,23 +38,25 @@ class Published:
     hostname: str
     process: str
     since_ms: int
+    certificate: str = ""
 
     @staticmethod
-    def of(server: Server, engine_host: str) -> Published:
+    def of(server: Server, serving: ServingAddress) -> Published:
         pid = os.getpid()
         return Published(
             incarnation=server.incarnation,
-            host=engine_host,
+            host=serving.host,
             port=server.address[1],
             secret=server.secret.hex(),
             hostname=socket.gethostname(),
             process=f"0.{this_host()}.{pid}.{start_of(pid) or '-'}",
             since_ms=int(time.time() * 1000),
+            certificate=serving.certificate,
         )
 
     @property
     def address(self) -> Address:
-        return Address(self.host, self.port, bytes.fromhex(self.secret), self.incarnation)
+        return Address(self.host, self.port, bytes.fromhex(self.secret), self.incarnation, self.certificate)
 
     @property
     def pid(self) -> int:

@@ -9,24 +9,22 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from pathlib import Path
 
 from spark_jms.store.engine import Address, EngineFinder, Server
 from spark_jms.store.engine.persistence import Clock
 from spark_jms.store.engine.server import monotonic_ms
+from spark_jms.store.engine.serving_address import ServingAddress
 from spark_jms.store.errors import (
     DaemonUnavailableError,
     FencedError,
     NoLocalDaemonError,
     RegionOpenError,
     RegionUnavailableError,
-    SecurityConfigError,
     SettingInvalidError,
     StoreNotFoundError,
     StoreWriteError,
 )
 from spark_jms.store.net.event_loop import EventLoopThread
-from spark_jms.store.net.tls import first_certificate, is_loopback, server_context
 from spark_jms.store.records.log import RecordLog
 from spark_jms.store.records.persistence import ReplicatedPersistence
 from spark_jms.store.records.settings import ReplicatedSettings
@@ -56,13 +54,9 @@ class RegionEngineFinder(EngineFinder):
         self.directory = GlobalDirectory(settings.directory)
         if not self.directory.config_file.exists():
             raise StoreNotFoundError(f"{settings.directory} has no {CONFIG}")
-        self._host = self._engine_host()
-        self._tls, self._certificate = None, ""
-        if settings.engine_certificate:
-            chain = Path(settings.engine_certificate)
-            self._tls, self._certificate = server_context(chain, Path(settings.engine_key)), first_certificate(chain)
-        if self._tls is None and not is_loopback(self._host):
-            raise SecurityConfigError(f"engine_host={self._host} is not loopback, and there is no engine_certificate")
+        self.serving = ServingAddress.of(
+            self._engine_host(), settings.engine_port, settings.engine_certificate, settings.engine_key
+        )
         self._session_timeout_ms = session_timeout_ms
         self._lock = threading.Lock()
         self._loop: EventLoopThread | None = None
@@ -109,13 +103,13 @@ class RegionEngineFinder(EngineFinder):
             server = Server(
                 persistence,
                 session_timeout_ms=self._session_timeout_ms,
-                host=self._host,
-                port=self.settings.engine_port,
-                tls=self._tls,
+                host=self.serving.host,
+                port=self.serving.port,
+                tls=self.serving.tls,
                 clock_ms=self._clock_ms,
             )
         except OSError as error:
-            where = f"{self._host}:{self.settings.engine_port}"
+            where = f"{self.serving.host}:{self.serving.port}"
             raise SettingInvalidError("engine_host, engine_port", where, f"cannot listen: {error}") from error
         self.instance = persistence.instance
         try:
@@ -132,13 +126,13 @@ class RegionEngineFinder(EngineFinder):
         instance.on_failure(lambda error: server.disable(str(error)))
 
     def _publish(self, server: Server) -> None:
-        host, port = self._host, server.address[1]
+        host, port = self.serving.host, server.address[1]
         reached = {
             "host": host,
             "port": port,
             "secret": server.secret.hex(),
             "incarnation": server.incarnation,
-            "certificate": self._certificate,
+            "certificate": self.serving.certificate,
         }
         try:
             self.directory.publish_service(self.settings.store, reached)

@@ -13,12 +13,16 @@ from typing import Any
 
 import pytest
 
-from spark_jms.store import Put
+from spark_jms.store import Put, open_store
 from spark_jms.store.engine import Address, EngineBackend, EngineFinder, Server, client_connections, wire
 from spark_jms.store.engine.client_connections import ClientConnections
 from spark_jms.store.engine.link import LinkLostError, TcpLink
 from spark_jms.store.engine.testing import MemoryPersistence, SharedMemory
 from spark_jms.store.errors import SecurityConfigError, StoreUriError
+from spark_jms.store.jdbc.database import Database
+from spark_jms.store.jdbc.published import read_published
+from spark_jms.store.jdbc.settings import parse_jdbc
+from spark_jms.store.jdbc.tables import make_tables
 from spark_jms.store.ledger.store import LedgerStore
 from spark_jms.store.net.handshake import NONCE_BYTES, PROOF_BYTES, Handshake
 from spark_jms.store.net.tls import client_context, first_certificate, server_context
@@ -207,6 +211,40 @@ def test_a_key_that_others_may_read_is_refused(tmp_path: Path) -> None:
         server_context(key, cert)
 
 
+def test_a_database_engine_beyond_loopback_needs_a_certificate(tmp_path: Path) -> None:
+    """S3, R17: without one it is refused; with one it listens at the named address only, inside TLS."""
+    cert, key = certificate(tmp_path)
+    encrypted = f"engine_certificate={cert}&engine_key={key}"
+    uri = f"jdbc:sqlite:///{tmp_path}/s.db"
+    for outside in ("192.0.2.1", "2001:db8::1", "mq.example"):
+        with pytest.raises(
+            SecurityConfigError, match=f"engine_host={outside} is not loopback, and there is no engine_cert"
+        ):
+            open_store(f"{uri}?engine_host={outside}")
+    for everywhere in ("0.0.0.0", "::", ""):
+        with pytest.raises(StoreUriError, match="engine_host"):
+            open_store(f"{uri}?engine_host={everywhere}&{encrypted}")
+    assert not (tmp_path / "s.db").exists()
+    with open_store(f"{uri}?engine_host=127.0.0.2&{encrypted}") as store:
+        store.connect().open("r").commit([Put("k", b"v")])
+        settings = parse_jdbc(uri)
+        connection = Database(settings).connect()
+        try:
+            published = read_published(connection, make_tables(settings))
+        finally:
+            connection.close()
+        assert published is not None
+        assert published.certificate == first_certificate(cert)
+        link(published.address).close()
+        with pytest.raises(LinkLostError):
+            link(replace(published.address, certificate=""))
+        with pytest.raises(LinkLostError):
+            link(replace(published.address, host="127.0.0.1"))
+        client = LedgerStore(EngineBackend(There(published.address), session_timeout_ms=5_000, limit_ms=10_000))
+        assert client.peek("r") == {"k": b"v"}
+        client.close()
+
+
 def test_an_engine_beyond_loopback_needs_a_certificate(tmp_path: Path) -> None:
     """R17: loopback by default; another address is said, one that others can reach, and has a certificate. `daemon` is the
     address of this machine's daemon."""
@@ -217,12 +255,12 @@ def test_an_engine_beyond_loopback_needs_a_certificate(tmp_path: Path) -> None:
     cert, key = certificate(tmp_path)
     encrypted = f"engine_certificate={cert}&engine_key={key}"
     (tmp_path / "rs_daemons.cfg").write_text("127.0.0.1 4545 1 64M\nlocalhost 4546 2 64M")
-    assert finder("")._host == finder("engine_host=daemon")._host == "127.0.0.1"
-    assert finder("engine_host=daemon&localindex=1")._host == "localhost"
+    assert finder("").serving.host == finder("engine_host=daemon").serving.host == "127.0.0.1"
+    assert finder("engine_host=daemon&localindex=1").serving.host == "localhost"
     for outside in ("192.0.2.1", "2001:db8::1", "mq.example"):
         with pytest.raises(SecurityConfigError, match="engine_certificate"):
             finder(f"engine_host={outside}")
-        assert finder(f"engine_host={outside}&{encrypted}")._host == outside
+        assert finder(f"engine_host={outside}&{encrypted}").serving.host == outside
     for everywhere in ("0.0.0.0", "::", ""):
         with pytest.raises(StoreUriError, match="engine_host"):
             finder(f"engine_host={everywhere}&{encrypted}")

@@ -19,6 +19,7 @@ from spark_jms.settings.types import Text
 from spark_jms.store.errors import SettingInvalidError, StoreUriError
 from spark_jms.store.jdbc.settings import parse_jdbc
 from spark_jms.store.records.settings import parse_replicated
+from spark_jms.store.regions.client.attachment import PING_S
 from spark_jms.store.regions.daemon.settings import from_environment
 
 URI_ROWS = [
@@ -72,6 +73,13 @@ def test_bad_variable_is_named(table: type[Table], row: Setting, text: str) -> N
         from_variables(table, {row.name: text})  # type: ignore[type-var]
     assert (caught.value.name, caught.value.value) == (row.name, text)
     assert row.type.allowed in str(caught.value)
+
+
+def test_client_timeout_leaves_room_for_several_signs_of_life() -> None:
+    """R3, R10: an idle store sends one every PING_S; a shorter time-out would end it, so the daemon refuses it."""
+    with pytest.raises(SettingInvalidError, match="RS_CLIENT_TIMEOUT_MS=1000: it must be .*3 s to 10 min"):
+        from_environment({"RS_CLIENT_TIMEOUT_MS": "1000"})
+    assert from_environment({"RS_CLIENT_TIMEOUT_MS": "3000"}).client_timeout_ms >= 3 * PING_S * 1000
 
 
 def test_failure_timeout_is_at_least_twice_the_heartbeat() -> None:

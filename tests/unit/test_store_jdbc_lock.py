@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from spark_jms.store import LockHeldError, Put, StoreBusyError, open_store
+from spark_jms.store import LockHeldError, OwnerMissingError, Put, StoreBusyError, open_store
 from spark_jms.store.engine import OwnershipLostError
 from spark_jms.store.engine.entry_log import Verdict
 from spark_jms.store.engine.shared_write import Proposal
@@ -109,6 +109,33 @@ def test_an_engine_holds_and_verifies_its_lock(uri: str) -> None:
     second = acquire(other.database, other.tables, "")
     assert second.incarnation != ownership.incarnation
     second.release()
+
+
+def test_store_without_its_owner_row_is_adopted_by_no_engine(uri: str) -> None:
+    """S3: the row was deleted while no engine ran. Nothing changes; with the row the store opens again."""
+    fill(uri)
+    raw = Raw(uri)
+    me, incarnation, version, migration = raw.owner()
+    raw.run("DELETE FROM @sibowner", "-sibowner")
+    for foreign in ("", "&engine=another", f"&engine={me}"):
+        with pytest.raises(OwnerMissingError, match="SIBOWNER has no row although the store has content"):
+            open_store(uri + foreign)
+    assert raw.run("SELECT * FROM @sibowner", "-sibowner") == []
+    raw.run(f"INSERT INTO @sibowner VALUES ('{me}', '{incarnation}', {version}, {migration})", "-sibowner")
+    with open_store(f"{uri}&engine={me}") as store:
+        assert store.peek("b") == {"k": b"2"}
+
+
+def test_empty_tables_are_a_new_store(uri: str) -> None:
+    """S1, S3: an administrator has run the DDL; the first engine owns the store."""
+    fill(uri)
+    raw = Raw(uri)
+    raw.run("DELETE FROM @sibowner", "-sibowner")
+    for table in ("sibclassmap", "siblisting", "sibxacts", "sibkeys", "sib000", "sib001"):
+        raw.run(f"DELETE FROM @{table}")
+    with open_store(f"{uri}&engine=mine") as store:
+        assert store.names() == []
+    assert raw.owner()[0] == "mine"
 
 
 def test_a_zombie_writes_nothing(uri: str) -> None:
