@@ -3,7 +3,6 @@
 ROOT/<destination>/                          the Delta table of a destination, unless the register names another path
 ROOT/_jmsq/domain.json                       format version, id, store
 ROOT/_jmsq/destinations/<destination>        the register: where its tables lie
-ROOT/_jmsq/destinations/<destination>        the register of names
 ROOT/_jmsq/health/<destination>              failures of senders' housekeeping
 ROOT/_jmsq/acknowledgements/<destination>/   the Delta table of its acknowledgements
 ROOT/_jmsq/store/                            the default file store
