@@ -63,10 +63,6 @@ class DomainError(JmsqError):
     """The root is not a spark-jms domain: create it with `jmsq apply --root ROOT MODULE.yaml`."""
 
 
-class BackupError(JmsqError):
-    """The backup cannot be made or restored: it is incomplete or damaged, or its place is not empty."""
-
-
 class FormatVersionError(JmsqError):
     """A newer spark-jms wrote this: install that version or a later one."""
 
@@ -117,6 +113,11 @@ class CommitOutcomeUnknownError(JmsqError):
 class ConsumerClosedException(JmsqError):
     """This consumer is fenced: its claim was revoked, or another instance of it took over. Its messages go to other
     consumers. Close it and create a new one."""
+
+
+class TransferError(JmsqError):
+    """A transfer could not begin or end: the error names its target. Its messages are neither lost nor doubled; see `jmsq
+    stat`."""
 
 
 class QueryRunningError(JmsqError):

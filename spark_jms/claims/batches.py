@@ -16,6 +16,7 @@ from spark_jms.claims.members import Members
 from spark_jms.claims.planner import Planner
 from spark_jms.claims.positions import check_selector
 from spark_jms.claims.previous_batch import PreviousBatch
+from spark_jms.claims.transfer import Transfers
 from spark_jms.core.batch import MAX_RANGES_PER_MEMBER, Batch, Limits, MemberPick, claim_id
 from spark_jms.core.claim import Claim
 from spark_jms.core.ranges import Ranges
@@ -49,11 +50,12 @@ class BatchMaker:
         store: Store,
         members: Members,
         planner: Planner,
+        transfers: Transfers,
         settings: ConsumerSettings,
         clock_ms: Callable[[], int],
     ) -> None:
         self._table, self._store, self._members, self._planner = table, store, members, planner
-        self._settings, self._clock_ms = settings, clock_ms
+        self._transfers, self._settings, self._clock_ms = transfers, settings, clock_ms
         self.previous = PreviousBatch(store, members, replayable=settings.replayable, clock_ms=clock_ms)
         self.planned_version = -1
         self._last_batch_s = time.monotonic()
@@ -121,7 +123,10 @@ class BatchMaker:
                 state = self.previous.acknowledged_in(state, start, member, fresh=fresh)
             state = self.previous.without_unlogged(state, held.state, live)
             floor = snapshot.destination.start_floor(self._members.subscription, member)
-            changed[member] = state.sweep(live, now, timeout_ms).start_at(floor)
+            state = state.sweep(live, now, timeout_ms).start_at(floor)
+            if state.intents:
+                state = self._transfers.finish(state, held.handle.epoch, patient=True).state
+            changed[member] = state
         return changed
 
     def _check_not_ahead(self, state: RecordSet, snapshot: Snapshot, member: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from spark_jms.claims.leftovers import clear_leftovers
 from spark_jms.claims.record_sets import state_of
+from spark_jms.claims.transfer import Transfers, recover_transfers
 from spark_jms.core.health import BackgroundFailure, Health, failures_from_bytes
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_names import lease_record
@@ -43,6 +44,7 @@ class Housekeeper:
         self._states: dict[tuple[str, str, int], RecordSet] = {}  # of this round
         logs = {"messages": domain.log(destination), "acknowledgements": domain.acknowledgements(destination)}
         self.rounds = HousekeepingRounds(logs, self.is_done, clean_store=self._clear_leftovers)
+        self._transfers = Transfers(domain)
 
     def is_done(self, subscription: str, member: int, sequences: Ranges) -> bool:
         """Reads each record set once a round. An old state is good enough: a message that is done stays done."""
@@ -55,6 +57,10 @@ class Housekeeper:
 
     def _clear_leftovers(self) -> None:
         clear_leftovers(self._store, self._session, self._domain.log(self._destination))
+
+    def _recover_transfers(self) -> None:
+        snapshot = self._domain.log(self._destination).snapshot
+        recover_transfers(self._transfers, self._store, self._session, snapshot, sorted(snapshot.numbered_members()))
 
     def run(self) -> bool:
         """False when another process has the lease."""
@@ -75,6 +81,7 @@ class Housekeeper:
             self._lease.objects()  # raises when the lease was taken from us
             self._states.clear()
             self.rounds.round()
+            self.rounds.monitor.run("recovery of transfers", self._recover_transfers)
             self._publish(self._lease)
         except FencedError:
             return self._reconnect()

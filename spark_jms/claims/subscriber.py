@@ -21,6 +21,7 @@ from spark_jms.claims.backlog import BacklogReader
 from spark_jms.claims.batches import BatchMaker, ConsumerSettings
 from spark_jms.claims.members import Members
 from spark_jms.claims.planner import Planner
+from spark_jms.claims.transfer import Transfers
 from spark_jms.core.batch import Batch, Limits
 from spark_jms.core.ranges import Ranges
 from spark_jms.errors import ClosedError, DestinationReplacedError
@@ -54,7 +55,8 @@ class Subscriber:
         self.planner = Planner(
             self.table, consumer, settings.selector, settings.fail_on_data_loss, self.members.label, clock_ms
         )
-        self._batches = BatchMaker(self.table, store, self.members, self.planner, settings, clock_ms)
+        self._transfers = Transfers(domain, clock_ms)
+        self._batches = BatchMaker(self.table, store, self.members, self.planner, self._transfers, settings, clock_ms)
         self._acknowledger = Acknowledger(self.members, self.planner, clock_ms)
         self._backlog = BacklogReader(store, self.members)
         self._acknowledgements = AcknowledgementTable(domain.acknowledgements(destination), subscription)

@@ -12,10 +12,11 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from spark_jms.claims.record_sets import state_of
+from spark_jms.claims.transfer import Transfers
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_names import member_record, members_prefix
 from spark_jms.core.record_set import RecordSet
-from spark_jms.errors import InvalidDestinationError
+from spark_jms.errors import InvalidDestinationError, JmsqError
 from spark_jms.log.domain import Domain
 from spark_jms.store import Store, open_store
 
@@ -211,6 +212,48 @@ def _waiting(domain: Domain, store: Store, destination: str, subscription: str |
                     )
                 )
     return rows
+
+
+@dataclass(frozen=True)
+class TransferRow:
+    """An open transfer. `next` is its next step as the targets' logs stand, or why that cannot be told."""
+
+    destination: str
+    subscription: str
+    member: int
+    transfer: str
+    targets: tuple[str, ...]
+    messages: int
+    reason: str
+    made: datetime
+    next: str
+
+
+def transfers(domain: Domain, store: Store, destination: str) -> list[TransferRow]:
+    """The open transfers of a destination, oldest first."""
+    looker, rows = Transfers(domain), []
+    snapshot = domain.log(destination).refresh()
+    for name in snapshot.destination.subscription_names():
+        for member in range(snapshot.destination.members):
+            for intent in state_of(store, snapshot, name, member).intents.values():
+                try:
+                    step = looker.look(intent).step.name.lower()
+                except (JmsqError, OSError) as error:
+                    step = f"unknown: {type(error).__name__}: {error}"
+                rows.append(
+                    TransferRow(
+                        destination,
+                        name,
+                        member,
+                        str(intent.ticket),
+                        tuple(target.destination for target in intent.targets),
+                        intent.picks.count,
+                        intent.reason,
+                        moment(intent.made_ms),
+                        step,
+                    )
+                )
+    return sorted(rows, key=lambda row: row.made)
 
 
 def is_empty(domain: Domain, store: Store, destination: str, member: int) -> bool:

@@ -144,19 +144,7 @@ def _tables(found: Sequence[DestinationStatistics], watched: bool) -> list[_Colu
     if watched:  # the columns that change, so that they fit a terminal
         columns = ("name", "sent", "sent/s", "done/s", "backlog", "claimed", "stored", "files", "size")
     else:
-        columns = (
-            "name",
-            "kind",
-            "members",
-            "sent",
-            "backlog",
-            "oldest",
-            "claimed",
-            "stored",
-            "files",
-            "size",
-            "version",
-        )
+        columns = ("name", "kind", "members", "sent", "backlog", "claimed", "stored", "files", "size", "version")
     totals = []
     for s in found:
         sent, done = (s.rates.sent_per_s, s.rates.finished_per_s) if s.rates else (None, None)
@@ -168,7 +156,6 @@ def _tables(found: Sequence[DestinationStatistics], watched: bool) -> list[_Colu
             "sent/s": sent,
             "done/s": done,
             "backlog": s.backlog,
-            "oldest": s.oldest,
             "claimed": s.claimed,
             "stored": s.stored_messages,
             "files": s.files,
@@ -197,6 +184,14 @@ def _tables(found: Sequence[DestinationStatistics], watched: bool) -> list[_Colu
     if failures:
         columns = ("destination", "what", "failures", "since", "next try", "error")
         tables.append(_Columns(_FAILING, columns, failures, ("since", "next try")))
+    transfers: list[tuple[object, ...]] = [
+        (t.destination, t.subscription, t.member, ", ".join(t.targets), t.messages, t.reason, t.made, t.next)
+        for s in found
+        for t in s.transfers
+    ]
+    if transfers:
+        columns = ("destination", "subscription", "member", "to", "messages", "reason", "made", "next step")
+        tables.append(_Columns("Open transfers", columns, transfers, ("made",)))
     return tables
 
 

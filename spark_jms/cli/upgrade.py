@@ -41,4 +41,4 @@ def upgrade(settings: CommandSettings, dry_run: bool) -> None:
         out.say(f"{domain.root} is up to date")
 
 
-COMMANDS = [upgrade]
+COMMANDS = (upgrade,)

@@ -100,16 +100,13 @@ def arrow_schema(columns: tuple[str, ...] = tuple(COLUMNS)) -> pa.Schema:
     return pa.schema([pa.field(name, COLUMNS[name]) for name in columns])
 
 
-FOREIGN_COLUMNS = {"value": "text", "key": "JMSXGroupID", "headers": "properties"}  # of Spark's Kafka sink
-
-
 def check_sendable(schema: pa.Schema) -> None:
     """Raises MessageFormatError for a schema that does not fit messages: unknown or doubled columns, no body (C2)."""
     names = schema.names
     unknown = [n for n in names if n not in COLUMNS]
     if unknown:
         raise MessageFormatError(
-            f"unknown message column(s) {', '.join(map(_with_meaning, unknown))}: accepted are {', '.join(COLUMNS)}; "
+            f"unknown message column(s) {', '.join(map(repr, unknown))}: accepted are {', '.join(COLUMNS)}; "
             "put other values into `properties` (a map or a struct)"
         )
     doubled = {n for n in names if names.count(n) > 1}
@@ -121,11 +118,6 @@ def check_sendable(schema: pa.Schema) -> None:
         )
     for field in schema:
         _check_type(field)
-
-
-def _with_meaning(name: str) -> str:
-    meant = FOREIGN_COLUMNS.get(name.lower())
-    return f"{name!r} (did you mean {meant!r}?)" if meant else repr(name)
 
 
 def _check_type(field: pa.Field) -> None:
@@ -233,6 +225,13 @@ def _check_one_body(text: pa.Array, body: pa.Array) -> None:
             raise MessageFormatError(
                 f"row {pc.index(both, True).as_py()} has both `text` and `body`: a message has one body; set one to null"
             )
+
+
+def check_message_sizes(rows: pa.RecordBatch, max_message_bytes: int) -> None:
+    """Raises MessageSizeError for stored rows that a destination of this limit does not take."""
+    columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+    columns.pop("JMSMessageID", None)
+    _check_sizes(columns, max_message_bytes)
 
 
 def _check_sizes(columns: Mapping[str, pa.Array], max_message_bytes: int) -> None:

@@ -85,7 +85,6 @@ class TransferTarget:
 
     destination: str
     table_id: str
-    route_epoch: int
     files: tuple[StagedFile, ...]
 
 
@@ -199,7 +198,6 @@ def intent_to_json(intent: Intent) -> dict[str, Any]:
             {
                 "destination": target.destination,
                 "table": target.table_id,
-                "routeEpoch": target.route_epoch,
                 "files": [[f.path, f.member, f.rows, f.bytes, f.modified_ms, f.stats] for f in target.files],
             }
             for target in intent.targets
@@ -216,7 +214,6 @@ def intent_from_json(value: Mapping[str, Any]) -> Intent:
             TransferTarget(
                 str(target["destination"]),
                 str(target["table"]),
-                int(target["routeEpoch"]),
                 tuple(StagedFile(*file) for file in target["files"]),
             )
             for target in value["targets"]

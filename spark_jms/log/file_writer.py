@@ -26,11 +26,11 @@ _MAX_STATISTICS_TEXT = 32
 class FileWriter:
     """Writes one file of one member. Rows get `ordinal` 0, 1, 2 … and a JMSMessageID of the file's token and the ordinal."""
 
-    def __init__(self, storage: Storage, member: int, schema: pa.Schema = STORED_SCHEMA) -> None:
+    def __init__(self, storage: Storage, member: int, schema: pa.Schema = STORED_SCHEMA, *, prefix: str = "") -> None:
         self._storage = storage
         self.member = member
         self.token = base64.urlsafe_b64encode(os.urandom(12)).decode()
-        self.path = f"m{member}-{self.token}.parquet"
+        self.path = f"m{member}-{prefix}{self.token}.parquet"
         try:
             self._sink = storage.open_output(self.path)
         except FileNotFoundError as error:
@@ -53,8 +53,11 @@ class FileWriter:
         self._statistics = FileStatistics()
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Append rows as `normalise` returns them."""
+        """Append rows as `normalise` returns them. Rows that have a JMSMessageID, as their first column, keep it."""
         ordinals = np.arange(self.rows, self.rows + batch.num_rows, dtype=np.int64)
+        if batch.schema.names[0] == "JMSMessageID":
+            self.append(pa.RecordBatch.from_arrays([pa.array(ordinals), *batch.columns], schema=STORED_SCHEMA))
+            return
         ids = pc.binary_join_element_wise(f"ID:{self.token}", pc.cast(pa.array(ordinals), pa.string()), "-")
         self.append(pa.RecordBatch.from_arrays([pa.array(ordinals), ids, *batch.columns], schema=STORED_SCHEMA))
 

@@ -20,10 +20,14 @@ MAX_FILE_BYTES = 256 * 2**20
 class MessageWriter:
     """Routes the rows of one task or one send to files of their members. Nothing is visible before the commit."""
 
-    def __init__(self, storage: Storage, destination: Destination, turn: int, now: int | None = None) -> None:
+    def __init__(
+        self, storage: Storage, destination: Destination, turn: int, now: int | None = None, *, prefix: str = ""
+    ) -> None:
+        """`prefix` begins the token of every file (transfers name theirs)."""
         self._storage = storage
         self._destination = destination
         self._turn = turn
+        self._prefix = prefix
         self._now = now_ms() if now is None else now
         self._open: dict[int, FileWriter] = {}
         self._staged: list[StagedFile] = []
@@ -44,12 +48,16 @@ class MessageWriter:
         self._turn += 1
         self.write_routed(rows, members)
 
+    def write_to(self, rows: pa.RecordBatch, member: int) -> None:
+        """All rows go to one member."""
+        self.write_routed(rows, np.full(rows.num_rows, member, dtype=np.int32))
+
     def write_routed(self, rows: pa.RecordBatch, members: npt.NDArray[np.int32]) -> None:
         """`members` has the member of each row."""
         for member, part in split(rows, members):
             writer = self._open.get(member)
             if writer is None:
-                writer = self._open[member] = FileWriter(self._storage, member)
+                writer = self._open[member] = FileWriter(self._storage, member, prefix=self._prefix)
             writer.write(part)
             if writer.bytes >= MAX_FILE_BYTES:
                 self._staged.append(self._open.pop(member).close())

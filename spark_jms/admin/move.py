@@ -1,0 +1,172 @@
+"""Move messages to another destination or member, exactly once (C18).
+
+Messages move in transfers of at most `BATCH` messages (claims/transfer.py). Between two of them the record is handed over,
+so consumers of the source continue. Claimed and moving messages stay where they are.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from spark_jms.admin.open_records import OpenRecords, opened_records
+from spark_jms.claims import views
+from spark_jms.claims.fetch import fetch
+from spark_jms.claims.record_sets import label_of, state_of
+from spark_jms.claims.scan import Question, ScanBounds, scan
+from spark_jms.claims.transfer import Movement, Transfers
+from spark_jms.core.claim import Claim
+from spark_jms.core.ranges import EMPTY, Ranges
+from spark_jms.core.record_names import member_record
+from spark_jms.core.record_set import RecordSet
+from spark_jms.core.selector import Selector
+from spark_jms.errors import InvalidDestinationError, TransferError
+from spark_jms.log.domain import Domain
+from spark_jms.log.storage import now_ms
+from spark_jms.log.transfer import ROW_COLUMNS
+from spark_jms.store import Store
+
+MOVER = "jmsq move"  # the consumer in the acknowledgement table
+BATCH = 10_000
+
+
+@dataclass(frozen=True)
+class MoveOrder:
+    """Which messages go where. `members` None: all of the source, but not the target's own. `limit` None: all."""
+
+    source: str
+    target: str
+    subscription: str | None = None
+    members: tuple[int, ...] | None = None
+    target_member: int | None = None
+    selector: Selector | None = None
+    limit: int | None = None
+
+
+@dataclass(frozen=True)
+class Moved:
+    """`claimed` counts messages that were left to the consumers that have claimed them, selected or not."""
+
+    moved: int
+    claimed: int
+
+
+def plan_move(domain: Domain, store: Store, request: MoveOrder) -> Moved:
+    """What a move would do now; changes nothing. Raises InvalidDestinationError."""
+    subscription, members = _checked(domain, request)
+    snapshot = domain.log(request.source).snapshot
+    found = claimed = 0
+    for member in members:
+        state = state_of(store, snapshot, subscription, member)
+        claimed += state.claimed.count
+        left = None if request.limit is None else request.limit - found
+        found += _picks(domain, request, state, member, snapshot.last_sequence(member), left).count
+    return Moved(found, claimed)
+
+
+def move(domain: Domain, store: Store, request: MoveOrder, wait_s: float) -> Moved:
+    """Messages that are sent meanwhile are left. Raises InvalidDestinationError, MemberUnavailableError, MessageSizeError
+    and TransferError; what has moved by then stays moved, and no message is lost or doubled."""
+    subscription, members = _checked(domain, request)
+    snapshot = domain.log(request.source).snapshot
+    transfers, moved, claimed = Transfers(domain), 0, 0
+    for member in members:
+        record = member_record(snapshot.table_id, subscription, member)
+        labels = {record: label_of(request.source, subscription, member)}
+        last = snapshot.last_sequence(member)
+        while request.limit is None or moved < request.limit:
+            left = BATCH if request.limit is None else min(BATCH, request.limit - moved)
+            with opened_records(store, labels, wait_s, "move") as records:
+                _finish(transfers, records, record)
+                state = records.states[record].start_at(snapshot.destination.start_floor(subscription, member))
+                picks = _picks(domain, request, state, member, last, left)
+                if picks:
+                    _transfer(domain, transfers, records, record, request, state, member, picks)
+                claimed += 0 if picks else state.claimed.count
+            if not picks:
+                break
+            moved += picks.count
+    return Moved(moved, claimed)
+
+
+def _checked(domain: Domain, request: MoveOrder) -> tuple[str, list[int]]:
+    """The subscription's name and the source's members."""
+    source, target = domain.log(request.source).refresh().destination, domain.log(request.target).refresh().destination
+    if source.is_topic and request.subscription is None:
+        raise InvalidDestinationError(
+            f"{source.name} is a topic: name the subscription whose messages move (it has: "
+            f"{', '.join(source.subscription_names()) or 'none'})"
+        )
+    subscription = views.subscriptions_of(domain, request.source, request.subscription)[0]
+    if request.target_member is not None and not 0 <= request.target_member < target.members:
+        raise InvalidDestinationError(
+            f"{target.name} has the members 0 to {target.members - 1}, not {request.target_member}"
+        )
+    wrong = [m for m in request.members or () if not 0 <= m < source.members]
+    if wrong:
+        raise InvalidDestinationError(f"{source.name} has the members 0 to {source.members - 1}, not {wrong[0]}")
+    members = list(range(source.members)) if request.members is None else sorted(set(request.members))
+    if source.name == target.name:
+        if request.target_member is None:
+            raise InvalidDestinationError(
+                f"the messages of {source.name} are there already: name another destination, or the member they shall go to"
+            )
+        members = [m for m in members if m != request.target_member]
+    return subscription, members
+
+
+def _picks(domain: Domain, request: MoveOrder, state: RecordSet, member: int, last: int, limit: int | None) -> Ranges:
+    """The first available messages that the selector takes; delayed ones too."""
+    found, question = EMPTY, Question(request.selector)
+    for window in state.available_windows(1, last):
+        enough = None if limit is None else limit - found.count
+        if enough is not None and enough <= 0:
+            break
+        found |= scan(domain.log(request.source), member, window, question, ScanBounds(enough)).picks
+    return found if limit is None else found.take(limit)
+
+
+def _transfer(
+    domain: Domain,
+    transfers: Transfers,
+    records: OpenRecords,
+    record: str,
+    request: MoveOrder,
+    state: RecordSet,
+    member: int,
+    picks: Ranges,
+) -> None:
+    claim = f"move-{secrets.token_hex(8)}"
+    claimed = state.claim(Claim(claim, MOVER, claim, picks, now_ms(), replayable=False))
+    movement = Movement(
+        claim,
+        picks,
+        _rows(domain, request.source, member, picks),
+        request.target,
+        request.target_member,
+        MOVER,
+        f"moved from {request.source}",
+    )
+    records.change({record: transfers.begin(claimed, movement)})
+    _finish(transfers, records, record)
+
+
+def _rows(domain: Domain, source: str, member: int, picks: Ranges) -> Iterator[pa.RecordBatch]:
+    yield from fetch(domain.log(source), source, member, picks, {}, columns=ROW_COLUMNS)
+
+
+def _finish(transfers: Transfers, records: OpenRecords, record: str) -> None:
+    """Raises TransferError when a transfer does not end."""
+    state = records.states[record]
+    if not state.intents:
+        return
+    ended = transfers.finish(state, records.handles[record].epoch)
+    records.change({record: ended.state})
+    if ended.problems:
+        raise TransferError(
+            f"{len(ended.problems)} transfer(s) did not end; their messages are neither lost nor doubled, and are tried "
+            f"again: {ended.problems[0].text}"
+        )

@@ -1,0 +1,206 @@
+"""Making, finishing and recovering the transfers of record sets (C18). core/transfer.py has the rules.
+
+    claimed          the origin's holder claims the messages and stages them at the target
+    -> moving        it writes the intent, in one write of the store
+    -> done          the target's log has them, and the origin acknowledges them
+    -> available     no target has them and none will: flagged as redelivered
+
+Whichever process holds the record next finishes its open transfers: a consumer before it plans, `jmsq move`, and
+housekeeping for records that no process holds.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from spark_jms.claims.record_sets import label_of, opened_state, operations, state_of
+from spark_jms.core.ranges import Ranges
+from spark_jms.core.record_names import member_record
+from spark_jms.core.record_set import RecordSet
+from spark_jms.core.transfer import Intent, NextStep, TargetOutcome, Ticket, TransferStep, TransferTarget, next_step
+from spark_jms.errors import DomainError, InvalidDestinationError, JmsqError, TransferError
+from spark_jms.log.delta_log import DeltaLog
+from spark_jms.log.domain import Domain
+from spark_jms.log.snapshot import Snapshot
+from spark_jms.log.storage import now_ms
+from spark_jms.log.transfer import (
+    TargetState,
+    abort_transfer,
+    append_transfer,
+    has_overtaken,
+    stage_transfer,
+    target_state,
+)
+from spark_jms.store import RecordHeldError, Session, Store
+
+log = logging.getLogger("spark_jms")
+_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 1_000, 60_000
+
+
+@dataclass(frozen=True)
+class TransferProblem:
+    """Why an open transfer does not end: its target cannot be reached, or it is blocked."""
+
+    ticket: Ticket
+    text: str
+
+
+@dataclass(frozen=True)
+class TransfersEnded:
+    """A record set after its transfers were finished as far as possible."""
+
+    state: RecordSet
+    problems: tuple[TransferProblem, ...] = ()
+
+
+@dataclass(frozen=True)
+class Movement:
+    """What a new transfer moves: `picks` of a claim, as `rows` of log/transfer.ROW_COLUMNS, to a destination or one of its
+    members."""
+
+    claim: str
+    picks: Ranges
+    rows: Iterable[pa.RecordBatch]
+    destination: str
+    member: int | None
+    consumer: str
+    reason: str
+
+
+class Transfers:
+    """Not thread-safe: the holder of the record calls it. It remembers only when to try a target again."""
+
+    def __init__(self, domain: Domain, clock_ms: Callable[[], int] = now_ms) -> None:
+        self._domain, self._clock_ms = domain, clock_ms
+        self._pauses: dict[Ticket, tuple[int, int]] = {}  # ticket -> not before, pause
+
+    def begin(self, state: RecordSet, movement: Movement) -> RecordSet:
+        """Stage the messages, and enter the intent. Write the result to the store, then call `finish`. Raises
+        TransferError when too many transfers are open."""
+        target_log = self._domain.log(movement.destination)
+        ticket = state.ticket(secrets.token_hex(8))
+        if ticket is not None and has_overtaken(target_log, ticket):
+            state = state.renewed(secrets.token_hex(8))
+            ticket = state.ticket(state.nonce)
+        if ticket is None:
+            raise TransferError(
+                f"{len(state.intents)} transfers are open here, and none of them ends: see `jmsq stat`, repair their "
+                "targets, then try again"
+            )
+        target = stage_transfer(target_log, ticket, movement.rows, movement.member)
+        intent = Intent(
+            ticket,
+            movement.picks,
+            (target,),
+            movement.consumer,
+            movement.claim,
+            movement.reason,
+            self._clock_ms(),
+        )
+        return state.move(movement.claim, intent)
+
+    def finish(self, state: RecordSet, epoch: int, *, patient: bool = False) -> TransfersEnded:
+        """Take every open transfer as far as it gets. `patient`: a target that failed is left alone for a while, as suits a
+        consumer that calls this before every plan. The caller writes the new state."""
+        problems = []
+        for slot, intent in sorted(state.intents.items()):
+            now = self._clock_ms()
+            if patient and self._pauses.get(intent.ticket, (0, 0))[0] > now:
+                continue
+            try:
+                step = self._run(intent)
+            except (JmsqError, OSError) as error:
+                problems.append(self._failed(intent, f"{type(error).__name__}: {error}", now))
+                continue
+            if step.step is TransferStep.BLOCKED:
+                target = intent.targets[step.target].destination
+                text = f"blocked: {intent.targets[0].destination} has the messages, and {target} cannot take them"
+                problems.append(self._failed(intent, text, now))
+                continue
+            self._pauses.pop(intent.ticket, None)
+            if step.step is TransferStep.ACKNOWLEDGE:
+                state = state.moved(slot, epoch, now)
+            else:
+                log.warning(
+                    "transfer %s to %s was refused: its %d message(s) are available again, flagged",
+                    intent.ticket,
+                    intent.targets[0].destination,
+                    intent.picks.count,
+                )
+                state = state.returned(slot)
+        return TransfersEnded(state, tuple(problems))
+
+    def look(self, intent: Intent) -> NextStep:
+        """The next step of an open transfer; changes nothing."""
+        return next_step([(s.outcome, s.present) for s in (self._state(t, intent.ticket) for t in intent.targets)])
+
+    def _run(self, intent: Intent) -> NextStep:
+        """Append and abort until the next step is at the origin, or blocked."""
+        while (step := self.look(intent)).step in (TransferStep.APPEND, TransferStep.ABORT):
+            target = intent.targets[step.target]
+            target_log = self._log(target)
+            if target_log is None:
+                continue  # it was dropped since we looked
+            act = append_transfer if step.step is TransferStep.APPEND else abort_transfer
+            act(target_log, target, intent.ticket)
+        return step
+
+    def _state(self, target: TransferTarget, ticket: Ticket) -> TargetState:
+        target_log = self._log(target)
+        if target_log is None:
+            return TargetState(TargetOutcome.REPLACED, present=False)
+        return target_state(target_log, target, ticket)
+
+    def _log(self, target: TransferTarget) -> DeltaLog | None:
+        """The target's log, also after a rename; None when no destination has its table any more. An absent root proves
+        nothing: DomainError."""
+        names = [target.destination, *(n for n in self._domain.destinations() if n != target.destination)]
+        for name in names:
+            try:
+                found = self._domain.log(name)
+                if found.refresh().table_id == target.table_id:
+                    return found
+            except InvalidDestinationError:
+                continue
+        if not self._domain.is_present():
+            raise DomainError(f"{self._domain.root} cannot be reached: its domain file is missing; try again")
+        return None
+
+    def _failed(self, intent: Intent, text: str, now: int) -> TransferProblem:
+        _, pause = self._pauses.get(intent.ticket, (0, 0))
+        pause = min(max(2 * pause, _FIRST_PAUSE_MS), _LONGEST_PAUSE_MS)
+        self._pauses[intent.ticket] = (now + pause, pause)
+        log.warning("transfer %s does not end yet and will be tried again: %s", intent.ticket, text)
+        return TransferProblem(intent.ticket, text)
+
+
+def recover_transfers(
+    transfers: Transfers, store: Store, session: Session, snapshot: Snapshot, members: Iterable[int]
+) -> None:
+    """Finish the open transfers of records that no session holds. A record's holder finishes its own. Raises TransferError
+    when one does not end."""
+    problems: list[str] = []
+    for subscription in snapshot.destination.subscription_names():
+        for member in members:
+            record = member_record(snapshot.table_id, subscription, member)
+            if not state_of(store, snapshot, subscription, member).intents:
+                continue
+            try:
+                handle = session.open(record)
+            except RecordHeldError:
+                session.cancel(record)
+                continue
+            with handle:
+                label = label_of(snapshot.destination.name, subscription, member)
+                before = opened_state(handle, label)
+                ended = transfers.finish(before, handle.epoch, patient=True)
+                if ended.state is not before:
+                    handle.commit(operations(before, ended.state))
+                problems += [f"{label}: {problem.text}" for problem in ended.problems]
+    if problems:
+        raise TransferError(f"{len(problems)} transfer(s) do not end: {problems[0]}")

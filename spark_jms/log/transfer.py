@@ -1,0 +1,134 @@
+"""A transfer at its target: files staged, appended or refused by one commit of the target's log (C18).
+
+core/transfer.py has the rules. Nothing here deletes a file that the log may name: two processes may finish one transfer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from spark_jms.core.destination import Destination
+from spark_jms.core.message import ORDINAL, STORED_SCHEMA, check_message_sizes
+from spark_jms.core.staged_file import StagedFile
+from spark_jms.core.transfer import TargetOutcome, Ticket, TransferTarget, outcome_of
+from spark_jms.log.commit import Decision, commit, commit_prepared
+from spark_jms.log.delta_log import DeltaLog
+from spark_jms.log.message_writer import MessageWriter
+from spark_jms.log.send import number
+from spark_jms.log.snapshot import Snapshot
+from spark_jms.log.storage import now_ms
+
+ROW_COLUMNS = tuple(name for name in STORED_SCHEMA.names if name != ORDINAL)
+
+
+@dataclass(frozen=True)
+class TargetState:
+    """What a target's log says, and whether all files staged there are present."""
+
+    outcome: TargetOutcome
+    present: bool
+
+
+def has_overtaken(log: DeltaLog, ticket: Ticket) -> bool:
+    """The target knows this number or a later one of the slot: the record set that gives it was lost or restored."""
+    return log.refresh().transactions.get(ticket.app_id, -1) >= ticket.appended
+
+
+def stage_transfer(
+    log: DeltaLog, ticket: Ticket, rows: Iterable[pa.RecordBatch], member: int | None = None
+) -> TransferTarget:
+    """Write rows of `ROW_COLUMNS` to files of the target, routed by its own rules or all to `member`. The messages keep
+    their ids. Raises MessageSizeError, and then nothing is left."""
+    snapshot = log.refresh()
+    writer = _writer(log, snapshot.destination, ticket)
+    try:
+        for batch in rows:
+            check_message_sizes(batch, snapshot.destination.max_message_bytes)
+            if member is None:
+                writer.write_normalised(batch)
+            else:
+                writer.write_to(batch, member)
+        files = writer.close()
+    except BaseException:
+        writer.abort()
+        raise
+    if snapshot.destination.durability == "power":  # the intent may outlive the power, and these may be the only copy
+        log.storage.sync([file.path for file in files])
+    return TransferTarget(snapshot.destination.name, snapshot.table_id, tuple(files))
+
+
+def target_state(log: DeltaLog, target: TransferTarget, ticket: Ticket) -> TargetState:
+    snapshot = log.refresh()
+    return TargetState(
+        _outcome(snapshot, target, ticket),
+        all(file.path in snapshot.files or log.storage.exists(file.path) for file in target.files),
+    )
+
+
+def append_transfer(log: DeltaLog, target: TransferTarget, ticket: Ticket) -> None:
+    """Make the staged files messages, unless the transfer is decided. Repeatable, by several processes at once."""
+    now = now_ms()
+    commit_prepared(
+        log,
+        partial(_files_for, log, target, ticket),
+        lambda snapshot, files: decide_append(snapshot, target, ticket, files, now),
+    )
+
+
+def abort_transfer(log: DeltaLog, target: TransferTarget, ticket: Ticket) -> None:
+    """Refuse the staged files for good, unless the transfer is decided."""
+    now = now_ms()
+    commit(log, lambda snapshot: decide_abort(snapshot, target, ticket, now))
+
+
+def decide_append(
+    snapshot: Snapshot, target: TransferTarget, ticket: Ticket, files: Sequence[StagedFile], now: int
+) -> Decision | None:
+    """Pure. None when another process has decided, or the table is another one."""
+    if _outcome(snapshot, target, ticket) is not TargetOutcome.UNDECIDED:
+        return None
+    actions = number(snapshot, files, now).actions
+    return Decision("TRANSFER", [*actions, _transaction(ticket, ticket.appended, now)], {"mode": "Append"})
+
+
+def decide_abort(snapshot: Snapshot, target: TransferTarget, ticket: Ticket, now: int) -> Decision | None:
+    """Pure. The commit has no files, only the transaction that refuses them."""
+    if _outcome(snapshot, target, ticket) is not TargetOutcome.UNDECIDED:
+        return None
+    return Decision("TRANSFER", [_transaction(ticket, ticket.aborted, now)], {"mode": "Abort"})
+
+
+def _outcome(snapshot: Snapshot, target: TransferTarget, ticket: Ticket) -> TargetOutcome:
+    if snapshot.table_id != target.table_id:
+        return TargetOutcome.REPLACED
+    return outcome_of(ticket, snapshot.transactions.get(ticket.app_id))
+
+
+def _transaction(ticket: Ticket, version: int, now: int) -> dict[str, dict[str, object]]:
+    return {"txn": {"appId": ticket.app_id, "version": version, "lastUpdated": now}}
+
+
+def _files_for(log: DeltaLog, target: TransferTarget, ticket: Ticket, snapshot: Snapshot) -> Sequence[StagedFile]:
+    """The staged files, those of removed members written again for the others. The old ones stay: another process may
+    commit them, and clean-up deletes them when the transfer is decided."""
+    destination = snapshot.destination
+    if _outcome(snapshot, target, ticket) is not TargetOutcome.UNDECIDED:
+        return ()
+    moving = [file for file in target.files if file.member >= destination.members]
+    if not moving:
+        return target.files
+    writer = _writer(log, destination, ticket)
+    for file in moving:
+        with log.storage.open_input(file.path) as source:
+            for batch in pq.ParquetFile(source).iter_batches():
+                writer.write_normalised(batch.select(ROW_COLUMNS))
+    return [file for file in target.files if file.member < destination.members] + writer.close()
+
+
+def _writer(log: DeltaLog, destination: Destination, ticket: Ticket) -> MessageWriter:
+    return MessageWriter(log.storage, destination, ticket.number, prefix=ticket.file_prefix)
