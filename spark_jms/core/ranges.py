@@ -1,7 +1,9 @@
 """Sets of sequence numbers as sorted, disjoint, closed ranges (C5).
 
 The pick of a whole backlog is one range, whatever its size; the pick of a selector may be half a million single numbers.
-Both must be cheap, so the bounds are two numpy arrays and every operation is a vectorised sweep. Values are immutable.
+Both must be cheap, so the bounds are two numpy arrays and every operation is a vectorised sweep. Most sets of a client that
+receives and acknowledges one by one are a single range: two of them combine by comparing numbers, without arrays. Values
+are immutable.
 """
 
 from __future__ import annotations
@@ -37,12 +39,18 @@ class Ranges:
         kept = [(lo, hi) for lo, hi in pairs if lo <= hi]
         if not kept:
             return EMPTY
+        if len(kept) == 1:
+            return _single(*kept[0])
         lo, hi = (np.array(side, dtype=np.int64) for side in zip(*kept, strict=True))
         return _merge(lo, hi)
 
     @staticmethod
     def from_numbers(numbers: Iterable[int] | Int64Array) -> Ranges:
-        array = np.unique(np.asarray(numbers if isinstance(numbers, np.ndarray) else list(numbers), dtype=np.int64))
+        if not isinstance(numbers, np.ndarray):
+            numbers = list(numbers)
+            if len(numbers) == 1:
+                return _single(numbers[0], numbers[0])
+        array = np.unique(np.asarray(numbers, dtype=np.int64))
         return _merge(array, array) if array.size else EMPTY
 
     # -- asking ---------------------------------------------------------------------------------------------------
@@ -104,6 +112,10 @@ class Ranges:
     def __or__(self, other: Ranges) -> Ranges:
         if not self or not other:
             return self or other
+        if len(self) == len(other) == 1:
+            first, second = (self, other) if self.first <= other.first else (other, self)
+            if second.first <= first.last + 1:
+                return _single(first.first, max(first.last, second.last))
         large, small = (self, other) if len(self) >= len(other) else (other, self)
         before, near, after = large._around(small.first - 1, small.last + 1)
         middle = _merge(np.concatenate((near.lo, small.lo)), np.concatenate((near.hi, small.hi)))
@@ -112,6 +124,12 @@ class Ranges:
     def __sub__(self, other: Ranges) -> Ranges:
         if not self or not other:
             return self
+        if len(self) == len(other) == 1:
+            left, right = (self.first, other.first - 1), (other.last + 1, self.last)
+            if other.last < self.first or other.first > self.last:
+                return self
+            if left[0] > left[1] or right[0] > right[1]:  # at most one side is left
+                return Ranges.of(left, right)
         before, near, after = self._around(other.first, other.last)
         if not near:
             return self
@@ -120,6 +138,8 @@ class Ranges:
     def __and__(self, other: Ranges) -> Ranges:
         if not self or not other:
             return EMPTY
+        if len(other) == 1:
+            return self.between(other.first, other.last)
         mine = self.between(other.first, other.last)
         return _sweep(mine, other, wanted=lambda a, b: (a > 0) & (b > 0)) if mine else EMPTY
 
@@ -143,6 +163,11 @@ class Ranges:
 
     def between(self, low: int, high: int) -> Ranges:
         """The part within [low, high]."""
+        if len(self) == 1:
+            first, last = self.first, self.last
+            if low <= first and last <= high:
+                return self
+            return Ranges.of((max(first, low), min(last, high)))
         begin = int(self.hi.searchsorted(low))
         end = int(self.lo.searchsorted(high, side="right"))
         if begin >= end or low > high:
@@ -214,6 +239,10 @@ class Ranges:
 
 
 EMPTY = Ranges(_EMPTY, _EMPTY)
+
+
+def _single(lo: int, hi: int) -> Ranges:
+    return Ranges(np.array([lo], dtype=np.int64), np.array([hi], dtype=np.int64))
 
 
 def union(many: Iterable[Ranges]) -> Ranges:
