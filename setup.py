@@ -71,6 +71,7 @@ setup(
         "PyYAML>=6",
         "click>=8.1",
         "rich>=13",
+        "inotify_simple>=2; sys_platform == 'linux'",
     ],
     extras_require={
         "spark": SPARK,

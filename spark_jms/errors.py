@@ -63,6 +63,10 @@ class DomainError(JmsqError):
     """The root is not a spark-jms domain: create it with `jmsq apply --root ROOT MODULE.yaml`."""
 
 
+class BackupError(JmsqError):
+    """The backup cannot be made or restored: it is incomplete or damaged, or its place is not empty."""
+
+
 class FormatVersionError(JmsqError):
     """A newer spark-jms wrote this: install that version or a later one."""
 

@@ -5,7 +5,7 @@ Each kind of store implements `Administration`; what works on the ledger of any 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from spark_jms.store.administration import ledger_store
@@ -18,7 +18,7 @@ from spark_jms.store.ledger.store import LedgerStore
 from spark_jms.store.reports import Checked, DumpedRecord, LockStatus, Migrated
 from spark_jms.store.uri import administration_of, open_store
 
-__all__ = ["check", "compact", "dump", "lock_status", "migrate", "salvage"]
+__all__ = ["check", "compact", "dump", "load", "lock_status", "migrate", "salvage"]
 
 Copied = Restored | Prepared
 """What a migration copies: record sets and prepared transactions. Sessions do not move."""
@@ -68,6 +68,19 @@ def salvage(source_uri: str, target_uri: str) -> Migrated:
     found = administration_of(source_uri).salvage()
     entries: list[Copied] = [entry for entry in found.entries if isinstance(entry, Copied)]
     return replace(_copy(entries, target_uri), left_out=found.left_out, uncertain=found.uncertain)
+
+
+def load(records: Iterable[DumpedRecord], target_uri: str) -> Migrated:
+    """Writes what `dump` gave, every record set free and with its epoch. The same errors as `migrate`; also StoreInUseError
+    when the target holds a record set of another name. Repeating an interrupted load completes it."""
+    entries: list[Copied] = [Restored(record.name, record.epoch, None, (), record.objects) for record in records]
+    with open_store(target_uri) as target:
+        strangers = sorted(set(target.names()) - {_name(entry) for entry in entries})
+    if strangers:
+        raise StoreInUseError(
+            f"the target holds {', '.join(strangers[:5])} ({len(strangers)} in all): name an empty store"
+        )
+    return _copy(entries, target_uri)
 
 
 def _require_unused(store: Store, uri: str) -> None:

@@ -234,6 +234,12 @@ class MemoryLimitError(StoreFullError):
     rs_daemons.cfg (stop all daemons first), delete regions, or add a daemon."""
 
 
+class MemoryLockError(StoreError):
+    """The system does not let this user lock so much memory. Raise the user's memlock limit (`ulimit -l`, or
+    LimitMEMLOCK=infinity in a unit of systemd), lower the daemon's limit in rs_daemons.cfg, or set RS_LOCK_MEMORY=false: the
+    system may then page regions out to a disk."""
+
+
 class SingleCopyError(StoreWriteError):
     """The region has only one copy left, and its policy refuses writes until it has two. Start another daemon."""
 

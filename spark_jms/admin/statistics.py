@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from spark_jms.claims import views
 from spark_jms.claims.housekeeper import published_failures
 from spark_jms.claims.views import SubscriptionRow
 from spark_jms.core.health import BackgroundFailure
 from spark_jms.log.domain import Domain
+from spark_jms.log.snapshot import Snapshot
 from spark_jms.store import Store
 
 
@@ -52,6 +54,7 @@ class DestinationStatistics:
     failures: tuple[BackgroundFailure, ...] = ()  # of housekeeping, as its last owner published them
     transfers: tuple[views.TransferRow, ...] = ()  # open ones
     rates: Rates | None = None
+    oldest: datetime | None = None  # when the oldest unfinished message was sent, or earlier: its file's first message
 
 
 def collect(domain: Domain, store: Store, destination: str) -> DestinationStatistics:
@@ -92,7 +95,16 @@ def collect(domain: Domain, store: Store, destination: str) -> DestinationStatis
         "failing" if failures else "ok",
         failures,
         tuple(views.transfers(domain, store, destination)),
+        oldest=_oldest(snapshot, rows),
     )
+
+
+def _oldest(snapshot: Snapshot, rows: list[SubscriptionRow]) -> datetime | None:
+    """From the files' statistics alone: reads no data."""
+    waiting = (row for row in rows if row.backlog)
+    files = (snapshot.member_files(row.member).overlapping(row.floor + 1, row.last_sequence)[:1] for row in waiting)
+    sent_ms = [file.statistics["minValues"].get("JMSTimestamp") for found in files for file in found]
+    return min((views.moment(ms) for ms in sent_ms if ms is not None), default=None)
 
 
 def with_rates(

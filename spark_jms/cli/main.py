@@ -18,6 +18,7 @@ import click
 
 from spark_jms.cli import (
     acknowledgements,
+    backup,
     claims,
     completion,
     describe,
@@ -151,6 +152,7 @@ for _command in (
     *acknowledgements.COMMANDS,
     *housekeeping.COMMANDS,
     *upgrade.COMMANDS,
+    *backup.COMMANDS,
     *completion.COMMANDS,
     *store_group.COMMANDS,
 ):

@@ -144,7 +144,19 @@ def _tables(found: Sequence[DestinationStatistics], watched: bool) -> list[_Colu
     if watched:  # the columns that change, so that they fit a terminal
         columns = ("name", "sent", "sent/s", "done/s", "backlog", "claimed", "stored", "files", "size")
     else:
-        columns = ("name", "kind", "members", "sent", "backlog", "claimed", "stored", "files", "size", "version")
+        columns = (
+            "name",
+            "kind",
+            "members",
+            "sent",
+            "backlog",
+            "oldest",
+            "claimed",
+            "stored",
+            "files",
+            "size",
+            "version",
+        )
     totals = []
     for s in found:
         sent, done = (s.rates.sent_per_s, s.rates.finished_per_s) if s.rates else (None, None)
@@ -156,6 +168,7 @@ def _tables(found: Sequence[DestinationStatistics], watched: bool) -> list[_Colu
             "sent/s": sent,
             "done/s": done,
             "backlog": s.backlog,
+            "oldest": s.oldest,
             "claimed": s.claimed,
             "stored": s.stored_messages,
             "files": s.files,

@@ -75,6 +75,10 @@ def up(
     out.say(f"{len(started.daemons)} daemons run, {count} of them started now; directory {cluster.path}")
     for info in started.daemons:
         out.say(f"  daemon {info.index}  {info.address}:{info.port}  {info.memory_limit_bytes >> 20} MB")
+    if not started.locks_memory:
+        out.say(
+            "their memory is not locked, so the system may page it out: the memlock limit (ulimit -l) is below theirs"
+        )
     if lost:
         out.say(f"LOST with both daemons that held them: {', '.join(lost)}; remove them with `storeadmin rmr`")
     out.say(f"store of a domain:          {uri}")

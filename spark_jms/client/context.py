@@ -33,6 +33,7 @@ from spark_jms.errors import ClosedError, DomainError, InvalidDestinationError, 
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.sender_housekeeping import SenderHousekeeping
+from spark_jms.log.watch import LogWatch
 from spark_jms.settings.environment import ROOT_VARIABLE
 from spark_jms.store import Store, open_store
 
@@ -90,6 +91,7 @@ class Context:
         self._housekeepers: dict[str, Housekeeper] = {}
         self._sending = SenderHousekeeping(domain)
         self._shared: dict[str, SharedSender] = {}
+        self._watch = LogWatch()
         self._producers: list[Producer] = []
         self._consumers: list[Consumer] = []
         self._closed = False
@@ -143,9 +145,11 @@ class Context:
         name = _subscription(log, subscription, _position(starting_position), wanted)
         consumer_name = f"client-{secrets.token_hex(6)}"
         subscriber = Subscriber(self._domain, self._store, destination, name, consumer_name, settings)
-        receiver = Receiver(subscriber, acknowledge, prefetch, partial(self._check_consumer, consumer_name))
+        bell = threading.Event()
+        receiver = Receiver(subscriber, acknowledge, prefetch, partial(self._check_consumer, consumer_name), bell)
         thread = ListenerThread(receiver, listener, exception_listener) if listener is not None else None
-        consumer = Consumer(receiver, thread, partial(self._consumer_closed, receiver))
+        consumer = Consumer(receiver, thread, partial(self._consumer_closed, receiver, bell))
+        self._watch.add(log, bell.set)
         self._keep(self._consumers, consumer)
         self._background.add_consumer(consumer_name, receiver.hand_over, HAND_OVER_EVERY_S, receiver.flush_outbox)
         if thread is not None:
@@ -216,7 +220,8 @@ class Context:
 
         return forget
 
-    def _consumer_closed(self, receiver: Receiver, consumer: Consumer) -> None:
+    def _consumer_closed(self, receiver: Receiver, bell: threading.Event, consumer: Consumer) -> None:
+        self._watch.remove(bell.set)
         self._background.remove(receiver.hand_over)
         self._background.remove(receiver.flush_outbox)
         self._forget(self._consumers)(consumer)
@@ -258,6 +263,7 @@ class Context:
                 unreported.append(error)
         with self._lock:
             self._closed = True
+        self._watch.close()
         self._background.close()
         self._housekeeping_thread.close()
         self._sending.close()

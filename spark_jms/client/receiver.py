@@ -37,8 +37,11 @@ _BOUNDARY_S = 0.02  # between two hand-overs while prefetched messages are deliv
 _LAZY_S = 1.0
 
 
-def pause_s(idle_s: float) -> float:
-    """The pause between two polls: short after recent traffic, 50 ms after an idle minute."""
+def pause_s(idle_s: float, watched: bool) -> float:
+    """The pause between two polls: short after recent traffic, 50 ms after an idle minute. Where a watch reports new
+    messages, only the store is polled."""
+    if watched:
+        return max(_POLL_S, min(0.05, idle_s / 1200))
     return 0.002 if idle_s < 1 else min(0.05, max(0.005, idle_s / 1200))
 
 
@@ -64,11 +67,14 @@ class Receiver:
         mode: AcknowledgeMode,
         prefetch: int,
         check_context: Callable[[], None],
+        bell: threading.Event,
     ) -> None:
         self.destination, self.name = subscriber.destination, subscriber.consumer
         self.mode, self.prefetch = mode, prefetch
         self._subscriber, self._table = subscriber, subscriber.table
         self._check_context = check_context
+        self._bell = bell  # rings when the log may have news, and when we close
+        self._watched = False  # the bell rang for the news before
         # Taken in this order: `_claiming`, the writer's own lock, `_lock`. `_lock` guards `_delivery` and is never held
         # during a store call.
         self._claiming, self._lock = threading.RLock(), threading.RLock()
@@ -161,15 +167,20 @@ class Receiver:
         poll = 0.0
         while True:
             now = time.monotonic()
-            pause = pause_s(now - started)
+            pause = pause_s(now - started, self._watched)
             if deadline is not None:
                 if now >= deadline:
                     return False
                 pause = min(pause, deadline - now)
-            if self._closing.wait(pause):
+            rung = self._bell.wait(pause)
+            self._bell.clear()  # before the look, so that no ring is lost
+            if self._closing.is_set():
                 return False
             now = time.monotonic()
-            if now >= replan or self._table.snapshot.version != self._seen_version or self._table.has_news():
+            if self._table.snapshot.version != self._seen_version or self._table.has_news():
+                self._watched = rung
+                return True
+            if now >= replan:
                 return True
             if now >= poll:
                 poll = now + _POLL_S
@@ -312,10 +323,11 @@ class Receiver:
     def stop(self) -> None:
         """`next_message` returns None from now on."""
         self._closing.set()
+        self._bell.set()
 
     def close(self) -> None:
         """Release everything at once."""
-        self._closing.set()
+        self.stop()
         with self._claiming, self._lock:
             if self._closed:
                 return

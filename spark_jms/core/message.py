@@ -100,13 +100,16 @@ def arrow_schema(columns: tuple[str, ...] = tuple(COLUMNS)) -> pa.Schema:
     return pa.schema([pa.field(name, COLUMNS[name]) for name in columns])
 
 
+FOREIGN_COLUMNS = {"value": "text", "key": "JMSXGroupID", "headers": "properties"}  # of Spark's Kafka sink
+
+
 def check_sendable(schema: pa.Schema) -> None:
     """Raises MessageFormatError for a schema that does not fit messages: unknown or doubled columns, no body (C2)."""
     names = schema.names
     unknown = [n for n in names if n not in COLUMNS]
     if unknown:
         raise MessageFormatError(
-            f"unknown message column(s) {', '.join(map(repr, unknown))}: accepted are {', '.join(COLUMNS)}; "
+            f"unknown message column(s) {', '.join(map(_with_meaning, unknown))}: accepted are {', '.join(COLUMNS)}; "
             "put other values into `properties` (a map or a struct)"
         )
     doubled = {n for n in names if names.count(n) > 1}
@@ -118,6 +121,11 @@ def check_sendable(schema: pa.Schema) -> None:
         )
     for field in schema:
         _check_type(field)
+
+
+def _with_meaning(name: str) -> str:
+    meant = FOREIGN_COLUMNS.get(name.lower())
+    return f"{name!r} (did you mean {meant!r}?)" if meant else repr(name)
 
 
 def _check_type(field: pa.Field) -> None:

@@ -1,34 +1,28 @@
-"""Writing a Delta checkpoint, and forgetting the log before it (C13).
+"""Writing a Delta checkpoint (C13).
 
 A Delta checkpoint is a Parquet file with the state of a table at one version: one row for the protocol, one for the
-metadata, one per transaction, tombstone and active file. `_last_checkpoint` points to the newest one, and new readers
-start there. Our own, because delta-rs, which writes them too, would more than double the size of an installation.
-
-Expiry deletes a log file when it is older than the log's retention and a checkpoint of a later version is older than the
-retention as well. Whatever a process finds through `_last_checkpoint` therefore stays readable for that time, even if two
-processes write checkpoints at once and the older pointer wins.
+metadata, one per transaction and active file. `_last_checkpoint` points to the newest one, and new readers start there. Our
+own, because delta-rs, which writes them too, would more than double the size of an installation. It has no tombstones of
+removed files: readers need none, and clean-up has lists of its own (removed_files.py), so a checkpoint costs the same after
+a million removals.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import re
 from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 
 from spark_jms.errors import UnreadableTableError
-from spark_jms.log.checkpoints import LOG, LogListing, hinted_checkpoint
+from spark_jms.log.checkpoints import LOG, hinted_checkpoint
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.storage import Storage
-from spark_jms.settings.duration import parse_duration_ms
 
 LAST_CHECKPOINT = f"{LOG}/_last_checkpoint"
 TABLE_FEATURES = 7  # the writer version from which a table lists features, each with state of its own
-_LOG_FILE = re.compile(r"/(\d{20})\.(?:json|checkpoint(?:\.\d{10}\.\d{10})?\.parquet)\Z")
-_DEFAULT_LOG_RETENTION = "interval 30 days"  # Delta's
 
 _TEXTS = pa.map_(pa.string(), pa.string())
 _SCHEMA = pa.schema(
@@ -58,7 +52,6 @@ _SCHEMA = pa.schema(
                 "tags": _TEXTS,
             }
         ),
-        "remove": pa.struct({"path": pa.string(), "deletionTimestamp": pa.int64(), "dataChange": pa.bool_()}),
     }
 )
 
@@ -100,8 +93,6 @@ def _rows(snapshot: Snapshot) -> Iterator[dict[str, dict[str, Any]]]:
     }
     for app_id, version in snapshot.transactions.items():
         yield {"txn": {"appId": app_id, "version": version}}
-    for path, when_ms in snapshot.removed_ms.items():
-        yield {"remove": {"path": path, "deletionTimestamp": when_ms, "dataChange": False}}
     for file in snapshot.files.values():
         yield {
             "add": {
@@ -113,27 +104,3 @@ def _rows(snapshot: Snapshot) -> Iterator[dict[str, dict[str, Any]]]:
                 "stats": file.stats,
             }
         }
-
-
-def expire_log(storage: Storage, snapshot: Snapshot, now: int) -> int:
-    """Delete log files that the retention does not protect, oldest first. Returns how many."""
-    before = now - _retention_ms(snapshot)
-    files = [(int(found[1]), file) for file in storage.list(LOG) if (found := _LOG_FILE.search(file.path))]
-    checkpoints = [found.version for found in LogListing.of(storage).checkpoints if found.modified_ms < before]
-    needed_from = max(checkpoints, default=0)
-    expired = sorted(
-        (version, file.path) for version, file in files if version < needed_from and file.modified_ms < before
-    )
-    for _, path in expired:
-        storage.delete(path)
-    return len(expired)
-
-
-def _retention_ms(snapshot: Snapshot) -> int:
-    written = str(
-        (snapshot.metadata.get("configuration") or {}).get("delta.logRetentionDuration", _DEFAULT_LOG_RETENTION)
-    )
-    try:
-        return parse_duration_ms(written.removeprefix("interval "))
-    except ValueError as error:
-        raise UnreadableTableError(f"{snapshot.where}: delta.logRetentionDuration: {error}") from error

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from spark_jms.core.transfer import is_undecided
-from spark_jms.log.checkpoint_writer import LAST_CHECKPOINT, checkpoint_path, expire_log, write_checkpoint
+from spark_jms.log.checkpoint_writer import LAST_CHECKPOINT, checkpoint_path, write_checkpoint
 from spark_jms.log.checkpoints import LOG
 from spark_jms.log.data_file import FILE_NAME
 from spark_jms.log.delta_log import DeltaLog
+from spark_jms.log.log_expiry import LogExpiry
+from spark_jms.log.removed_files import RemovedFiles
 from spark_jms.log.report import HousekeepingReport
+from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.staged_file import staged_grace_ms
 from spark_jms.log.storage import now_ms
 
@@ -28,25 +31,53 @@ def checkpoint(
     return report
 
 
+class CleanUp:
+    """Deletion of files of one table that are no longer needed, by one thread:
+
+        removed_files.py   data files that left the log, after the grace
+        log_expiry.py      the beginning of the log
+        here               files that no log names: staged by senders that died, and temporary ones
+
+    The first two cost what they delete. The third lists the whole table, so it is done at first and then once an hour.
+    """
+
+    SWEEP_EVERY_MS = 3_600_000
+
+    def __init__(self, log: DeltaLog) -> None:
+        self._log = log
+        self._removed, self._expiry = RemovedFiles(log), LogExpiry(log)
+        self._swept_ms: int | None = None
+
+    def run(self, report: HousekeepingReport | None = None, now: int | None = None) -> HousekeepingReport:
+        report = report or HousekeepingReport()
+        now = now_ms() if now is None else now
+        snapshot = self._log.refresh()
+        self._removed.collect(snapshot)
+        deleted = self._removed.delete(snapshot, now - snapshot.destination.file_grace_ms)
+        if self._swept_ms is None or now - self._swept_ms >= self.SWEEP_EVERY_MS:
+            self._swept_ms = now
+            self._expiry.look()
+            deleted += self._sweep(snapshot, now - staged_grace_ms(snapshot.destination))
+        deleted += self._expiry.run(snapshot, now, self._removed.collected)
+        report.deleted_files += deleted
+        return report
+
+    def _sweep(self, snapshot: Snapshot, before_ms: int) -> int:
+        """A file that is committed while we list the table was staged later than `before_ms`: see `too_old`."""
+        storage, old = self._log.storage, set[str]()
+        for file in storage.list(""):
+            name = file.path.rsplit("/", 1)[-1]
+            temporary = name.startswith(".") and (file.path.startswith(LOG) or FILE_NAME.search(name.strip(".")))
+            staged = FILE_NAME.match(file.path) and file.path not in snapshot.files
+            undecided = is_undecided(file.path, snapshot.transactions)  # of an open transfer
+            if (temporary or staged) and not undecided and file.modified_ms <= before_ms:
+                old.add(file.path)
+        abandoned = self._removed.without_waiting(old)
+        for path in abandoned:
+            storage.delete(path)
+        return len(abandoned)
+
+
 def clean_up(log: DeltaLog, report: HousekeepingReport | None = None, now: int | None = None) -> HousekeepingReport:
-    """Delete expired log files, removed data files after the grace, and files of senders that died before their commit."""
-    report = report or HousekeepingReport()
-    now = now_ms() if now is None else now
-    expire_log(log.storage, log.refresh(), now)
-    with log.lock:
-        snapshot = log.refresh()
-        active, removed = set(snapshot.files), dict(snapshot.removed_ms)
-        before = now - snapshot.destination.file_grace_ms
-        staged_before = now - staged_grace_ms(snapshot.destination)
-        log.forget_removed(before)
-    for file in log.storage.list(""):
-        name = file.path.rsplit("/", 1)[-1]
-        orphan = name.startswith(".") and (file.path.startswith(LOG) or FILE_NAME.search(name.strip(".")))
-        unused = orphan or (FILE_NAME.match(file.path) and file.path not in active)
-        was_in_log = file.path in removed
-        if is_undecided(file.path, snapshot.transactions):
-            continue
-        if unused and (removed[file.path] <= before if was_in_log else file.modified_ms <= staged_before):
-            log.storage.delete(file.path)
-            report.deleted_files += 1
-    return report
+    """One whole clean-up."""
+    return CleanUp(log).run(report, now)

@@ -78,11 +78,6 @@ class DeltaLog:
                 self._snapshot = snapshot = snapshot.without_old_removed(now_ms())
             return snapshot
 
-    def forget_removed(self, until_ms: int) -> None:
-        """Clean-up is done with the files that were removed at or before `until_ms`."""
-        with self.lock:
-            self._snapshot = self.snapshot.without_removed(until_ms)
-
     def _advance(self, snapshot: Snapshot) -> Snapshot:
         """With all commits that have been added. Makes one snapshot, however many there are."""
         version = snapshot.version + 1

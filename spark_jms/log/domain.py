@@ -3,7 +3,6 @@
 ROOT/<destination>/                          the Delta table of a destination, unless the register names another path
 ROOT/_jmsq/domain.json                       format version, id, store
 ROOT/_jmsq/destinations/<destination>        the register: where its tables lie
-ROOT/_jmsq/destinations/<destination>        the register of names
 ROOT/_jmsq/health/<destination>              failures of senders' housekeeping
 ROOT/_jmsq/acknowledgements/<destination>/   the Delta table of its acknowledgements
 ROOT/_jmsq/store/                            the default file store
@@ -24,7 +23,7 @@ from spark_jms.log.register import Register, RegisterEntry
 from spark_jms.log.root import open_storage
 from spark_jms.log.storage import now_ms
 
-_DOMAIN_FILE = "_jmsq/domain.json"
+DOMAIN_FILE = "_jmsq/domain.json"
 DEFAULT_STORE = "file"
 FORMAT_VERSION = 2  # of the domain: how record sets are named and stored
 _JDBC = ("jdbc:", "sqlite:", "postgresql:")
@@ -41,21 +40,22 @@ class Domain:
         self.register = Register(self.storage)
         self._lock = threading.Lock()
         self._logs: dict[tuple[str, str], DeltaLog] = {}  # by path and name
-        data = self.storage.get(_DOMAIN_FILE)
+        data = self.storage.get(DOMAIN_FILE)
         if data is None:
             raise DomainError(
                 f"{self.root} is not a spark-jms domain: create it with `jmsq apply --root {self.root} MODULE.yaml`"
             )
         try:
-            declared: dict[str, Any] = json.loads(data)
-            version, self.id, self.store = int(declared["formatVersion"]), str(declared["id"]), str(declared["store"])
+            self.declaration: dict[str, Any] = json.loads(data)
+            version, self.id = int(self.declaration["formatVersion"]), str(self.declaration["id"])
+            self.store = str(self.declaration["store"])
         except (ValueError, KeyError, TypeError) as error:
-            raise DomainError(f"{self.root}/{_DOMAIN_FILE} is damaged ({error!r}): restore it from a copy") from error
+            raise DomainError(f"{self.root}/{DOMAIN_FILE} is damaged ({error!r}): restore it from a copy") from error
         if version > FORMAT_VERSION:
             raise FormatVersionError(
                 f"{self.root} has format version {version}, this spark-jms reads up to {FORMAT_VERSION}: install a later spark-jms"
             )
-        self.needs_upgrade = version < FORMAT_VERSION or bool(declared.get("upgrading"))
+        self.needs_upgrade = version < FORMAT_VERSION or bool(self.declaration.get("upgrading"))
         if self.needs_upgrade and not upgrading:
             begun = (
                 "an upgrade of it has begun and was not finished"
@@ -66,31 +66,23 @@ class Domain:
                 f"{self.root} cannot be opened, because {begun}: stop its jobs and clients, then run `jmsq upgrade --root "
                 f"{self.root}`"
             )
-        self._declared = declared
 
     def is_present(self) -> bool:
         """The root can be reached now."""
-        return self.storage.exists(_DOMAIN_FILE)
+        return self.storage.exists(DOMAIN_FILE)
 
     def mark(self, *, upgrading: bool) -> None:
         """Write the current format version, which earlier versions of spark-jms refuse; while `upgrading`, so do we."""
-        kept = {key: value for key, value in self._declared.items() if key != "upgrading"}
-        self._declared = {**kept, "formatVersion": FORMAT_VERSION, **({"upgrading": True} if upgrading else {})}
-        self.storage.put(_DOMAIN_FILE, json.dumps(self._declared, indent=1).encode())
-        self.storage.sync([_DOMAIN_FILE])
+        kept = {key: value for key, value in self.declaration.items() if key != "upgrading"}
+        self.declaration = {**kept, "formatVersion": FORMAT_VERSION, **({"upgrading": True} if upgrading else {})}
+        self.storage.put(DOMAIN_FILE, json.dumps(self.declaration, indent=1).encode())
+        self.storage.sync([DOMAIN_FILE])
         self.needs_upgrade = upgrading
 
     @property
     def store_uri(self) -> str:
-        """The URI of the store with the record sets; `file` means beside the tables. A database store gets the domain's id,
-        so that no two domains share one (S3)."""
-        if self.store == DEFAULT_STORE:
-            return f"{self.root}/_jmsq/store"
-        if self.store.startswith(_JDBC):
-            from spark_jms.store.jdbc.settings import with_engine
-
-            return with_engine(self.store, self.id)
-        return self.store
+        """The URI of the store with the record sets."""
+        return store_uri(self.root, self.store, self.id)
 
     def destinations(self) -> list[str]:
         return self.register.names()
@@ -121,6 +113,17 @@ class Domain:
             return self._logs[path, name]
 
 
+def store_uri(root: str, store: str, domain_id: str) -> str:
+    """`file` means beside the tables. A database store gets the domain's id, so that no two domains share one (S3)."""
+    if store == DEFAULT_STORE:
+        return f"{root}/_jmsq/store"
+    if store.startswith(_JDBC):
+        from spark_jms.store.jdbc.settings import with_engine
+
+        return with_engine(store, domain_id)
+    return store
+
+
 def create_domain(root: str, store: str | None = None) -> Domain:
     """Open the domain at `root`, and create it if there is none. Raises DomainError when the store does not fit.
 
@@ -128,7 +131,7 @@ def create_domain(root: str, store: str | None = None) -> Domain:
     """
     storage = open_storage(root)
     wanted = store or DEFAULT_STORE
-    if storage.get(_DOMAIN_FILE) is None:
+    if storage.get(DOMAIN_FILE) is None:
         if not isinstance(storage, LocalStorage) and (
             wanted == DEFAULT_STORE or wanted.startswith(_ONE_HOST) or "://" not in wanted
         ):
@@ -137,8 +140,8 @@ def create_domain(root: str, store: str | None = None) -> Domain:
                 "one host: name one that serves them all with `store:` in the module file"
             )
         data = {"formatVersion": FORMAT_VERSION, "id": uuid.uuid4().hex, "store": wanted, "createdMs": now_ms()}
-        storage.create(_DOMAIN_FILE, json.dumps(data, indent=1).encode())
-        storage.sync([_DOMAIN_FILE])
+        storage.create(DOMAIN_FILE, json.dumps(data, indent=1).encode())
+        storage.sync([DOMAIN_FILE])
     domain = Domain(root)
     if store and domain.store != store:
         raise DomainError(

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from spark_jms.log.clean_up import checkpoint, clean_up
+from spark_jms.log.clean_up import CleanUp, checkpoint
 from spark_jms.log.compaction import compact
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.monitor import Monitor
@@ -41,6 +41,7 @@ class HousekeepingRounds:
         clean_store: Callable[[], None] = lambda: None,
     ) -> None:
         self.logs, self._is_done, self._clock_s, self._clean_store = logs, is_done, clock_s, clean_store
+        self._clean_ups = {kind: CleanUp(log) for kind, log in logs.items()}
         self._cleaned_s = clock_s()
         self.total = HousekeepingReport()
         self.monitor = monitor or Monitor(f"housekeeping of {logs['messages'].name}")
@@ -55,7 +56,7 @@ class HousekeepingRounds:
             self.monitor.run(f"compaction of {kind}", partial(compact, log, self.total, self.monitor))
             self.monitor.run(f"Delta checkpoint of {kind}", partial(checkpoint, log, self.total))
             if clean:
-                self.monitor.run(f"clean-up of {kind}", partial(clean_up, log, self.total))
+                self.monitor.run(f"clean-up of {kind}", partial(self._clean_ups[kind].run, self.total))
         if clean:
             self.monitor.run("clean-up of dropped subscriptions", self._clean_store)
 

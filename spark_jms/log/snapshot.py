@@ -18,7 +18,7 @@ from spark_jms.log.layered_map import LayeredMap
 from spark_jms.log.member_files import MemberFiles
 
 SEQUENCE_PREFIX = "seq/"  # txn app id of a member's last sequence number
-_REMOVED_KEPT, _REMOVED_KEPT_MS = 1_000, 600_000
+_REMOVED_KEPT, _REMOVED_KEPT_MS = 1_000, 60_000
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,7 @@ class Snapshot:
     transactions: LayeredMap[str, int] = field(default_factory=LayeredMap)
     files: LayeredMap[str, DataFile] = field(default_factory=LayeredMap)
     members: Mapping[int, MemberFiles] = field(default_factory=dict)
-    removed_ms: LayeredMap[str, int] = field(
-        default_factory=LayeredMap
-    )  # path -> when: tombstones that clean-up still needs
+    removed_ms: LayeredMap[str, int] = field(default_factory=LayeredMap)  # path -> when: files removed lately
     foreign: ForeignCommit | None = None
     digest: str = ""  # of the commit file of `version`; "" when only a Delta checkpoint has that version
     protocol: Mapping[str, Any] = field(default_factory=dict)
@@ -110,13 +108,9 @@ class Snapshot:
         if self.foreign is not None:
             raise ForeignWriteError(self.foreign.refusal)
 
-    def without_removed(self, until_ms: int) -> Snapshot:
-        """Without the tombstones of files removed at or before `until_ms`."""
-        kept = {path: when for path, when in self.removed_ms.items() if when > until_ms}
-        return replace(self, removed_ms=LayeredMap(kept))
-
     def without_old_removed(self, now_ms: int) -> Snapshot:
-        """Clean-up needs tombstones until the grace is over; kept for good, they would fill a long-lived process."""
+        """Forget removals of more than a minute ago: kept for good, they would fill a long-lived process."""
         if len(self.removed_ms) <= _REMOVED_KEPT:
             return self
-        return self.without_removed(now_ms - 2 * self.destination.file_grace_ms - _REMOVED_KEPT_MS)
+        kept = {path: when for path, when in self.removed_ms.items() if when > now_ms - _REMOVED_KEPT_MS}
+        return replace(self, removed_ms=LayeredMap(kept))

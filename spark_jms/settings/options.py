@@ -143,3 +143,22 @@ class Options(Table):
 
 
 OPTIONS = settings_of(Options)
+# What users of other sources write -> what they mean here. Names are folded; every option `kafka.…` means the root.
+FOREIGN_NAMES = {
+    "subscribe": "destination",
+    "subscribepattern": "destination",
+    "assign": "destination",
+    "topic": "destination",
+    "topics": "destination",
+    "queue": "destination",
+    "startingoffsets": "startingPosition",
+    "startingoffsetsbytimestamp": "startingPosition",
+    "startingtimestamp": "startingPosition",
+    "maxoffsetspertrigger": "maxMessagesPerTrigger",
+    "minoffsetspertrigger": "minMessagesPerTrigger",
+    "maxfilespertrigger": "maxMessagesPerTrigger",
+    "groupidprefix": "subscription",
+    "kafka.group.id": "subscription",
+    "service.url": "root",
+}
+FOREIGN_PREFIXES = {"kafka.": "root"}

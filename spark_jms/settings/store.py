@@ -75,6 +75,13 @@ class DaemonSettings(_FromVariables):
     open_timeout_ms: float = setting(
         "RS_OPEN_TIMEOUT_MS", Duration("100 ms", "1 h", bare="ms"), 30_000.0, "How long an open waits for its region."
     )
+    lock_memory: bool = setting(
+        "RS_LOCK_MEMORY",
+        Flag(),
+        True,
+        "Whether regions are locked in memory, so that the system never pages them out to a disk. Needs a memlock limit "
+        "(`ulimit -l`) of at least the daemon's memory limit.",
+    )
     audit_ms: float = 1_000.0
     resilver_bytes_per_s: int = setting(
         "RS_RESILVER_MB_PER_S",
@@ -141,8 +148,8 @@ class Thresholds(_FromVariables):
         "SpaceOverloadRedPercent",
         PERCENT,
         90,
-        "Logged as an error. No store opens at that daemon (MemoryLimitError), not even one whose regions are already "
-        "there.",
+        "Logged as an error. New stores, and stores with a region that has no copy there, do not open at that daemon "
+        "(MemoryLimitError); a store whose regions are all there does.",
     )
 
 

@@ -9,7 +9,7 @@ import attrs
 
 from spark_jms.core.message import COLUMNS
 from spark_jms.errors import OptionError, TriggerError
-from spark_jms.settings.options import OPTIONS, Options
+from spark_jms.settings.options import FOREIGN_NAMES, FOREIGN_PREFIXES, OPTIONS, Options
 from spark_jms.settings.table import REQUIRED, Setting, hint, read_texts
 from spark_jms.settings.types import Text
 
@@ -43,9 +43,10 @@ def parse_options(given: Mapping[str, str]) -> Options:
 
 
 def _known(given: Mapping[str, str]) -> dict[str, str]:
-    """The options that are ours and not empty, as they are declared. OptionError for a name."""
+    """The options that are ours and not empty, as they are declared. OptionError names all others."""
     known = {name.lower(): name for name in OPTIONS}
     texts = {}
+    unknown = []
     for key, text in given.items():
         if key.lower() == "asyncprogresstrackingenabled" and text.lower() == "true":
             raise TriggerError(
@@ -54,11 +55,19 @@ def _known(given: Mapping[str, str]) -> dict[str, str]:
             )
         name = known.get(key.lower())
         if name is None and key.lower() not in _FROM_SPARK and not key.lower().startswith(_PREFIXES):
-            meant = hint(key, OPTIONS, " (did you mean {!r}?)")
-            raise OptionError(f'format("jmsq") has no option {key!r}: accepted are {", ".join(ACCEPTED)}{meant}')
+            unknown.append(f"{key!r}{_meant(key)}")
         if name and (text or not isinstance(OPTIONS[name].type, Text)):
             texts[name] = text
+    if unknown:
+        raise OptionError(f'format("jmsq") has no option {", ".join(unknown)}: accepted are {", ".join(ACCEPTED)}')
     return texts
+
+
+def _meant(key: str) -> str:
+    folded = key.lower()
+    prefixed = (name for prefix, name in FOREIGN_PREFIXES.items() if folded.startswith(prefix))
+    foreign = FOREIGN_NAMES.get(folded) or next(prefixed, None)
+    return f" (did you mean {foreign!r}?)" if foreign else hint(key, OPTIONS, " (did you mean {!r}?)")
 
 
 def check_browsing(options: Options) -> None:

@@ -331,6 +331,8 @@ def test_stat(domain: str, in_doubt: str, jmsq: Jmsq, js: Callable[..., Any]) ->
         2,
         1,
     )
+    assert orders["oldest"] <= document["time"]
+    assert stats["prices"]["oldest"] is None
     assert orders["bytes"] == sum(m["bytes"] for m in orders["members"]) > 0
     assert (invoices["backlog"], invoices["claimed"]) == (3, 3)
     assert stats["prices"]["subscriptions"] == []
@@ -651,7 +653,7 @@ def test_completion(domain: str, root: str, jmsq: Jmsq) -> None:
         }
         return CliRunner().invoke(cli, [], env=environment, prog_name="jmsq").stdout.split()
 
-    assert complete("jmsq re", 1) == ["plain,receive"]
+    assert complete("jmsq rec", 1) == ["plain,receive"]
     assert complete("jmsq browse o", 2) == ["plain,orders"]
     assert complete("jmsq stat ", 2) == ["plain,invoices", "plain,orders", "plain,prices"]
     assert complete(f"jmsq --root {root}/gone browse ", 4) == []

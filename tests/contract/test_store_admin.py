@@ -6,6 +6,7 @@ import itertools
 import json
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,7 @@ def test_check_names_damage_and_sets_the_exit_code(uri_of: Callable[[str], str],
     """S9, C14."""
     uri = uri_of("sqlite")
     fill(uri)
-    with sqlite3.connect(uri.removeprefix("jdbc:sqlite://")) as connection:
+    with closing(sqlite3.connect(uri.removeprefix("jdbc:sqlite://"))) as connection, connection:
         connection.execute("UPDATE sib000 SET data = x'00' WHERE name = 'k0'")
     connection.close()
     problems = document("check", uri, code=1)["problems"]
@@ -189,7 +190,7 @@ def test_errors_are_one_line(uri_of: Callable[[str], str]) -> None:
     assert "jmsq store create" in done.output
     uri = uri_of("sqlite")
     fill(uri)
-    with sqlite3.connect(uri.removeprefix("jdbc:sqlite://") + "-sibowner") as connection:
+    with closing(sqlite3.connect(uri.removeprefix("jdbc:sqlite://") + "-sibowner")) as connection, connection:
         connection.execute("UPDATE sibowner SET version = 7")
     connection.close()
     with pytest.raises(StoreVersionError):
@@ -283,7 +284,7 @@ def test_a_damaged_database_is_salvaged_around_the_damage(uri_of: Callable[[str]
     source, target = uri_of("sqlite"), str(tmp_path / "target")
     fill(source)
     whole = of(source)
-    with sqlite3.connect(source.removeprefix("jdbc:sqlite://")) as connection:
+    with closing(sqlite3.connect(source.removeprefix("jdbc:sqlite://"))) as connection, connection:
         connection.execute(
             "UPDATE sib000 SET data = x'00' WHERE name = 'k3' AND parent_id = (SELECT id FROM sib000 WHERE name = 'r4')"
         )
@@ -302,7 +303,7 @@ def test_a_damaged_database_is_salvaged_around_the_damage(uri_of: Callable[[str]
     assert {name: found[name] for name in ("r0", "r2", "r3", "r5", "r6")} == {
         name: whole[name] for name in ("r0", "r2", "r3", "r5", "r6")
     }
-    with sqlite3.connect(source.removeprefix("jdbc:sqlite://")) as connection:
+    with closing(sqlite3.connect(source.removeprefix("jdbc:sqlite://"))) as connection, connection:
         assert connection.execute("SELECT * FROM sib000 ORDER BY id").fetchall() == before
     connection.close()
 

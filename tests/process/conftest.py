@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from spark_jms.store.regions.memory_lock import can_lock
 from tests.process.regions_cluster import FaultyDaemons, Make
+
+if not can_lock(2 << 30):  # an ordinary user: tests that start daemons without `jmsq store up`
+    os.environ.setdefault("RS_LOCK_MEMORY", "false")
 
 
 @pytest.fixture

@@ -35,6 +35,7 @@ from spark_jms.store.regions.core.protocol import Open
 from spark_jms.store.regions.daemon.daemon import Daemon
 from spark_jms.store.regions.daemon.options import StartOptions
 from spark_jms.store.regions.global_directory import GlobalDirectory
+from spark_jms.store.regions.memory_lock import can_lock
 from spark_jms.testing.waiting import wait_until
 from tests.daemons import segments
 from tests.process.regions_cluster import (
@@ -253,6 +254,18 @@ def test_modes_of_files_and_shared_memory(make_daemons: Make) -> None:
     assert logs == [f"rs_daemon_00{index}_127.0.0.1_{port:05d}_000.log" for index, port in enumerate(ports)]
     assert {mode(path / "logs" / name) for name in logs} == {0o640}
     assert not list(path.rglob(".*"))  # no temporary file remains
+
+
+@pytest.mark.skipif(not can_lock(256 * MB), reason="this user may not lock memory")
+def test_daemons_lock_their_regions(make_daemons: Make) -> None:
+    """R12, R17: on both copies; the system's tools show the segments with their size and group permission."""
+    daemons = make_daemons(2)
+    write_some(daemons.path, "s", 0)
+    for process in daemons.processes.values():
+        status = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+        assert [line.split()[1:] for line in status if line.startswith("VmLck")] == [["1024", "kB"]]
+    found = [path.stat() for path in segments(daemons.path)]
+    assert [(each.st_size, stat.S_IMODE(each.st_mode)) for each in found] == [(MB, 0o660)] * 2
 
 
 def test_shared_memory_of_a_killed_daemon_is_removed(make_daemons: Make) -> None:

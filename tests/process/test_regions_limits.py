@@ -104,7 +104,7 @@ def test_store_rejects_messages_above_yellow(
 
 
 def test_store_does_not_open_above_red(daemons: FaultyDaemons, caplog: pytest.LogCaptureFixture) -> None:
-    """R13, R15: new stores and those from other daemons; an open store continues."""
+    """R13, R15: new stores and those from other daemons; an open store continues, and opens again where its regions are."""
 
     async def run() -> None:
         first = await opened(daemons.path, "first", 4)
@@ -114,6 +114,7 @@ def test_store_does_not_open_above_red(daemons: FaultyDaemons, caplog: pytest.Lo
         await (await first.connection("c")).create(b"served")
         await (await opened(daemons.path, "second", 1, space_overload_red=50)).close()
         await first.close()
+        await (await opened(daemons.path, "first", 4, space_overload_red=49)).close()
 
     asyncio.run(run())
     assert "ERROR" in {record.levelname for record in caplog.records if "SpaceOverloadRedPercent=49" in record.message}

@@ -8,7 +8,7 @@ import pytest
 
 from spark_jms.core.message import COLUMNS
 from spark_jms.errors import OptionError
-from spark_jms.settings.options import OPTIONS, Options
+from spark_jms.settings.options import FOREIGN_NAMES, FOREIGN_PREFIXES, OPTIONS, Options
 from spark_jms.settings.types import Text
 from spark_jms.spark.options import parse_options
 
@@ -85,12 +85,37 @@ def test_missing_destination_is_named() -> None:
 def test_unknown_option_is_named() -> None:
     """C6: the error suggests the option that was meant; options that Spark adds are ignored."""
     with pytest.raises(
-        OptionError, match=r"no option 'selecter': accepted are .*columns.*\(did you mean 'selector'\?\)"
+        OptionError, match=r"no option 'selecter' \(did you mean 'selector'\?\): accepted are .*columns.*view$"
     ):
         parse_options({**GIVEN, "selecter": "x"})
     with pytest.raises(OptionError, match="no option 'zzz': accepted are .*view$"):
         parse_options({**GIVEN, "zzz": "x"})
     assert parse_options({**GIVEN, "queryName": "q", "spark.x": "y"}) == parse_options(GIVEN)
+
+
+def test_options_of_kafka_get_the_names_they_have_here() -> None:
+    """C6: all of them at once."""
+    kafka = {
+        "kafka.bootstrap.servers": "broker:9092",
+        "subscribe": "orders",
+        "startingOffsets": "earliest",
+        "maxOffsetsPerTrigger": "1000",
+        "kafka.group.id": "billing",
+    }
+    with pytest.raises(OptionError) as caught:
+        parse_options(kafka)
+    assert str(caught.value).startswith(
+        "format(\"jmsq\") has no option 'kafka.bootstrap.servers' (did you mean 'root'?), "
+        "'subscribe' (did you mean 'destination'?), 'startingOffsets' (did you mean 'startingPosition'?), "
+        "'maxOffsetsPerTrigger' (did you mean 'maxMessagesPerTrigger'?), "
+        "'kafka.group.id' (did you mean 'subscription'?): accepted are checkpointLocation, columns, destination"
+    )
+
+
+def test_each_foreign_name_means_an_option() -> None:
+    """C6"""
+    assert {*FOREIGN_NAMES.values(), *FOREIGN_PREFIXES.values()} <= set(OPTIONS)
+    assert not set(FOREIGN_NAMES) & {name.lower() for name in OPTIONS}
 
 
 @pytest.mark.parametrize("name", [name for name, row in OPTIONS.items() if not isinstance(row.type, Text)])

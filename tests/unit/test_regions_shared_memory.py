@@ -10,8 +10,11 @@ from queue import SimpleQueue
 
 import pytest
 
+from spark_jms.store.errors import MemoryLockError
+from spark_jms.store.regions import memory_lock
 from spark_jms.store.regions.daemon import shared_memory
 from spark_jms.store.regions.daemon.shared_memory import SharedMemoryPort
+from spark_jms.store.regions.memory_lock import can_lock
 
 LIMIT_S = 20.0
 SIZE = 1 << 20
@@ -121,6 +124,62 @@ def test_refused_memory_is_a_memory_error(make: Make, prefix: str) -> None:
     assert port.allocate("a", SIZE) is None
     provided.get(timeout=LIMIT_S)
     assert port.allocate("a", SIZE) is not None
+
+
+@pytest.mark.skipif(not can_lock(64 * SIZE), reason="this user may not lock memory")
+def test_memory_is_locked(prefix: str) -> None:
+    """R12, R17: all of it, until the region is freed."""
+    provided: SimpleQueue[None] = SimpleQueue()
+    before_kb = locked_kb()
+    port = SharedMemoryPort(7, prefix, lambda: provided.put(None), lock=True)
+    try:
+        port.allocate("a", 3 * SIZE // 2)
+        provided.get(timeout=LIMIT_S)
+        assert port.allocate("a", 3 * SIZE // 2) is not None
+        assert locked_kb() - before_kb == 3 * SIZE // 2 >> 10
+    finally:
+        port.free_all()
+    assert locked_kb() == before_kb
+
+
+def locked_kb() -> int:
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmLck"))
+    return int(line.split()[1])
+
+
+def test_memlock_limit_below_the_daemons_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R12: before the daemon starts, with both figures and what to do."""
+    monkeypatch.setattr(memory_lock, "_is_exempt", lambda: False)
+    monkeypatch.setattr(memory_lock.resource, "getrlimit", lambda which: (64 << 10, 8 << 20))
+    raised: list[tuple[int, int]] = []
+    monkeypatch.setattr(memory_lock.resource, "setrlimit", lambda which, limits: raised.append(limits))
+    with pytest.raises(
+        MemoryLockError, match=r"limit of 9 MB is above RLIMIT_MEMLOCK, 8192 KB.*ulimit -l.*RS_LOCK_MEMORY"
+    ):
+        memory_lock.allow_lock(9 << 20)
+    assert raised == []
+    memory_lock.allow_lock(8 << 20)
+    assert raised == [(8 << 20, 8 << 20)]
+    monkeypatch.setattr(memory_lock, "_is_exempt", lambda: True)
+    memory_lock.allow_lock(9 << 20)
+
+
+def test_memory_that_cannot_be_locked_is_refused(make: Make, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R12: and its segment is removed."""
+
+    def refuse(memory: memoryview, piece_bytes: int) -> Iterator[None]:
+        yield
+        raise OSError(12, "1 bytes cannot be locked: Cannot allocate memory")
+
+    monkeypatch.setattr(shared_memory, "lock_pages", refuse)
+    provided: SimpleQueue[None] = SimpleQueue()
+    port = SharedMemoryPort(7, prefix, lambda: provided.put(None), lock=True)
+    port.allocate("a", SIZE)
+    provided.get(timeout=LIMIT_S)
+    with pytest.raises(MemoryError, match="cannot be locked"):
+        port.allocate("a", SIZE)
+    assert not segments(prefix)
+    port.free_all()
 
 
 def test_memory_that_is_freed_before_it_is_provided_is_removed(make: Make, prefix: str) -> None:

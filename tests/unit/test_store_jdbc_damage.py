@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -452,9 +453,9 @@ def test_tables_of_an_older_version_are_refused(tmp_path: Path) -> None:
     """S3, S9: by opening, check and salvage, with a named error."""
     uri = f"jdbc:sqlite:///{tmp_path}/s.db"
     fill(uri)
-    with sqlite3.connect(f"{tmp_path}/s.db") as connection:
+    with closing(sqlite3.connect(f"{tmp_path}/s.db")) as connection, connection:
         connection.execute("ALTER TABLE sib000 DROP COLUMN identity")
-    with sqlite3.connect(f"{tmp_path}/s.db-sibowner") as connection:
+    with closing(sqlite3.connect(f"{tmp_path}/s.db-sibowner")) as connection, connection:
         connection.execute("UPDATE sibowner SET version = 1")
     with pytest.raises(StoreVersionError, match="version 1"):
         open_store(uri)

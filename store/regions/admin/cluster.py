@@ -25,6 +25,7 @@ from spark_jms.store.regions.global_directory import (
     machine_addresses,
     write_whole,
 )
+from spark_jms.store.regions.memory_lock import can_lock
 
 HEALTHY_TIMEOUT_S = 20.0
 POLL_S = 0.05
@@ -47,6 +48,7 @@ class Started:
     daemons: tuple[DaemonInfo, ...]
     started: tuple[int, ...]
     doors: tuple[str, ...]  # host:port of each WebHDFS door
+    locks_memory: bool  # whether the system lets daemons lock theirs
 
 
 class Cluster:
@@ -97,12 +99,13 @@ class Cluster:
         infos = self.wait_healthy()
         told = (self.directory.told(spec.index).get("door") for spec in self.local())
         doors = tuple(str(where) for where in told if where)
-        return Started(infos, tuple(started), doors)
+        return Started(infos, tuple(started), doors, self.can_lock_memory())
 
     def start(
         self, localindex: int, environment: Mapping[str, str] | None = None, options: Sequence[str] = ()
     ) -> subprocess.Popen[bytes]:
-        """Starts one daemon in a process and session of its own, so that it outlives its parent."""
+        """Starts one daemon in a process and session of its own, so that it outlives its parent. Where the system does not let
+        it lock its memory, it runs without, unless the environment demands it."""
         self.directory.prepare()
         logs = self.path / "logs"
         logs.mkdir(mode=0o750, exist_ok=True)
@@ -123,8 +126,14 @@ class Cluster:
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
-                env={**os.environ, **(environment or {})},
+                env={**self._unlocked(), **os.environ, **(environment or {})},
             )
+
+    def can_lock_memory(self) -> bool:
+        return all(can_lock(spec.memory_limit_bytes) for spec in self.local())
+
+    def _unlocked(self) -> Mapping[str, str]:
+        return {} if self.can_lock_memory() else {"RS_LOCK_MEMORY": "false"}
 
     def wait_healthy(self, timeout_s: float = HEALTHY_TIMEOUT_S) -> tuple[DaemonInfo, ...]:
         """Waits until every local daemon runs and all are connected. DaemonUnavailableError names the one that is not."""

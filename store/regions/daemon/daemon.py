@@ -69,8 +69,8 @@ class Daemon:
         self.config = self.directory.config()
         self.spec = self.directory.local_daemon(self.config, options.localindex)
         self._check_keys()
-        check_limit(self.spec.memory_limit_bytes)
         self.settings = settings or DaemonSettings()
+        check_limit(self.spec.memory_limit_bytes, self.settings.lock_memory)
         self._make_service = service
         self.incarnation = secrets.token_hex(8)
         self.log = DaemonLog(
@@ -112,7 +112,9 @@ class Daemon:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(lambda: self._spawn(self._continue_beginning()))
 
-        self._memory = SharedMemoryPort(self.spec.shmkey, self._memory_prefix(), provided)
+        self._memory = SharedMemoryPort(
+            self.spec.shmkey, self._memory_prefix(), provided, lock=self.settings.lock_memory
+        )
         self._core = DaemonCore(
             self.spec.index,
             self.incarnation,

@@ -21,14 +21,16 @@ from pathlib import Path
 
 from spark_jms.store.errors import MemoryLimitError
 from spark_jms.store.regions.core.daemon import MemoryPort
+from spark_jms.store.regions.memory_lock import allow_lock, lock_pages
 
 _SEGMENTS = Path("/dev/shm")
 GROUP_ONLY = 0o660
 PIECE_BYTES = 64 * 2**20  # between two pieces the worker notices that the daemon stops
 
 
-def check_limit(limit_bytes: int) -> None:
-    """MemoryLimitError when this machine can never provide so much (R12), checked before the daemon starts."""
+def check_limit(limit_bytes: int, lock: bool = False) -> None:
+    """MemoryLimitError or, with `lock`, MemoryLockError when this machine can never provide so much (R12). Checked before
+    the daemon starts."""
     if _SEGMENTS.is_dir():
         found = os.statvfs(_SEGMENTS)
         size = found.f_blocks * found.f_frsize
@@ -38,6 +40,8 @@ def check_limit(limit_bytes: int) -> None:
         allowed = resource.getrlimit(getattr(resource, name))[0]
         if allowed != resource.RLIM_INFINITY and limit_bytes > allowed:
             raise MemoryLimitError(f"the limit of {limit_bytes >> 20} MB is above {name}, {allowed >> 20} MB")
+    if lock:
+        allow_lock(limit_bytes)
 
 
 class SharedMemoryPort(MemoryPort):
@@ -45,13 +49,16 @@ class SharedMemoryPort(MemoryPort):
     daemon left; the daemon holds its lock, so no other process uses them. Names differ from life to life, because the
     tracker of the life before may still be removing. `prefix` separates daemons and clusters on one machine.
 
-    `provided` is called, in the worker's thread, when `allocate` has an answer."""
+    `provided` is called, in the worker's thread, when `allocate` has an answer. With `lock` segments are locked in memory."""
 
-    def __init__(self, shmkey: int, prefix: str = "rs", provided: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, shmkey: int, prefix: str = "rs", provided: Callable[[], None] = lambda: None, *, lock: bool = False
+    ) -> None:
         self._stem = f"{prefix}-{shmkey:x}-"
         self._life = os.urandom(3).hex()
         self._next = 0
         self._provided = provided
+        self._lock = lock
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="regions-memory")
         self._stopping = threading.Event()
         self._awaited: dict[str, Future[SharedMemory]] = {}  # by region id
@@ -107,10 +114,18 @@ class SharedMemoryPort(MemoryPort):
             raise MemoryError(str(error)) from error
         try:
             self._take_pages(name, size)
+            if self._lock:
+                self._lock_pages(segment)
         except OSError as error:
             _release(segment)
             raise MemoryError(f"{_SEGMENTS} has no room for {size} bytes: {error.strerror}") from error
         return segment
+
+    def _lock_pages(self, segment: SharedMemory) -> None:
+        assert segment.buf is not None
+        for _ in lock_pages(segment.buf, PIECE_BYTES):
+            if self._stopping.is_set():
+                return
 
     def _take_pages(self, name: str, size: int) -> None:
         if not _SEGMENTS.is_dir():
