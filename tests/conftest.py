@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 from tests.installation import DIRECTORY_VARIABLE
+from tests.sessions import java_environment, small_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 settings.register_profile("spark-jms", deadline=None, print_blob=True, derandomize=True)
 settings.register_profile("search", deadline=None, print_blob=True)
 settings.load_profile("search" if os.environ.get("JMSQ_SEARCH") else "spark-jms")
+
+os.environ.update(java_environment())  # of every JVM that a test starts, itself or by an application
 
 HERE = Path(__file__).parent
 # Folder -> seconds a test may take, in the order in which the layers run: fast ones first.
@@ -99,7 +102,6 @@ def replicated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons]:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One session for the whole run (for each worker of pytest-xdist)."""
     from tests.process.crash import PLUGIN
-    from tests.sessions import small_session
 
     with pytest.MonkeyPatch.context() as environment:  # of the JVM, which passes it on to Python workers
         environment.setenv("PYTHONPATH", str(PLUGIN), prepend=os.pathsep)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spark_jms.setup.jars import cache_dir
 from spark_jms.setup.session import spark_session
 
 if TYPE_CHECKING:
@@ -18,8 +19,21 @@ JAVA_OPTIONS = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss2m -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 )
 ONE_PARTITION = {"spark.sql.shuffle.partitions": "1", "spark.databricks.delta.snapshotPartitions": "1"}
-# For a JVM whose command line a test does not write: the launcher `java` reads this variable (JDK 9 and later).
-JAVA_ENVIRONMENT = {"JDK_JAVA_OPTIONS": JAVA_OPTIONS}
+
+
+def java_environment() -> dict[str, str]:
+    """What the launcher `java` reads (JDK 9 and later): so every JVM that a test starts, by whatever way, has the options.
+
+    With Spark's classes parsed and linked in an archive (see class_archive.py) an application needs 7 s of CPU time
+    less to its first batch. Another Java, or another class path, ignores the archive.
+    """
+    archive = class_archive()
+    shared = f' -XX:SharedArchiveFile="{archive}" -Xlog:disable' if archive.is_file() else ""
+    return {"JDK_JAVA_OPTIONS": JAVA_OPTIONS + shared}
+
+
+def class_archive() -> Path:
+    return cache_dir() / "spark-classes.jsa"
 
 
 def small_session(name: str, directory: Path, conf: Mapping[str, str] | None = None) -> SparkSession:
@@ -28,7 +42,7 @@ def small_session(name: str, directory: Path, conf: Mapping[str, str] | None = N
         name,
         conf={
             "spark.sql.warehouse.dir": str(directory / "warehouse"),
-            "spark.driver.extraJavaOptions": f"{JAVA_OPTIONS} -Dderby.system.home={directory}",
+            "spark.driver.extraJavaOptions": f"-Dderby.system.home={directory}",
             **ONE_PARTITION,
             **(conf or {}),
         },

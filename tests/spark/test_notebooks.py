@@ -13,7 +13,6 @@ from nbclient import NotebookClient
 
 from spark_jms.setup.java import find_java
 from tests.process.crash import PLUGIN
-from tests.sessions import JAVA_ENVIRONMENT
 
 PROJECT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((PROJECT / "notebooks").glob("*.ipynb"))
@@ -28,8 +27,6 @@ def test_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("JMSQ_TOUR_ROWS", "4000")
     monkeypatch.setenv("JAVA_HOME", str(find_java().home))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    for name, value in JAVA_ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
     monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
     monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     monkeypatch.setenv(

@@ -9,7 +9,6 @@ import pytest
 
 from spark_jms.setup import find_java
 from tests.installation import Installation, installation, must
-from tests.sessions import JAVA_ENVIRONMENT
 
 DECOYS = ("store", "conf", "core", "client", "log", "records")  # names a user's own modules may have
 MODULE_FILE = """
@@ -50,7 +49,7 @@ pytestmark = pytest.mark.timeout(1200)
 @pytest.fixture(scope="module")
 def installed() -> Installation:
     """PYSPARK_PYTHON is its Python: Spark's workers would run the `python3` of the PATH."""
-    made = installation("spark", {**JAVA_ENVIRONMENT, "JAVA_HOME": str(find_java().home)})
+    made = installation("spark", {"JAVA_HOME": str(find_java().home)})
     return Installation(made.venv, {**made.variables, "PYSPARK_PYTHON": str(made.python)})
 
 
