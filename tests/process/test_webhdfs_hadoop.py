@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.certificates import certificate
+
 JARS = Path(importlib.util.find_spec("pyspark").origin or "").parent / "jars"  # type: ignore[union-attr]
 SECRET = "0123456789abcdef-secret"
 SWITCH = """
@@ -91,11 +93,12 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
 
     folder = tmp_path_factory.mktemp("hadoop")
     (folder / "core-site.xml").write_text("<configuration/>", encoding="utf-8")
-    certificate(folder)
-    trust = {"location": folder / "trust.p12", "type": "pkcs12", "password": "changeit"}
+    cert, _ = certificate(folder)
+    trust(cert, folder / "trust.p12")
+    settings = {"location": folder / "trust.p12", "type": "pkcs12", "password": "changeit"}
     properties = "".join(
         f"<property><name>ssl.client.truststore.{name}</name><value>{value}</value></property>"
-        for name, value in trust.items()
+        for name, value in settings.items()
     )
     (folder / "ssl-client.xml").write_text(f"<configuration>{properties}</configuration>", encoding="utf-8")
     options = [f"-Djavax.net.ssl.trustStore={folder / 'trust.p12'}", "-Djavax.net.ssl.trustStorePassword=changeit"]
@@ -117,31 +120,8 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
         process.wait(20)
 
 
-def certificate(folder: Path) -> None:
-    key, cert = folder / "key.pem", folder / "cert.pem"
-    subprocess.run(
-        [
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-days",
-            "1",
-            "-subj",
-            "/CN=localhost",
-            "-addext",
-            "subjectAltName=DNS:localhost,IP:127.0.0.1",
-            "-keyout",
-            key,
-            "-out",
-            cert,
-        ],
-        check=True,
-        capture_output=True,
-    )
-    key.chmod(0o600)
+def trust(cert: Path, store: Path) -> None:
+    """Import the certificate into a new trust store of Java's."""
     subprocess.run(
         [
             f"{os.environ['JAVA_HOME']}/bin/keytool",
@@ -152,7 +132,7 @@ def certificate(folder: Path) -> None:
             "-file",
             cert,
             "-keystore",
-            folder / "trust.p12",
+            store,
             "-storetype",
             "PKCS12",
             "-storepass",
