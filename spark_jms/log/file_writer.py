@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark_jms.core.message import DICTIONARY_COLUMNS, ORDINAL, STATISTICS_COLUMNS, STORED_SCHEMA
+from spark_jms.core.ranges import Ranges
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.errors import InvalidDestinationError
 from spark_jms.log.acknowledgements import ACKNOWLEDGED
@@ -21,6 +22,7 @@ from spark_jms.log.storage import Storage, now_ms
 
 _FLUSH_BYTES = 8 * 2**20  # one row group
 _MAX_STATISTICS_TEXT = 32
+ORDER_KEY = b"jmsq.order"  # in a file's footer: see reroute.py
 
 
 class FileWriter:
@@ -76,6 +78,11 @@ class FileWriter:
             self._writer.write_table(table, row_group_size=max(table.num_rows, 1))
             self.bytes += self._pending_bytes
             self._pending, self._pending_bytes = [], 0
+
+    def note_order(self, producer: str, rows: Ranges) -> None:
+        """The file has these of the producer's rows."""
+        order = json.dumps({"producer": producer, "rows": rows.to_json()})
+        self._writer.add_key_value_metadata({ORDER_KEY.decode(): order})
 
     def close(self) -> StagedFile:
         self._flush()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import uuid
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from spark_jms.core.destination import Destination
 from spark_jms.core.message import check_sendable, normalise
+from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.routing import route, split
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.log.file_writer import FileWriter
@@ -30,6 +33,9 @@ class MessageWriter:
         self._prefix = prefix
         self._now = now_ms() if now is None else now
         self._open: dict[int, FileWriter] = {}
+        self._notes_order = destination.members > (destination.slot_members or destination.members)
+        self._producer, self._rows = uuid.uuid4().hex, 0
+        self._numbers: dict[int, Ranges] = {}  # open file -> which of our rows it has, if a member can be removed
         self._staged: list[StagedFile] = []
         self._checked: pa.Schema | None = None
 
@@ -59,14 +65,23 @@ class MessageWriter:
             if writer is None:
                 writer = self._open[member] = FileWriter(self._storage, member, prefix=self._prefix)
             writer.write(part)
+            if self._notes_order:
+                new = Ranges.from_numbers(np.flatnonzero(members == member) + self._rows)
+                self._numbers[member] = self._numbers.get(member, EMPTY) | new
             if writer.bytes >= MAX_FILE_BYTES:
-                self._staged.append(self._open.pop(member).close())
+                self._close(member)
+        self._rows += rows.num_rows
 
     def close(self) -> list[StagedFile]:
         for member in sorted(self._open):
-            self._staged.append(self._open[member].close())
-        self._open = {}
+            self._close(member)
         return self._staged
+
+    def _close(self, member: int) -> None:
+        if self._notes_order:
+            self._open[member].note_order(self._producer, self._numbers.pop(member))
+        self._staged.append(self._open[member].close())
+        del self._open[member]
 
     def abort(self) -> None:
         for writer in self._open.values():

@@ -17,19 +17,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-import pyarrow.parquet as pq
-
 from spark_jms.core.destination import Destination
-from spark_jms.core.message import ORDINAL, STORED_SCHEMA
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.errors import CommitConflictError, CommitOutcomeUnknownError, DestinationReplacedError
 from spark_jms.log.commit import Decision, commit_prepared
 from spark_jms.log.delta_log import Action, DeltaLog
-from spark_jms.log.message_writer import MessageWriter
+from spark_jms.log.reroute import rewrite
 from spark_jms.log.snapshot import SEQUENCE_PREFIX, RouteId, Snapshot
 from spark_jms.log.staged_file import discard, too_old
-from spark_jms.log.storage import Storage, now_ms
+from spark_jms.log.storage import now_ms
 
 Reroute = Callable[[Sequence[StagedFile], Destination], list[StagedFile]]
 
@@ -190,20 +187,3 @@ def number(snapshot: Snapshot, files: Sequence[StagedFile], now: int) -> Numberi
     for member, sequence in sorted(last.items()):
         actions.append({"txn": {"appId": f"{SEQUENCE_PREFIX}{member}", "version": sequence, "lastUpdated": now}})
     return Numbering(actions, sequences)
-
-
-def rewrite(storage: Storage, files: Sequence[StagedFile], destination: Destination) -> list[StagedFile]:
-    """Write the files of removed members again for the remaining members, and delete the old ones. All other files keep
-    their route: a unit of order never changes its member, and routing a producer's rows again, file by file, would
-    mix up their order."""
-    moving = [file for file in files if file.member >= destination.members]
-    writer = MessageWriter(storage, destination, turn=0)
-    for file in moving:
-        with storage.open_input(file.path) as source:
-            for batch in pq.ParquetFile(source).iter_batches():
-                writer.write_normalised(
-                    batch.select([n for n in STORED_SCHEMA.names if n not in (ORDINAL, "JMSMessageID")])
-                )
-    staged = writer.close()
-    discard(storage, moving)
-    return [file for file in files if file.member < destination.members] + staged

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from spark_jms.core.destination import Destination
+from spark_jms.core.message import normalise
 from spark_jms.core.staged_file import StagedFile
+from spark_jms.log import reroute
 from spark_jms.log.declarations import apply_destinations
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
+from spark_jms.log.file_writer import ORDER_KEY
 from spark_jms.log.message_writer import MessageWriter
 from spark_jms.log.send import send
+from spark_jms.log.storage import now_ms
 from tests.process.feed import QUEUE, make_queue
 
 
@@ -25,6 +31,10 @@ def staged(log: DeltaLog, turn: int, units: bool) -> list[StagedFile]:
         groups = pa.array([f"g{n % 7}" if units else None for n in numbers], pa.string())
         writer.write(pa.RecordBatch.from_arrays([pa.array(map(str, numbers)), groups], names=["text", "JMSXGroupID"]))
     return writer.close()
+
+
+def normalised(text: str) -> pa.RecordBatch:
+    return normalise(pa.RecordBatch.from_pydict({"text": [text]}), now_ms(), 1_000_000)
 
 
 def declare(domain: Domain, members: int) -> None:
@@ -56,16 +66,35 @@ def test_added_member_keeps_the_order_of_staged_messages(tmp_path: Path) -> None
         assert all(numbers == sorted(numbers) for numbers in new.values()), f"turn {turn}: {new}"
 
 
-def test_removed_member_loses_no_staged_message(tmp_path: Path) -> None:
+@pytest.mark.parametrize("routing", ["round-robin", "random"])
+@pytest.mark.parametrize("turn", range(6))
+def test_removed_member_loses_no_staged_message_and_no_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turn: int, routing: str
+) -> None:
+    """C4, C5: the rows of removed members are put among those of the members that remain, in the producer's order, whichever
+    shares they were; those of another task that had none there keep their files."""
+    monkeypatch.setattr(reroute, "_WINDOW_ROWS", 7)
     domain = make_queue(tmp_path)
     log = domain.log(QUEUE)
-    declare(domain, 6)
-    files = staged(log, 0, units=False)
+    apply_destinations(domain, [Destination(QUEUE, "distributed-queue", 6, routing=routing)], lambda *_: True)
+    files = staged(log, turn, units=turn == 5)
+    writer = MessageWriter(log.storage, log.refresh().destination, 0)
+    writer.write_routed(normalised("1000"), np.array([0], np.int32))
+    other = writer.close()
     route = log.snapshot.route_id
     declare(domain, 4)
-    send(log, files, route)
+    sent = send(log, [*files, *other], route)
     new = messages(log)
     assert set(new) <= {0, 1, 2, 3}
-    assert sorted(n for numbers in new.values() for n in numbers) == list(range(80))
+    assert sorted(n for numbers in new.values() for n in numbers) == [*range(80), 1000]
+    assert all(numbers == sorted(numbers) for numbers in new.values()), new
+    assert set(other) <= set(sent.files)
     left = {path.name for path in (tmp_path / QUEUE).glob("*.parquet")}
     assert left == set(log.refresh().files)
+
+
+def test_files_of_a_destination_that_cannot_shrink_note_no_order(tmp_path: Path) -> None:
+    """C4: nothing is paid where nothing can be removed."""
+    log = make_queue(tmp_path).log(QUEUE)
+    for file in staged(log, 0, units=False):
+        assert ORDER_KEY not in (pq.ParquetFile(log.storage.root / file.path).metadata.metadata or {})
