@@ -72,6 +72,29 @@ def test_absent_directory_loses_nothing(make_daemons: Make, closed: bool) -> Non
     assert "a fault of the daemon itself" not in output
 
 
+def test_daemons_connect_again_without_the_directory(make_daemons: Make) -> None:
+    """R10, R17: they lost their connection while it was away. The write that waits for the second copy is acknowledged."""
+    daemons = make_daemons(2, RS_FAILURE_TIMEOUT_MS="30000", RS_HEARTBEAT_MS="100")
+
+    async def run() -> None:
+        async with store_at(daemons.path, "s", 0) as store:
+            objects = await store.connection("c")
+            await objects.create(b"before")
+            await asyncio.to_thread(wait_for_copies, daemons)
+            unmount(daemons.path)
+            try:
+                daemons.signal(
+                    1, signal.SIGUSR2
+                )  # it drops its connections: this store is attached to the other daemon
+                for number in range(20):
+                    await asyncio.wait_for(objects.create(b"%d" % number), 20.0)
+            finally:
+                mount(daemons.path)
+
+    asyncio.run(run())
+    assert "the connection with daemon 1 ended" in daemons.output()
+
+
 def test_commands_refuse_an_empty_mount_point(make_daemons: Make) -> None:
     """R6, R8: the daemons do not list a cluster without regions, and none starts on it."""
     daemons = make_daemons(2)

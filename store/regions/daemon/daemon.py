@@ -44,6 +44,7 @@ from spark_jms.store.regions.core.daemon import (
 from spark_jms.store.regions.core.protocol import DaemonHeartbeat, RegionHello, RegionMessage
 from spark_jms.store.regions.daemon.logs import DaemonLog, LogSettings, UtilizationLog, log_directory
 from spark_jms.store.regions.daemon.options import START_TABLE, StartOptions, help_text, parse_start
+from spark_jms.store.regions.daemon.peer_secrets import PeerSecrets
 from spark_jms.store.regions.daemon.settings import from_environment
 from spark_jms.store.regions.daemon.shared_memory import SharedMemoryPort, check_limit
 from spark_jms.store.regions.global_directory import DirectoryFiles, GlobalDirectory, machine_addresses
@@ -106,6 +107,7 @@ class Daemon:
     async def _run(self) -> None:
         self._directory_id = self.directory.read_identity()
         self._secret = self.directory.secret(self.spec.index)
+        self._secrets = PeerSecrets(self.directory, self._directory_id)
         loop = asyncio.get_running_loop()
 
         def provided() -> None:
@@ -294,9 +296,10 @@ class Daemon:
         spec = self.config.daemons[index]
         connection: DaemonConnection | None = None
         try:
-            if not self.directory.is_running(index):
+            secret = self._secrets.of(index)
+            if secret is None:
                 return
-            connection = await connect(spec.address, spec.port, self.directory.secret(index), self._identity)
+            connection = await connect(spec.address, spec.port, secret, self._identity)
             connection.send(RegionHello("daemon", self.spec.index, self.incarnation))
             hello = await connection.first()
             if not isinstance(hello, RegionHello) or hello.role != "daemon" or hello.index != index:
