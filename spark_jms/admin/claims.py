@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from spark_jms.admin.open_records import opened_records
 from spark_jms.claims import views
+from spark_jms.claims.open_records import opened_records
 from spark_jms.claims.record_sets import label_of
 from spark_jms.core.record_names import member_record
 from spark_jms.errors import JmsqError

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from spark_jms.admin.open_records import OpenRecords, opened_records
 from spark_jms.claims import views
 from spark_jms.claims.fetch import fetch
+from spark_jms.claims.open_records import OpenRecords, opened_records
 from spark_jms.claims.record_sets import label_of, state_of
 from spark_jms.claims.scan import Question, ScanBounds, scan
 from spark_jms.claims.transfer import Movement, Transfers

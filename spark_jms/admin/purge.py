@@ -6,10 +6,10 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from spark_jms.admin.open_records import OpenRecords, opened_records
 from spark_jms.claims import views
 from spark_jms.claims.acknowledgement_table import AcknowledgementTable
 from spark_jms.claims.housekeeper import Housekeeper
+from spark_jms.claims.open_records import OpenRecords, opened_records
 from spark_jms.claims.record_sets import label_of, state_of
 from spark_jms.core.claim import Claim
 from spark_jms.core.ranges import Ranges

@@ -33,7 +33,7 @@ def subscriptions(
         raise click.UsageError("--dry-run goes with --drop")
     with settings.opened() as (domain, store):
         if drop is not None:
-            from spark_jms.admin.subscriptions import drop_subscription, droppable_subscription
+            from spark_jms.claims.subscriptions import drop_subscription, droppable_subscription
 
             topic, slash, name = drop.partition("/")
             if not slash or not name or (destination or topic) != topic:

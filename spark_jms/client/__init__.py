@@ -12,6 +12,7 @@ from spark_jms.client.delivery import ConsumerStatistics
 from spark_jms.client.message import MapValue, Message, MessageArguments, MessageHeaders, PropertyValue
 from spark_jms.client.producer import Producer, ProducerStatistics, SendReport
 from spark_jms.client.receiver import AcknowledgeMode
+from spark_jms.core.destination import Subscription
 from spark_jms.settings.duration import DurationLike
 
 __all__ = [
@@ -31,5 +32,6 @@ __all__ = [
     "PropertyValue",
     "SendReport",
     "StartingPosition",
+    "Subscription",
     "connect",
 ]

@@ -21,12 +21,14 @@ from spark_jms.claims.batches import ConsumerSettings
 from spark_jms.claims.housekeeper import Housekeeper
 from spark_jms.claims.positions import ensure_subscription
 from spark_jms.claims.subscriber import Subscriber
+from spark_jms.claims.subscriptions import drop_subscription, droppable_subscription
 from spark_jms.client.browser import Browser
 from spark_jms.client.consumer import DEFAULT_PREFETCH, MAX_PREFETCH, MODES, Consumer
 from spark_jms.client.listener import ExceptionListener, ListenerThread, MessageListener
 from spark_jms.client.producer import Producer
 from spark_jms.client.receiver import AcknowledgeMode, Receiver
 from spark_jms.client.shared_send import SharedSender
+from spark_jms.core.destination import Subscription
 from spark_jms.core.health import BackgroundFailure
 from spark_jms.core.selector import Selector
 from spark_jms.errors import ClosedError, DomainError, InvalidDestinationError, ModuleFileError, OptionError
@@ -42,6 +44,7 @@ StartingPosition = str | datetime | Mapping[str, Any]
 
 HAND_OVER_EVERY_S = 0.1
 HOUSEKEEPING_EVERY_S = 2.0
+UNSUBSCRIBE_TIMEOUT_S = 15.0  # wait for a record of the subscription
 
 
 def connect(root: str | os.PathLike[str] | None = None, *, housekeeping: bool = True) -> Context:
@@ -183,6 +186,18 @@ class Context:
     def destinations(self) -> list[str]:
         self._check()
         return self._domain.destinations()
+
+    def subscriptions(self, topic: str) -> list[Subscription]:
+        """The durable subscriptions of a topic. Raises InvalidDestinationError."""
+        declared = self._log(topic).snapshot.destination
+        return [declared.subscriptions[name] for name in declared.subscription_names() if declared.is_topic]
+
+    def unsubscribe(self, topic: str, subscription: str) -> None:
+        """Drop a durable subscription and its backlog. Raises InvalidDestinationError when there is none, and
+        IllegalStateException while a consumer uses it (C10)."""
+        self._log(topic)
+        found = droppable_subscription(self._domain, self._store, topic, subscription)
+        drop_subscription(self._domain, self._store, found, UNSUBSCRIBE_TIMEOUT_S)
 
     # -- inside ---------------------------------------------------------------------------------------------------
     def _log(self, destination: str) -> DeltaLog:

@@ -69,8 +69,8 @@ A position before the oldest message in the table means the oldest.
 ## Options of the client
 
 `connect(root, housekeeping=True)`, `Context.producer`, `Context.consumer` and `Context.browser` describe their arguments
-in their docstrings: [context.py](../spark_jms/client/context.py). They mean the same as the options above, in Python's
-spelling (`starting_position`, `fail_on_data_loss`); `prefetch` (10) is how many messages a consumer claims at a time.
+in their docstrings; [CLIENT](CLIENT.md) shows them. They mean the same as the options above, in Python's spelling
+(`starting_position`, `fail_on_data_loss`); `prefetch` (10) is how many messages a consumer claims at a time.
 
 ## Keys of the module file
 

@@ -13,7 +13,7 @@ import pytest
 
 import spark_jms
 from spark_jms.client import Consumer, Context, Message, MessageArguments, Producer
-from spark_jms.errors import IllegalStateException, MessageFormatError, OptionError
+from spark_jms.errors import IllegalStateException, InvalidDestinationError, MessageFormatError, OptionError
 from spark_jms.testing import memory_domain, wait_until
 from tests.contract.messages import send_texts, texts
 
@@ -44,8 +44,8 @@ def test_send_declares_each_argument_of_a_message() -> None:
 
 
 PUBLIC = {
-    Context: "browser close consumer destinations producer statistics",
-    Producer: "close closed send send_many statistics",
+    Context: "browser close consumer destinations producer statistics subscriptions unsubscribe",
+    Producer: "close closed send send_many send_table statistics",
     Consumer: "close closed messages receive recover statistics",
 }
 
@@ -208,6 +208,26 @@ def test_browser_shows_finished_messages_on_request(context: Context) -> None:
     assert [m.text for m in context.browser("orders", include_finished=True)] == ["a", "b"]
     with pytest.raises(OptionError, match="include_finished"):
         context.browser("prices", subscription="s", include_finished=True)
+
+
+# -- subscriptions -----------------------------------------------------------------------------------------------------
+def test_unsubscribe_drops_the_subscription_and_its_backlog(context: Context) -> None:
+    """C10: a new one of the same name starts where it is asked to."""
+    consumer = context.consumer("prices", subscription="s", selector="n > 1")
+    (found,) = context.subscriptions("prices")
+    assert (found.name, found.selector) == ("s", "n > 1")
+    context.producer("prices").send(text="a", properties={"n": 2})
+    received(consumer)
+    with pytest.raises(IllegalStateException, match="subscription s of prices is in use by .*nothing was dropped"):
+        context.unsubscribe("prices", "s")
+    consumer.close()
+    context.unsubscribe("prices", "s")
+    assert context.subscriptions("prices") == context.subscriptions("orders") == []
+    assert context.consumer("prices", subscription="s").receive(0) is None
+    with pytest.raises(InvalidDestinationError, match="no subscription 'other'"):
+        context.unsubscribe("prices", "other")
+    with pytest.raises(InvalidDestinationError, match="only a topic has subscriptions"):
+        context.unsubscribe("orders", "s")
 
 
 # -- rejecting ---------------------------------------------------------------------------------------------------------

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from spark_jms import connect
-from spark_jms.admin import subscriptions
-from spark_jms.admin.subscriptions import drop_subscription, droppable_subscription
-from spark_jms.claims import views
+from spark_jms.claims import subscriptions, views
 from spark_jms.claims.housekeeper import Housekeeper
+from spark_jms.claims.subscriptions import drop_subscription, droppable_subscription
 from spark_jms.log.domain import Domain
 from spark_jms.testing.domain import memory_domain
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spark_jms.admin.open_records import opened_records
 from spark_jms.claims import views
+from spark_jms.claims.open_records import opened_records
 from spark_jms.claims.record_sets import label_of
 from spark_jms.core.record_names import member_record
-from spark_jms.errors import InvalidDestinationError, JmsqError
+from spark_jms.errors import IllegalStateException, InvalidDestinationError
 from spark_jms.log import subscriptions
 from spark_jms.log.domain import Domain
 from spark_jms.store import Store
 
 
 def droppable_subscription(domain: Domain, store: Store, topic: str, name: str) -> list[views.SubscriptionRow]:
-    """The members of a durable subscription. Raises InvalidDestinationError when there is none, and JmsqError while a
+    """The members of a durable subscription. Raises InvalidDestinationError when there is none, and
+    IllegalStateException while a
     consumer uses it."""
     declared = domain.log(topic).refresh().destination
     if not declared.is_topic:
@@ -26,7 +27,7 @@ def droppable_subscription(domain: Domain, store: Store, topic: str, name: str) 
     live = [row for row in views.claims(domain, store, topic, name) if row.live]
     holders = sorted({row.holder for row in rows if row.holder} | {row.consumer for row in live})
     if holders:
-        raise JmsqError(
+        raise IllegalStateException(
             f"subscription {name} of {topic} is in use by {', '.join(holders)}: stop that first; nothing was dropped"
         )
     return rows

@@ -1,0 +1,92 @@
+"""docs/CLIENT.md: its program, and every piece of code on the right of its tables, are run (C11, C14, C6)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import spark_jms
+from spark_jms.cli.main import cli
+from spark_jms.client import Context
+from spark_jms.settings.options import OPTIONS
+from spark_jms.spark.options import parse_options
+
+PROJECT = Path(__file__).parents[2]
+PAGE = (PROJECT / "docs" / "CLIENT.md").read_text(encoding="utf-8")
+CODE = re.compile(r"`([^`]+)`")
+TABLES = PAGE[PAGE.index("## From Jakarta") :]
+ROWS = [line.strip("| ").split(" | ") for line in TABLES.splitlines() if line.startswith("| ")]
+PAIRS = [(left, right) for left, right in ROWS if right not in ("Python", "spark-jms")]
+NAMES = {"members", *("text", "body", "JMSXGroupID", "properties")}  # of the module file, and columns
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> str:
+    root = str(tmp_path_factory.mktemp("page") / "messages")
+    spark_jms.apply(root, str(PROJECT / "conf" / "jms-module.yaml"))
+    return root
+
+
+@pytest.fixture
+def context(root: str) -> Iterator[Context]:
+    with spark_jms.connect(root, housekeeping=False) as opened:
+        yield opened
+
+
+def run_python(code: str, context: Context) -> None:
+    producer = context.producer("orders")
+    producer.send(text="for this row", properties={"color": "red", "region": "eu.west"})
+    if "unsubscribe" in code:
+        context.consumer("prices", subscription="billing").close()
+    names: dict[str, Any] = {"ctx": context, "producer": producer, "spark_jms": spark_jms}
+    names |= {"datetime": datetime, "timezone": timezone}
+    if re.search(r"\b(consumer|message)\.", code):
+        names["consumer"] = context.consumer("orders", acknowledge="individual")
+    if "message." in code:
+        names["message"] = names["consumer"].receive(timeout=10)
+    eval(code, names)
+
+
+def run_command(code: str, root: str) -> None:
+    result = CliRunner().invoke(cli, [*code.split()[1:], "--root", root])
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize(("left", "right"), PAIRS, ids=[left for left, _ in PAIRS])
+def test_each_line_of_the_tables_is_true(
+    left: str, right: str, root: str, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C6, C11, C14"""
+    monkeypatch.chdir(PROJECT)
+    codes = CODE.findall(right)
+    assert codes or right.startswith("not "), "either code that runs, or 'not yet'"
+    context.producer("orders").send(text="for the command")
+    for code in codes:
+        if code.startswith("jmsq "):
+            run_command(code, root)
+        elif option := re.fullmatch(r'\.option\("(\w+)", "(\w+)"\)', code):
+            assert option[1] in OPTIONS
+            parse_options({"root": root, "destination": "orders", option[1]: option[2]})
+        elif code not in NAMES:
+            run_python(code.replace('connect("messages")', f"connect({root!r})"), context)
+
+
+def test_program_of_the_page_runs(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C11"""
+    monkeypatch.chdir(Path(root).parent)
+    exec(PAGE.split("```python\n")[1].split("```")[0], {})
+
+
+def test_page_names_what_is_public() -> None:
+    """C11: the table of objects."""
+    for kind in ("Context", "Producer", "Consumer"):
+        (row,) = re.findall(rf"^\| `{kind}` \| (.*) \|$", PAGE, re.MULTILINE)
+        named = {code.split("(")[0] for code in CODE.findall(row)}
+        public = {name for name in vars(getattr(spark_jms.client, kind)) if not name.startswith("_")}
+        assert named == public - {"closed"}
