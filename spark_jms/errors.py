@@ -90,6 +90,16 @@ class OffsetError(JmsqError):
     checkpointLocation, or a fresh one."""
 
 
+class DestinationDroppedError(InvalidDestinationError):
+    """The destination was dropped, with its messages. If its directory is still there, `jmsq drop DESTINATION` was
+    interrupted: run it again to finish."""
+
+
+class DestinationInUseError(JmsqError):
+    """The destination has unfinished messages or consumers: finish or purge the messages and stop the consumers, or force
+    the command."""
+
+
 class DestinationReplacedError(JmsqError):
     """The destination was dropped and created again, and its messages are others: a consumer or checkpoint of the old one
     cannot continue. Create a new consumer, or start the query with a fresh checkpointLocation."""

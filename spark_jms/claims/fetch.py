@@ -67,7 +67,7 @@ class _PickedRows:
                 return
             given: list[Ranges] = []
             known = self._files if attempt == 1 else None
-            for file in known if known is not None else self._newest_files():
+            for file in known if known is not None else self._newest_files(missing=attempt > 1):
                 part = self.left.between(file.first, file.last)
                 rows = read_stored(self._table.storage, file, part, columns)
                 try:
@@ -82,9 +82,10 @@ class _PickedRows:
                 given.append(part)
             self.left = self.left - union(given)
 
-    def _newest_files(self) -> list[FileHint]:
-        """The files that hold `left`, in the newest snapshot."""
-        files = self._table.refresh().member_files(self._member).overlapping(self.left.first, self.left.last)
+    def _newest_files(self, *, missing: bool) -> list[FileHint]:
+        """The files that hold `left`, in the newest snapshot. When one was `missing`, the table may be."""
+        snapshot = self._table.verify() if missing else self._table.refresh()
+        files = snapshot.member_files(self._member).overlapping(self.left.first, self.left.last)
         return [file.hint for file in files if self.left.between(file.first, file.last)]
 
 

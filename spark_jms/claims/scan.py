@@ -85,7 +85,7 @@ def scan(table: DeltaLog, member: int, candidates: Ranges, question: Question, b
     newest snapshot."""
     found, left = Scan(), candidates
     for attempt in range(_ATTEMPTS):
-        files = (table.refresh() if attempt else table.snapshot).member_files(member)
+        files = (table.verify() if attempt else table.snapshot).member_files(member)
         near = files.overlapping(left.first, left.last)
         found = found | _scan_files(table.storage, near, left, question, bounds)
         left = found.gone
@@ -206,7 +206,7 @@ def groups_of(table: DeltaLog, member: int, picks: Ranges) -> frozenset[str]:
     left = picks
     for attempt in range(_ATTEMPTS):
         gone: list[Ranges] = []
-        files = (table.refresh() if attempt else table.snapshot).member_files(member)
+        files = (table.verify() if attempt else table.snapshot).member_files(member)
         near = files.overlapping(left.first, left.last) if left else []
         for file in near:
             if file.has_groups:

@@ -1,4 +1,4 @@
-"""The `jmsq` command: apply, list, describe, stat, send, receive, browse, purge, subscriptions, claims, acks … (C14, C16).
+"""The `jmsq` command: apply, list, describe, stat, send, receive, browse, purge, drop, subscriptions, claims … (C14, C16).
 
 Exit codes: 0 done · 1 error (one line on stderr) · 2 wrong usage · 3 receive: no message arrived in time · 130
 interrupted · 141 the reader of our output has closed it. With --json an error is {"error": {"type", "message"}} on stderr.
@@ -23,10 +23,12 @@ from spark_jms.cli import (
     completion,
     describe,
     destinations,
+    drop,
     housekeeping,
     messages,
     move,
     purge,
+    rename,
     statistics,
     store_group,
     subscriptions,
@@ -147,6 +149,8 @@ for _command in (
     *messages.COMMANDS,
     *move.COMMANDS,
     *purge.COMMANDS,
+    *drop.COMMANDS,
+    *rename.COMMANDS,
     *subscriptions.COMMANDS,
     *claims.COMMANDS,
     *acknowledgements.COMMANDS,

@@ -206,7 +206,7 @@ class Context:
             log = self._domain.log(destination)
         except (ModuleFileError, TypeError) as error:
             raise InvalidDestinationError(f"{destination!r} is not a destination: {error}") from None
-        log.refresh()
+        log.verify()  # what is made now belongs to the table of now
         return log
 
     def _use(self, destination: str) -> DeltaLog:

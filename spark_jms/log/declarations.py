@@ -47,7 +47,7 @@ def apply_destinations(
     `empty(destination, member)` tells whether all subscriptions have finished a member's messages; a member that is not
     empty cannot be removed (MemberRemovalError). Destinations that are not declared stay unchanged.
     """
-    existing = set(domain.destinations())
+    existing = set(domain.register.names())  # those being dropped too: they are refused by name
     changes = []
     for wanted in declared:
         if wanted.name not in existing:

@@ -13,7 +13,13 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from spark_jms.errors import CommitOutcomeUnknownError, ForeignWriteError, InvalidDestinationError, UnreadableTableError
+from spark_jms.errors import (
+    CommitOutcomeUnknownError,
+    DestinationDroppedError,
+    ForeignWriteError,
+    InvalidDestinationError,
+    UnreadableTableError,
+)
 from spark_jms.log.checkpoints import (
     NEWEST_OWN_COMMIT,
     LogListing,
@@ -44,6 +50,7 @@ class DeltaLog:
         self.name = name
         self.lock = threading.RLock()
         self._snapshot: Snapshot | None = None
+        self._outdated = False  # the snapshot: `refresh` must load from the start
         self._gap_checked_ms = 0
 
     # -- reading --------------------------------------------------------------------------------------------------
@@ -54,16 +61,17 @@ class DeltaLog:
     def has_news(self) -> bool:
         """Looks up one file name: cheap enough for 100 calls a second."""
         snapshot = self._snapshot
-        if snapshot is None or self.storage.exists(commit_path(snapshot.version + 1)):
+        if snapshot is None or self._outdated or self.storage.exists(commit_path(snapshot.version + 1)):
             return True
         return now_ms() - self._gap_checked_ms > _GAP_CHECK_INTERVAL_MS
 
-    def refresh(self) -> Snapshot:
-        """The newest snapshot. Raises InvalidDestinationError when there is no table, ForeignWriteError while it holds
-        messages of another program."""
+    def refresh(self, *, dropped: bool = False) -> Snapshot:
+        """The newest snapshot. Raises InvalidDestinationError when there is no table, DestinationDroppedError when its
+        destination was `dropped` (unless the caller asks for that), ForeignWriteError while it holds messages of another
+        program."""
         with self.lock:
-            if self._snapshot is None:
-                self._snapshot = self._load()
+            if self._snapshot is None or self._outdated:
+                self._snapshot = self._reload()
                 self._gap_checked_ms = now_ms()
             try:
                 snapshot = self._advance(self._snapshot)
@@ -71,11 +79,16 @@ class DeltaLog:
                 snapshot = self._reload()
             snapshot.check_ours()  # else keep the snapshot before the foreign commit: an administrator may undo it
             self._snapshot = snapshot
-            if now_ms() - self._gap_checked_ms > _GAP_CHECK_INTERVAL_MS:
+            if snapshot.dropped or now_ms() - self._gap_checked_ms > _GAP_CHECK_INTERVAL_MS:
                 self._gap_checked_ms = now_ms()
                 if not self._is_newest_known(snapshot):
                     snapshot = self._reload()
                 self._snapshot = snapshot = snapshot.without_old_removed(now_ms())
+            if snapshot.dropped and not dropped:
+                raise DestinationDroppedError(
+                    f"destination {self.name} at {self.storage.uri} was dropped: nothing can be sent or received any more. "
+                    f"The drop has not finished yet: if no `jmsq drop` runs, start `jmsq drop {self.name}` again"
+                )
             return snapshot
 
     def _advance(self, snapshot: Snapshot) -> Snapshot:
@@ -117,8 +130,9 @@ class DeltaLog:
         return any(read_checkpoint(self.storage, empty, c).table_id == snapshot.table_id for c in checkpoints)
 
     def _reload(self) -> Snapshot:
-        self._forget()  # also if there is no table any more
+        self._forget()  # stays so if there is no table any more
         self._snapshot = snapshot = self._load()
+        self._outdated = False
         return snapshot
 
     def versions_since_checkpoint(self) -> int:
@@ -264,9 +278,9 @@ class DeltaLog:
         return True
 
     def _forget(self) -> None:
-        """The next `refresh` loads the log from its start."""
+        """The next `refresh` loads the log from its start. Until then the snapshot is the last one that was known."""
         with self.lock:
-            self._snapshot = None
+            self._outdated = True
 
     def _create(self, version: int, data: bytes, durable: bool) -> bool:
         """False: another writer has created this version. After a failure the log is read, because it may be there."""

@@ -16,7 +16,7 @@ import uuid
 from typing import Any
 
 from spark_jms.core.destination import check_name
-from spark_jms.errors import DomainError, FormatVersionError, InvalidDestinationError
+from spark_jms.errors import DestinationDroppedError, DomainError, FormatVersionError, InvalidDestinationError
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.local_storage import LocalStorage
 from spark_jms.log.register import Register, RegisterEntry
@@ -85,10 +85,11 @@ class Domain:
         return store_uri(self.root, self.store, self.id)
 
     def destinations(self) -> list[str]:
-        return self.register.names()
+        """Without those that are being dropped."""
+        return [name for name in self.register.names() if (e := self.register.entry(name)) and e.dropping is None]
 
     def log(self, destination: str) -> DeltaLog:
-        """Raises InvalidDestinationError, which lists the existing destinations."""
+        """Raises InvalidDestinationError, which lists the existing destinations, or DestinationDroppedError."""
         return self._shared_log(self._entry(destination).path, destination)
 
     def acknowledgements(self, destination: str) -> DeltaLog:
@@ -104,7 +105,19 @@ class Domain:
                 f"there is no destination {destination!r} in {self.root} (there are: {there}): add it to the module file "
                 f"and run `jmsq apply --root {self.root} MODULE.yaml`"
             )
+        if entry.dropping is not None:
+            raise DestinationDroppedError(
+                f"destination {destination} in {self.root} was dropped, and its state and files are being deleted: if no "
+                f"`jmsq drop` runs, start `jmsq drop {destination}` again; after that the name is free"
+            )
         return entry
+
+    def forget(self, destination: str) -> None:
+        """The next `log` and `acknowledgements` of this name start from the files."""
+        with self._lock:
+            for path, name in list(self._logs):
+                if name in (destination, f"acknowledgements of {destination}"):
+                    del self._logs[path, name]
 
     def _shared_log(self, path: str, name: str) -> DeltaLog:
         with self._lock:

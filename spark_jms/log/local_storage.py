@@ -5,17 +5,19 @@ obstore also reads local paths, but its runtime does not survive a fork, and Spa
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pyarrow as pa
 
 from spark_jms.log.storage import FileInfo
+
+_DELETE_ATTEMPTS = 100
 
 
 class LocalStorage:
@@ -83,8 +85,18 @@ class LocalStorage:
         (self.root / path).unlink(missing_ok=True)
 
     def delete_all(self, prefix: str) -> None:
-        with suppress(FileNotFoundError):
-            shutil.rmtree(self.root / prefix)
+        for _ in range(_DELETE_ATTEMPTS):  # another process deletes it too, or has just written another file
+            try:
+                shutil.rmtree(self.root / prefix)
+            except FileNotFoundError:
+                if not (self.root / prefix).exists():
+                    return
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY:
+                    raise
+            else:
+                return
+        shutil.rmtree(self.root / prefix)
 
     def open_input(self, path: str) -> pa.NativeFile:
         return pa.memory_map(str(self.root / path))

@@ -19,10 +19,12 @@ ACKNOWLEDGEMENTS = "_jmsq/acknowledgements"
 
 @dataclass(frozen=True)
 class RegisterEntry:
-    """Where the two tables of a destination lie, below the root."""
+    """Where the two tables of a destination lie, below the root. `dropping` is the id of its table while `jmsq drop`
+    deletes everything that belongs to it."""
 
     path: str
     acknowledgements: str
+    dropping: str | None = None
 
     @staticmethod
     def by_name(name: str) -> RegisterEntry:
@@ -37,6 +39,7 @@ class Register:
         self._storage = storage
 
     def names(self) -> list[str]:
+        """Those that are being dropped too."""
         names = (info.path.rsplit("/", 1)[1] for info in self._storage.list(REGISTER))
         return sorted(name for name in names if not name.startswith("."))  # a dot marks a temporary file
 
@@ -64,6 +67,15 @@ class Register:
         self._storage.sync([f"{REGISTER}/{name}"])
         return added
 
+    def replace(self, name: str, entry: RegisterEntry) -> None:
+        """Durable on return."""
+        self._storage.put(f"{REGISTER}/{name}", _to_bytes(entry))
+        self._storage.sync([f"{REGISTER}/{name}"])
+
+    def remove(self, name: str) -> None:
+        self._storage.delete(f"{REGISTER}/{name}")
+        self._storage.sync([REGISTER])
+
     def paths(self) -> set[str]:
         """The paths of all tables that have a name."""
         entries = [entry for name in self.names() if (entry := self.entry(name)) is not None]
@@ -71,7 +83,7 @@ class Register:
 
 
 def _to_bytes(entry: RegisterEntry) -> bytes:
-    return json.dumps(asdict(entry), indent=1).encode()
+    return json.dumps({key: value for key, value in asdict(entry).items() if value is not None}, indent=1).encode()
 
 
 def _is_below_the_root(path: str) -> bool:

@@ -17,6 +17,7 @@ from spark_jms.log.data_file import DataFile
 from spark_jms.log.layered_map import LayeredMap
 from spark_jms.log.member_files import MemberFiles
 
+DROPPED = "jmsq.dropped"  # key of the table's configuration
 SEQUENCE_PREFIX = "seq/"  # txn app id of a member's last sequence number
 _REMOVED_KEPT, _REMOVED_KEPT_MS = 1_000, 60_000
 
@@ -88,6 +89,11 @@ class Snapshot:
     @property
     def route_id(self) -> RouteId:
         return RouteId(self.table_id, self.destination.epoch)
+
+    @property
+    def dropped(self) -> bool:
+        """The newest commit of a table whose destination is dropped says so."""
+        return DROPPED in (self.metadata.get("configuration") or {})
 
     def last_sequence(self, member: int) -> int:
         """The last number given in this member; it outlives the files (C5)."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from spark_jms.client import connect
 from spark_jms.core.destination import Destination
@@ -30,9 +31,12 @@ from spark_jms.log.message_writer import MessageWriter
 from spark_jms.log.register import REGISTER
 from spark_jms.log.send import send
 from spark_jms.log.snapshot import Snapshot
+from spark_jms.spark.options import parse_options
+from spark_jms.spark.source import JmsqStreamReader
 from spark_jms.testing import memory_domain
 
 ORDERS = Destination("orders", "queue")
+LIMIT = ReadMaxRows(1000)
 
 
 def delete(root: str) -> None:
@@ -293,3 +297,36 @@ def test_housekeeping_asleep_spares_a_replaced_table(monkeypatch: pytest.MonkeyP
         clean_up(log, now=later())
         assert data_files(root) == kept
         assert Path(root, "orders", LOG).exists()
+
+
+# -- the whole ------------------------------------------------------------------------------------------------------------
+def test_destination_deleted_and_created_again_delivers_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C9, C18: 10 messages are consumed, the table and its register entry are deleted by hand, and 12 are sent to the new
+    one: a new consumer gets all 12. An old consumer that still runs, and a query with the old checkpoint, fail by name."""
+    with memory_domain(orders="queue") as root, connect(root, housekeeping=False) as context:
+        producer, old = context.producer("orders"), context.consumer("orders")
+        producer.send_many({"text": f"old {n}"} for n in range(10))
+        query = reader(root)
+        start = query.initialOffset()
+        query.latestOffset(start, LIMIT)
+        query.partitions(start, start)
+        for _ in range(10):
+            message = old.receive(timeout=10)
+            assert message is not None
+            message.acknowledge()
+        query.stop()
+        replace(root, *(f"new {n}" for n in range(12)))
+        with pytest.raises(DestinationReplacedError):
+            old.receive(timeout=10)
+        with context.consumer("orders") as consumer:
+            assert [consumer.receive(timeout=10).text for _ in range(12)] == [f"new {n}" for n in range(12)]
+            assert consumer.receive(timeout=0) is None
+        again = reader(root)
+        again.initialOffset()
+        with pytest.raises(DestinationReplacedError, match="fresh checkpointLocation"):
+            again.latestOffset(start, LIMIT)
+        again.stop()
+
+
+def reader(root: str) -> JmsqStreamReader:
+    return JmsqStreamReader(parse_options({"root": root, "destination": "orders"}))

@@ -1,0 +1,79 @@
+"""`jmsq drop`: delete a destination with its messages and state (C18, C14)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from spark_jms.cli.settings import (
+    CommandSettings,
+    announce,
+    command,
+    destination_argument,
+    dry_run_option,
+    wait_option,
+)
+
+if TYPE_CHECKING:
+    from spark_jms.admin.drop import DropPlan
+
+
+@command("drop", short_help="Delete a destination with its messages, subscriptions and positions.")
+@destination_argument
+@click.option("--force", is_flag=True, help="Also with unfinished messages, or while consumers use it.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@dry_run_option
+@wait_option
+def drop(settings: CommandSettings, destination: str, force: bool, yes: bool, dry_run: bool, wait_s: float) -> None:
+    """Delete a destination with its messages, subscriptions, positions and acknowledgements.
+
+    It is refused while messages are unfinished or consumers are alive, unless forced. Senders and consumers of a dropped
+    destination get DestinationDroppedError. A destination that is created under this name later is another one: checkpoints
+    of the dropped one cannot continue with it. A drop that was interrupted is finished by the next one.
+    """
+    from dataclasses import asdict
+
+    from spark_jms.admin.drop import DropPlan, drop_destination, plan_drop
+    from spark_jms.errors import InvalidDestinationError
+
+    with settings.opened() as (domain, store):
+        entry = domain.register.entry(destination)
+        try:
+            plan = plan_drop(domain, store, destination)
+        except InvalidDestinationError:
+            if entry is None or not force:
+                raise
+            plan = DropPlan(
+                destination, entry.path, entry.acknowledgements, begun=True
+            )  # the table was deleted by hand
+        if dry_run:
+            if settings.as_json:
+                settings.out.document({**asdict(plan), "dry_run": True})
+            else:
+                settings.out.say(f"would drop {_what(plan)}")
+            return
+        if force or not (plan.unfinished or plan.consumers):  # else it is refused
+            if not yes:
+                click.confirm(f"Drop {_what(plan)}?", abort=True, err=True)
+            else:
+                announce(settings, f"dropping {_what(plan)}")
+        plan = drop_destination(domain, store, destination, force=force, wait_s=wait_s)
+    if settings.as_json:
+        settings.out.document(asdict(plan))
+    else:
+        settings.out.say(f"dropped {_what(plan)}")
+
+
+def _what(plan: DropPlan) -> str:
+    from spark_jms.cli.output import human_bytes
+
+    if plan.begun:
+        return f"the rest of {plan.destination}, whose drop was interrupted"
+    parts = [f"{plan.stored_messages:,} stored message(s) in {human_bytes(plan.bytes)}, {plan.unfinished:,} unfinished"]
+    parts += [f"subscription(s) {', '.join(plan.subscriptions)}"] * bool(plan.subscriptions)
+    parts += [f"used by {', '.join(plan.consumers)}"] * bool(plan.consumers)
+    return f"{plan.destination}: {'; '.join(parts)}"
+
+
+COMMANDS = (drop,)

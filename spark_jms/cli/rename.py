@@ -1,0 +1,32 @@
+"""`jmsq rename`: give a destination another name (C18, C14)."""
+
+from __future__ import annotations
+
+import click
+
+from spark_jms.cli.settings import CommandSettings, command, complete_destination
+
+
+@command("rename", short_help="Give a destination another name; positions and checkpoints stay valid.")
+@click.argument("old", metavar="OLD", shell_complete=complete_destination)
+@click.argument("new", metavar="NEW")
+@click.option("--force", is_flag=True, help="Also while consumers use it: they fail by name, and continue as NEW.")
+def rename(settings: CommandSettings, old: str, new: str, force: bool) -> None:
+    """Give a destination another name. No data moves: subscriptions, positions, claims and checkpoints stay valid.
+
+    Stop its senders and consumers first, and start them with the new name. Change the name in the module file too: `apply`
+    with the old name would create a new destination. A rename that was interrupted is finished by the next one.
+    """
+    from dataclasses import asdict
+
+    from spark_jms.admin.rename import rename_destination
+
+    with settings.opened() as (domain, store):
+        renamed = rename_destination(domain, store, old, new, force=force)
+    if settings.as_json:
+        settings.out.document(asdict(renamed))
+    else:
+        settings.out.say(f"renamed {old} to {new}; its table stays at {renamed.path}")
+
+
+COMMANDS = (rename,)
