@@ -14,7 +14,9 @@ from typing import Any
 
 from spark_jms.store.regions.core import directory
 from spark_jms.store.regions.core.directory import EntryEvent, Holder, RegionEntry
+from spark_jms.store.regions.core.entry_requests import REQUEST_STATES
 from spark_jms.store.regions.core.follower import FOLLOWER_STATES
+from spark_jms.store.regions.core.new_region import NEW_REGION_STATES
 from spark_jms.store.regions.core.opening import ANSWERS
 from spark_jms.store.regions.core.primary import PRIMARY_STATES
 from spark_jms.store.regions.core.state_table import StateTable
@@ -129,6 +131,8 @@ PICTURES = (
     Picture("directory", entry_rows, entry_diagram),
     _of("primary", PRIMARY_STATES),
     _of("follower", FOLLOWER_STATES),
+    _of("requests", REQUEST_STATES),
+    _of("new region", NEW_REGION_STATES),
     Picture("opening", opening_rows),
 )
 

@@ -1,4 +1,7 @@
-"""A daemon that drops all its connections on SIGUSR2. python -m tests.process.regions_daemon"""
+"""A daemon that drops all its connections on SIGUSR2. While the file that SLOW_DIRECTORY names exists, its calls to the
+Global Directory take as many milliseconds as the file says, or until the file is removed if it is empty.
+
+python -m tests.process.regions_daemon"""
 
 from __future__ import annotations
 
@@ -6,9 +9,16 @@ import asyncio
 import os
 import signal
 import sys
+import time
+from pathlib import Path
+from typing import Any
 
 from spark_jms.store.regions.daemon import daemon
 from spark_jms.store.regions.daemon.__main__ import main
+from spark_jms.store.regions.global_directory import DirectoryFiles, GlobalDirectory
+
+SLOW_DIRECTORY = "TEST_SLOW_DIRECTORY"
+POLL_S = 0.02
 
 
 class CutDaemon(daemon.Daemon):
@@ -21,7 +31,36 @@ class CutDaemon(daemon.Daemon):
             connection.abort()
 
 
+def slow_down(kind: type, methods: tuple[str, ...], switch: Path) -> None:
+    for name in methods:
+        setattr(kind, name, slowed(getattr(kind, name), switch))
+
+
+def slowed(method: Any, switch: Path) -> Any:
+    def call(*arguments: Any, **named: Any) -> Any:
+        wait(switch)
+        return method(*arguments, **named)
+
+    return call
+
+
+def wait(switch: Path) -> None:
+    while True:
+        try:
+            text = switch.read_text()
+        except FileNotFoundError:
+            return
+        if text:
+            time.sleep(float(text) / 1000.0)
+            return
+        time.sleep(POLL_S)
+
+
 if __name__ == "__main__":
     os.environ.setdefault("PYTHONFAULTHANDLER", "1")
     daemon.Daemon = CutDaemon  # type: ignore[misc]
+    if SLOW_DIRECTORY in os.environ:
+        switch = Path(os.environ[SLOW_DIRECTORY])
+        slow_down(DirectoryFiles, ("read", "entries", "swap", "discard", "running", "remove_stale_files"), switch)
+        slow_down(GlobalDirectory, ("is_running", "secret"), switch)
     sys.exit(main())

@@ -13,7 +13,7 @@ from spark_jms.store.net.frames import FrameReader
 from spark_jms.store.regions.core import directory, new_region, placement
 from spark_jms.store.regions.core.copies import Copies, FollowedStream, RegionCopy
 from spark_jms.store.regions.core.daemon import DaemonCore
-from spark_jms.store.regions.core.directory import RegionEntry
+from spark_jms.store.regions.core.directory import Absent, RegionEntry
 from spark_jms.store.regions.core.directory_view import DirectoryView
 from spark_jms.store.regions.core.follower import Follower, FollowerState, ResilverBudget
 from spark_jms.store.regions.core.instance import InstanceCore, Planned
@@ -73,11 +73,10 @@ def resilver_from_a_stale_copy(patch: Patch) -> None:
 def absent_directory(patch: Patch) -> None:
     """An empty mount point counts as a directory from which all regions were removed."""
 
-    def read(self: DirectoryView, name: str) -> RegionEntry | None:
-        found = self.port.read(name)
-        return found if isinstance(found, RegionEntry) else None
+    def checked(self: DirectoryView, name: str, found: Any) -> Any:
+        return None if isinstance(found, Absent) else found
 
-    patch.setattr(DirectoryView, "read", read)
+    patch.setattr(DirectoryView, "_checked", checked)
 
 
 def lost_directory_update(patch: Patch) -> None:

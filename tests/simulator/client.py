@@ -79,6 +79,7 @@ class SimClient(ClientEnd):
         self.recoveries = 0
         self.owner = False  # it has read all its regions, and no other client has read them since
         self.superseded = False  # another client has its store by now, and this one may not know yet
+        self._superseded_ms = 0.0
         self._progress_ms = 0.0
         self._connected_ms = 0.0
         self._on_answer: dict[str, Callable[[int, Any, Any], None]] = {
@@ -96,7 +97,9 @@ class SimClient(ClientEnd):
     # ---- connection
 
     def _new_session(self) -> StoreSession:
-        return StoreSession(self.store, self._region_bytes, self.acknowledged, self._send, self._numbers)
+        return StoreSession(
+            self.store, self._region_bytes, self.acknowledged, self._send, self._numbers, lambda: self._cluster.now_ms
+        )
 
     def connect(self, daemon: SimDaemon) -> None:
         self.connection = self._cluster.connect(daemon, self)
@@ -139,25 +142,18 @@ class SimClient(ClientEnd):
 
     # ---- answers
 
-    def answering(self, message: RegionMessage, late: bool) -> None:
+    def answering(self, message: RegionMessage) -> None:
         if not isinstance(message, Reply):
             return
         what, detail = self._session.requests.find(message.request)
-        if message.value is None:
-            self._write_acknowledged(message.request, what, detail, late)
-        elif isinstance(message.value, bytes) and what in ("header", "bytes", "read") and not late:
+        if what == "write":
+            self._check_answer(message.request, what, detail)
+            self._write_acknowledged(message.request)
+        elif what in ("header", "bytes", "read"):
             region = detail if what == "header" else detail[0] if what == "bytes" else detail[1]
-            self._check_answer(region)
-            if self.superseded and what == "read":
-                raise Violation(f"{self.name}: {region} was read, though another client has the store")
+            self._check_answer(message.request, what, region)
 
-    def _write_acknowledged(self, request: int, what: str, region: str, late: bool) -> None:
-        if what == "write" and not late:
-            self._check_answer(region)
-            if self.superseded:
-                raise Violation(
-                    f"{self.name}: a write to {region} was acknowledged, though another client has the store"
-                )
+    def _write_acknowledged(self, request: int) -> None:
         if self.superseded:
             return
         self._progress_ms = self._cluster.now_ms
@@ -169,9 +165,12 @@ class SimClient(ClientEnd):
             else:
                 self.acknowledged.acknowledge(write.handle, write.value)
 
-    def _check_answer(self, region: str) -> None:
+    def _check_answer(self, request: int, what: str, region: str) -> None:
         assert self.connection is not None
-        self._invariants.check_answer(self.connection.daemon, self.name, region, self._session.epochs.get(region))
+        asked_ms, epoch = self._session.requests.asked_ms(request), self._session.epochs.get(region)
+        if self.superseded and asked_ms > self._superseded_ms and what in ("write", "read"):
+            raise Violation(f"{self.name}: a {what} of {region} succeeded, though another client has the store")
+        self._invariants.check_answer(self.connection.daemon, self.name, region, epoch, asked_ms)
 
     def receive(self, message: RegionMessage) -> None:
         match message:
@@ -219,6 +218,10 @@ class SimClient(ClientEnd):
     def _recovered(self) -> None:
         found = self._session.recovery.objects()
         self._session.free_stale_blocks()
+        if self._is_late():
+            self.superseded, self._superseded_ms = True, self._cluster.now_ms
+            self._ready()
+            return
         for other in self._rivals:
             if other is not self and other.owner:
                 other.supersede()
@@ -230,10 +233,16 @@ class SimClient(ClientEnd):
             if name not in directory.entries or directory.opens.get(name) != epochs[name]:
                 self.region_removed(name)  # removed since the client read it
 
+    def _is_late(self) -> bool:
+        """Whether another client opened a region after the daemon answered the last read of it, and before the answer came."""
+        directory, epochs = self._cluster.directory, self._session.epochs
+        return any(name in directory.entries and directory.opens.get(name) != epochs[name] for name in epochs)
+
     def supersede(self) -> None:
         """Another client has the store now. This one may not know yet, and continues for a while."""
         self._session.writes.in_doubt(self.acknowledged)
         self.superseded, self.owner = True, False
+        self._superseded_ms = self._cluster.now_ms
 
     def _checked(self, found: dict[int, bytes], where: str) -> None:
         self.acknowledged.check(found, where)

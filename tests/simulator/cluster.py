@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from spark_jms.store.regions.core.daemon import (
     Action,
+    AskDirectory,
     DaemonCore,
     DaemonSettings,
     Drop,
@@ -21,7 +22,7 @@ from spark_jms.store.regions.core.daemon import (
     ToPeer,
     Unlink,
 )
-from spark_jms.store.regions.core.directory import Holder, RegionEntry
+from spark_jms.store.regions.core.directory import ChangeEntry, DirectoryRequest, Holder, RegionEntry, perform
 from spark_jms.store.regions.core.protocol import RegionMessage
 from tests.simulator.connections import ClientConnection, ClientEnd, Wire
 from tests.simulator.daemons import SimDaemon
@@ -103,7 +104,6 @@ class SimCluster:
             me.incarnation,
             len(self.daemons),
             daemon.limit_bytes,
-            daemon.directory,
             daemon.memory,
             self.settings,
             daemon.clock_ms(),
@@ -145,7 +145,6 @@ class SimCluster:
         return daemon.core if daemon.is_life(holder) else None
 
     def _perform(self, daemon: SimDaemon, actions: list[Action]) -> None:
-        late, daemon.late = daemon.late, False
         for action in actions:
             match action:
                 case ToPeer(target, message):
@@ -153,7 +152,7 @@ class SimCluster:
                 case ToClient(number, message):
                     connection = self.connections.get(number)
                     if connection is not None and connection.daemon is daemon:
-                        self._answer(connection, message, late)
+                        self._answer(connection, message)
                 case Drop(number):
                     if number in self.connections:
                         self.disconnect(self.connections[number])
@@ -162,11 +161,39 @@ class SimCluster:
                 case Log(_, text):
                     for observer in self._observers:
                         observer.logged(daemon.index, text)
+                case AskDirectory(number, request):
+                    self._ask_directory(daemon, number, request)
                 case Stop():
                     self._stop(daemon)
                     return
         for observer in self._observers:
             observer.handled(daemon)
+
+    def _ask_directory(self, daemon: SimDaemon, number: int, request: DirectoryRequest) -> None:
+        """Request and answer take their time. A request on its way survives its daemon."""
+        core, directory, faults = daemon.running, daemon.directory, self.directory_faults
+        assert directory is not None
+        pending = [request.new] if isinstance(request, ChangeEntry) and request.new is not None else []
+        faults.pending += pending
+
+        def arrive() -> None:
+            for entry in pending:
+                faults.pending.remove(entry)
+            answer = perform(directory, request)
+            back_ms = self.timing.directory_delay_ms() + faults.extra_ms()
+            self.schedule.later(
+                back_ms,
+                lambda: daemon.feed(core, lambda: core.directory_answered(daemon.clock_ms(), number, answer)),
+            )
+
+        self.schedule.later(self.timing.directory_delay_ms() + faults.extra_ms(), arrive)
+        if faults.stalls() and not daemon.paused:
+            self.pause(daemon)
+            self.schedule.later(faults.chance.choice((300, 1500, 3000, 6000)), lambda: self._continue(daemon, core))
+
+    def _continue(self, daemon: SimDaemon, core: DaemonCore) -> None:
+        if daemon.core is core:
+            self.wake(daemon)
 
     def _stop(self, daemon: SimDaemon) -> None:
         for observer in self._observers:
@@ -208,10 +235,10 @@ class SimCluster:
                 observer.asked(connection, message)
             self._transmit(connection.there, message)
 
-    def _answer(self, connection: ClientConnection, message: RegionMessage, late: bool) -> None:
+    def _answer(self, connection: ClientConnection, message: RegionMessage) -> None:
         for observer in self._observers:
             observer.answered(connection, message)
-        connection.end.answering(message, late)
+        connection.end.answering(message)
         self._transmit(connection.back, message)
 
     def _transmit(self, wire: Wire, message: RegionMessage) -> None:

@@ -58,9 +58,8 @@ class ClientEnd:
     def disconnected(self) -> None:
         """The connection was cut. Requests without an answer may or may not have happened."""
 
-    def answering(self, message: RegionMessage, late: bool) -> None:
-        """The daemon has sent this answer, which binds it from now on, even if the frame is lost. `late`: the daemon stood
-        still between checking its lease and sending."""
+    def answering(self, message: RegionMessage) -> None:
+        """The daemon has sent this answer, which binds it from now on, even if the frame is lost."""
 
 
 class ClientConnection:

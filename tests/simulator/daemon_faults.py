@@ -6,14 +6,10 @@ from collections.abc import Callable
 from functools import partial
 
 from spark_jms.store.regions.core.daemon import DaemonCore
-from spark_jms.store.regions.core.directory import Holder
 from spark_jms.store.regions.core.protocol import Shutdown
 from tests.simulator.cluster import SimCluster
 from tests.simulator.daemons import SimDaemon
 from tests.simulator.draw import Draw
-from tests.simulator.errors import DiedInCall
-
-MAX_STALLED = 2
 
 
 class DaemonFaults:
@@ -24,8 +20,6 @@ class DaemonFaults:
         self._draw = draw
         self._may_lose = may_lose
         self._before_death = before_death
-        self._stalled = 0
-        cluster.directory_faults.stall = self.stall_in_call
 
     def crash(self) -> None:
         daemon = self._draw.any_up()
@@ -66,23 +60,6 @@ class DaemonFaults:
         faults = self._cluster.directory_faults
         faults.stalling = 0.05
         self._draw.later(1_500, lambda: setattr(faults, "stalling", 0.0))
-
-    def stall_in_call(self, holder: Holder) -> None:
-        """The daemon stands still in the middle of an event while the world continues; it may even die there."""
-        cluster, daemon = self._cluster, self._cluster.daemons[holder.daemon]
-        core = daemon.core
-        if core is None or core.me != holder or daemon.paused or self._stalled >= MAX_STALLED:
-            return
-        self._stalled += 1
-        daemon.paused = True
-        cluster.note(f"daemon {daemon.index} stands still in the middle of a call")
-        cluster.schedule.run_until(cluster.now_ms + self._draw.chance.choice((300, 1500, 3000, 6000)))
-        self._stalled -= 1
-        if daemon.core is not core:
-            raise DiedInCall
-        cluster.note(f"daemon {daemon.index} continues")
-        daemon.late = True
-        self._draw.later(0.0, lambda: self._wake(daemon, core))
 
     def clock(self) -> None:
         daemon = self._draw.chance.choice(self._cluster.daemons)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from spark_jms.store.regions.core.daemon import Action, DaemonCore
 from spark_jms.store.regions.core.directory import Holder
 from tests.simulator.directory import SimDirectory
-from tests.simulator.errors import DiedInCall
 from tests.simulator.memory import SimMemory
 from tests.simulator.schedule import Schedule
 
@@ -26,7 +25,6 @@ class SimDaemon:
         self.memory: SimMemory | None = None
         self.directory: SimDirectory | None = None
         self.paused = False
-        self.late = False  # it stood still in the middle of the event whose answers go out now
         self.inbox: list[Callable[[], None]] = []
         self.lives = 0
         self.clock_offset_ms = 0.0
@@ -66,11 +64,7 @@ class SimDaemon:
             step()
 
     def handle(self, event: Callable[[], list[Action]]) -> None:
-        try:
-            actions = event()
-        except DiedInCall:
-            actions = []
-        self._perform(self, actions)
+        self._perform(self, event())
 
     def wake(self) -> None:
         """Handles what arrived meanwhile, in order."""

@@ -89,13 +89,13 @@ class DirectoryFaults:
 
     chance: random.Random
     later: Callable[[float, Callable[[], None]], None]
-    stall: Callable[[Holder], None] = lambda holder: None  # the process stands still
     failing: float = 0.0  # share of calls that fail; half of the failed swaps have happened
     late: float = 0.0  # share of swaps without an answer that happen later, if they still fit
-    stalling: float = 0.0  # share of calls before or after which the process stands still
+    stalling: float = 0.0  # share of requests after which the daemon stands still
+    slow_ms: float = 0.0  # what a request takes longer, at most; so does its answer
     empty: bool = False  # the path leads to an empty mount point
     torn: set[str] = field(default_factory=set)  # regions whose file cannot be read for a while
-    pending: list[RegionEntry] = field(default_factory=list)  # entries that late swaps would write
+    pending: list[RegionEntry] = field(default_factory=list)  # entries that changes on their way would write
 
     def fails(self) -> bool:
         return self.failing > 0 and self.chance.random() < self.failing
@@ -103,12 +103,14 @@ class DirectoryFaults:
     def delays(self) -> bool:
         return self.late > 0 and self.chance.random() < self.late
 
-    def maybe_stall(self, me: Holder) -> None:
-        if self.stalling > 0 and self.chance.random() < self.stalling:
-            self.stall(me)
+    def stalls(self) -> bool:
+        return self.stalling > 0 and self.chance.random() < self.stalling
+
+    def extra_ms(self) -> float:
+        return self.chance.uniform(0, self.slow_ms) if self.slow_ms else 0.0
 
     def end(self) -> None:
-        self.failing, self.late, self.stalling, self.empty = 0.0, 0.0, 0.0, False
+        self.failing, self.late, self.stalling, self.slow_ms, self.empty = 0.0, 0.0, 0.0, 0.0, False
         self.torn.clear()
 
 
@@ -160,7 +162,6 @@ class SimDirectory(DirectoryPort):
         found = self._found(name)
         if name in self.faults.torn and isinstance(found, RegionEntry):
             raise RegionEntryDamagedError(name, "torn")
-        self.faults.maybe_stall(self.me)
         return found
 
     def _found(self, name: str) -> RegionEntry | Absent:
@@ -188,9 +189,7 @@ class SimDirectory(DirectoryPort):
         return True
 
     def swap(self, name: str, old: RegionEntry | None, new: RegionEntry | None) -> bool:
-        self.faults.maybe_stall(self.me)
         done = self._swap(name, old, new)
-        self.faults.maybe_stall(self.me)
         if not self.answering:
             raise self._unanswered(name, "it happened, and the answer was lost")
         return done

@@ -5,7 +5,3 @@ from __future__ import annotations
 
 class Violation(AssertionError):
     """The cluster broke a promise. The text names the region, the daemons and the values."""
-
-
-class DiedInCall(BaseException):
-    """The process died in the middle of a call to the directory."""

@@ -29,9 +29,10 @@ class Fault(Enum):
     RIVAL = "rival"  # another store takes memory, and frees it again
     REMOVE = "remove"  # an administrator removes regions by force
     MASSACRE = "massacre"  # all daemons but one die at nearly the same time
-    STALL = "stall"  # a daemon stands still in the middle of a call to the directory
+    STALL = "stall"  # a daemon stands still while the directory works on its request
     TORN = "torn"  # the file of one region cannot be read
     EMPTY = "empty"  # the directory is away for a while, and its path leads to an empty mount point
+    SLOW = "slow"  # the directory takes long for requests and answers
     LATE = "late"  # a directory change is not answered and happens later, even after its writer's death
 
 
@@ -77,6 +78,7 @@ class Faults:
             Fault.TORN: regions.torn,
             Fault.EMPTY: regions.empty,
             Fault.LATE: regions.late,
+            Fault.SLOW: regions.slow,
         }
 
     def turn(self) -> None:

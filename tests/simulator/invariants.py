@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from spark_jms.store.regions.core.directory import RegionEntry
+from collections import defaultdict, deque
+from dataclasses import dataclass
+
+from spark_jms.store.regions.core.directory import Holder, RegionEntry
 from tests.simulator.cluster import SimCluster
 from tests.simulator.daemons import SimDaemon
 from tests.simulator.errors import Violation
 from tests.simulator.observer import Observer
+
+MAX_HISTORY = 1_000  # changes of a region
+
+
+@dataclass(frozen=True)
+class PastEntry:
+    """What the directory had from this moment on. `opens`: the epoch of the last OPENED."""
+
+    since_ms: float
+    entry: RegionEntry | None
+    opens: int | None
 
 
 class Invariants(Observer):
@@ -18,6 +32,7 @@ class Invariants(Observer):
         self.may_lose = may_lose
         self.may_force = may_force
         self.lost = 0
+        self._history: defaultdict[str, deque[PastEntry]] = defaultdict(lambda: deque(maxlen=MAX_HISTORY))
 
     # ---- after every event
 
@@ -42,17 +57,28 @@ class Invariants(Observer):
 
     # ---- when a client gets an answer
 
-    def check_answer(self, daemon: SimDaemon, client: str, region: str, epoch: int | None) -> None:
-        """R8, R10: only the daemon that the directory names answers, and only the client that opened the region last."""
-        directory = self._cluster.directory
-        entry = directory.entries.get(region)
+    def changed(self, by: Holder, name: str, old: RegionEntry | None, new: RegionEntry | None, opened: bool) -> None:
+        opens = self._cluster.directory.opens.get(name)
+        self._history[name].append(PastEntry(self._cluster.now_ms, new, opens))
+
+    def check_answer(self, daemon: SimDaemon, client: str, region: str, epoch: int | None, asked_ms: float) -> None:
+        """R8, R10: only the daemon that the directory names answers, and only the client that opened the region last, at
+        some moment between the request and the answer."""
         where = f"daemon {daemon.index} answered {client} for {region}"
+        for past in reversed(self._history[region]):
+            entry = past.entry
+            named = entry is not None and daemon.is_life(entry.primary)
+            if entry is not None and named and past.opens == epoch and entry.opener == client:
+                return
+            if past.since_ms <= asked_ms:
+                break
+        entry = self._cluster.directory.entries.get(region)
         if entry is None:
             raise Violation(f"{where}, which was removed")
         if not daemon.is_life(entry.primary):
             raise Violation(f"{where}, which daemon {entry.primary.daemon} serves")
-        if directory.opens.get(region) != epoch or entry.opener != client:
-            raise Violation(f"{where}, which {entry.opener} opened at epoch {directory.opens.get(region)}")
+        opens = self._cluster.directory.opens.get(region)
+        raise Violation(f"{where}, which {entry.opener} opened at epoch {opens}")
 
     def check_lost(self, name: str) -> None:
         """R18: a daemon told a client that this region is lost."""

@@ -68,3 +68,9 @@ class RegionFaults:
         faults = self._cluster.directory_faults
         faults.late = self._draw.chance.choice((0.2, 0.5, 1.0))
         self._draw.later_one_of((300, 1500), lambda: setattr(faults, "late", 0.0))
+
+    def slow(self) -> None:
+        faults = self._cluster.directory_faults
+        faults.slow_ms = self._draw.chance.choice((50, 500, 3_000, 6_000))
+        self._cluster.note(f"the directory takes up to {faults.slow_ms} ms")
+        self._draw.later_one_of((300, 1500, 6000), lambda: setattr(faults, "slow_ms", 0.0))

@@ -12,14 +12,19 @@ from spark_jms.store.regions.core.space import Step
 class Requests:
     """Numbered requests of one connection: what each one is for, until it is answered."""
 
-    def __init__(self, send: Callable[[RegionMessage], None], numbers: Iterator[int]) -> None:
+    def __init__(
+        self, send: Callable[[RegionMessage], None], numbers: Iterator[int], now_ms: Callable[[], float]
+    ) -> None:
         self._send = send
         self._numbers = numbers
+        self._now_ms = now_ms
+        self._asked_ms: dict[int, float] = {}
         self._waits: dict[int, tuple[str, Any]] = {}
 
     def ask(self, what: str, make: Callable[[int], RegionMessage], detail: Any = None) -> int:
         request = next(self._numbers)
         self._waits[request] = (what, detail)
+        self._asked_ms[request] = self._now_ms()
         self._send(make(request))
         return request
 
@@ -29,7 +34,11 @@ class Requests:
     def find(self, request: int) -> tuple[str, Any]:
         return self._waits.get(request, ("", None))
 
+    def asked_ms(self, request: int) -> float:
+        return self._asked_ms[request]
+
     def pop(self, request: int) -> tuple[str, Any]:
+        self._asked_ms.pop(request, None)
         return self._waits.pop(request, ("", None))
 
     def waits_for(self, what: str) -> bool:

@@ -24,11 +24,12 @@ class StoreSession:
         acknowledged: Acknowledged,
         send: Callable[[RegionMessage], None],
         numbers: Iterator[int],
+        now_ms: Callable[[], float],
     ) -> None:
         self.store = store
         self._region_bytes = region_bytes
         self._acknowledged = acknowledged
-        self.requests = Requests(send, numbers)
+        self.requests = Requests(send, numbers, now_ms)
         self.core = InstanceCore()
         self.epochs: dict[str, int] = {}
         self.writes = Writes()

@@ -27,6 +27,10 @@ class Timing:
     def client_delay_ms(self) -> float:
         return 0.0
 
+    def directory_delay_ms(self) -> float:
+        """How long a request to the Global Directory takes, and how long its answer."""
+        return 0.0
+
     def delivers_after_cut(self) -> bool:
         """Whether the daemon still receives what a client sent before its connection was cut."""
         return True
@@ -60,6 +64,9 @@ class RandomTiming(Timing):
 
     def client_delay_ms(self) -> float:
         return self._chance.expovariate(1 / 0.3)
+
+    def directory_delay_ms(self) -> float:
+        return self._chance.expovariate(1 / 0.5)
 
     def delivers_after_cut(self) -> bool:
         return self._chance.random() < 0.5

@@ -28,7 +28,7 @@ START_MS = 1_000.0
 FAULTY_MS = 14_000.0
 REST_MS = 6_000.0
 CHECK_COPIES_MS = 300.0
-SHARES = {Fault.LATE: 0.3, Fault.EMPTY: 0.25}  # younger faults: the share of seeds that have them
+SHARES = {Fault.LATE: 0.3, Fault.EMPTY: 0.25, Fault.SLOW: 0.3}  # younger faults: the share of seeds that have them
 MEMORY_REGIONS = 36  # that fit into each daemon's memory, or a quarter of these
 SETTINGS = DaemonSettings(
     open_timeout_ms=15_000.0, chunk_bytes=4096, window_bytes=16_384, resilver_bytes_per_s=4_000_000

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from spark_jms.store.regions.core.actions import ToClient
 from spark_jms.store.regions.core.directory import Absent, RegionEntry, promoted
-from spark_jms.store.regions.core.protocol import Ack, Begin, Failure, Open, Ping, Regions, Reply, WriteRegion
+from spark_jms.store.regions.core.primary import Primary
+from spark_jms.store.regions.core.protocol import Ack, Begin, Close, Failure, Open, Ping, Regions, Reply, WriteRegion
 from tests.simulator.stepwise import SIZE, StepClient, StepCluster
 
 
@@ -271,8 +271,11 @@ def test_primary_cut_off_does_not_serve_once_replaced() -> None:
     cluster.separate(0, 2)
     cluster.blind(0)  # otherwise the first of the two strikes the other one off
     assert cluster.until(lambda: cluster.where()[0] == 1, 4_000)
-    assert client.read(epoch, 3) == "FencedError"
+    assert client.read(epoch, 3) is None
     assert not client.write(epoch, b"two")
+    cluster.see(0)
+    cluster.run(100)
+    assert [client.answer(client.requests - back) for back in (1, 0)] == ["FencedError", "FencedError"]
 
 
 def test_copy_that_was_given_up_is_not_listed() -> None:
@@ -374,8 +377,11 @@ def test_memory_that_is_provided_is_used_at_once() -> None:
     core, me = cluster.core(0), cluster.sim.daemons[0]
     cluster.sim.timing.memory_asks = lambda region_id: 1  # type: ignore[method-assign]
     core.client_came(me.clock_ms(), 99, "store")
-    assert not [a for a in core.from_client(me.clock_ms(), 99, Open(1, "s.000", SIZE)) if isinstance(a, ToClient)]
-    core.memory_provided(me.clock_ms())
+    me.feed(core, lambda: core.from_client(me.clock_ms(), 99, Open(1, "s.000", SIZE)))
+    cluster.run(0)
+    assert not cluster.entries
+    me.feed(core, lambda: core.memory_provided(me.clock_ms()))
+    cluster.run(0)
     assert cluster.where() == (0, None)
 
 
@@ -554,7 +560,9 @@ def test_copy_listed_late_by_a_dead_primary(in_time: bool) -> None:
     cluster = StepCluster(3)
     closed_region(cluster, b"kept")
     change = cluster.delay_change(
-        0, lambda new: new is not None and new.secondary is not None and new.secondary.daemon == 2
+        0,
+        lambda new: new is not None and new.secondary is not None and new.secondary.daemon == 2,
+        then_unavailable=True,
     )
     cluster.kill(1)
     assert cluster.until(lambda: change.given_up, 6_000)
@@ -630,3 +638,45 @@ def test_primary_fenced_while_it_confirms_itself_changes_nothing_more(monkeypatc
     cluster.run(100)
     assert primary.ended
     assert cluster.entry().primary == cluster.core(1).me
+
+
+def test_store_opens_a_region_while_its_others_are_confirmed_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R8, R10: its daemon has no lease on the other regions, so it asks the directory, for longer than a tick."""
+    cluster = StepCluster(3)
+    client, _ = opened(cluster)
+    assert isinstance(client.open("s.001"), list)
+    monkeypatch.setattr(Primary, "_lease", lambda self: False)
+    monkeypatch.setattr(cluster.sim.timing, "directory_delay_ms", lambda: 40.0)
+    assert isinstance(client.open("s.002"), list)
+
+
+def test_close_is_answered_once_the_directory_has_it() -> None:
+    """R8: also by a primary in doubt, so the next store can open the region as soon as the first one has closed it."""
+    cluster = StepCluster(2)
+    client, _ = opened(cluster)
+    cluster.blind(0)
+    cluster.core(0).primaries["s.000"].doubt()
+    request = client.send(lambda n: Close(n, "s.000"))
+    cluster.run(500)
+    assert request not in client.answers
+    cluster.see(0)
+    assert cluster.until(lambda: request in client.answers, 500)
+    assert cluster.entry().opener is None
+    assert isinstance(cluster.client(0).open(), list)
+
+
+def test_writes_wait_for_the_directory_only_where_it_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R7, R10: the directory takes 2 s. A region with both copies works; opening another one takes its time."""
+    cluster = StepCluster(3)
+    client, epoch = opened(cluster)
+    monkeypatch.setattr(cluster.sim.timing, "directory_delay_ms", lambda: 1_000.0)
+    other = cluster.client(1)
+    request = other.send(lambda n: Open(n, "t.000", SIZE))
+    for number in range(10):
+        value = b"%d" % number
+        assert client.write(epoch, value, wait_ms=0)
+        assert client.read(epoch, 1) == value
+        cluster.run(500)
+    assert request not in other.answers
+    assert cluster.until(lambda: request in other.answers, 60_000)
+    assert isinstance(other.answer(request), list)

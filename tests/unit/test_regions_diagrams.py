@@ -10,13 +10,20 @@ import pytest
 
 from spark_jms.store.regions import diagrams
 from spark_jms.store.regions.core.directory import EntryEvent
+from spark_jms.store.regions.core.entry_requests import REQUEST_STATES, RequestEvent, RequestState
 from spark_jms.store.regions.core.follower import FOLLOWER_STATES, FollowerEvent, FollowerState
+from spark_jms.store.regions.core.new_region import NEW_REGION_STATES, NewRegionEvent, NewRegionState
 from spark_jms.store.regions.core.opening import ANSWERS, Situation
 from spark_jms.store.regions.core.primary import PRIMARY_STATES, PrimaryEvent, PrimaryState
 from spark_jms.store.regions.core.state_table import StateTable, StateTransition
 
 PAGE = Path(__file__).parents[2] / "docs/REPLICATED-STORE.md"
-MACHINES = [(FOLLOWER_STATES, FollowerState, FollowerEvent), (PRIMARY_STATES, PrimaryState, PrimaryEvent)]
+MACHINES = [
+    (FOLLOWER_STATES, FollowerState, FollowerEvent),
+    (PRIMARY_STATES, PrimaryState, PrimaryEvent),
+    (NEW_REGION_STATES, NewRegionState, NewRegionEvent),
+    (REQUEST_STATES, RequestState, RequestEvent),
+]
 
 
 def test_the_page_shows_the_tables_of_the_code() -> None:
@@ -34,7 +41,7 @@ def test_the_tables_name_every_event_and_state_of_the_code() -> None:
         assert {t.event for t in table.transitions} == set(events)
 
 
-@pytest.mark.parametrize(("table", "states", "events"), MACHINES, ids=["follower", "primary"])
+@pytest.mark.parametrize(("table", "states", "events"), MACHINES, ids=["follower", "primary", "new region", "requests"])
 def test_a_transition_that_is_not_in_the_table_cannot_happen(
     table: StateTable[Any, Any], states: Any, events: Any
 ) -> None:

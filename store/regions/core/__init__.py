@@ -1,7 +1,7 @@
 """The decisions of the region cluster, as values and state tables: no socket, file, clock or chance inside.
 
 A daemon     daemon (routes events), and its parts:
-  shared     clock, outgoing (actions), directory_view (the directory, with its doubts), peers, clients, copies
+  shared     clock, outgoing (actions), directory_view and entry_requests (questions, changes), peers, clients, copies
   serving    primaries, primary (one region), replication (its writes), follower (one copy elsewhere), new_region
   following  replica (the copies kept for other daemons), reconciliation (take over, give up, free)
   deciding   opening, placement, heartbeats, leaving (safe shutdown), administration (lists, removal)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from spark_jms.store.regions.core.directory import DirectoryRequest
 from spark_jms.store.regions.core.protocol import RegionMessage
 
 
@@ -41,11 +42,19 @@ class Log:
 
 
 @dataclass(frozen=True)
+class AskDirectory:
+    """Perform this request without waiting, and pass the answer to `DaemonCore.directory_answered` under its number."""
+
+    number: int
+    request: DirectoryRequest
+
+
+@dataclass(frozen=True)
 class Stop:
     """End this daemon."""
 
 
-Action = ToPeer | ToClient | Drop | Unlink | Log | Stop
+Action = ToPeer | ToClient | Drop | Unlink | Log | AskDirectory | Stop
 
 
 class MemoryPort(ABC):

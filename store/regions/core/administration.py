@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-from spark_jms.store.errors import RegionEntryDamagedError
-from spark_jms.store.regions.core.directory import RegionEntry
+from spark_jms.store.errors import DirectoryUnavailableError, RegionEntryDamagedError
+from spark_jms.store.regions.core.directory import DirectoryListing, RegionEntry
+from spark_jms.store.regions.core.directory_view import UNREADABLE
+from spark_jms.store.regions.core.entry_requests import Outcome, Seen
 from spark_jms.store.regions.core.heartbeats import Heartbeats
 from spark_jms.store.regions.core.primaries import Primaries
 from spark_jms.store.regions.core.protocol import (
@@ -24,12 +29,12 @@ from spark_jms.store.regions.core.shared import Shared
 ASK_AGAIN_MS = 500.0
 
 
-@dataclass
+@dataclass(eq=False)
 class PendingRemoval:
     client: int
     message: Remove
-    region_id: str
     until_ms: float
+    region_id: str = ""  # once it is known
     asked_ms: float = -1e9
 
 
@@ -47,7 +52,17 @@ class RegionAdministration:
     # ---- lists
 
     def regions(self, client: int, message: Regions) -> None:
-        listing = self._shared.directory.entries()
+        self._shared.directory.entries(partial(self._listed, client, message))
+
+    def _listed(self, client: int, message: Regions, listing: DirectoryListing | DirectoryUnavailableError) -> None:
+        if isinstance(listing, DirectoryUnavailableError):
+            self._shared.out.fail(client, message.request, "DirectoryUnavailableError", *listing.args)
+            return
+        dead = self._shared.peers.dead
+        holders = {holder for entry in listing.entries.values() for holder in entry.holders() if dead(holder)}
+        self._shared.directory.look_which_run(holders, partial(self._show, client, message, listing))
+
+    def _show(self, client: int, message: Regions, listing: DirectoryListing) -> None:
         rows = [self._row(entry) for entry in listing.entries.values()]
         rows += [_unreadable_row(name, str(error)) for name, error in listing.unreadable.items()]
         chosen = [row for row in rows if row.name.startswith(message.prefix)]
@@ -104,90 +119,107 @@ class RegionAdministration:
         for name in sorted(self._primaries.keys() & self._used.keys()):
             self._shared.out.to_peer(index, Usage(name, self._used[name]))
 
-    def forget_removed(self) -> None:
-        seen = self._shared.directory.seen.keys() | self._shared.directory.unreadable.keys()
-        self._used = {name: used for name, used in self._used.items() if name in seen}
+    def audit(self, listing: DirectoryListing) -> None:
+        self._used = {name: used for name, used in self._used.items() if name not in listing.removed}
 
     # ---- removal: by the primary, or here if the primary has certainly ended
 
     def tick(self) -> None:
         """A removal is done when the directory no longer has the region."""
-        for removal in list(self._removals):
-            if self._removed(removal):
-                self._removals.remove(removal)
+        for removal in self._removals:
+            self._continue(removal)
 
     def remove(self, client: int, message: Remove) -> None:
-        try:
-            entry = self._shared.directory.read(message.name)
-        except RegionEntryDamagedError:
-            if not message.force:
-                raise
-            self._discard(client, message)
-            return
-        if entry is None:
-            detail = f"there is no region {message.name}"
-            self._shared.out.fail(client, message.request, "RegionUnavailableError", detail)
-            return
         until_ms = self._shared.clock.now_ms + 2 * self._shared.settings.failure_timeout_ms
-        removal = PendingRemoval(client, message, entry.region_id, until_ms)
-        if not self._removed(removal):
-            self._removals.append(removal)
+        removal = PendingRemoval(client, message, until_ms)
+        self._removals.append(removal)
+        self._continue(removal)
 
-    def _discard(self, client: int, message: Remove) -> None:
-        """A damaged entry does not name the daemons with a copy: all of them look."""
-        if not self._shared.directory.discard(message.name):
-            detail = f"region {message.name}: its entry changed in this moment"
-            self._shared.out.fail(client, message.request, "DirectoryUnavailableError", detail)
+    def _continue(self, removal: PendingRemoval) -> None:
+        self._shared.directory.look(removal.message.name, removal, partial(self._looked, removal))
+
+    def _looked(self, removal: PendingRemoval, seen: Seen) -> None:
+        message, now_ms = removal.message, self._shared.clock.now_ms
+        if removal not in self._removals:
             return
-        self._shared.out.log(2, f"region {message.name}: removed by force, its entry was damaged")
-        self._reconciliation.region(message.name)
-        for index in self._shared.peers.by_index:
-            self._shared.out.to_peer(index, Notice(message.name))
-        self._shared.out.reply(client, message.request)
+        if seen.known:
+            self._act(removal, seen.entry)
+        elif isinstance(seen.error, RegionEntryDamagedError) and message.force:
+            self._shared.directory.discard(message.name, partial(self._discarded, removal))
+        elif not removal.region_id or isinstance(seen.error, UNREADABLE):
+            self._fail(removal, type(seen.error).__name__, *(seen.error.args if seen.error else ()))
+        if removal in self._removals and now_ms >= removal.until_ms:
+            self._fail(removal, "RegionUnavailableError", f"region {message.name}: not removed")
 
-    def _removed(self, removal: PendingRemoval) -> bool:
-        """True when it was answered. A primary that only seems dead may still serve: its secondary takes over first."""
+    def _act(self, removal: PendingRemoval, entry: RegionEntry | None) -> None:
+        """A primary that only seems dead may still serve: its secondary takes over first."""
         message, out, peers, now_ms = removal.message, self._shared.out, self._shared.peers, self._shared.clock.now_ms
-        known, entry = self._shared.directory.look(message.name)
-        if known and (entry is None or entry.region_id != removal.region_id):
-            out.reply(removal.client, message.request)
-            return True
-        if entry is not None:
-            lost = not any(peers.may_run(holder) for holder in entry.holders())
-            if entry.opener is not None and not message.force and not lost:
-                detail = f"region {message.name}, by {entry.opener}"
-                out.fail(removal.client, message.request, "RegionOpenError", detail)
-                return True
-            if entry.primary == self._shared.me or not peers.may_run(entry.primary):
-                self._delete(entry)
-            elif now_ms - removal.asked_ms >= ASK_AGAIN_MS:
-                removal.asked_ms = now_ms
-                out.to_peer(entry.primary.daemon, RemoveRequest(message.name, message.force, message.request))
-        if now_ms < removal.until_ms:
-            return False
-        out.fail(removal.client, message.request, "RegionUnavailableError", f"region {message.name}: not removed")
-        return True
+        if entry is None and not removal.region_id:
+            self._fail(removal, "RegionUnavailableError", f"there is no region {message.name}")
+            return
+        if entry is None or entry.region_id != (removal.region_id or entry.region_id):
+            self._done(removal)
+            return
+        removal.region_id = entry.region_id
+        lost = not any(peers.may_run(holder) for holder in entry.holders())
+        if entry.opener is not None and not message.force and not lost:
+            self._fail(removal, "RegionOpenError", f"region {message.name}, by {entry.opener}")
+        elif entry.primary == self._shared.me or not peers.may_run(entry.primary):
+            self._delete(entry, partial(self._continue, removal))
+        elif now_ms - removal.asked_ms >= ASK_AGAIN_MS:
+            removal.asked_ms = now_ms
+            out.to_peer(entry.primary.daemon, RemoveRequest(message.name, message.force, message.request))
+
+    def _done(self, removal: PendingRemoval) -> None:
+        self._removals.remove(removal)
+        self._shared.out.reply(removal.client, removal.message.request)
+
+    def _fail(self, removal: PendingRemoval, error: str, *arguments: Any) -> None:
+        self._removals.remove(removal)
+        self._shared.out.fail(removal.client, removal.message.request, error, *arguments)
+
+    def _discarded(self, removal: PendingRemoval, answer: bool | DirectoryUnavailableError) -> None:
+        """A damaged entry does not name the daemons with a copy: all of them look."""
+        name = removal.message.name
+        if removal not in self._removals:
+            return
+        if answer is not True:
+            self._fail(removal, "DirectoryUnavailableError", f"region {name}: its entry changed in this moment")
+            return
+        self._shared.out.log(2, f"region {name}: removed by force, its entry was damaged")
+        self._reconciliation.region(name)
+        for index in self._shared.peers.by_index:
+            self._shared.out.to_peer(index, Notice(name))
+        self._done(removal)
 
     def remove_here(self, message: RemoveRequest) -> None:
-        entry = self._shared.directory.read(message.name)
-        if entry is not None and entry.primary == self._shared.me and (message.force or entry.opener is None):
-            self._delete(entry)
+        def looked(seen: Seen) -> None:
+            entry = seen.entry
+            if entry is not None and entry.primary == self._shared.me and (message.force or entry.opener is None):
+                self._delete(entry, lambda: None)
 
-    def _delete(self, entry: RegionEntry) -> None:
+        self._shared.directory.look(message.name, self, looked)
+
+    def _delete(self, entry: RegionEntry, then: Callable[[], None]) -> None:
         primary = self._primaries.get(entry.name)
-        done = self._shared.directory.swap(entry.name, entry, None)
         if primary is not None:
-            if done:
-                primary.fence("the region was removed")
-            elif done is None:
-                primary.doubt()
-        if done:
-            self._shared.out.log(2, f"region {entry.name}: removed")
-            for holder in entry.holders():
-                if holder.daemon == self._shared.me.daemon:
-                    self._reconciliation.region(entry.name)
-                else:
-                    self._shared.out.to_peer(holder.daemon, Notice(entry.name))
+            primary.remove(partial(self._deleted, entry, then))
+            return
+
+        def changed(outcome: Outcome) -> None:
+            if outcome is Outcome.DONE:
+                self._deleted(entry, then)
+
+        self._shared.directory.change(entry.name, entry, None, changed)
+
+    def _deleted(self, entry: RegionEntry, then: Callable[[], None]) -> None:
+        self._shared.out.log(2, f"region {entry.name}: removed")
+        for holder in entry.holders():
+            if holder.daemon == self._shared.me.daemon:
+                self._reconciliation.region(entry.name)
+            else:
+                self._shared.out.to_peer(holder.daemon, Notice(entry.name))
+        then()
 
 
 def _unreadable_row(name: str, reason: str) -> RegionRow:

@@ -13,12 +13,13 @@ A part gets the leaves (`Shared`) and parts above it in this list. No part gets 
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 from spark_jms.settings.store import DaemonSettings
 from spark_jms.store.errors import DirectoryUnavailableError
 from spark_jms.store.regions.core.actions import (
     Action,
+    AskDirectory,
     Drop,
     Log,
     MemoryPort,
@@ -31,7 +32,7 @@ from spark_jms.store.regions.core.administration import RegionAdministration
 from spark_jms.store.regions.core.clients import Clients
 from spark_jms.store.regions.core.clock import DaemonClock
 from spark_jms.store.regions.core.copies import Copies
-from spark_jms.store.regions.core.directory import DirectoryPort, Holder
+from spark_jms.store.regions.core.directory import DirectoryAnswer, DirectoryListing, Holder
 from spark_jms.store.regions.core.directory_view import DirectoryView
 from spark_jms.store.regions.core.heartbeats import Heartbeats
 from spark_jms.store.regions.core.leaving import Leaving
@@ -70,6 +71,7 @@ from spark_jms.store.regions.core.shared import Shared
 
 __all__ = [
     "Action",
+    "AskDirectory",
     "DaemonCore",
     "DaemonSettings",
     "Drop",
@@ -89,7 +91,6 @@ class DaemonCore:
         incarnation: str,
         count: int,
         memory_limit_bytes: int,
-        directory: DirectoryPort,
         memory: MemoryPort,
         settings: DaemonSettings | None = None,
         now_ms: float = 0.0,
@@ -101,7 +102,7 @@ class DaemonCore:
         self.settings = settings = settings or DaemonSettings()
         self._clock = clock = DaemonClock(now_ms, now_us)
         self._out = out = Outgoing(me)
-        self.directory = DirectoryView(directory, out)
+        self.directory = DirectoryView(out)
         self.peers = Peers(me, count, settings, clock, out, self.directory)
         self.copies = Copies(memory_limit_bytes, memory, clock, out)
         shared = Shared(me, settings, clock, out, self.directory, self.peers, self.copies)
@@ -133,17 +134,15 @@ class DaemonCore:
         self._clock.now_us, self._ticked_ms = now_us, now_ms
         self.primaries.budget.refill(passed_ms)
         self._heartbeats.tick()
-        self.peers.detect()
-        self._reconciliation.dead_primaries()
+        self._detect()
         self._clients.detect()
-        self.directory.attempt(self._administration.tick)  # before primaries answer for what it removes
+        self._administration.tick()  # before primaries answer for what it removes
         self._leaving.tick()
         self._reconciliation.doubts()
         self.primaries.tick()
         if self._clock.now_ms - self._audited_ms >= self.settings.audit_ms:
             self._audited_ms = self._clock.now_ms
-            self.directory.attempt(self._reconciliation.audit)
-            self._administration.forget_removed()
+            self.directory.entries(self._listed)
         self._continue_beginning()
         self.copies.tick()
         self._leaving.stop_if_empty()
@@ -157,7 +156,25 @@ class DaemonCore:
 
     def _continue_beginning(self) -> None:
         self._replicas.tick()
-        self.directory.attempt(self._opening.tick)
+        self._opening.tick()
+
+    def directory_answered(self, now_ms: float, number: int, answer: DirectoryAnswer) -> list[Action]:
+        """The answer to the AskDirectory with this number. A failure is an answer."""
+        self._now(now_ms)
+        self.directory.answered(number, answer)
+        if answer is False:  # perhaps a daemon has ended
+            self._detect()
+            self.primaries.tick()
+        return self._out.take()
+
+    def _listed(self, listing: DirectoryListing | DirectoryUnavailableError) -> None:
+        if isinstance(listing, DirectoryListing):
+            self._reconciliation.audit(listing)
+            self._administration.audit(listing)
+
+    def _detect(self) -> None:
+        self.peers.detect()
+        self._reconciliation.dead_primaries()
 
     def linked(self, now_ms: float, daemon: int, incarnation: str) -> list[Action]:
         """A new connection to another daemon, whose first frame named its incarnation."""
@@ -188,7 +205,7 @@ class DaemonCore:
     def from_peer(self, now_ms: float, daemon: int, message: RegionMessage) -> list[Action]:
         self._now(now_ms)
         self.peers.heard(daemon)
-        self.directory.attempt(self._peer_message, daemon, message)
+        self._peer_message(daemon, message)
         return self._out.take()
 
     def from_client(self, now_ms: float, client: int, message: RegionMessage) -> list[Action]:
@@ -197,8 +214,6 @@ class DaemonCore:
             request = getattr(message, "request", 0)
             try:
                 self._client_message(client, message)
-            except DirectoryUnavailableError as error:
-                self._out.fail(client, request, type(error).__name__, *error.args)
             except ValueError as error:
                 self._out.log(1, f"client {self._out.clients[client]}: {error}")
                 self._out.fail(client, request, "ProtocolError", str(error))
@@ -260,8 +275,9 @@ class DaemonCore:
             case Close(request, name):
                 primary = self.primaries.get(name)
                 if primary is not None and primary.client == client:
-                    primary.close()
-                self._out.reply(client, request)
+                    primary.close(partial(self._out.reply, client, request))
+                else:
+                    self._out.reply(client, request)
             case Regions():
                 self._administration.regions(client, message)
             case Daemons(request):
@@ -285,11 +301,8 @@ class DaemonCore:
         primary = self._opened_by(client, message)
         if primary is None:
             return
-        data: Any = primary.read(message)
-        if data is None:
-            detail = f"region {message.name}: another daemon may have taken over, and the directory does not answer"
-            self._out.fail(client, message.request, "FencedError", detail)
-        else:
+        data = primary.read(message)
+        if data is not None:
             self._out.reply(client, message.request, data)
 
     def _opened_by(self, client: int, message: WriteRegion | ReadRegion) -> Primary | None:

@@ -262,3 +262,52 @@ class DirectoryPort(ABC):
     @abstractmethod
     def running(self, holder: Holder) -> bool:
         """False only when this incarnation has certainly ended: its lock is free, or a later incarnation has it."""
+
+
+@dataclass(frozen=True)
+class ReadEntry:
+    name: str
+
+
+@dataclass(frozen=True)
+class ChangeEntry:
+    name: str
+    old: RegionEntry | None
+    new: RegionEntry | None
+
+
+@dataclass(frozen=True)
+class DiscardEntry:
+    name: str
+
+
+@dataclass(frozen=True)
+class ListEntries:
+    pass
+
+
+@dataclass(frozen=True)
+class AskRunning:
+    holder: Holder
+
+
+DirectoryRequest = ReadEntry | ChangeEntry | DiscardEntry | ListEntries | AskRunning
+DirectoryAnswer = RegionEntry | Absent | bool | DirectoryListing | DirectoryUnavailableError
+
+
+def perform(port: DirectoryPort, request: DirectoryRequest) -> DirectoryAnswer:
+    """The answer of the directory; a failure is an answer. Waits for the directory, so a daemon calls it off its loop."""
+    try:
+        match request:
+            case ReadEntry(name):
+                return port.read(name)
+            case ChangeEntry(name, old, new):
+                return port.swap(name, old, new)
+            case DiscardEntry(name):
+                return port.discard(name)
+            case AskRunning(holder):
+                return port.running(holder)
+            case ListEntries():
+                return port.entries()
+    except DirectoryUnavailableError as error:
+        return error

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 
 from spark_jms.store.regions.core.copies import RegionCopy
 from spark_jms.store.regions.core.directory import Holder
@@ -125,7 +126,8 @@ class Follower:
         self.sent += 1
         self.unacked.append(Unacked(self.sent, message, size))
         self._unacked_bytes += size
-        self._out.to_peer(self.holder.daemon, message)
+        if self.acked or self.sent == 1:  # it asks its directory before it begins
+            self._out.to_peer(self.holder.daemon, message)
 
     def replicate(self, epoch: int, writes: list[tuple[int, bytes]], size: int) -> None:
         self.push(Replicate(self.stream, self._region, epoch, self.sent + 1, writes), size)
@@ -134,16 +136,19 @@ class Follower:
         """All items up to `seq` are in the copy. False when they were never sent."""
         if seq > self.sent:
             return False
+        begins = not self.acked and seq > 0
         if seq > self.acked:
             self.acked, self._moved_ms = seq, self._clock.now_ms
         while self.unacked and self.unacked[0].seq <= seq:
             self._unacked_bytes -= self.unacked.popleft().size
+        if begins:
+            self.resend()
         return True
 
     def resend(self) -> None:
-        """Sends every unacknowledged item again, in order."""
+        """Sends every unacknowledged item again, in order. Until the first is acknowledged, only that one."""
         self._moved_ms = self._clock.now_ms
-        for item in self.unacked:
+        for item in self.unacked if self.acked else islice(self.unacked, 1):
             self._out.to_peer(self.holder.daemon, item.message)
 
     def nudge(self) -> None:

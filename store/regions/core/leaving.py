@@ -12,9 +12,11 @@ died. When no copy moves and the other daemons have no room, the leaving daemon 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from spark_jms.store.errors import DirectoryUnavailableError
 from spark_jms.store.regions.core.actions import Stop
+from spark_jms.store.regions.core.directory import DirectoryListing
 from spark_jms.store.regions.core.heartbeats import Heartbeats
 from spark_jms.store.regions.core.placement import Candidate, HeldCopies, fits_without
 from spark_jms.store.regions.core.primaries import Primaries
@@ -36,19 +38,29 @@ class Leaving:
     # ---- the command
 
     def shutdown(self, client: int, message: Shutdown) -> None:
-        me, out, indexes = self._shared.me.daemon, self._shared.out, set(message.indexes)
-        reason = "" if message.force else self._refusal(indexes)
-        if reason:
+        if message.force:
+            self._allow(client, message)
+        else:
+            self._shared.directory.entries(partial(self._listed, client, message))
+
+    def _listed(self, client: int, message: Shutdown, listing: DirectoryListing | DirectoryUnavailableError) -> None:
+        out = self._shared.out
+        if isinstance(listing, DirectoryUnavailableError):
+            out.fail(client, message.request, "DirectoryUnavailableError", *listing.args)
+        elif reason := self._refusal(set(message.indexes), listing):
             out.fail(client, message.request, "ShutdownRefusedError", reason)
-            return
+        else:
+            self._allow(client, message)
+
+    def _allow(self, client: int, message: Shutdown) -> None:
+        me, out, indexes = self._shared.me.daemon, self._shared.out, set(message.indexes)
         out.reply(client, message.request)
         for index in sorted(indexes - {me}):
             out.to_peer(index, Halt() if message.force else Drain())
         if me in indexes:
             self.leave(message.force)
 
-    def _refusal(self, indexes: set[int]) -> str:
-        listing = self._shared.directory.entries()
+    def _refusal(self, indexes: set[int], listing: DirectoryListing) -> str:
         if self._shared.me.daemon in indexes and (unreadable := self._unreadable(listing.unreadable)):
             return f"region {unreadable} cannot move away: {listing.unreadable[unreadable]}"
         copies: dict[str, HeldCopies] = {}

@@ -1,32 +1,84 @@
 """A region that this daemon creates: its second place, then its entry in the directory (R9). Pure.
 
 Theory. A new region is empty, so an empty second copy is complete. The directory gets the entry after the second copy
-exists, or when no daemon has room for one. From then on a `Primary` serves the region.
+exists, or when no daemon has room for one. From then on a `Primary` serves the region. Entered without an answer, the
+region may have been made, and removed again: its id and epoch are used up, so it is not entered a second time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from enum import Enum
+from functools import partial
+
 from spark_jms.store.regions.core import directory as rules
 from spark_jms.store.regions.core.copies import RegionCopy
 from spark_jms.store.regions.core.directory import Holder, RegionEntry
+from spark_jms.store.regions.core.entry_requests import Outcome, Seen
 from spark_jms.store.regions.core.follower import Follower, FollowerEvent, Purpose, ResilverBudget
 from spark_jms.store.regions.core.placement import next_daemon
 from spark_jms.store.regions.core.primary import Primary
 from spark_jms.store.regions.core.replication import Replication
 from spark_jms.store.regions.core.shared import Shared
+from spark_jms.store.regions.core.state_table import StateTable, StateTransition
+
+
+class NewRegionState(Enum):
+    PLACING = "placing"
+    ENTERING = "entering"
+    REFUSED = "refused"
+    IN_DOUBT = "in doubt"
+    ENTERED = "entered"
+    GIVEN_UP = "given up"
+
+
+class NewRegionEvent(Enum):
+    PLACED = "the second copy exists, or has no place"
+    DONE = "the directory has the entry"
+    REFUSED = "the directory has another entry"
+    UNKNOWN = "the directory does not answer"
+    ABSENT = "the directory has no entry"
+    OTHER = "another daemon made the region"
+
+
+NEW_REGION_STATES = StateTable(
+    StateTransition(NewRegionState.PLACING, NewRegionEvent.PLACED, NewRegionState.ENTERING, "asks the directory"),
+    StateTransition(NewRegionState.ENTERING, NewRegionEvent.DONE, NewRegionState.ENTERED, "a primary serves it"),
+    StateTransition(NewRegionState.ENTERING, NewRegionEvent.REFUSED, NewRegionState.REFUSED, "reads on every tick"),
+    StateTransition(NewRegionState.ENTERING, NewRegionEvent.UNKNOWN, NewRegionState.IN_DOUBT, "reads on every tick"),
+    StateTransition(NewRegionState.REFUSED, NewRegionEvent.ABSENT, NewRegionState.PLACING, "asks again"),
+    StateTransition(NewRegionState.REFUSED, NewRegionEvent.OTHER, NewRegionState.GIVEN_UP, "frees the copy"),
+    StateTransition(NewRegionState.IN_DOUBT, NewRegionEvent.DONE, NewRegionState.ENTERED, "a primary serves it"),
+    StateTransition(NewRegionState.IN_DOUBT, NewRegionEvent.ABSENT, NewRegionState.GIVEN_UP, "frees the copy"),
+    StateTransition(NewRegionState.IN_DOUBT, NewRegionEvent.OTHER, NewRegionState.GIVEN_UP, "frees the copy"),
+)
 
 
 class NewRegion:
-    def __init__(self, shared: Shared, budget: ResilverBudget, draft: RegionEntry, copy: RegionCopy) -> None:
+    def __init__(
+        self,
+        shared: Shared,
+        budget: ResilverBudget,
+        draft: RegionEntry,
+        copy: RegionCopy,
+        entered: Callable[[], None],
+    ) -> None:
         self.primary: Primary | None = None  # once the directory has the entry
-        self.given_up = False
+        self.state: NewRegionState | None = NewRegionState.PLACING
         self.replication = Replication(shared, copy)
         self.region_id = draft.region_id
         self._draft = draft
         self._shared = shared
         self._budget = budget
         self._asked: set[int] = set()  # each daemon is asked once for the second copy
-        self._told = False  # the directory was asked for the entry once, and did not answer
+        self._ready = entered
+
+    @property
+    def given_up(self) -> bool:
+        return self.state is NewRegionState.GIVEN_UP
+
+    def _step(self, event: NewRegionEvent) -> None:
+        self.state = NEW_REGION_STATES.next(self.state, event)
 
     def place(self) -> None:
         """Asks the next daemon for the second copy; enters the region with one copy when there is no such daemon."""
@@ -48,41 +100,55 @@ class NewRegion:
 
     def refused(self, follower: Follower, reason: str) -> None:
         """Asks another daemon."""
-        self.replication.remove(follower)
-        self.place()
+        if self.state is NewRegionState.PLACING:
+            self.replication.remove(follower)
+            self.place()
 
     def tick(self, may_resilver: bool) -> None:
+        if self.state in (NewRegionState.REFUSED, NewRegionState.IN_DOUBT):
+            self._shared.directory.look(self._draft.name, self, self._looked)
+        if self.state is not NewRegionState.PLACING:
+            return
         for follower in list(self.replication.followers):
             if self._shared.peers.dead(follower.holder):
                 self.refused(follower, "dead")
             else:
                 follower.nudge()
                 self._advance(follower)
-        if self.primary is None and not self.given_up and not self.replication.followers:
+        if self.state is NewRegionState.PLACING and not self.replication.followers:
             self._enter(None)
 
     def _advance(self, follower: Follower) -> None:
-        if follower.may_join and self.primary is None and not self.given_up:
+        if follower.may_join and self.state is NewRegionState.PLACING:
             self._enter(follower.holder)
 
     # ---- the directory
 
     def _enter(self, secondary: Holder | None) -> None:
-        """Asked once and not answered, the entry may have been made and removed again: its id and epoch are used up."""
-        draft, directory, me = self._draft, self._shared.directory, self._shared.me
+        draft, me = self._draft, self._shared.me
         entry = rules.created(draft.name, draft.region_id, draft.size, me, secondary, draft.created_us)
-        done = None if self._told else directory.swap(draft.name, None, entry)
-        if done:
+        self._step(NewRegionEvent.PLACED)
+        self._shared.directory.change(draft.name, None, entry, partial(self._changed, entry))
+
+    def _changed(self, entry: RegionEntry, outcome: Outcome) -> None:
+        self._step(NewRegionEvent[outcome.name])
+        if outcome is Outcome.DONE:
             self._entered(entry)
-            return
-        self._told = self._told or done is None
-        known, found = directory.look(draft.name)
-        if not known or (found is None and not self._told):
-            return  # the next tick tries again
-        if found is None or found.region_id != draft.region_id:
-            self._give_up("it may have been removed again" if found is None else "another daemon made it")
         else:
-            self._entered(found)
+            self._shared.directory.look(entry.name, self, self._looked)
+
+    def _looked(self, seen: Seen) -> None:
+        if not seen.known or self.state not in (NewRegionState.REFUSED, NewRegionState.IN_DOUBT):
+            return
+        if seen.entry is None:
+            self._step(NewRegionEvent.ABSENT)
+        elif seen.entry.region_id == self.region_id:
+            self._step(NewRegionEvent.DONE)
+            self._entered(seen.entry)
+        else:
+            self._step(NewRegionEvent.OTHER)
+        if self.given_up:
+            self._give_up("it may have been removed again" if seen.entry is None else "another daemon made it")
 
     def _entered(self, entry: RegionEntry) -> None:
         for follower in self.replication.followers:
@@ -93,9 +159,9 @@ class NewRegion:
         self.primary = Primary(self._shared, self._budget, entry, self.replication)
         copies = " and ".join(str(holder.daemon) for holder in entry.holders())
         self._shared.out.log(2, f"region {entry.name}: created, {entry.size} bytes, copies on {copies}")
+        self._ready()
 
     def _give_up(self, reason: str) -> None:
         """The client that waits for the region tries again, with another id."""
-        self.given_up = True
         self._shared.copies.free(self._draft.name)
         self._shared.out.log(1, f"region {self._draft.name}: no longer served here, {reason}")

@@ -1,21 +1,28 @@
 """Opening a region here: create it, or bring it here first (R8, R9, R15, R18). Pure.
 
-Theory. A request to open waits until its situation has a final answer. The situation is looked at when the request comes,
-on every tick, and whenever an entry of the directory may have changed.
+Theory. A request to open waits until its situation has a final answer. The directory is asked for the entry when the
+request comes, on every tick, and whenever an entry may have changed; its answer makes the situation.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
+from typing import Any
 
+from spark_jms.store.errors import RegionEntryDamagedError, RegionEntryVersionError
 from spark_jms.store.regions.core import directory as rules
 from spark_jms.store.regions.core.directory import RegionEntry
+from spark_jms.store.regions.core.entry_requests import Outcome, Seen
 from spark_jms.store.regions.core.new_region import NewRegion
 from spark_jms.store.regions.core.primaries import Primaries
 from spark_jms.store.regions.core.primary import Primary
 from spark_jms.store.regions.core.protocol import MoveRequest, Notice, Open
 from spark_jms.store.regions.core.shared import Shared
+
+UNREADABLE = (RegionEntryDamagedError, RegionEntryVersionError)
 
 ASK_AGAIN_MS = 500.0
 
@@ -51,7 +58,7 @@ ANSWERS = {
 }
 
 
-@dataclass
+@dataclass(eq=False)
 class Waiting:
     client: int
     request: int
@@ -61,6 +68,7 @@ class Waiting:
     asked_ms: float = -1e9
     region_id: str = ""  # of the new region, while it waits for its memory
     made: NewRegion | None = None  # created for this request
+    opened: Primary | None = None  # for this request, while the other regions of its client are confirmed
 
 
 class Opening:
@@ -69,9 +77,6 @@ class Opening:
         self._primaries = primaries
         self._waiting: list[Waiting] = []
         self._act = {
-            Situation.LEAVING: self._wait,
-            Situation.UNREADABLE: self._refuse_unreadable,
-            Situation.UNKNOWN: self._wait,
             Situation.ABSENT: self._create,
             Situation.TAKEN: self._refuse_taken,
             Situation.PRIMARY_HERE: self._open_here,
@@ -89,8 +94,8 @@ class Opening:
             raise ValueError(f"a region of {message.size} bytes")
         until_ms = self._shared.clock.now_ms + self._shared.settings.open_timeout_ms
         waiting = Waiting(client, message.request, message.name, message.size, until_ms)
-        if not self._try(waiting):
-            self._waiting.append(waiting)
+        self._waiting.append(waiting)
+        self._try(waiting)
 
     def client_left(self, client: int) -> None:
         self._waiting = [w for w in self._waiting if w.client != client]
@@ -99,11 +104,10 @@ class Opening:
         for waiting in list(self._waiting):
             if waiting not in self._waiting:
                 continue
-            done = self._try(waiting)
-            if not done and self._shared.clock.now_ms >= waiting.until_ms:
-                done = self._fail(waiting, "RegionUnavailableError", f"region {waiting.name}")
-            if done and waiting in self._waiting:
-                self._waiting.remove(waiting)
+            if self._shared.clock.now_ms >= waiting.until_ms:
+                self._fail(waiting, "RegionUnavailableError", f"region {waiting.name}")
+            elif waiting.opened is None:
+                self._try(waiting)
 
     def move(self, sender: int, name: str) -> None:
         """The daemon that sent this wants a closed region."""
@@ -111,16 +115,19 @@ class Opening:
         if primary is None or holder is None or not primary.move_to(holder):
             self._shared.out.to_peer(sender, Notice(name))
 
-    # ---- one request; every step returns True when it has answered
+    # ---- one request
 
-    def _try(self, waiting: Waiting) -> bool:
-        if self._shared.peers.any_draining():
-            return self._act[Situation.LEAVING](waiting, None)
-        known, entry = self._shared.directory.look(waiting.name)
-        if known:
-            return self._act[self._situation(waiting, entry)](waiting, entry)
-        unreadable = self._shared.directory.why_unreadable(waiting.name) is not None
-        return self._act[Situation.UNREADABLE if unreadable else Situation.UNKNOWN](waiting, entry)
+    def _try(self, waiting: Waiting) -> None:
+        if not self._shared.peers.any_draining():
+            self._shared.directory.look(waiting.name, waiting, partial(self._looked, waiting))
+
+    def _looked(self, waiting: Waiting, seen: Seen) -> None:
+        if waiting not in self._waiting or waiting.opened is not None or self._shared.peers.any_draining():
+            return
+        if seen.known:
+            self._act[self._situation(waiting, seen.entry)](waiting, seen.entry)
+        elif isinstance(seen.error, UNREADABLE):
+            self._fail(waiting, type(seen.error).__name__, *seen.error.args)
 
     def _situation(self, waiting: Waiting, entry: RegionEntry | None) -> Situation:
         peers = self._shared.peers
@@ -136,92 +143,110 @@ class Opening:
             return Situation.NEVER_OPENED if entry.epoch == 1 else Situation.LOST
         return Situation.CLOSED_ELSEWHERE if entry.opener is None else Situation.OPEN_ELSEWHERE
 
-    def _wait(self, waiting: Waiting, entry: RegionEntry | None) -> bool:
-        return False
+    def _wait(self, waiting: Waiting, entry: RegionEntry | None) -> None:
+        pass
 
-    def _create(self, waiting: Waiting, entry: RegionEntry | None) -> bool:
+    def _create(self, waiting: Waiting, entry: RegionEntry | None) -> None:
         name, copies, out = waiting.name, self._shared.copies, self._shared.out
         if self._primaries.in_work(name):
-            return False  # being created
+            return  # being created
         if not waiting.size:
-            return self._fail(waiting, "RegionUnavailableError", f"there is no region {name}")
+            self._fail(waiting, "RegionUnavailableError", f"there is no region {name}")
+            return
         if name in copies:
             copies.free(name)
         region_id = waiting.region_id = waiting.region_id or out.new_id()
         try:
             copy = copies.allocate(name, region_id, waiting.size)
         except MemoryError:
-            return self._fail_memory(waiting, waiting.size)
+            self._fail_memory(waiting, waiting.size)
+            return
         if copy is None:
-            return False
+            return
         waiting.region_id = ""  # used up
         now_us = self._shared.clock.now_us
         draft = rules.created(name, region_id, waiting.size, self._shared.me, None, now_us)
-        waiting.made = new = self._primaries.create(draft, copy)
-        # In the first attempt, which is not in the list yet, a region with one copy may be ready to be opened.
-        return waiting not in self._waiting and new.primary is not None and self._open_here(waiting, new.primary.entry)
+        waiting.made = self._primaries.create(draft, copy, partial(self._try, waiting))
 
-    def _open_here(self, waiting: Waiting, entry: RegionEntry | None) -> bool:
+    def _open_here(self, waiting: Waiting, entry: RegionEntry | None) -> None:
         assert entry is not None
         primary = self._primaries.take_up(entry)
         if primary is None:
-            return False
+            return
         opener = self._shared.out.clients.get(waiting.client)
         if opener is None:
-            return True
-        if primary.client is not None or (waiting.size and primary.open_epoch):
-            return self._refuse_open(waiting, entry)
-        if primary.entry.opener is not None or not primary.open(waiting.client, opener):
-            return False
-        return self._answer(waiting, primary)
+            self._waiting.remove(waiting)
+        elif primary.client is not None or (waiting.size and primary.open_epoch):
+            self._refuse_open(waiting, entry)
+        elif primary.entry.opener is None:
+            primary.open(waiting.client, opener, partial(self._opened, waiting, primary))
 
-    def _answer(self, waiting: Waiting, primary: Primary) -> bool:
+    def _opened(self, waiting: Waiting, primary: Primary) -> None:
+        if waiting in self._waiting:
+            waiting.opened = primary
+            others = [p for p in self._primaries.values() if p.client == waiting.client and p is not primary]
+            self._confirm(waiting, primary, deque(others))
+        else:
+            primary.close()  # the client has left, or its time is over
+
+    def _confirm(self, waiting: Waiting, primary: Primary, others: deque[Primary]) -> None:
         """A store that lost one of its regions must not get another: the store that has the lost one has listed all
         regions by now, or lists them again after it opened the last."""
-        for other in list(self._primaries.values()):
-            if other.client == waiting.client and other is not primary and not other.refresh():
-                primary.close()
+        if not others:
+            self._answer(waiting, primary)
+            return
+        other = others.popleft()
+
+        def confirmed(sure: bool) -> None:
+            if waiting not in self._waiting:
+                return
+            if primary.client != waiting.client:
+                waiting.opened = None  # lost meanwhile: the next tick tries again
+            elif sure:
+                self._confirm(waiting, primary, others)
+            else:
                 detail = f"region {other.entry.name}: this daemon cannot make sure that it is still open here"
-                return self._fail(waiting, "FencedError", detail)
+                self._fail(waiting, "FencedError", detail)
+
+        other.confirm(confirmed)
+
+    def _answer(self, waiting: Waiting, primary: Primary) -> None:
         entry = primary.entry
         secondary = entry.secondary.daemon if entry.secondary else -1
+        self._waiting.remove(waiting)
         self._shared.out.reply(waiting.client, waiting.request, [entry.epoch, entry.size, secondary])
-        return True
 
-    def _refuse_taken(self, waiting: Waiting, entry: RegionEntry | None) -> bool:
+    def _refuse_taken(self, waiting: Waiting, entry: RegionEntry | None) -> None:
         """A client that wants a new region would overwrite this one."""
-        return self._fail(waiting, "RegionOpenError", f"region {waiting.name}: another client has created it")
+        self._fail(waiting, "RegionOpenError", f"region {waiting.name}: another client has created it")
 
-    def _refuse_open(self, waiting: Waiting, entry: RegionEntry | None) -> bool:
+    def _refuse_open(self, waiting: Waiting, entry: RegionEntry | None) -> None:
         assert entry is not None
-        return self._fail(waiting, "RegionOpenError", f"region {waiting.name}, by {entry.opener}")
+        self._fail(waiting, "RegionOpenError", f"region {waiting.name}, by {entry.opener}")
 
-    def _refuse_unreadable(self, waiting: Waiting, entry: RegionEntry | None) -> bool:
-        error = self._shared.directory.why_unreadable(waiting.name)
-        assert error is not None
-        self._shared.out.fail(waiting.client, waiting.request, type(error).__name__, *error.args)
-        return True
+    def _refuse_lost(self, waiting: Waiting, entry: RegionEntry | None) -> None:
+        self._fail(waiting, "RegionLostError", f"region {waiting.name}")
 
-    def _refuse_lost(self, waiting: Waiting, entry: RegionEntry | None) -> bool:
-        return self._fail(waiting, "RegionLostError", f"region {waiting.name}")
+    def _remove(self, waiting: Waiting, entry: RegionEntry | None) -> None:
+        self._shared.directory.change(waiting.name, entry, None, partial(self._try_again, waiting))
 
-    def _remove(self, waiting: Waiting, entry: RegionEntry | None) -> bool:
-        self._shared.directory.swap(waiting.name, entry, None)
-        return False
+    def _try_again(self, waiting: Waiting, outcome: Outcome) -> None:
+        self._try(waiting)
 
-    def _bring(self, waiting: Waiting, entry: RegionEntry | None) -> bool:
+    def _bring(self, waiting: Waiting, entry: RegionEntry | None) -> None:
         assert entry is not None
         if waiting.name not in self._shared.copies and self._shared.copies.free_bytes < entry.size:
-            return self._fail_memory(waiting, entry.size)
-        if self._shared.clock.now_ms - waiting.asked_ms >= ASK_AGAIN_MS:
+            self._fail_memory(waiting, entry.size)
+        elif self._shared.clock.now_ms - waiting.asked_ms >= ASK_AGAIN_MS:
             waiting.asked_ms = self._shared.clock.now_ms
             self._shared.out.to_peer(entry.primary.daemon, MoveRequest(waiting.name))
-        return False
 
-    def _fail_memory(self, waiting: Waiting, size: int) -> bool:
+    def _fail_memory(self, waiting: Waiting, size: int) -> None:
         here = self._shared.me.daemon
-        return self._fail(waiting, "MemoryLimitError", f"region {waiting.name} needs {size} bytes on daemon {here}")
+        self._fail(waiting, "MemoryLimitError", f"region {waiting.name} needs {size} bytes on daemon {here}")
 
-    def _fail(self, waiting: Waiting, error: str, detail: str) -> bool:
-        self._shared.out.fail(waiting.client, waiting.request, error, detail)
-        return True
+    def _fail(self, waiting: Waiting, error: str, *arguments: Any) -> None:
+        self._waiting.remove(waiting)
+        if waiting.opened is not None and waiting.opened.client == waiting.client:
+            waiting.opened.close()
+        self._shared.out.fail(waiting.client, waiting.request, error, *arguments)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from spark_jms.store.regions.core.copies import RegionCopy
@@ -64,10 +64,10 @@ class Primaries(Mapping[str, Primary]):
 
     # ---- one more
 
-    def create(self, draft: RegionEntry, copy: RegionCopy) -> NewRegion:
-        """A region that the directory does not have yet."""
+    def create(self, draft: RegionEntry, copy: RegionCopy, entered: Callable[[], None]) -> NewRegion:
+        """A region that the directory does not have yet. Calls `entered` once it has."""
         self._forget_ended()
-        new = self._by_name[draft.name] = NewRegion(self._shared, self.budget, draft, copy)
+        new = self._by_name[draft.name] = NewRegion(self._shared, self.budget, draft, copy, entered)
         new.place()
         return new
 
@@ -131,7 +131,7 @@ class Primaries(Mapping[str, Primary]):
                 primary.doubt()
 
     def client_left(self, client: int) -> None:
-        for primary in self.values():
+        for primary in list(self.values()):
             if primary.client == client:
                 primary.close()
 
@@ -140,7 +140,7 @@ class Primaries(Mapping[str, Primary]):
         resilvers, most = self.resilvers, self._shared.settings.resilvers_at_once
         for region in self._regions():
             resilvers -= region.replication.resilvering
-            self._shared.directory.attempt(region.tick, resilvers < most)
+            region.tick(resilvers < most)
             resilvers += region.replication.resilvering
 
     # ---- counts

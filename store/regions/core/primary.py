@@ -1,17 +1,21 @@
 """A region that this daemon serves (R7-R10). Pure.
 
 Theory. The directory names the primary. While the primary is SERVING and its secondary is confirmed, no other daemon can
-have taken over. Otherwise it asks the directory before it acknowledges a write or serves a read. IN_DOUBT it does not
-know whether it is still primary, or which copies the directory lists, and does nothing before it has read the entry.
+have taken over. Otherwise it asks the directory before it acknowledges a write or serves a read; the answer is good for
+the requests that came before the question. CHANGING, a change of its entry is under way, and IN_DOUBT it does not know
+whether it is still primary, or which copies the directory lists. In both it holds every request, and changes nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
+from functools import partial
 
 from spark_jms.store.regions.core import directory as rules
 from spark_jms.store.regions.core.copies import FollowedStream
 from spark_jms.store.regions.core.directory import Holder, RegionEntry
+from spark_jms.store.regions.core.entry_requests import Outcome, Seen
 from spark_jms.store.regions.core.follower import Follower, FollowerEvent, Purpose, ResilverBudget
 from spark_jms.store.regions.core.placement import next_daemon, with_room
 from spark_jms.store.regions.core.protocol import Notice, ReadRegion, Revoked, WriteRegion
@@ -22,27 +26,37 @@ from spark_jms.store.regions.core.state_table import StateTable, StateTransition
 
 class PrimaryState(Enum):
     SERVING = "serving"
+    CHANGING = "changing"
     IN_DOUBT = "in doubt"
 
 
 class PrimaryEvent(Enum):
     NAMED = "the directory names this daemon"
-    DOUBTED = "no answer, or another daemon may have taken over"
+    ASKED = "its entry has to change"
+    CHANGED = "the directory has changed it"
+    DOUBTED = "no answer, refused, or another daemon may have taken over"
     CONFIRMED = "the directory still names this daemon"
     DEMOTED = "the region moved to its other copy"
     FENCED = "another daemon took over, or the region was removed"
 
 
+_FREES = "fails the requests it holds, frees the copy"
+_FOLLOWS = "the copy follows the new primary"
+_ANSWERS = "answers the requests it holds"
+
 PRIMARY_STATES = StateTable(
     StateTransition(None, PrimaryEvent.NAMED, PrimaryState.SERVING, "adopts the second copy that the directory lists"),
+    StateTransition(PrimaryState.SERVING, PrimaryEvent.ASKED, PrimaryState.CHANGING, "asks the directory"),
+    StateTransition(PrimaryState.CHANGING, PrimaryEvent.CHANGED, PrimaryState.SERVING, _ANSWERS),
     StateTransition(PrimaryState.SERVING, PrimaryEvent.DOUBTED, PrimaryState.IN_DOUBT, "reads the entry on every tick"),
+    StateTransition(
+        PrimaryState.CHANGING, PrimaryEvent.DOUBTED, PrimaryState.IN_DOUBT, "reads the entry on every tick"
+    ),
     StateTransition(PrimaryState.IN_DOUBT, PrimaryEvent.DOUBTED, PrimaryState.IN_DOUBT, "nothing"),
-    StateTransition(PrimaryState.IN_DOUBT, PrimaryEvent.CONFIRMED, PrimaryState.SERVING, "acknowledges what is held"),
-    StateTransition(PrimaryState.SERVING, PrimaryEvent.CONFIRMED, PrimaryState.SERVING, "acknowledges what is held"),
-    StateTransition(PrimaryState.SERVING, PrimaryEvent.DEMOTED, None, "the copy follows the new primary"),
-    StateTransition(PrimaryState.IN_DOUBT, PrimaryEvent.DEMOTED, None, "the copy follows the new primary"),
-    StateTransition(PrimaryState.SERVING, PrimaryEvent.FENCED, None, "fails pending writes, frees the copy"),
-    StateTransition(PrimaryState.IN_DOUBT, PrimaryEvent.FENCED, None, "fails pending writes, frees the copy"),
+    StateTransition(PrimaryState.IN_DOUBT, PrimaryEvent.CONFIRMED, PrimaryState.SERVING, _ANSWERS),
+    StateTransition(PrimaryState.SERVING, PrimaryEvent.CONFIRMED, PrimaryState.SERVING, _ANSWERS),
+    *(StateTransition(state, PrimaryEvent.DEMOTED, None, _FOLLOWS) for state in PrimaryState),
+    *(StateTransition(state, PrimaryEvent.FENCED, None, _FREES) for state in PrimaryState),
 )
 
 _SERVING = PrimaryState.SERVING  # as a global: reading a member from its Enum runs in Python, and every write does
@@ -57,7 +71,8 @@ class Primary:
         self.replication = replication
         self._shared = shared
         self._budget = budget
-        self._closing = False
+        self._covered = 0  # requests up to this one came before the directory named this daemon primary
+        self._closing: list[Callable[[], None]] = []  # called once the region is closed
         self._wants_next = False  # the second copy should be on the next daemon (R9)
         self._declined: set[int] = set()  # daemons that had no memory when asked
         self._step(PrimaryEvent.NAMED)
@@ -76,25 +91,46 @@ class Primary:
 
     # ---- the client's requests
 
-    def open(self, client: int, opener: str) -> bool:
-        """True once the directory has it. Before that, both copies hold everything that a reader may see."""
-        if self.state is not _SERVING or self.replication.pending or self._closing:
-            return False
+    def open(self, client: int, opener: str, opened: Callable[[], None]) -> None:
+        """Calls `opened` once the directory has it. Before that, both copies hold everything that a reader may see. Does
+        nothing when that is not certain, or not possible now: ask again."""
+        if self.state is not _SERVING or self.replication.pending:
+            return
         if any(f.in_sync and f.unacked for f in self.replication.followers):
-            return False  # it has to answer first: it may have lost its copy
-        if not self._swap(rules.opened(self.entry, opener)):
-            return False
+            return  # it has to answer first: it may have lost its copy
+        self._change(rules.opened(self.entry, opener), partial(self._opened, client, opened))
+
+    def _opened(self, client: int, opened: Callable[[], None]) -> None:
+        self.client, self.open_epoch, self._wants_next = client, self.entry.epoch, True
         for follower in [f for f in self.replication.followers if f.purpose is Purpose.MOVE]:
             self._remove(follower)
-        self.client, self.open_epoch, self._wants_next = client, self.entry.epoch, True
-        return True
+        opened()
 
-    def close(self) -> None:
-        """At once if the directory answers, otherwise as soon as it does."""
+    def close(self, closed: Callable[[], None] = lambda: None) -> None:
+        """Calls `closed` once the directory has it, or another daemon serves the region."""
         self.client = None
-        self._closing = True
-        if self.state is _SERVING and self._swap(rules.closed(self.entry)):
-            self._closing = False
+        self._closing.append(closed)
+        self._continue_closing()
+
+    def _continue_closing(self) -> None:
+        if self.state is not _SERVING or self.client is not None:
+            return
+        if self.entry.opener is not None:
+            self._change(rules.closed(self.entry), self._continue_closing)
+        else:
+            self._tell_closed()
+
+    def _tell_closed(self) -> None:
+        closing, self._closing = self._closing, []
+        for closed in closing:
+            closed()
+
+    def remove(self, removed: Callable[[], None]) -> bool:
+        """Calls `removed` once the directory no longer has the region. False when it is not possible now."""
+        if self.state is not _SERVING:
+            return False
+        self._change(None, removed)
+        return True
 
     def write(self, message: WriteRegion) -> str | None:
         """The name of the error; None when the answer follows."""
@@ -106,8 +142,13 @@ class Primary:
         return None
 
     def read(self, message: ReadRegion) -> bytes | None:
-        """None when another daemon may have taken over and the directory does not answer."""
-        return self.replication.read(message) if self._lease() or self.refresh() else None
+        """None when another daemon may have taken over: the answer follows."""
+        if self._lease():
+            return self.replication.read(message)
+        assert self.client is not None
+        self.replication.hold_read(self.client, message)
+        self.acknowledge()
+        return None
 
     def _refuses(self) -> bool:
         return self._shared.settings.single_copy == "refuse" and not self.replication.safe
@@ -120,24 +161,29 @@ class Primary:
         return secondary is None or self._shared.peers.confirmed(secondary.daemon)
 
     def acknowledge(self) -> None:
-        """Answers the pending writes, in order, that every follower that counts holds."""
+        """Answers the requests it holds, in order: writes that every follower that counts has, and reads."""
         if not self.replication.oldest_is_held() or self.state is not _SERVING or self._refuses():
             return
         sure = self._lease()
         while self.replication.oldest_is_held():
-            if not sure and not self._still_primary():
+            if not sure and self.replication.pending[0].order > self._covered:
+                self.refresh()
                 return
-            sure = True
-            write = self.replication.pending.popleft()
-            self._shared.out.reply(write.client, write.request)
+            held = self.replication.pending.popleft()
+            self._shared.out.reply(held.client, held.request, held.data)
 
-    def _still_primary(self) -> bool:
-        """The secondary was silent for a while and may have taken over: the directory knows."""
-        known, entry = self._shared.directory.look(self.entry.name)
-        if known and self._is_lost(entry):
-            self.fence("another daemon took over" if entry else "the region was removed")
-            return False
-        return known
+    def confirm(self, then: Callable[[bool], None]) -> None:
+        """Calls `then` with whether this daemon is certainly still primary."""
+        if self._lease():
+            then(True)
+            return
+        covers = self.replication.last_order
+
+        def looked(seen: Seen) -> None:
+            self._looked(covers, seen)
+            then(seen.known and not self.ended)
+
+        self._shared.directory.look(self.entry.name, then, looked)
 
     def _is_lost(self, entry: RegionEntry | None) -> bool:
         return entry is None or entry.region_id != self.entry.region_id or entry.primary != self._shared.me
@@ -155,8 +201,14 @@ class Primary:
     def refused(self, follower: Follower, reason: str) -> None:
         if reason == "memory":
             self._declined.add(follower.holder.daemon)
-        if self.refresh():
-            self._remove(follower)
+        covers = self.replication.last_order
+
+        def looked(seen: Seen) -> None:
+            self._looked(covers, seen)
+            if seen.known:
+                self._remove(follower)
+
+        self._shared.directory.look(self.entry.name, follower, looked)
 
     def _advance(self, follower: Follower) -> None:
         if not follower.counts:
@@ -169,20 +221,26 @@ class Primary:
         if follower.purpose is Purpose.MOVE and (entry.opener is not None or self.replication.pending):
             self._remove(follower)
             return
-        change = rules.moved if follower.purpose is Purpose.MOVE else rules.joined
-        if not self._swap(change(entry, follower.holder)):
-            return
         if follower.purpose is Purpose.MOVE:
-            self._demote()
+            self._change(rules.moved(entry, follower.holder), partial(self._moved, entry.secondary))
         else:
-            follower.step(FollowerEvent.LISTED)
-            self._wants_next = False
-            for other in [f for f in self.replication.followers if f is not follower and f.in_sync]:
-                self.replication.remove(other)
-            self._shared.out.log(2, f"region {entry.name}: second copy on daemon {follower.holder.daemon}")
-            self.acknowledge()
-        if entry.secondary is not None and entry.secondary != follower.holder:
-            self._shared.out.to_peer(entry.secondary.daemon, Notice(entry.name))
+            self._change(rules.joined(entry, follower.holder), partial(self._joined, follower, entry.secondary))
+
+    def _moved(self, before: Holder | None) -> None:
+        self._demote()
+        self._tell_replaced(before)
+
+    def _joined(self, follower: Follower, before: Holder | None) -> None:
+        follower.step(FollowerEvent.LISTED)
+        self._wants_next = False
+        for other in [f for f in self.replication.followers if f is not follower and f.in_sync]:
+            self.replication.remove(other)
+        self._shared.out.log(2, f"region {self.entry.name}: second copy on daemon {follower.holder.daemon}")
+        self._tell_replaced(before)
+
+    def _tell_replaced(self, before: Holder | None) -> None:
+        if before is not None and before not in self.entry.holders():
+            self._shared.out.to_peer(before.daemon, Notice(self.entry.name))
 
     def move_to(self, holder: Holder) -> bool:
         """The closed region is wanted there. False when this daemon cannot move it now."""
@@ -201,50 +259,73 @@ class Primary:
         secondary = self.entry.secondary
         assert secondary is not None
         behind = any(f.holder == secondary and f.acked < f.sent for f in self.replication.followers)
-        if not self.replication.pending and not behind and self._swap(rules.moved(self.entry, secondary)):
-            self._demote()
+        if not self.replication.pending and not behind:
+            self._change(rules.moved(self.entry, secondary), self._demote)
 
     def _remove(self, follower: Follower) -> None:
         """Because it is dead, refused or no longer wanted. The directory stops listing a listed one first."""
         if follower not in self.replication.followers or self.state is not _SERVING:
             return  # in doubt, the directory may list it
-        name, out = self.entry.name, self._shared.out
-        if follower.in_sync:
-            if self.entry.secondary != follower.holder or not self._swap(rules.dropped(self.entry)):
-                return
-            out.log(1, f"region {name}: ONE copy left, daemon {follower.holder.daemon} was dropped")
+        if not follower.in_sync:
+            self._removed(follower)
+        elif self.entry.secondary == follower.holder:
+            self._change(rules.dropped(self.entry), partial(self._dropped, follower))
+
+    def _dropped(self, follower: Follower) -> None:
+        daemon = follower.holder.daemon
+        self._shared.out.log(1, f"region {self.entry.name}: ONE copy left, daemon {daemon} was dropped")
+        self._removed(follower)
+
+    def _removed(self, follower: Follower) -> None:
         self.replication.remove(follower)
-        out.to_peer(follower.holder.daemon, Notice(name))
+        self._shared.out.to_peer(follower.holder.daemon, Notice(self.entry.name))
         self.acknowledge()
 
     # ---- the directory
 
-    def _swap(self, new: RegionEntry) -> bool:
-        done = self._shared.directory.swap(self.entry.name, self.entry, new)
-        if done:
-            self.entry = new
-            return True
-        self.doubt()
-        if done is not None:
-            self.refresh()
-        return False
+    def _change(self, new: RegionEntry | None, then: Callable[[], None]) -> None:
+        """Calls `then` once the directory has the new entry. Otherwise this primary is in doubt."""
+        self._step(PrimaryEvent.ASKED)
+        changed = partial(self._changed, new, self.replication.last_order, then)
+        self._shared.directory.change(self.entry.name, self.entry, new, changed)
 
-    def refresh(self) -> bool:
-        """Adopts the directory's entry. False when it does not answer, or no longer names this daemon."""
+    def _changed(self, new: RegionEntry | None, covers: int, then: Callable[[], None], outcome: Outcome) -> None:
         if self.ended:
-            return False
-        me, replication = self._shared.me, self.replication
-        known, entry = self._shared.directory.look(self.entry.name)
-        if not known:
-            return False
-        if entry is not None and entry.region_id == self.entry.region_id and entry.secondary == me:
+            return
+        if outcome is not Outcome.DONE:
+            self.doubt()
+            self.refresh()
+        elif new is None:
+            self.fence("the region was removed")
+            then()
+        else:
+            self.entry, self._covered = new, covers
+            if self.state is PrimaryState.CHANGING:
+                self._step(PrimaryEvent.CHANGED)
+            then()
+            self.acknowledge()
+
+    def refresh(self) -> None:
+        """Reads the entry and adopts it."""
+        if not self.ended:
+            self._shared.directory.look(self.entry.name, self, partial(self._looked, self.replication.last_order))
+
+    def _looked(self, covers: int, seen: Seen) -> None:
+        if self.ended or not seen.known:
+            return
+        entry = seen.entry
+        if entry is not None and entry.region_id == self.entry.region_id and entry.secondary == self._shared.me:
             self.entry = entry  # only its own move makes a primary the secondary
             self._demote()
-            return False
-        if entry is None or self._is_lost(entry):
+        elif entry is None or self._is_lost(entry):
             self.fence("another daemon took over" if entry else "the region was removed")
-            return False
-        surprise = entry.epoch != self.entry.epoch
+        else:
+            self._covered = max(self._covered, covers)
+            if self.state is not PrimaryState.CHANGING:  # otherwise the change tells more
+                self._adopt(entry)
+
+    def _adopt(self, entry: RegionEntry) -> None:
+        replication, surprise = self.replication, entry.epoch != self.entry.epoch
         self.entry = entry
         self._step(PrimaryEvent.CONFIRMED)
         for follower in list(replication.followers):
@@ -255,7 +336,7 @@ class Primary:
                 self._shared.out.to_peer(follower.holder.daemon, Notice(entry.name))
         replication.adopt(entry)
         self.acknowledge()
-        return not self.ended  # acknowledging reads the entry again, and another daemon may have just taken over
+        self._continue_closing()
 
     def _demote(self) -> None:
         """The directory names another primary, and this complete copy as secondary."""
@@ -264,6 +345,7 @@ class Primary:
         self._shared.copies.follow(
             FollowedStream(self.replication.copy, f"-{name}", primary, self.entry.epoch, 0, self._shared.clock.now_ms)
         )
+        self._tell_closed()
         out.log(2, f"region {name}: primary is now daemon {primary}")
         out.to_peer(primary, Notice(name))
 
@@ -274,6 +356,7 @@ class Primary:
         for write in pending:
             out.fail(write.client, write.request, "FencedError", f"region {name}: {reason}")
         pending.clear()
+        self._tell_closed()
         if self.client is not None:
             out.to_client(self.client, Revoked(name, reason))
         if name in self._shared.copies:
@@ -283,18 +366,16 @@ class Primary:
     # ---- time
 
     def tick(self, may_resilver: bool) -> None:
-        if self.state is PrimaryState.IN_DOUBT and not self.refresh():
-            return
-        if self.client is None and (self.entry.opener is not None or self._closing):
-            self._closing = self.entry.opener is not None and not self._swap(rules.closed(self.entry))
+        if self.state is PrimaryState.IN_DOUBT:
+            self.refresh()
+        self._continue_closing()
         for follower in list(self.replication.followers):
             if self._shared.peers.dead(follower.holder):
                 self._remove(follower)
-        if self.state is not _SERVING:
-            return
         for follower in list(self.replication.followers):
             follower.nudge()
             self._advance(follower)
+        self.acknowledge()
         if self.state is _SERVING and may_resilver and not self.replication.resilvering:
             self._want()
 

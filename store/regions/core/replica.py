@@ -13,9 +13,11 @@ know whether its copy is complete: the copy is complete when the directory lists
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from spark_jms.store.regions.core.copies import FollowedStream, RegionCopy
 from spark_jms.store.regions.core.directory import Holder, RegionEntry
+from spark_jms.store.regions.core.entry_requests import Seen
 from spark_jms.store.regions.core.primaries import Primaries
 from spark_jms.store.regions.core.protocol import Ack, Adopt, Begin, Refused, Replicate
 from spark_jms.store.regions.core.shared import Shared
@@ -40,13 +42,18 @@ class Replicas:
             if self._shared.peers.dead(beginning.holder):
                 del self._beginning[name]
             else:
-                self._shared.directory.attempt(self.begin, beginning.holder.daemon, beginning.message)
+                self.begin(beginning.holder.daemon, beginning.message)
 
     def begin(self, sender: int, message: Begin) -> None:
+        if not self._acknowledged(sender, message.stream):
+            looked = partial(self._looked_to_begin, sender, message)
+            self._shared.directory.look(message.name, message.stream, looked)
+
+    def _looked_to_begin(self, sender: int, message: Begin, seen: Seen) -> None:
         copies = self._shared.copies
-        if self._acknowledged(sender, message.stream):
+        if not seen.known or self._acknowledged(sender, message.stream):
             return
-        if not self._may_begin(sender, message, self._shared.directory.read(message.name)):
+        if not self._may_begin(sender, message, seen.entry):
             self._refuse(sender, message, "stale")
             return
         if message.name in copies:
@@ -82,9 +89,14 @@ class Replicas:
         )
 
     def adopt(self, sender: int, message: Adopt) -> None:
-        if self._acknowledged(sender, message.stream):
+        if not self._acknowledged(sender, message.stream):
+            looked = partial(self._looked_to_adopt, sender, message)
+            self._shared.directory.look(message.name, message.stream, looked)
+
+    def _looked_to_adopt(self, sender: int, message: Adopt, seen: Seen) -> None:
+        if not seen.known or self._acknowledged(sender, message.stream):
             return
-        entry, copy = self._shared.directory.read(message.name), self._shared.copies.get(message.name)
+        entry, copy = seen.entry, self._shared.copies.get(message.name)
         if (
             entry is None
             or copy is None

@@ -18,17 +18,22 @@ from spark_jms.store.regions.core.shared import Shared
 
 
 @dataclass
-class PendingWrite:
+class PendingRequest:
+    """A write, until the followers have it, or a read with its bytes, until it is certain that this daemon is primary."""
+
+    order: int  # rises by 1 with each
     client: int
     request: int
     needs: list[tuple[Follower, int]]  # the number that each follower has to acknowledge
+    data: bytes | None = None
 
 
 class Replication:
     def __init__(self, shared: Shared, copy: RegionCopy) -> None:
         self.copy = copy
         self.followers: list[Follower] = []
-        self.pending: deque[PendingWrite] = deque()
+        self.pending: deque[PendingRequest] = deque()
+        self.last_order = 0
         self._shared = shared
 
     # ---- followers
@@ -84,7 +89,11 @@ class Replication:
             follower.replicate(epoch, writes, size)
             if follower.counts:
                 needs.append((follower, follower.sent))
-        self.pending.append(PendingWrite(client, message.request, needs))
+        self._hold(client, message.request, needs)
+
+    def _hold(self, client: int, request: int, needs: list[tuple[Follower, int]], data: bytes | None = None) -> None:
+        self.last_order += 1
+        self.pending.append(PendingRequest(self.last_order, client, request, needs, data))
 
     def _check(self, message: WriteRegion) -> int:
         size = 0
@@ -100,6 +109,10 @@ class Replication:
             raise ValueError(f"region {self.copy.name}: {size} bytes in one write, at most {MAX_BODY_BYTES}")
         return size
 
+    def hold_read(self, client: int, message: ReadRegion) -> None:
+        """The bytes as they are now: later writes of the client must not be in the answer."""
+        self._hold(client, message.request, [], self.read(message))
+
     def read(self, message: ReadRegion) -> bytes:
         inside = 0 <= message.offset <= message.offset + message.length <= self.copy.size
         if not inside or message.length > MAX_BODY_BYTES:
@@ -107,7 +120,7 @@ class Replication:
         return self.copy.read(message.offset, message.length)
 
     def oldest_is_held(self) -> bool:
-        """Whether every follower that counts has acknowledged the oldest pending write."""
+        """Whether every follower that counts has acknowledged the oldest pending request."""
         if not self.pending:
             return False
         for follower, seq in self.pending[0].needs:  # noqa: SIM110 - on the way of every write, where a generator costs

@@ -32,6 +32,7 @@ from spark_jms.store.regions.connection import DaemonConnection, accepted, conne
 from spark_jms.store.regions.core.config import local_daemons
 from spark_jms.store.regions.core.daemon import (
     Action,
+    AskDirectory,
     DaemonCore,
     DaemonSettings,
     Drop,
@@ -41,7 +42,9 @@ from spark_jms.store.regions.core.daemon import (
     ToPeer,
     Unlink,
 )
+from spark_jms.store.regions.core.directory import DirectoryRequest, perform
 from spark_jms.store.regions.core.protocol import DaemonHeartbeat, RegionHello, RegionMessage
+from spark_jms.store.regions.daemon.directory_workers import DirectoryWorkers
 from spark_jms.store.regions.daemon.logs import DaemonLog, LogSettings, UtilizationLog, log_directory
 from spark_jms.store.regions.daemon.options import START_TABLE, StartOptions, help_text, parse_start
 from spark_jms.store.regions.daemon.peer_secrets import PeerSecrets
@@ -105,6 +108,7 @@ class Daemon:
             os.close(self._lock)
 
     async def _run(self) -> None:
+        self.log.begin_background()
         self._directory_id = self.directory.read_identity()
         self._secret = self.directory.secret(self.spec.index)
         self._secrets = PeerSecrets(self.directory, self._directory_id)
@@ -114,6 +118,8 @@ class Daemon:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(lambda: self._spawn(self._continue_beginning()))
 
+        self._files = DirectoryFiles(self.directory, self._directory_id)
+        self._workers = DirectoryWorkers()
         self._memory = SharedMemoryPort(
             self.spec.shmkey, self._memory_prefix(), provided, lock=self.settings.lock_memory
         )
@@ -122,7 +128,6 @@ class Daemon:
             self.incarnation,
             len(self.config.daemons),
             self.spec.memory_limit_bytes,
-            DirectoryFiles(self.directory, self._directory_id),
             self._memory,
             self.settings,
             _now_ms(),
@@ -150,9 +155,11 @@ class Daemon:
             for task in list(self._tasks):
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._workers.close()
             self._core.copies.clear()
             self._memory.free_all()
             self.log.bootstrap(f"daemon {self.spec.index} stopped")
+            self.log.end_background()
 
     def _check_keys(self) -> None:
         """R1: two lines may name this machine by different addresses, which the parser of the file cannot know."""
@@ -245,7 +252,7 @@ class Daemon:
     async def _housekeeping(self) -> None:
         while True:
             try:
-                removed = await asyncio.to_thread(DirectoryFiles(self.directory).remove_stale_files, time.time())
+                removed = await self._workers.run(lambda: self._files.remove_stale_files(time.time()))
                 self.log.logger.debug("removed %d stale files from the Global Directory", len(removed))
             except DirectoryUnavailableError as error:
                 self.log.logger.debug("stale files of the Global Directory were not removed: %s", error)
@@ -281,8 +288,15 @@ class Daemon:
                         connection.abort()
                 case Log(level, text):
                     self.log.logger.log(LEVELS[level], "%s", text)
+                case AskDirectory(number, request):
+                    self._spawn(self._ask_directory(number, request))
                 case Stop():
                     self._stopping.set()
+
+    async def _ask_directory(self, number: int, request: DirectoryRequest) -> None:
+        answer = await self._workers.run(lambda: perform(self._files, request))
+        if not self._stopping.is_set():
+            self._perform(self._core.directory_answered(_now_ms(), number, answer))
 
     # ---- peers: of two daemons, the one with the lower number connects
 
@@ -296,7 +310,7 @@ class Daemon:
         spec = self.config.daemons[index]
         connection: DaemonConnection | None = None
         try:
-            secret = self._secrets.of(index)
+            secret = await self._workers.run(lambda: self._secrets.of(index))
             if secret is None:
                 return
             connection = await connect(spec.address, spec.port, secret, self._identity)

@@ -20,9 +20,11 @@ import logging
 import os
 import re
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Full, Queue
 from typing import TextIO
 
 from spark_jms.store.errors import SettingInvalidError
@@ -70,6 +72,10 @@ class LogSettings:
                 raise SettingInvalidError(name, str(value), f"allowed are {low} to {high}")
 
 
+BACKGROUND_LINES = 10_000
+BACKGROUND_END_S = 2.0
+
+
 @dataclass(frozen=True)
 class LogStatistics:
     lines: int
@@ -109,7 +115,10 @@ class _Formatter(logging.Formatter):
 class DaemonLog(logging.Handler):
     """Writes each line to file 000 with one system call, and rotates *before* the line that would exceed the maximum; only
     a single line larger than that makes a larger file. When the disk refuses lines, they are lost and the daemon runs on;
-    the log and `statistics` report how many once the disk takes lines again. One process per daemon may write."""
+    the log and `statistics` report how many once the disk takes lines again. One process per daemon may write.
+
+    The files may lie in the Global Directory. A daemon writes them in the background: while the directory hangs, lines wait,
+    and above BACKGROUND_LINES they are lost."""
 
     def __init__(
         self,
@@ -130,6 +139,8 @@ class DaemonLog(logging.Handler):
         self._fd = -1
         self._size = 0
         self._lines = self._rotations = self._lost = self._lost_untold = 0
+        self._queue: Queue[logging.LogRecord | None] | None = None
+        self._writer: threading.Thread | None = None
         self.logger = logging.Logger(
             f"rs_daemon_{daemon:03d}", self.level
         )  # not registered, so no other logger receives its records
@@ -155,6 +166,37 @@ class DaemonLog(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if self._settings.level == 0:
             return
+        if self._queue is None:
+            self._emit_now(record)
+            return
+        record.msg, record.args = record.getMessage(), None
+        try:
+            self._queue.put_nowait(record)
+        except Full:
+            self._lost += 1
+            self._lost_untold += 1
+
+    # ---- in the background
+
+    def begin_background(self) -> None:
+        queue: Queue[logging.LogRecord | None] = Queue(BACKGROUND_LINES)
+        self._queue = queue
+        self._writer = threading.Thread(target=self._write_queue, args=(queue,), name="regions-log", daemon=True)
+        self._writer.start()
+
+    def end_background(self) -> None:
+        """Waits BACKGROUND_END_S for the lines that are left."""
+        queue, self._queue = self._queue, None
+        if queue is not None and self._writer is not None:
+            with contextlib.suppress(Full):
+                queue.put_nowait(None)
+            self._writer.join(BACKGROUND_END_S)
+
+    def _write_queue(self, queue: Queue[logging.LogRecord | None]) -> None:
+        while (record := queue.get()) is not None:
+            self._emit_now(record)
+
+    def _emit_now(self, record: logging.LogRecord) -> None:
         data = f"{self.format(record)}\n".encode("utf-8", "backslashreplace")
         try:
             self._write(data)

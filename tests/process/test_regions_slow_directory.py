@@ -1,0 +1,142 @@
+"""The Global Directory is slow, or hangs, under real daemons (R7, R8, R10)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from spark_jms.store.regions.admin.client import DaemonAdmin
+from spark_jms.store.regions.client.instance import StoreInstance
+from spark_jms.store.regions.client.object_connection import ObjectConnection
+from spark_jms.testing.waiting import wait_until
+from tests.process.regions_cluster import FaultyDaemons, Make, lists, opened, wait_for_copies
+from tests.process.regions_daemon import SLOW_DIRECTORY
+
+HANGS_S = 6.0
+STORES = 40
+
+
+class Switch:
+    """Makes the directory slow for the daemons of one cluster."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def slow(self, milliseconds: int) -> None:
+        self.path.with_suffix(".new").write_text(str(milliseconds))
+        self.path.with_suffix(".new").rename(self.path)
+
+    def hang(self) -> None:
+        self.path.write_text("")
+
+    def heal(self) -> None:
+        self.path.unlink()
+
+
+@contextlib.asynccontextmanager
+async def working(objects: ObjectConnection) -> AsyncIterator[list[int]]:
+    """Writes and reads an object again and again; the list has one item for each time. Raises what a write raised."""
+    done: list[int] = []
+    handle = await objects.create(b"0")
+    stopping = asyncio.Event()
+
+    async def work() -> None:
+        while not stopping.is_set():
+            value = b"%d" % len(done)
+            await objects.update(handle, value)
+            assert await objects.read(handle) == value
+            done.append(len(done))
+            await asyncio.sleep(0)
+
+    task = asyncio.ensure_future(work())
+    try:
+        yield done
+    finally:
+        stopping.set()
+        await task
+
+
+async def until(condition: object, limit_s: float = 60.0) -> None:
+    assert callable(condition)
+    await asyncio.to_thread(wait_until, condition, limit_s)
+
+
+def test_hung_directory_ends_no_store(make_daemons: Make, tmp_path: Path) -> None:
+    """R7, R10: stores whose daemons need no decision read and write all the time; a new store opens when it is over."""
+    switch = Switch(tmp_path / "slow")
+    daemons = make_daemons(3, **{SLOW_DIRECTORY: str(switch.path)})
+
+    async def run() -> None:
+        store = await opened(daemons.path, "s", 0)
+        async with working(await store.connection("c")) as done:
+            await asyncio.to_thread(wait_for_copies, daemons)
+            switch.hang()
+            began_s, before = time.monotonic(), len(done)
+            other = asyncio.ensure_future(opened(daemons.path, "t", 1))
+            await until(lambda: time.monotonic() > began_s + HANGS_S and len(done) > before + 100)
+            assert not other.done()
+            switch.heal()
+            await (await other).close()
+        await store.close()
+
+    asyncio.run(run())
+    assert "the region was removed" not in daemons.output()
+
+
+def test_daemon_that_dies_while_the_directory_hangs_is_replaced_afterwards(make_daemons: Make, tmp_path: Path) -> None:
+    """R7, R10: a write that needs the decision waits for it."""
+    switch = Switch(tmp_path / "slow")
+    daemons = make_daemons(3, **{SLOW_DIRECTORY: str(switch.path)})
+
+    async def run() -> None:
+        store = await opened(daemons.path, "s", 0)
+        objects = await store.connection("c")
+        await asyncio.to_thread(wait_for_copies, daemons)
+        switch.hang()
+        daemons.signal(1, signal.SIGKILL)
+        late = asyncio.ensure_future(objects.create(b"late"))
+        await until(lambda: not counts_as_up(daemons, 1))
+        assert not late.done()
+        switch.heal()
+        assert await objects.read(await late) == b"late"
+        await store.close()
+
+    asyncio.run(run())
+
+
+def counts_as_up(daemons: FaultyDaemons, index: int) -> bool:
+    """For daemon 0, which knows it without the directory."""
+    admin = DaemonAdmin(str(daemons.path), 0)
+    try:
+        return admin.daemons()[index].up
+    finally:
+        admin.close()
+
+
+def test_slow_directory_ends_no_store(make_daemons: Make, tmp_path: Path) -> None:
+    """R7, R8: with 25 ms for each call and 40 regions, stores open, work and close."""
+    switch = Switch(tmp_path / "slow")
+    daemons = make_daemons(2, **{SLOW_DIRECTORY: str(switch.path)})
+
+    async def run() -> None:
+        store = await opened(daemons.path, "s", 0)
+        async with working(await store.connection("c")) as done:
+            switch.slow(25)
+            others = await asyncio.gather(*(opened(daemons.path, f"t{n:02d}", 0) for n in range(STORES - 1)))
+            before = len(done)
+            await until(lambda: len(done) > before + 100)
+            await asyncio.gather(*(use(other) for other in others))
+        await store.close()
+
+    asyncio.run(run())
+    assert len(lists(daemons.path, 0)[1]) == STORES
+
+
+async def use(store: StoreInstance) -> None:
+    objects = await store.connection("c")
+    assert await objects.read(await objects.create(b"kept")) == b"kept"
+    await store.close()
