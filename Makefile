@@ -40,7 +40,7 @@ FAST_TESTS := $(wildcard tests/unit tests/contract tests/simulation)
 .PHONY: help
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "; print "make TARGET, where TARGET is one of"} \
-	  /^[a-z-]+:.*## / {printf "  %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	  /^[a-z-]+:.*## / {printf "  %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: setup
 setup: $(INSTALLED) java jars ## virtual environment, Java, Delta's jars: once (offline afterwards)
@@ -87,6 +87,10 @@ sim: $(INSTALLED) ## SEEDS=n new seeds of the replicated store's simulator (2000
 .PHONY: docs
 docs: $(INSTALLED) ## docs/OPTIONS.md and the explanation in conf/jms-module.yaml, from the tables of settings
 	@$(PY) -m spark_jms.settings.document
+
+.PHONY: recording
+recording: $(INSTALLED) ## the pictures of the README, from real runs
+	@$(PY) docs/images/record.py
 
 .PHONY: planted
 planted: $(INSTALLED) ## does the simulator notice each planted bug?

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -73,8 +74,10 @@ def _once(name: str) -> Iterator[Path | None]:
     with open(base / f"{name}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = base / f"{name}.done"
+        started = time.monotonic()
         yield None if done.exists() else base / name
-        done.touch()
+        if not done.exists():
+            done.write_text(f"{time.monotonic() - started}")
 
 
 def _place(name: str) -> Path:
@@ -107,6 +110,11 @@ def sdist_names(sdist: Path) -> set[str]:
     """Without the folder that carries the version."""
     with tarfile.open(sdist) as archive:
         return {member.name.partition("/")[2] for member in archive if member.isfile()}
+
+
+def seconds_to_install(installed: Installation) -> float:
+    """Building the wheel and installing it, whichever test of the run waited for it."""
+    return sum(float(_place(f"{name}.done").read_text()) for name in ("dist", installed.venv.name))
 
 
 def installation(extra: str = "", variables: Mapping[str, str] | None = None) -> Installation:
