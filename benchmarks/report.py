@@ -25,7 +25,9 @@ checkpoint on local disk; from the time a message was due at the producer to the
 sampled in turn, {rounds} rounds. **store rank**: acknowledged commits a second of one process with 1, 8 and 64 threads,
 each on a record set of its own (three objects, 300 bytes), on each kind of store; the databases with fsync, the
 replicated store with three daemons on this machine, the file store also on a disk made slower by a wait after each
-forced write; `≤ 1 ×`: not faster than the one above in the rank. A ratio is
+forced write; `≤ 1 ×`: not faster than the one above in the rank. **client**: the plain client in one
+process with housekeeping, each cell for 5 s or 100,000 messages, beside appending 200 bytes with `fdatasync`, and beside one
+Artemis broker with forced writes and a STOMP client in Python; latency to another process, which acknowledges each. A ratio is
 taken of the two cells of the same cycle; its spread is the smallest and largest of these pairs. *Noise* is the worst of
 the counted runs: load average before a cell / share of all cores that other processes used during it. The peers:
 Spark's Kafka connector against one KRaft broker on loopback (4 partitions, acks=all, linger 5 ms, batches of 128 KiB,

@@ -29,7 +29,7 @@ import psutil  # noqa: E402 - the path comes first
 from py4j.protocol import Py4JError  # noqa: E402
 from rich.console import Console  # noqa: E402
 
-from benchmarks import jars, latency, machine, ranking, report, scaling, throughput  # noqa: E402
+from benchmarks import client, jars, latency, machine, ranking, report, scaling, throughput  # noqa: E402
 from benchmarks.jmsq import JmsqPeer, ReplicatedPeer, replicated_door  # noqa: E402
 from benchmarks.measure import input_directory  # noqa: E402
 from benchmarks.peers import LatencyPeer, ThroughputPeer  # noqa: E402
@@ -132,6 +132,8 @@ def _parts(bench: Workbench, broker: Broker | None) -> None:
         scaling.run(bench)
     if options.wants("ranking") and "jmsq" in only:
         ranking.run(bench)
+    if options.wants("client") and "jmsq" in only:
+        client.run(bench)
 
 
 def _cells_of_kafka(options: BenchmarkOptions) -> list[tuple[str, str]]:

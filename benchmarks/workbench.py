@@ -12,8 +12,8 @@ from typing import Any
 from benchmarks.recorder import Recorder
 
 MASTER = "local[2]"
-PARTS = ("sink", "source", "latency", "commit", "planning", "ranking")
-SPARKLESS = ("ranking",)
+PARTS = ("sink", "source", "latency", "commit", "planning", "ranking", "client")
+SPARKLESS = ("ranking", "client")
 FAMILIES = ("jmsq", "kafka", "delta")
 
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from benchmarks import calls, jars, latency, ranking, report, scaling
+from benchmarks import calls, client, jars, latency, ranking, report, scaling
 from benchmarks.recorder import Recorder
 from benchmarks.results import Absence, Noise, Results, Sample, TargetComparison, from_lines, to_line
 from benchmarks.stats import Spread, counted, pair_ratios, percentile, spread, steady
@@ -319,3 +319,28 @@ def test_the_ranking_measures_each_store_that_can_be_started(monkeypatch: pytest
         assert verdicts["replicated ÷ none (memory)"] == "not measured"
         assert verdicts["jdbc, SQLite ÷ file"] in ("met", "missed")
     assert results.absence(ranking.OBJECTS, "64 in flight")
+
+
+def test_the_client_is_measured_without_artemis(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """C11: every cell of ours has a figure, and what Artemis's absence affects is named."""
+
+    @contextlib.contextmanager
+    def no_broker(*_: object) -> Iterator[NoReturn]:
+        raise OSError("no broker here")
+        yield
+
+    monkeypatch.setattr(client, "artemis", no_broker)
+    monkeypatch.setattr(client, "QUICK_WINDOW_S", 0.05)
+    monkeypatch.setattr(client, "QUICK_MESSAGES", 200)
+    monkeypatch.setattr(client, "WARM_CALLS", 1)
+    console = Console(file=io.StringIO())
+    options = replace(OPTIONS, parts=("client",), runs=1, quick=True, rate=10, warm_s=0.2, latency_s=0.5)
+    with Recorder(tmp_path / "lines.jsonl", console) as recorder:
+        client.run(Workbench(None, tmp_path, tmp_path, options, recorder))
+    results = recorder.results
+    assert [absence.cell for absence in results.absences] == [client.ARTEMIS] * 3
+    assert "no broker here" in str(results.absence(client.SEND, client.ARTEMIS))
+    for comparison in results.comparisons:
+        measured = comparison.verdict(results.ratio(comparison)) in ("met", "missed")
+        assert measured == (comparison.against != client.ARTEMIS), comparison
+    assert results.figure(client.P99, client.JMSQ)
