@@ -21,6 +21,7 @@ from spark_jms.claims.backlog import BacklogReader
 from spark_jms.claims.batches import BatchMaker, ConsumerSettings
 from spark_jms.claims.members import Members
 from spark_jms.claims.planner import Planner
+from spark_jms.claims.set_aside import set_aside
 from spark_jms.claims.transfer import Transfers
 from spark_jms.core.batch import Batch, Limits
 from spark_jms.core.ranges import Ranges
@@ -44,6 +45,7 @@ class Subscriber:
         settings: ConsumerSettings,
         clock_ms: Callable[[], int] = now_ms,
     ) -> None:
+        self._domain = domain
         self.table = domain.log(destination)
         self.destination, self.subscription, self.consumer = destination, subscription, consumer
         self.settings = settings
@@ -125,6 +127,13 @@ class Subscriber:
             for member in self.planner.withheld:
                 self.planner.restart(member)  # it has passed by messages of these units
             self.planner.withheld = parts
+
+    def set_aside(self, claim: str, member: int, sequence: int, why: str) -> bool:
+        """Move a claimed message that cannot be decoded out of the way. False when another consumer holds the record: it has
+        been asked for it; try again. Raises JmsqError or OSError when the transfer cannot begin; the message stays claimed."""
+        with self._lock:
+            self._check_open()
+            return set_aside(self._domain, self.table, self.members, self._transfers, claim, member, sequence, why)
 
     def flush_outbox(self) -> None:
         """Write waiting acknowledgements to their table, after a hand-over. A background thread calls this about once a

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from spark_jms.claims import views
 from spark_jms.claims.fetch import fetch
 from spark_jms.claims.scan import Question, scan
-from spark_jms.client.encoding import from_batch
+from spark_jms.client.encoding import decoded, legible
 from spark_jms.client.message import Message
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
@@ -70,7 +70,8 @@ class Browser:
                 picks = self._selected(member, window)
                 redelivered = state.redelivered(picks) if state and picks else {}
                 for batch in fetch(table, self.destination, member, picks, redelivered, fail_on_data_loss=False):
-                    yield from from_batch(batch, None)
+                    found = decoded(batch, None)
+                    yield from legible(batch) if found.undecodable else found.messages
                 self._check()
 
     def _selected(self, member: int, window: Ranges) -> Ranges:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from spark_jms.client.encoding import ARGUMENTS, FIELDS, check_properties, column_array, compose, to_batch
 from spark_jms.client.message import Message, MessageArguments
-from spark_jms.core.message import TYPES_PROPERTY
+from spark_jms.core.typed_properties import TYPES_PROPERTY
 from spark_jms.errors import MessageFormatError
 
 Item = Message | MessageArguments

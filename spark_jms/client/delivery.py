@@ -4,6 +4,7 @@
     delivered    shown to the application, not acknowledged              released flagged and counted
     delayed      rejected by the application with a delay                released flagged and counted when the delay ends
     finished     acknowledged by the application, not yet in the store   never released
+    aside        cannot be decoded, on its way to the set-aside queue        –
     returning    released by the application, not yet in the store       with or without the flag
 
 Plain values without I/O. The consumer's lock guards them.
@@ -37,6 +38,7 @@ class ConsumerStatistics:
     unacknowledged: int = 0
     delayed: int = 0
     returning: int = 0
+    set_aside: int = 0  # messages that cannot be decoded
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,16 @@ class Return:
     member: int
     picks: Ranges
     delivered: bool
+
+
+@dataclass(frozen=True)
+class Aside:
+    """A claimed message that cannot be decoded, on its way aside."""
+
+    claim: str
+    member: int
+    sequence: int
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -73,6 +85,8 @@ class Delivery:
         self.delayed: dict[Key, Delay] = {}
         self.finished: dict[Key, str] = {}
         self.returning: list[Return] = []
+        self.aside: list[Aside] = []
+        self.set_aside = 0
         self.generation = 0  # increases each time delivered messages are released
         self.received = self.redelivered = self.acknowledged = self.expired = self.returned = 0
 
@@ -159,4 +173,5 @@ class Delivery:
             unacknowledged=len(self.delivered),
             delayed=len(self.delayed),
             returning=sum(item.picks.count for item in self.returning),
+            set_aside=self.set_aside,
         )

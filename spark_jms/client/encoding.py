@@ -11,6 +11,7 @@ import base64
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, get_type_hints
 
@@ -27,11 +28,13 @@ from spark_jms.core.message import (
     decode_properties,
     encode_properties,
 )
+from spark_jms.core.typed_properties import TYPES_PROPERTY
 from spark_jms.errors import MessageFormatError
 from spark_jms.settings.duration import duration_s
 from spark_jms.settings.types import near_to
 
 _MODES = {"PERSISTENT": PERSISTENT, "NON_PERSISTENT": NON_PERSISTENT}
+UNDECODABLE_PROPERTY = "JMS_JMSQ_Undecodable"
 _LONG = 2**63
 _INT = 2**31
 _DOUBLES = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -200,10 +203,56 @@ def _map_value(name: str, value: object) -> object:
 
 
 # -- columns to messages ---------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Undecodable:
+    """A message that no reader can decode, and why (C20)."""
+
+    member: int
+    sequence: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class DecodedBatch:
+    messages: list[Message]
+    undecodable: list[Undecodable]
+
+
 def from_batch(batch: pa.RecordBatch, receipt: Receipt | None) -> list[Message]:
-    """The rows of a batch with all message columns."""
+    """The rows of a batch with all message columns. Raises ValueError for one that cannot be decoded."""
     columns = [batch.column(name).to_pylist() for name in COLUMNS]
     return [_message(*row, receipt=receipt) for row in zip(*columns, strict=True)]
+
+
+def decoded(batch: pa.RecordBatch, receipt: Receipt | None) -> DecodedBatch:
+    """As `from_batch`, but a message that cannot be decoded does not keep its neighbours back."""
+    try:
+        return DecodedBatch(from_batch(batch, receipt), [])
+    except (ValueError, TypeError):
+        pass
+    found = DecodedBatch([], [])
+    for number in range(batch.num_rows):
+        row = batch.slice(number, 1)
+        try:
+            found.messages.extend(from_batch(row, receipt))
+        except (ValueError, TypeError) as error:
+            member, sequence = (row.column(name)[0].as_py() for name in ("member", "sequence"))
+            found.undecodable.append(Undecodable(member, sequence, str(error)))
+    return found
+
+
+def legible(batch: pa.RecordBatch) -> list[Message]:
+    """As `from_batch`, for people: the properties of a message that cannot be decoded are text, one of which says why."""
+    messages = []
+    for number in range(batch.num_rows):
+        row = batch.slice(number, 1)
+        for bad in decoded(row, None).undecodable:
+            text = {**dict(row.column("properties")[0].as_py() or ()), UNDECODABLE_PROPERTY: bad.reason}
+            text.pop(TYPES_PROPERTY, None)
+            properties = pa.array([list(text.items())], COLUMNS["properties"])
+            row = row.set_column(list(COLUMNS).index("properties"), "properties", properties)
+        messages += from_batch(row, None)
+    return messages
 
 
 def _message(

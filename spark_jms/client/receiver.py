@@ -6,6 +6,7 @@ call the receiver.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -15,8 +16,8 @@ from typing import Literal
 from spark_jms.claims.fetch import fetch
 from spark_jms.claims.subscriber import Subscriber
 from spark_jms.client.acknowledgement import AcknowledgementWriter
-from spark_jms.client.delivery import ConsumerStatistics, Delivery, Return
-from spark_jms.client.encoding import from_batch
+from spark_jms.client.delivery import Aside, ConsumerStatistics, Delivery, Return
+from spark_jms.client.encoding import Undecodable, decoded
 from spark_jms.client.message import Message
 from spark_jms.core.batch import Batch, Limits
 from spark_jms.errors import (
@@ -28,6 +29,7 @@ from spark_jms.errors import (
 )
 from spark_jms.log.storage import now_ms
 
+log = logging.getLogger("spark_jms")
 AcknowledgeMode = Literal["client", "individual", "auto", "dups-ok"]
 HAND_OVER_TIMEOUT_S = 15.0  # wait for a record needed to acknowledge or release
 CLOSE_TIMEOUT_S = 5.0
@@ -35,6 +37,7 @@ _REPLAN_S = 0.1  # for changes without a new file: a delay ends, a consumer dies
 _POLL_S = 0.01  # between two polls of the store
 _BOUNDARY_S = 0.02  # between two hand-overs while prefetched messages are delivered
 _LAZY_S = 1.0
+_ASIDE_RETRY_S = 5.0  # between two attempts to set a message aside
 
 
 def pause_s(idle_s: float, watched: bool) -> float:
@@ -72,6 +75,7 @@ class Receiver:
         self.destination, self.name = subscriber.destination, subscriber.consumer
         self.mode, self.prefetch = mode, prefetch
         self._subscriber, self._table = subscriber, subscriber.table
+        self._aside_s = 0.0  # of the newest attempt to set messages aside
         self._check_context = check_context
         self._bell = bell  # rings when the log may have news, and when we close
         self._watched = False  # the bell rang for the news before
@@ -135,6 +139,7 @@ class Receiver:
         if batch is None:
             return
         messages: list[Message] = []
+        undecodable: list[Undecodable] = []
         try:
             receipt = _Receipt(self, self._delivery.generation)
             for member, pick in sorted(batch.members.items()):
@@ -146,7 +151,9 @@ class Receiver:
                     pick.redelivered,
                     fail_on_data_loss=self._subscriber.settings.fail_on_data_loss,
                 ):
-                    messages += from_batch(rows, receipt)
+                    found = decoded(rows, receipt)
+                    messages += found.messages
+                    undecodable += found.undecodable
         except BaseException:
             with self._lock:
                 self._delivery.returning += [
@@ -156,10 +163,47 @@ class Receiver:
             raise
         with self._lock:
             self._delivery.add(messages, batch.claim)
-            if len(messages) < batch.count:  # deleted from the table, and fail_on_data_loss is False: finished
-                read = {(m.member, m.sequence) for m in messages}
+            self._delivery.aside += [Aside(batch.claim, bad.member, bad.sequence, bad.reason) for bad in undecodable]
+            if len(messages) + len(undecodable) < batch.count:  # deleted, and fail_on_data_loss is False: finished
+                read = {(m.member, m.sequence) for m in messages} | {(m.member, m.sequence) for m in undecodable}
                 claimed = ((m, int(n)) for m, pick in batch.members.items() for n in pick.picks.numbers())
                 self._delivery.finished.update({key: batch.claim for key in claimed if key not in read})
+
+        if undecodable:
+            self._set_aside()
+
+    def _set_aside(self) -> None:
+        """Move undecodable messages to their queue. What fails is tried again later: it stays claimed, and no call of the
+        application fails for it."""
+        with self._lock:
+            waiting = list(self._delivery.aside)
+        self._aside_s = time.monotonic()
+        for item in waiting:
+            try:
+                done = self._subscriber.set_aside(item.claim, item.member, item.sequence, item.reason)
+            except (ConsumerClosedException, ClosedError):
+                return  # the claim is or will be revoked, and the next consumer meets the message
+            except (JmsqError, OSError) as error:
+                log.warning(
+                    "%s, member %d: message %d cannot be decoded (%s), and could not be set aside: %s",
+                    self.destination,
+                    item.member,
+                    item.sequence,
+                    item.reason,
+                    error,
+                )
+                return
+            if done:
+                log.warning(
+                    "%s, member %d: message %d cannot be decoded and was set aside: %s",
+                    self.destination,
+                    item.member,
+                    item.sequence,
+                    item.reason,
+                )
+                with self._lock:
+                    self._delivery.aside.remove(item)
+                    self._delivery.set_aside += 1
 
     def _wait(self, started: float, deadline: float | None) -> bool:
         """True when new messages may be available; False when the time is up or the consumer closes."""
@@ -287,6 +331,8 @@ class Receiver:
                 self._write(0)
             if delay_ended:
                 self._withhold()
+            if self._delivery.aside and time.monotonic() - self._aside_s >= _ASIDE_RETRY_S:
+                self._set_aside()
         except (ConsumerClosedException, ClosedError):
             return  # _fail keeps the error for the next call
 

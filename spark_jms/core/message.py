@@ -17,11 +17,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_jms.core.typed_properties import (
+    TYPES_PROPERTY,
+    check_typed_properties,
+    declared_types,
+    decode_property,
+)
 from spark_jms.errors import MessageFormatError, MessageSizeError
 
 PERSISTENT, NON_PERSISTENT = 2, 1
 DEFAULT_PRIORITY = 4
-TYPES_PROPERTY = "JMS_JMSQ_Types"
 BODY_TYPE_PROPERTY = "JMS_JMSQ_BodyType"
 PROPERTY_TYPES = ("boolean", "byte", "short", "int", "long", "float", "double", "string")
 
@@ -280,6 +285,7 @@ def _properties(array: pa.Array | None, rows: int) -> pa.Array:
         array = _struct_to_map(array)
     array = array if array.type == _MAP else array.cast(_MAP)
     check_property_names(pc.unique(array.keys).to_pylist())
+    check_typed_properties(array)
     return array
 
 
@@ -397,18 +403,15 @@ def _encode(name: str, value: object) -> tuple[str, str]:
 
 
 def decode_properties(stored: Mapping[str, str] | list[tuple[str, str]] | None) -> dict[str, object]:
-    """The inverse of `encode_properties`, for the eight JMS types."""
+    """The inverse of `encode_properties`, for the eight JMS types. Raises ValueError, which names the property."""
     entries = dict(stored or {})
-    types = dict(part.split(":", 1) for part in entries.pop(TYPES_PROPERTY, "").split(",") if ":" in part)
+    types = declared_types(entries.pop(TYPES_PROPERTY, "") or "")
     entries.pop(BODY_TYPE_PROPERTY, None)
-    return {name: _decode(text, types.get(name, "string")) for name, text in entries.items()}
+    return {name: _decode(name, text, types.get(name, "string")) for name, text in entries.items()}
 
 
-def _decode(text: str | None, kind: str) -> object:
-    if text is None or kind == "string":
-        return text
-    if kind == "boolean":
-        return text == "true"
-    if kind in ("float", "double"):
-        return float(text)
-    return int(text)
+def _decode(name: str, text: str | None, kind: str) -> object:
+    try:
+        return decode_property(text, kind)
+    except ValueError as error:
+        raise ValueError(f"property {name!r} is {text!r} and not of its declared type {kind!r}") from error

@@ -1,0 +1,76 @@
+"""A message that cannot be decoded is set aside, so that its neighbours are delivered (C20).
+
+It moves by a transfer to the queue `jmsq-set-aside` of the domain, which is created when it is first needed. There its
+properties are text, without their types, and three of them say where it came from and why:
+
+    JMS_JMSQ_SetAsideFrom    destination/subscription/member#sequence
+    JMS_JMSQ_SetAsideReason  the error
+    JMS_JMSQ_SetAsideTypes   the types that its sender had declared
+
+`jmsq move jmsq-set-aside orders` brings it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from spark_jms.claims.fetch import fetch
+from spark_jms.claims.members import Members
+from spark_jms.claims.transfer import Movement, Transfers
+from spark_jms.core.destination import Destination
+from spark_jms.core.message import COLUMNS
+from spark_jms.core.ranges import Ranges
+from spark_jms.core.typed_properties import TYPES_PROPERTY
+from spark_jms.log.declarations import apply_destinations
+from spark_jms.log.delta_log import DeltaLog
+from spark_jms.log.domain import Domain
+from spark_jms.log.transfer import ROW_COLUMNS
+
+SET_ASIDE = "jmsq-set-aside"
+FROM, REASON, TYPES = "JMS_JMSQ_SetAsideFrom", "JMS_JMSQ_SetAsideReason", "JMS_JMSQ_SetAsideTypes"
+_MAX_MESSAGE_BYTES = 2**30  # the largest limit a destination can have
+
+
+def set_aside(
+    domain: Domain,
+    table: DeltaLog,
+    members: Members,
+    transfers: Transfers,
+    claim: str,
+    member: int,
+    sequence: int,
+    why: str,
+) -> bool:
+    """Move one claimed message aside. False when another consumer holds the record: it has been asked for it; try again. A
+    message that this consumer does not hold any more is left to its new holder."""
+    if not members.open(member):
+        return False
+    state, picks = members.attached_state(member), Ranges.of((sequence, sequence))
+    held = state.claims.get(claim)
+    if held is None or not held.picks & picks:
+        return True
+    if SET_ASIDE not in domain.destinations():
+        queue = Destination(SET_ASIDE, "queue", 1, max_message_bytes=_MAX_MESSAGE_BYTES)
+        apply_destinations(domain, [queue], lambda destination, member: False)
+    origin = f"{members.label(member)}#{sequence}"
+    rows = _described(fetch(table, members.destination, member, picks, {}, columns=ROW_COLUMNS), origin, why)
+    movement = Movement(claim, picks, rows, SET_ASIDE, None, members.consumer, f"set aside: {why}")
+    moving = transfers.begin(state, movement)
+    members.commit({member: moving})
+    ended = transfers.finish(moving, members.held[member].handle.epoch)
+    members.commit({member: ended.state})
+    return True
+
+
+def _described(batches: Iterator[pa.RecordBatch], origin: str, why: str) -> Iterator[pa.RecordBatch]:
+    at = ROW_COLUMNS.index("properties")
+    for batch in batches:
+        described = [_description(dict(row or ()), origin, why) for row in batch.column(at).to_pylist()]
+        yield batch.set_column(at, "properties", pa.array([list(d.items()) for d in described], COLUMNS["properties"]))
+
+
+def _description(properties: dict[str, str], origin: str, why: str) -> dict[str, str]:
+    kept = {name: text for name, text in properties.items() if name != TYPES_PROPERTY}
+    return {**kept, FROM: origin, REASON: why, TYPES: properties.get(TYPES_PROPERTY, "")}

@@ -1,0 +1,96 @@
+"""Checks that the typed properties of a batch can be read back (C2, C20).
+
+A sender may give the map of properties as it is stored, with the entry JMS_JMSQ_Types ("amount:double,count:long"), as a
+stream does that is piped on. A value that does not have its declared type would make the message undecodable for every
+reader, so the sender gets the error. Values are checked by columns; only a value that fails is looked at by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_jms.errors import MessageFormatError
+
+TYPES_PROPERTY = "JMS_JMSQ_Types"
+_ARROW: Mapping[str, pa.DataType] = {
+    "byte": pa.int64(),
+    "short": pa.int64(),
+    "int": pa.int64(),
+    "long": pa.int64(),
+    "float": pa.float64(),
+    "double": pa.float64(),
+}
+
+
+def declared_types(text: str) -> dict[str, str]:
+    """name -> type, from the entry JMS_JMSQ_Types."""
+    return dict(part.split(":", 1) for part in text.split(",") if ":" in part)
+
+
+def decode_property(text: str | None, kind: str) -> object:
+    """A property's value from its stored text. Raises ValueError."""
+    if text is None or kind == "string":
+        return text
+    if kind == "boolean":
+        if text not in ("true", "false"):
+            raise ValueError(f"{text!r} is no boolean")
+        return text == "true"
+    if kind in ("float", "double"):
+        return float(text)
+    if kind not in _ARROW:
+        raise ValueError(f"there is no property type {kind!r}")
+    return int(text)
+
+
+def check_typed_properties(properties: Any) -> None:
+    """`properties` is a map array of text. Raises MessageFormatError, which names row, property and type."""
+    keys = properties.keys
+    if not pc.any(pc.equal(keys, TYPES_PROPERTY)).as_py():
+        return
+    offsets = properties.offsets.to_numpy()
+    start, stop = int(offsets[0]), int(offsets[-1])
+    keys, items = keys.slice(start, stop - start), properties.items.slice(start, stop - start)
+    row_of = np.repeat(np.arange(len(properties)), np.diff(offsets))
+    has_types = pc.equal(keys, TYPES_PROPERTY).to_numpy(zero_copy_only=False)
+    types = items.filter(pa.array(has_types)).dictionary_encode()
+    types_of_row = np.full(len(properties), -1, np.int64)
+    types_of_row[row_of[has_types]] = pc.fill_null(types.indices, -1).to_numpy(zero_copy_only=False)
+    types_of_entry = types_of_row[row_of]
+    for code, text in enumerate(types.dictionary.to_pylist()):
+        for name, kind in declared_types(text or "").items():
+            chosen = (types_of_entry == code) & pc.equal(keys, name).to_numpy(zero_copy_only=False)
+            if chosen.any() and not _all_read(items.filter(pa.array(chosen)), kind):
+                _refuse(items, np.flatnonzero(chosen), row_of, name, kind)
+
+
+def _all_read(values: Any, kind: str) -> bool:
+    if kind == "string":
+        return True
+    if kind == "boolean":
+        known = pc.is_in(values, pa.array(["true", "false"], values.type))
+        return bool(pc.all(pc.or_(known, pc.is_null(values)), min_count=0).as_py())
+    if kind not in _ARROW:
+        return False
+    try:
+        pc.cast(values, _ARROW[kind])
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _refuse(items: Any, entries: Any, row_of: Any, name: str, kind: str) -> None:
+    """Raises the error for the first value that does not read; there may be none, since Arrow reads less than Python."""
+    for entry in entries.tolist():
+        text = items[entry].as_py()
+        try:
+            decode_property(text, kind)
+        except ValueError as error:
+            raise MessageFormatError(
+                f"row {int(row_of[entry])}: property {name!r} is {text!r}, but {TYPES_PROPERTY} declares it as {kind!r}: "
+                "give the value in that type, or leave the type out"
+            ) from error
