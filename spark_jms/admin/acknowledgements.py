@@ -39,7 +39,8 @@ def acknowledgement_states(
     for name, member in sorted(keys):
         own = [row for row in rows if (row.subscription, row.member) == (name, member)]
         state = state_of(store, snapshot, name or QUEUE_SUBSCRIPTION, member)
-        position = domain.acknowledgements(destination).snapshot.transactions.get(position_id(name, member), 0)
+        app_id = position_id(snapshot.table_id, name, member)
+        position = domain.acknowledgements(destination).snapshot.transactions.get(app_id, 0)
         last = own[-1] if own else None
         out.append(
             AcknowledgementState(

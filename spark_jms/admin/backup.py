@@ -111,7 +111,7 @@ def _restored_states(
             label = label_of(destination, subscription, member)
             state = from_objects(stored, label).start_at(declared.start_floor(subscription, member))
             present = union(Ranges.of((file.first, file.last)) for file in snapshot.member_files(member).files)
-            written = acknowledged.transactions.get(position_id(subscription, member), 0)
+            written = acknowledged.transactions.get(position_id(snapshot.table_id, subscription, member), 0)
             yield (record, member), restored(state, snapshot.last_sequence(member), present, written)
 
 

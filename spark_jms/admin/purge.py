@@ -104,7 +104,8 @@ def _write_outbox(
 ) -> None:
     waiting = {member: records.states[name].outbox for name, member in names.items() if records.states[name].outbox}
     if waiting:
-        written = AcknowledgementTable(domain.acknowledgements(destination), subscription).write(waiting)
+        table_id = domain.log(destination).snapshot.table_id
+        written = AcknowledgementTable(domain.acknowledgements(destination), table_id, subscription).write(waiting)
         records.change(
             {
                 name: records.states[name].delivered_to_table(written[member])

@@ -37,10 +37,11 @@ class _Staged:
 
 
 class AcknowledgementTable:
-    """The rows of one subscription in the acknowledgement table of its destination."""
+    """The rows of one subscription in the acknowledgement table of its destination, whose messages are in the table
+    `table_id`."""
 
-    def __init__(self, table: DeltaLog, subscription: str) -> None:
-        self.table, self.subscription = table, subscription
+    def __init__(self, table: DeltaLog, table_id: str, subscription: str) -> None:
+        self.table, self.table_id, self.subscription = table, table_id, subscription
 
     def write(self, outboxes: Mapping[int, Sequence[Acknowledgement]]) -> dict[int, int]:
         """Write the outboxes of these members in one commit. Returns up to which position the table has each."""
@@ -52,7 +53,7 @@ class AcknowledgementTable:
             discard(self.table.storage, staged.files)
             staged = _Staged()
             for member, waiting in outboxes.items():
-                app_id = position_id(self.subscription, member)
+                app_id = position_id(self.table_id, self.subscription, member)
                 position = snapshot.transactions.get(app_id, 0)
                 new = [row for row in waiting if row.position > position]
                 written[member] = max([position, *(row.position for row in waiting)])
@@ -108,9 +109,10 @@ class AcknowledgementTable:
         return writer.close()
 
 
-def position_id(subscription: str, member: int) -> str:
-    """The txn app id that keeps the position of one record set."""
-    return f"ack/{subscription}/{member}"
+def position_id(table_id: str, subscription: str, member: int) -> str:
+    """The txn app id that keeps the position of one record set. Of the table, because positions of a destination that is
+    created again start at 1 again."""
+    return f"ack/{table_id}/{subscription}/{member}"
 
 
 def _decide(snapshot: Snapshot, staged: _Staged, now: int) -> Decision | None:

@@ -61,7 +61,7 @@ class Subscriber:
         self._batches = BatchMaker(self.table, store, self.members, self.planner, self._transfers, settings, clock_ms)
         self._acknowledger = Acknowledger(self.members, self.planner, clock_ms)
         self._backlog = BacklogReader(store, self.members)
-        self._acknowledgements = AcknowledgementTable(domain.acknowledgements(destination), subscription)
+        self._acknowledgements = AcknowledgementTable(domain.acknowledgements(destination), self.table_id, subscription)
         self._lock = threading.RLock()
 
     # -- batches --------------------------------------------------------------------------------------------------

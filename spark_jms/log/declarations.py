@@ -64,9 +64,10 @@ def _create(domain: Domain, destination: Destination) -> None:
         destination, kind="distributed-queue", routing="round-robin", weights=(), subscriptions={}, durability="process"
     )
     by_name = RegisterEntry.by_name(destination.name)
-    entry = RegisterEntry(
-        _own_path(domain, by_name.path, destination.name), _own_path(domain, by_name.acknowledgements, destination.name)
-    )
+    path = _own_path(domain, by_name.path, destination.name)
+    continued = domain.storage.exists(f"{path}/{commit_path(0)}")
+    acknowledgements_path = _own_path(domain, by_name.acknowledgements, destination.name, continued=continued)
+    entry = RegisterEntry(path, acknowledgements_path)
     create_table(domain, entry.path, STORED_SCHEMA, destination)
     create_table(domain, entry.acknowledgements, ACKNOWLEDGEMENT_SCHEMA, acknowledgements)
     domain.storage.sync([f"{entry.path}/{commit_path(0)}", f"{entry.acknowledgements}/{commit_path(0)}"])
@@ -75,12 +76,12 @@ def _create(domain: Domain, destination: Destination) -> None:
             domain.storage.delete_all(path)
 
 
-def _own_path(domain: Domain, path: str, name: str) -> str:
-    """`path` if it is free or has a table of this name that is not in the register (an apply was interrupted, or the
-    acknowledgements of a destination that was deleted by hand); otherwise another one."""
+def _own_path(domain: Domain, path: str, name: str, *, continued: bool = True) -> str:
+    """`path` if it is free, or `continued` and has a table of this name that is not in the register (an apply was
+    interrupted); otherwise another one."""
     if next(iter(domain.storage.list(path)), None) is None:
         return path
-    if path not in domain.register.paths():
+    if continued and path not in domain.register.paths():
         with suppress(JmsqError):  # not a table of ours
             if DeltaLog(domain.storage.child(path), name).refresh().destination.name == name:
                 return path

@@ -34,7 +34,7 @@ def test_row_folded_after_its_write_counts_once(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(acknowledgement, "MAX_OUTBOX", 3)
     with memory_domain(orders="queue") as root:
         domain = Domain(root)
-        outbox = AcknowledgementTable(domain.acknowledgements("orders"), "-")
+        outbox = AcknowledgementTable(domain.acknowledgements("orders"), "t", "-")
         state = RecordSet().attach("c", "s")
         for number in (1, 2):
             state = acknowledged(state, number)
@@ -57,10 +57,24 @@ def test_row_folded_twice_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acknowledgement, "MAX_OUTBOX", 1)
     with memory_domain(orders="queue") as root:
         domain = Domain(root)
-        outbox = AcknowledgementTable(domain.acknowledgements("orders"), "-")
+        outbox = AcknowledgementTable(domain.acknowledgements("orders"), "t", "-")
         state = acknowledged(acknowledged(RecordSet().attach("c", "s"), 1), 2)
         assert outbox.write({0: state.outbox}) == {0: 2}
         (row,) = acknowledged(state, 3).outbox
         assert (row.since, row.position, row.picks) == (1, 3, Ranges.of((1, 3)))
         assert outbox.write({0: [row]}) == {0: 3}
         assert messages(domain) == 3
+
+
+def test_rows_of_another_table_are_not_taken_for_written() -> None:
+    """C14, C18: the acknowledgements survived a destination that was deleted by hand; the positions of the new one start at
+    1 again, in the same table."""
+    with memory_domain(orders="queue") as root:
+        domain = Domain(root)
+        for table_id, total in (("old", 3), ("new", 5)):
+            state = RecordSet().attach("c", "s")
+            for number in range(1, 4 if table_id == "old" else 3):
+                state = acknowledged(state, number)
+            outbox = AcknowledgementTable(domain.acknowledgements("orders"), table_id, "-")
+            outbox.write({0: state.outbox})
+            assert messages(domain) == total

@@ -101,6 +101,23 @@ def test_occupied_path_is_left_alone() -> None:
         assert len(domain.register.paths()) == 6
 
 
+def test_acknowledgements_of_a_deleted_destination_are_left_alone() -> None:
+    """C14, C18: its table and register entry were deleted by hand; the new destination has a history of its own."""
+    with memory_domain(orders="queue") as root:
+        send_and_receive(root, "a")
+        shutil.rmtree(f"{root}/orders")
+        Path(root, REGISTER, "orders").unlink()
+        assert apply(root)[0].what == "created"
+        send_and_receive(root, "b")
+        entry = Domain(root).register.entry("orders")
+        assert entry is not None
+        assert entry.path == "orders"
+        assert entry.acknowledgements.startswith(f"{ACKNOWLEDGEMENTS}/orders.")
+        (new,) = Domain(root).acknowledgements("orders").refresh().files.values()
+        assert new.rows == 1
+        assert (Path(root, ACKNOWLEDGEMENTS, "orders") / "_delta_log").exists()
+
+
 def test_interrupted_creation_continues_with_its_tables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """C3, C18: apply was killed before it had written the register entry; the next one leaves no table behind."""
     root = str(tmp_path / "domain")
