@@ -304,7 +304,7 @@ class SettingInvalidError(StoreError, ValueError):
 
 class SecurityConfigError(StoreError, ValueError):
     """The loopback address needs no security. Any other address needs TLS (certificate and key), and a WebHDFS door
-    also a token file. Key and token files must belong to this user and have mode 0600. See docs/REPLICATED-STORE.md and
+    also a token file. Key and token files must belong to this user and have mode 0600. See docs/REPLICATED-STORE-REFERENCE.md and
     docs/WEBHDFS.md."""
 
 

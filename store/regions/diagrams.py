@@ -1,7 +1,7 @@
-"""The state tables of the region cluster's core, drawn for docs/REPLICATED-STORE.md.
+"""The state tables of the region cluster's core, drawn for docs/REPLICATED-STORE-DESIGN.md.
 
 python -m spark_jms.store.regions.diagrams            prints them
-python -m spark_jms.store.regions.diagrams --write docs/REPLICATED-STORE.md     puts them between their markers
+python -m spark_jms.store.regions.diagrams --write docs/REPLICATED-STORE-DESIGN.md     puts them between their markers
 """
 
 from __future__ import annotations

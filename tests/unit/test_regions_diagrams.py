@@ -1,4 +1,4 @@
-"""The state tables of the region cluster's core: they execute, and docs/REPLICATED-STORE.md shows them (R4, R9, R10)."""
+"""The state tables of the region cluster's core: they execute, and docs/REPLICATED-STORE-DESIGN.md shows them (R4, R9, R10)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spark_jms.store.regions.core.opening import ANSWERS, Situation
 from spark_jms.store.regions.core.primary import PRIMARY_STATES, PrimaryEvent, PrimaryState
 from spark_jms.store.regions.core.state_table import StateTable, StateTransition
 
-PAGE = Path(__file__).parents[2] / "docs/REPLICATED-STORE.md"
+PAGE = Path(__file__).parents[2] / "docs/REPLICATED-STORE-DESIGN.md"
 MACHINES = [
     (FOLLOWER_STATES, FollowerState, FollowerEvent),
     (PRIMARY_STATES, PrimaryState, PrimaryEvent),
@@ -27,7 +27,7 @@ MACHINES = [
 
 
 def test_the_page_shows_the_tables_of_the_code() -> None:
-    """R10: redrawn, the page is the same. Else: python -m spark_jms.store.regions.diagrams --write docs/REPLICATED-STORE.md"""
+    """R10: redrawn, the page is the same. Else: python -m spark_jms.store.regions.diagrams --write docs/REPLICATED-STORE-DESIGN.md"""
     text = PAGE.read_text(encoding="utf-8")
     assert diagrams.put_into(text) == text
 
