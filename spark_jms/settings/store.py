@@ -58,13 +58,13 @@ class DaemonSettings(_FromVariables):
         "RS_HEARTBEAT_MS",
         Duration("10 ms", "1 min", bare="ms"),
         200.0,
-        "How often daemons send each other a heartbeat.",
+        "How often daemons send each other a heartbeat. The same for all daemons of a cluster: others are refused.",
     )
     failure_timeout_ms: float = setting(
         "RS_FAILURE_TIMEOUT_MS",
         Duration("100 ms", "10 min", bare="ms"),
         2_000.0,
-        "Silence after which a daemon counts as dead; at least twice the heartbeat.",
+        "Silence after which a daemon counts as dead; at least twice the heartbeat. The same for all daemons of a cluster.",
     )
     client_timeout_ms: float = setting(
         "RS_CLIENT_TIMEOUT_MS",

@@ -424,3 +424,22 @@ def test_storeadmin_runs_every_command(make_daemons: Make) -> None:
     assert admin("shutdown", "-daemon", "all", "-safe")[0] == 0
     assert [daemons.processes[index].wait(10) for index in (0, 1)] == [0, 0]
     assert admin("lsd")[0] == 1
+
+
+def test_daemon_with_other_timeouts_is_refused(make_daemons: Make) -> None:
+    """R10: a primary's lease would not end before its secondary takes over. The others do not link up with it, and it gets no
+    copy."""
+    daemons = make_daemons(3)
+    daemons.signal(2, signal.SIGKILL)
+    daemons.environment["RS_FAILURE_TIMEOUT_MS"] = "5000"
+    daemons.start(2)
+    refusal = "daemon 2 has RS_HEARTBEAT_MS=200, RS_FAILURE_TIMEOUT_MS=5000, this daemon has RS_HEARTBEAT_MS=200, RS_"
+    wait_until(lambda: daemons.output().count(refusal) == 2, 30.0)
+    assert [info.up for info in lists(daemons.path, 0)[0]] == [True, True, False]
+
+    async def run() -> None:
+        async with store_at(daemons.path, "s", 0) as store:
+            objects = await store.connection("c")
+            assert await objects.read(await objects.create(b"kept")) == b"kept"
+
+    asyncio.run(run())

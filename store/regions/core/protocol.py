@@ -22,12 +22,14 @@ class RegionMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class RegionHello(RegionMessage, frozen=True, tag="Hello"):
-    """The first frame of every connection, both ways. `role`: daemon, client or admin."""
+    """The first frame of every connection, both ways. `role`: daemon, client or admin. `timeouts`: a daemon's, in words;
+    daemons with other ones refuse it."""
 
     role: str
     index: int
     incarnation: str
     client: str = ""
+    timeouts: str = ""
 
 
 class DaemonHeartbeat(RegionMessage, frozen=True, tag="Heartbeat"):

@@ -44,11 +44,12 @@ from spark_jms.store.regions.core.daemon import (
 )
 from spark_jms.store.regions.core.directory import DirectoryRequest, perform
 from spark_jms.store.regions.core.protocol import DaemonHeartbeat, RegionHello, RegionMessage
+from spark_jms.store.regions.daemon.clock import now_ms, now_us
 from spark_jms.store.regions.daemon.directory_workers import DirectoryWorkers
 from spark_jms.store.regions.daemon.logs import DaemonLog, LogSettings, UtilizationLog, log_directory
 from spark_jms.store.regions.daemon.options import START_TABLE, StartOptions, help_text, parse_start
 from spark_jms.store.regions.daemon.peer_secrets import PeerSecrets
-from spark_jms.store.regions.daemon.settings import from_environment
+from spark_jms.store.regions.daemon.settings import from_environment, timeouts_of
 from spark_jms.store.regions.daemon.shared_memory import SharedMemoryPort, check_limit
 from spark_jms.store.regions.global_directory import DirectoryFiles, GlobalDirectory, machine_addresses
 from spark_jms.store.regions.hosting import Host, HostedService, ServiceFactory
@@ -85,6 +86,9 @@ class Daemon:
             LogSettings(options.log_level, options.log_file_size_mb, options.log_file_max),
         )
         self._identity = self.directory.identity(self.config)
+        timeouts = timeouts_of(self.settings)
+        self._hello = RegionHello("daemon", self.spec.index, self.incarnation, timeouts=timeouts)
+        self._refused: set[str] = set()  # incarnations of daemons with other time-outs
         self._utilization = UtilizationLog(self.spec.memory_limit_bytes, options.log_level)
         self._peers: dict[int, DaemonConnection] = {}
         self._clients: dict[int, DaemonConnection] = {}
@@ -130,8 +134,8 @@ class Daemon:
             self.spec.memory_limit_bytes,
             self._memory,
             self.settings,
-            _now_ms(),
-            _now_us(),
+            now_ms(),
+            now_us(),
         )
         server = await self._listen()
         service = None
@@ -235,7 +239,7 @@ class Daemon:
     async def _ticks(self) -> None:
         dialed_s = 0.0
         while not self._stopping.is_set():
-            self._perform(self._core.tick(_now_ms(), _now_us()))
+            self._perform(self._core.tick(now_ms(), now_us()))
             for line in self._utilization.feed(self._core.copies.used_bytes):
                 self.log.log_line(line)
             if time.monotonic() - dialed_s >= DIAL_S:
@@ -247,7 +251,7 @@ class Daemon:
 
     async def _continue_beginning(self) -> None:
         if not self._stopping.is_set():
-            self._perform(self._core.memory_provided(_now_ms()))
+            self._perform(self._core.memory_provided(now_ms()))
 
     async def _housekeeping(self) -> None:
         while True:
@@ -296,7 +300,7 @@ class Daemon:
     async def _ask_directory(self, number: int, request: DirectoryRequest) -> None:
         answer = await self._workers.run(lambda: perform(self._files, request))
         if not self._stopping.is_set():
-            self._perform(self._core.directory_answered(_now_ms(), number, answer))
+            self._perform(self._core.directory_answered(now_ms(), number, answer))
 
     # ---- peers: of two daemons, the one with the lower number connects
 
@@ -314,7 +318,7 @@ class Daemon:
             if secret is None:
                 return
             connection = await connect(spec.address, spec.port, secret, self._identity)
-            connection.send(RegionHello("daemon", self.spec.index, self.incarnation))
+            connection.send(self._hello)
             hello = await connection.first()
             if not isinstance(hello, RegionHello) or hello.role != "daemon" or hello.index != index:
                 raise ProtocolError(f"daemon {index} did not introduce itself")
@@ -325,7 +329,7 @@ class Daemon:
             return
         finally:
             self._dialing.discard(index)
-        await self._peer(index, hello.incarnation, connection)
+        await self._peer(hello, connection)
 
     def _admit(self, connection: DaemonConnection) -> None:
         self._unproved[connection] = None
@@ -351,23 +355,28 @@ class Daemon:
             return
         finally:
             self._unproved.pop(connection, None)
-        connection.send(RegionHello("daemon", self.spec.index, self.incarnation))
+        connection.send(self._hello)
         if hello.role == "daemon":
             if 0 <= hello.index < self.spec.index:
-                await self._peer(hello.index, hello.incarnation, connection)
+                await self._peer(hello, connection)
             else:
                 connection.abort()
         else:
             await self._client(hello.client, connection)
 
-    async def _peer(self, index: int, incarnation: str, connection: DaemonConnection) -> None:
+    async def _peer(self, hello: RegionHello, connection: DaemonConnection) -> None:
+        index, incarnation = hello.index, hello.incarnation
+        if hello.timeouts != self._hello.timeouts:
+            connection.leave()
+            self._refuse_timeouts(hello)
+            return
         known = self._peers.get(index)
         if known is not None:
             known.abort()
-            self._perform(self._core.unlinked(_now_ms(), index))
+            self._perform(self._core.unlinked(now_ms(), index))
         self._peers[index] = connection
         self.log.logger.debug("connected with daemon %d, %s", index, incarnation)
-        self._perform(self._core.linked(_now_ms(), index, incarnation))
+        self._perform(self._core.linked(now_ms(), index, incarnation))
 
         peer = f"daemon {index}"
 
@@ -384,7 +393,16 @@ class Daemon:
             if self._peers.get(index) is connection:
                 del self._peers[index]
                 self.log.logger.info("the connection with daemon %d ended: %s", index, reason)
-                self._perform(self._core.unlinked(_now_ms(), index))
+                self._perform(self._core.unlinked(now_ms(), index))
+
+    def _refuse_timeouts(self, hello: RegionHello) -> None:
+        """R10. Logged once for each life of that daemon, which tries again and again."""
+        if hello.incarnation not in self._refused:
+            self._refused.add(hello.incarnation)
+            error = ClusterMismatchError(
+                f"daemon {hello.index} has {hello.timeouts or 'other time-outs'}, this daemon has {self._hello.timeouts}"
+            )
+            self.log.logger.error("refused: ClusterMismatchError: %s", error)
 
     def _step(
         self,
@@ -395,7 +413,7 @@ class Daemon:
     ) -> None:
         """An unexpected error over a message ends the connection of its sender, and nothing else."""
         try:
-            actions = step(_now_ms(), number, message)
+            actions = step(now_ms(), number, message)
         except Exception as error:
             self.log.logger.exception("%s sent a message that this daemon cannot process", sender)
             raise ProtocolError(f"{type(error).__name__}: {error}") from error
@@ -407,7 +425,7 @@ class Daemon:
         self._next_client += 1
         number = self._next_client
         self._clients[number] = connection
-        self._perform(self._core.client_came(_now_ms(), number, name))
+        self._perform(self._core.client_came(now_ms(), number, name))
 
         sender = f"client {name}"
 
@@ -419,15 +437,7 @@ class Daemon:
             self.log.logger.debug("client %s disconnected: %s", name, reason)
         finally:
             del self._clients[number]
-            self._perform(self._core.client_gone(_now_ms(), number))
-
-
-def _now_ms() -> float:
-    return time.monotonic() * 1000.0
-
-
-def _now_us() -> int:
-    return time.time_ns() // 1000
+            self._perform(self._core.client_gone(now_ms(), number))
 
 
 def _numeric(address: str) -> str:

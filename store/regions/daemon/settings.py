@@ -16,3 +16,9 @@ def from_environment(environment: Mapping[str, str]) -> DaemonSettings:
             "RS_FAILURE_TIMEOUT_MS", f"{settings.failure_timeout_ms:g}", "it must be at least twice RS_HEARTBEAT_MS"
         )
     return settings
+
+
+def timeouts_of(settings: DaemonSettings) -> str:
+    """What all daemons of a cluster must have in common. A primary's lease ends before its secondary may take over only if
+    both count the same time (R10)."""
+    return f"RS_HEARTBEAT_MS={settings.heartbeat_ms:g}, RS_FAILURE_TIMEOUT_MS={settings.failure_timeout_ms:g}"
