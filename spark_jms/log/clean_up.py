@@ -48,6 +48,10 @@ class CleanUp:
         self._removed, self._expiry = RemovedFiles(log), LogExpiry(log)
         self._swept_ms: int | None = None
 
+    def note_checkpoint(self) -> None:
+        """Call it often: a checkpoint that is not noted is only deleted after the next sweep."""
+        self._expiry.note_newest(now_ms())
+
     def run(self, report: HousekeepingReport | None = None, now: int | None = None) -> HousekeepingReport:
         report = report or HousekeepingReport()
         now = now_ms() if now is None else now

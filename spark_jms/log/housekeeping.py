@@ -54,11 +54,15 @@ class HousekeepingRounds:
         for kind, log in self.logs.items():
             self.monitor.run(f"purge of {kind}", partial(self._purge, kind))
             self.monitor.run(f"compaction of {kind}", partial(compact, log, self.total, self.monitor))
-            self.monitor.run(f"Delta checkpoint of {kind}", partial(checkpoint, log, self.total))
+            self.monitor.run(f"Delta checkpoint of {kind}", partial(self._checkpoint, kind))
             if clean:
                 self.monitor.run(f"clean-up of {kind}", partial(self._clean_ups[kind].run, self.total))
         if clean:
             self.monitor.run("clean-up of dropped subscriptions", self._clean_store)
+
+    def _checkpoint(self, kind: str) -> None:
+        checkpoint(self.logs[kind], self.total)
+        self._clean_ups[kind].note_checkpoint()
 
     def _purge(self, kind: str) -> None:
         messages = self.logs["messages"]

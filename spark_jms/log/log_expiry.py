@@ -40,7 +40,8 @@ def first_checkpoint(
 
 
 class LogExpiry:
-    """Of one table; used by one thread. It lists the log when `look` is called, and later knows what was added."""
+    """Of one table; used by one thread. It lists the log when `look` is called. Later it knows the checkpoints that it was told
+    of (`note_newest`, in every round of housekeeping); others are found by the next `look`."""
 
     def __init__(self, log: DeltaLog) -> None:
         self._log = log
@@ -55,7 +56,7 @@ class LogExpiry:
     def run(self, snapshot: Snapshot, now_ms: int, collected: int) -> int:
         """Delete what may go, but no commit file above `collected`. Returns how many files. Raises UnreadableTableError, and
         deletes nothing, when the checkpoint at which the log would begin cannot be read."""
-        self._note_newest(now_ms)
+        self.note_newest(now_ms)
         first = first_checkpoint(self._checkpoints, snapshot.version, _retention_ms(snapshot), now_ms)
         if first is None or min(first.version, collected + 1) <= self._oldest:
             return 0
@@ -71,8 +72,8 @@ class LogExpiry:
         self._checkpoints = [checkpoint for checkpoint in self._checkpoints if checkpoint.version >= end]
         return deleted
 
-    def _note_newest(self, now_ms: int) -> None:
-        """Its age counts from now: a little too late, which is safe."""
+    def note_newest(self, now_ms: int) -> None:
+        """The newest checkpoint. Its age counts from now: a little too late, which is safe."""
         hinted = hinted_checkpoint(self._log.storage)
         known = {checkpoint.version for checkpoint in self._checkpoints}
         if hinted is not None and hinted.version not in known and self._log.storage.exists(hinted.paths[0]):

@@ -10,12 +10,13 @@ from attrs import evolve
 from deltalake import DeltaTable
 
 from spark_jms.errors import UnreadableTableError
-from spark_jms.log import log_expiry
+from spark_jms.log import housekeeping, log_expiry
 from spark_jms.log.checkpoint_writer import checkpoint_path
 from spark_jms.log.checkpoints import LOG, Checkpoint, LogListing, commit_path
 from spark_jms.log.clean_up import CleanUp, checkpoint, clean_up
 from spark_jms.log.compaction import compact
 from spark_jms.log.delta_log import DeltaLog
+from spark_jms.log.housekeeping import HousekeepingRounds
 from spark_jms.log.local_storage import LocalStorage
 from spark_jms.log.log_expiry import first_checkpoint
 from spark_jms.log.storage import now_ms
@@ -177,6 +178,23 @@ def test_number_of_log_files_is_bounded(table: DeltaLog, monkeypatch: pytest.Mon
     assert 20 < most <= 20 + 10 + 10
     assert len(texts(fresh(table))) == 100
     assert LogListing.of(table.storage).commits[-1] == 100
+
+
+def test_checkpoints_of_every_round_are_deleted(table: DeltaLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C13: rounds write a Delta checkpoint much more often than they clean up; none is left behind the log's beginning."""
+    monkeypatch.setattr(log_expiry, "KEPT_VERSIONS", 20)
+    monkeypatch.setattr(log_expiry, "KEPT_MS", -1)
+    monkeypatch.setattr(housekeeping, "checkpoint", lambda log, report: checkpoint(log, report, every=1))
+    clock = [0.0]
+    rounds = HousekeepingRounds({"messages": table}, lambda *_: False, lambda: clock[0])
+    for i in range(60):
+        put(table, f"{i}")
+        clock[0] += 6.0
+        rounds.round()
+    assert rounds.monitor.health.failures == {}
+    listing = LogListing.of(table.storage)
+    assert len(listing.commits) <= 20 + 22
+    assert min(found.version for found in listing.checkpoints) >= listing.commits[0]
 
 
 def test_log_is_kept_when_its_new_beginning_cannot_be_read(table: DeltaLog) -> None:
