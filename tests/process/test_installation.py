@@ -22,7 +22,7 @@ with connect(sys.argv[1]) as context:
     for n in range(60):
         producer.send(text=str(n), properties={"odd": bool(n % 2)})
     consumer = context.consumer("orders", selector="odd = true")
-    while message := consumer.receive(timeout_s=1):
+    while message := consumer.receive(timeout=1):
         message.acknowledge()
     print(sum(1 for _ in context.browser("orders")))
 """
