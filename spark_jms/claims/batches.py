@@ -22,11 +22,17 @@ from spark_jms.core.claim import Claim
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.selector import Selector
-from spark_jms.errors import DestinationReplacedError, InvalidDestinationError, RecordSetError
+from spark_jms.errors import (
+    DestinationReplacedError,
+    IllegalStateException,
+    InvalidDestinationError,
+    RecordSetError,
+)
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.store import Store
 
+MAX_OPEN_CLAIMS = 10_000  # of one plain client in one member: each is stored until it is acknowledged
 log = logging.getLogger("spark_jms")
 
 
@@ -111,9 +117,7 @@ class BatchMaker:
     def _up_to_date(self, snapshot: Snapshot, start: Batch, needed: set[int]) -> dict[int, RecordSet]:
         """The states of the held members with `start` acknowledged, unlogged claims dropped and dead sessions swept."""
         live = set(self._store.sessions())
-        now, timeout_ms = self._clock_ms(), self._settings.in_doubt_timeout_ms
-        if timeout_ms is None:
-            timeout_ms = snapshot.destination.in_doubt_timeout_ms
+        now, timeout_ms = self._clock_ms(), snapshot.destination.in_doubt_timeout_ms
         changed: dict[int, RecordSet] = {}
         for member, held in self._members.held.items():
             self._check_not_ahead(held.state, snapshot, member)
@@ -172,6 +176,8 @@ class BatchMaker:
                 self._planner.not_claimed(member, picks)
             return None
         consumer, session = self._members.consumer, self._members.session_id
+        for member in planned:
+            self._refuse_hoarding(changed[member], member)
         claim = claim_id(number, secrets.token_hex(8))
         members: dict[int, MemberPick] = {}
         for member, count in self._planner.shares(snapshot, planned, limits).items():
@@ -180,10 +186,29 @@ class BatchMaker:
             if not picks:
                 continue
             state = changed[member]
-            made = Claim(claim, consumer, session, picks, self._clock_ms(), self._settings.replayable)
+            made = Claim(
+                claim,
+                consumer,
+                session,
+                picks,
+                self._clock_ms(),
+                self._settings.replayable,
+                in_doubt_timeout_ms=self._settings.in_doubt_timeout_ms,
+            )
             changed[member] = state.claim(made)
             members[member] = MemberPick(self._members.held[member].handle.epoch, picks, state.redelivered(picks))
         return Batch(consumer, claim, members, self._members.table_id)
+
+    def _refuse_hoarding(self, state: RecordSet, member: int) -> None:
+        """A client that receives and never acknowledges would make the record set grow without bound."""
+        if len(state.claims) < MAX_OPEN_CLAIMS:
+            return
+        own = sum(claim.consumer == self._members.consumer for claim in state.claims.values())
+        if own >= MAX_OPEN_CLAIMS:
+            raise IllegalStateException(
+                f"this consumer has {own:,} claims with unacknowledged messages on {self._members.label(member)}: "
+                "acknowledge messages, or recover() them, before you receive more"
+            )
 
     def _plan(
         self,

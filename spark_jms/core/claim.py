@@ -10,7 +10,8 @@ from spark_jms.core.ranges import Ranges
 
 @dataclass(frozen=True)
 class Claim:
-    """`session` guards the claim. A `replayable` one belongs to a consumer that can come back and ask for the same batch."""
+    """`session` guards the claim. A `replayable` one belongs to a consumer that can come back and ask for the same batch;
+    others wait `in_doubt_timeout_ms` for it, as its own consumer wished (None: as the destination says)."""
 
     id: str
     consumer: str
@@ -19,6 +20,7 @@ class Claim:
     made_ms: int
     replayable: bool
     in_doubt_since_ms: int = 0  # 0 = not in doubt: its session lives, as far as the record set knows
+    in_doubt_timeout_ms: int | None = None
 
     @property
     def state(self) -> MessageState:

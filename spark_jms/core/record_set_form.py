@@ -155,7 +155,15 @@ def _dump(value: object) -> bytes:
 
 
 def _claim(c: Claim) -> list[Any]:
-    return [c.consumer, c.session, c.picks.to_json(), c.made_ms, c.replayable, c.in_doubt_since_ms]
+    return [
+        c.consumer,
+        c.session,
+        c.picks.to_json(),
+        c.made_ms,
+        c.replayable,
+        c.in_doubt_since_ms,
+        c.in_doubt_timeout_ms,
+    ]
 
 
 def _read_claim(key: str, value: bytes) -> Claim:

@@ -22,12 +22,14 @@ Deliveries = Mapping[int, ChunkedRanges]
 def event_of_session(
     claim: Claim, live_sessions: Set[str], now_ms: int, in_doubt_timeout_ms: int
 ) -> MessageEvent | None:
-    """What the life or death of its session does to a claim; None when nothing changes."""
+    """What the life or death of its session does to a claim; None when nothing changes. `in_doubt_timeout_ms` is the
+    destination's, for claims without one of their own."""
     in_doubt = claim.state is MessageState.IN_DOUBT
     if claim.session in live_sessions:
         return MessageEvent.RECOVER if in_doubt else None
     since_ms = claim.in_doubt_since_ms or now_ms
-    if not claim.replayable or now_ms - since_ms >= in_doubt_timeout_ms:
+    own_ms = claim.in_doubt_timeout_ms
+    if not claim.replayable or now_ms - since_ms >= (in_doubt_timeout_ms if own_ms is None else own_ms):
         return MessageEvent.REDELIVER
     return None if in_doubt else MessageEvent.DOUBT
 

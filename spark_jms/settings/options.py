@@ -112,7 +112,7 @@ class Options(Table):
         "inDoubtTimeout",
         Duration(),
         None,
-        "How long this consumer leaves the unfinished batch of a dead one alone before it revokes it.",
+        "How long other consumers leave the unfinished batch of this query alone when it dies.",
         without="that of the destination",
         used_in="S",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import spark_jms
+from spark_jms.claims import batches
 from spark_jms.client import Context, Message
 from spark_jms.errors import (
     IllegalStateException,
@@ -225,3 +226,18 @@ def test_listener_may_close_its_consumer(context: Context) -> None:
     wait_until(lambda: context.statistics().consumers == 0)
     assert seen == ["a"]
     assert [(m.text, m.redelivered) for m in context.browser("orders")] == [("a", True), ("b", False)]
+
+
+def test_client_that_never_acknowledges_is_stopped(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C9, C11: its record set stays bounded; the error says what to do, and after it the consumer continues."""
+    monkeypatch.setattr(batches, "MAX_OPEN_CLAIMS", 5)
+    send_texts(context, *"abcdefgh")
+    with context.consumer("orders", acknowledge="individual", prefetch=1) as consumer:
+        got = [consumer.receive(timeout=5) for _ in range(5)]
+        with pytest.raises(IllegalStateException, match="5 claims with unacknowledged messages on orders/-/0"):
+            consumer.receive(timeout=5)
+        assert got[0] is not None
+        got[0].acknowledge()
+        again = consumer.receive(timeout=5)
+        assert again is not None
+        assert again.text == "f"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -239,6 +241,17 @@ def test_revoked_claim_is_redelivered_and_refused() -> None:
     assert state.redelivered(Ranges.of((1, 9))) == {2: Ranges.of((1, 5))}
     with pytest.raises(ConsumerClosedException):
         state.attach("q", "s3").acknowledge("q", "s3", "k", 3, 0)
+
+
+def test_claim_waits_as_long_as_its_own_consumer_wished() -> None:
+    """C9: a consumer with a time-out of 0 revokes no claim of another one; its own claim is revoked at once."""
+    state = RecordSet().attach("q", "s1").attach("hasty", "s2")
+    state = state.claim(replace(claim("k", "q", "s1", Ranges.of((1, 2))), in_doubt_timeout_ms=60_000))
+    state = state.claim(replace(claim("h", "hasty", "s2", Ranges.of((3, 4))), in_doubt_timeout_ms=0))
+    state = from_objects(to_objects(state), "x").sweep(set(), 1000, 0)
+    assert set(state.claims) == {"k"}
+    assert state.sweep(set(), 60_999, 0).claims.keys() == {"k"}
+    assert not state.sweep(set(), 61_000, 10**9).claims
 
 
 def test_client_claim_is_revoked_at_once() -> None:
