@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from spark_jms.core.message import COLUMNS, deliver, stored_columns
 from spark_jms.core.ranges import Ranges, union
-from spark_jms.errors import DataLossError
+from spark_jms.errors import DataLossError, DestinationReplacedError
 from spark_jms.log.data_file import FileHint
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.file_reader import StoredRows, read_stored
@@ -34,13 +34,15 @@ def fetch(
     columns: tuple[str, ...] = tuple(COLUMNS),
     files: Sequence[FileHint] | None = None,
     fail_on_data_loss: bool = True,
+    table_id: str | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The picked messages of one member, in order. `redelivered` maps a delivery count above 1 to its messages.
 
     `files` are tried first; a file that compaction has replaced is looked up in the log. Raises DataLossError for
-    messages that are in no file, or leaves them out when `fail_on_data_loss` is false.
+    messages that are in no file, or leaves them out when `fail_on_data_loss` is false. Raises DestinationReplacedError when
+    the table is not `table_id` any more: the messages that have these sequences now are others.
     """
-    found = _PickedRows(table, member, picks, files)
+    found = _PickedRows(table, member, picks, files, table_id)
     for batch, sequences in _together(found.rows(stored_columns(columns))):
         yield deliver(batch, columns, destination, member, sequences, _delivery_counts(sequences, redelivered))
     if not found.left:
@@ -55,8 +57,10 @@ def fetch(
 class _PickedRows:
     """The stored rows of the picks. After `rows`, `left` are the picks that no file holds."""
 
-    def __init__(self, table: DeltaLog, member: int, picks: Ranges, files: Sequence[FileHint] | None) -> None:
-        self._table = table
+    def __init__(
+        self, table: DeltaLog, member: int, picks: Ranges, files: Sequence[FileHint] | None, table_id: str | None
+    ) -> None:
+        self._table, self._table_id = table, table_id
         self._member = member
         self._files = files
         self.left = picks
@@ -85,6 +89,8 @@ class _PickedRows:
     def _newest_files(self, *, missing: bool) -> list[FileHint]:
         """The files that hold `left`, in the newest snapshot. When one was `missing`, the table may be."""
         snapshot = self._table.verify() if missing else self._table.refresh()
+        if self._table_id not in (None, snapshot.table_id):
+            raise DestinationReplacedError()
         files = snapshot.member_files(self._member).overlapping(self.left.first, self.left.last)
         return [file.hint for file in files if self.left.between(file.first, file.last)]
 

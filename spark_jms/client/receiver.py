@@ -150,6 +150,7 @@ class Receiver:
                     pick.picks,
                     pick.redelivered,
                     fail_on_data_loss=self._subscriber.settings.fail_on_data_loss,
+                    table_id=self._subscriber.table_id,
                 ):
                     found = decoded(rows, receipt)
                     messages += found.messages

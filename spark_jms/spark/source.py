@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from spark_jms.errors import DataLossError, MemberUnavailableError, TriggerError
+from spark_jms.errors import DataLossError, DestinationReplacedError, MemberUnavailableError, TriggerError
 from spark_jms.settings.options import Options
 from spark_jms.spark.options import check_streaming
 from spark_jms.spark.worker import freeze_loaded
@@ -50,6 +50,7 @@ class MemberPartition(InputPartition):
     redelivered: Mapping[int, Ranges]
     files: list[FileHint]
     fail_on_data_loss: bool
+    table_id: str | None = None
 
 
 class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -211,6 +212,8 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         withheld = subscriber.resume(batch)
         out: list[InputPartition] = []
         snapshot = subscriber.table.refresh()
+        if snapshot.table_id != subscriber.table_id:
+            raise DestinationReplacedError()
         for member, pick in sorted(batch.members.items()):
             picks = pick.picks - withheld[member] if member in withheld else pick.picks
             if picks:
@@ -225,6 +228,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                         pick.redelivered,
                         files,
                         self.options.fail_on_data_loss,
+                        snapshot.table_id,
                     )
                 )
         return out
@@ -260,4 +264,5 @@ def read_partition(partition: MemberPartition) -> Iterator[RecordBatch]:
         columns=partition.columns,
         files=partition.files,
         fail_on_data_loss=partition.fail_on_data_loss,
+        table_id=partition.table_id,
     )

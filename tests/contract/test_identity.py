@@ -32,7 +32,7 @@ from spark_jms.log.register import REGISTER
 from spark_jms.log.send import send
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.spark.options import parse_options
-from spark_jms.spark.source import JmsqStreamReader
+from spark_jms.spark.source import JmsqStreamReader, read_partition
 from spark_jms.testing import memory_domain
 
 ORDERS = Destination("orders", "queue")
@@ -326,6 +326,21 @@ def test_destination_deleted_and_created_again_delivers_everything(monkeypatch: 
         with pytest.raises(DestinationReplacedError, match="fresh checkpointLocation"):
             again.latestOffset(start, LIMIT)
         again.stop()
+
+
+def test_task_of_a_replaced_destination_reads_no_other_messages() -> None:
+    """C9, C18: the task starts after the table was replaced; sequence 1 is another message now."""
+    with memory_domain(orders="queue") as root:
+        put(Domain(root).log("orders"), "old")
+        query = reader(root)
+        start = query.initialOffset()
+        query.latestOffset(start, LIMIT)
+        query.partitions(start, start)
+        (partition,) = query.partitions(start, query.latestOffset(start, LIMIT))
+        replace(root, "new")
+        with pytest.raises(DestinationReplacedError):
+            list(read_partition(partition))  # type: ignore[arg-type]
+        query.stop()
 
 
 def reader(root: str) -> JmsqStreamReader:
