@@ -16,11 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from benchmarks import calls, client, jars, latency, ranking, report, scaling
+from benchmarks import calls, client, counting_daemon, jars, latency, ranking, report, scaling
 from benchmarks.recorder import Recorder
 from benchmarks.results import Absence, Noise, Results, Sample, TargetComparison, from_lines, to_line
 from benchmarks.stats import Spread, counted, pair_ratios, percentile, spread, steady
 from benchmarks.workbench import BenchmarkOptions, Workbench
+from spark_jms.store.regions.core.actions import ToClient, ToPeer
+from spark_jms.store.regions.core.protocol import Ack, DaemonHeartbeat, encode
 
 pytestmark = pytest.mark.unit
 
@@ -344,3 +346,24 @@ def test_the_client_is_measured_without_artemis(monkeypatch: pytest.MonkeyPatch,
         measured = comparison.verdict(results.ratio(comparison)) in ("met", "missed")
         assert measured == (comparison.against != client.ARTEMIS), comparison
     assert results.figure(client.P99, client.JMSQ)
+
+
+def test_daemon_counts_what_it_sends_to_peers_and_its_file_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R20: each frame once, heartbeats apart; calls on files of the interpreter and the system do not count."""
+    monkeypatch.setattr(counting_daemon.daemon.Daemon, "_perform", lambda self, actions: None)
+    counts = counting_daemon.CountingDaemon.counts
+    counts.clear()
+    beat = DaemonHeartbeat(0, 0, False, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
+    ack = Ack("s", 1)
+    counting_daemon.CountingDaemon._perform(
+        object.__new__(counting_daemon.CountingDaemon), [ToPeer(1, beat), ToPeer(2, ack), ToClient(1, ack)]
+    )
+    assert counts == {"peer_frames": 2, "heartbeats": 1, "peer_bytes": len(encode(0, beat)) + len(encode(0, ack))}
+    for path in ("/proc/self/stat", "/dev/shm/rs"):
+        counting_daemon.audit("open", (path, "r", 0))
+    counting_daemon.audit("socket.connect", ("/directory",))
+    assert "file_calls" not in counts
+    counting_daemon.audit("open", ("/directory/daemons", "r", 0))
+    counting_daemon.audit("os.scandir", ())
+    assert counts["file_calls"] == 2
+    counts.clear()
