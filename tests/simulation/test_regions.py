@@ -32,6 +32,9 @@ KEPT = {
     10167: "a daemon took an earlier life of itself for a peer",
     500001591: "a late write created a region at the moment in which its daemon left",
     327473385: "the simulator: an object moving out of a removed region stayed in doubt after its write was acknowledged",
+    500001265: "the simulator: a read that was answered late made a fenced client the owner of its store",
+    600000964: "the same as 600000063",
+    600000063: "a Begin that had waited for its directory freed the copy that a later one had filled and listed",
     400000417: "a daemon without room for two copies renounced one, the primary did not know, and so on for ever",
     327474177: "a primary that was fenced while it adopted its entry tried to close the region",
 }

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from spark_jms.store.regions.core.actions import AskDirectory
 from spark_jms.store.regions.core.directory import Absent, RegionEntry, promoted
 from spark_jms.store.regions.core.primary import Primary
 from spark_jms.store.regions.core.protocol import Ack, Begin, Close, Failure, Open, Ping, Regions, Reply, WriteRegion
@@ -680,3 +683,24 @@ def test_writes_wait_for_the_directory_only_where_it_decides(monkeypatch: pytest
     assert request not in other.answers
     assert cluster.until(lambda: request in other.answers, 60_000)
     assert isinstance(other.answer(request), list)
+
+
+def test_begin_that_waited_does_not_free_a_copy_that_was_listed_since() -> None:
+    """R9, R10: the follower's directory answers slowly, and the primary has begun a second time meanwhile."""
+    cluster = StepCluster(3)
+    cluster.kill(1)
+    cluster.kill(2)
+    client, epoch = opened(cluster)
+    assert client.write(epoch, b"kept")
+    cluster.start(1)
+    cluster.run(500)
+    assert cluster.where() == (0, 1)
+    entry = cluster.entry()
+    follower, me = cluster.core(1), cluster.sim.daemons[1]
+    late = Begin("0-life1-late", "s.000", entry.region_id, 1, SIZE)
+    asked = [a for a in follower.from_peer(me.clock_ms(), 0, late) if isinstance(a, AskDirectory)]
+    newer = Begin("0-life1-newer", "s.000", entry.region_id, entry.epoch, SIZE)
+    follower.from_peer(me.clock_ms(), 0, newer)
+    unlisted = replace(entry, secondary=None)
+    follower.directory_answered(me.clock_ms(), asked[0].number, unlisted)
+    assert bytes(follower.copies["s.000"].memory[:4]) == b"kept"

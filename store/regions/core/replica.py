@@ -23,9 +23,10 @@ from spark_jms.store.regions.core.protocol import Ack, Adopt, Begin, Refused, Re
 from spark_jms.store.regions.core.shared import Shared
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Beginning:
-    """A Begin that waits for its memory."""
+    """A Begin that waits for the directory or for its memory. A later one of the same region replaces it: by then the copy
+    may be listed that the later one has filled, and must not be freed for the earlier one."""
 
     holder: Holder
     message: Begin
@@ -42,16 +43,24 @@ class Replicas:
             if self._shared.peers.dead(beginning.holder):
                 del self._beginning[name]
             else:
-                self.begin(beginning.holder.daemon, beginning.message)
+                self._look_to_begin(beginning)
 
     def begin(self, sender: int, message: Begin) -> None:
-        if not self._acknowledged(sender, message.stream):
-            looked = partial(self._looked_to_begin, sender, message)
-            self._shared.directory.look(message.name, message.stream, looked)
+        holder = self._shared.peers.holder_of(sender)
+        known = self._beginning.get(message.name)
+        if holder is None or self._acknowledged(sender, message.stream):
+            return
+        if known is None or known.message.stream != message.stream:
+            self._beginning[message.name] = beginning = Beginning(holder, message)
+            self._look_to_begin(beginning)
 
-    def _looked_to_begin(self, sender: int, message: Begin, seen: Seen) -> None:
-        copies = self._shared.copies
-        if not seen.known or self._acknowledged(sender, message.stream):
+    def _look_to_begin(self, beginning: Beginning) -> None:
+        name = beginning.message.name
+        self._shared.directory.look(name, beginning, partial(self._looked_to_begin, beginning))
+
+    def _looked_to_begin(self, beginning: Beginning, seen: Seen) -> None:
+        message, sender, copies = beginning.message, beginning.holder.daemon, self._shared.copies
+        if self._beginning.get(message.name) is not beginning or not seen.known:
             return
         if not self._may_begin(sender, message, seen.entry):
             self._refuse(sender, message, "stale")
@@ -63,17 +72,12 @@ class Replicas:
         except MemoryError:
             self._refuse(sender, message, "memory")
             return
-        holder = self._shared.peers.holder_of(sender)
         if copy is not None:
-            self._beginning.pop(message.name, None)
+            del self._beginning[message.name]
             self._follow(sender, message, copy)
-        elif holder is not None:
-            self._beginning[message.name] = Beginning(holder, message)
 
     def _refuse(self, sender: int, message: Begin, reason: str) -> None:
-        beginning = self._beginning.get(message.name)
-        if beginning is not None and beginning.message.stream == message.stream:
-            del self._beginning[message.name]
+        del self._beginning[message.name]
         self._shared.out.to_peer(sender, Refused(message.stream, reason))
 
     def _may_begin(self, sender: int, message: Begin, entry: RegionEntry | None) -> bool:
