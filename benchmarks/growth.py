@@ -48,7 +48,7 @@ with connect(sys.argv[1], housekeeping=False) as context, context.consumer("orde
 
 
 @dataclass(frozen=True)
-class Window:
+class GrowthWindow:
     """One window of sends. `send_cpu_ms` is the sending thread's CPU per send, `housekeeping_cpu_ms` that of housekeeping per
     send, `clean_up_ms` the CPU of its last clean-up: on a busy machine they tell more than the times."""
 
@@ -68,7 +68,7 @@ class Window:
 
 def measure(
     commits: int, window: int, consumer_pause_s: float = 0.05, clean_up_every_s: float = 10.0
-) -> Iterator[Window]:
+) -> Iterator[GrowthWindow]:
     """Send `commits` messages one by one, and yield each window."""
     with tempfile.TemporaryDirectory(prefix="jmsq-growth-") as root, _timed_clean_up(clean_up_every_s) as cleaned_ms:
         domain = create_domain(root)
@@ -90,7 +90,7 @@ def measure(
                     cpu_s = _housekeeping_cpu_s() - cpu_s
                     times_ms.sort()
                     listing = LogListing.of(log.storage)
-                    yield Window(
+                    yield GrowthWindow(
                         last,
                         window / took_s,
                         times_ms[window // 2],
@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("--commits", type=int, default=30_000)
     parser.add_argument("--window", type=int, default=5_000)
     given = parser.parse_args()
-    print("".join(f"{field.name:>20}" for field in fields(Window)))
+    print("".join(f"{field.name:>20}" for field in fields(GrowthWindow)))
     for row in measure(given.commits, given.window):
         shown = (f"{value:.2f}" if isinstance(value, float) else f"{value:,}" for value in astuple(row))
         print("".join(f"{text:>20}" for text in shown), flush=True)
