@@ -48,14 +48,14 @@ def _append(operation: str, acknowledgements: bool = False):
     return planned
 
 
-def _moves_claims(members, changed) -> bool:
+def _moves_claims(members, changed, *_rest) -> bool:
     held = members.held
     return any(
         state.claims != held[m].state.claims or state.floor != held[m].state.floor for m, state in changed.items()
     )
 
 
-def _takes(members, member) -> bool:
+def _takes(members, member, *_rest) -> bool:
     return member not in members.held
 
 
