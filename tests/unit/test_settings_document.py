@@ -17,6 +17,7 @@ ROWS = {f"{group.name} {name}": row for group in GROUPS.values() for name, row i
 
 
 def test_options_page_is_up_to_date() -> None:
+    """C6, C16, T18: the generated reference of every name and default."""
     assert (PROJECT / "docs" / "OPTIONS.md").read_text(encoding="utf-8") == page(), "run: make docs"
 
 

@@ -1,0 +1,70 @@
+"""C14, C16: `jmsq apply` and `jmsq list`: what they change, print and refuse."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from spark_jms import connect
+from tests.contract.cli.commands import Jmsq
+
+
+def test_apply_makes_changes_and_refuses(root: str, tmp_path: Path, jmsq: Jmsq, js: Callable[..., Any]) -> None:
+    file = tmp_path / "module.yaml"
+    file.write_text("destinations:\n  orders: {kind: distributed-queue, members: 2}\n")
+    assert js("apply", str(file)) == [
+        {"destination": "orders", "what": "created", "detail": "distributed-queue, 2 member(s)"}
+    ]
+    assert js("apply", str(file))[0]["what"] == "unchanged"
+    file.write_text("destinations:\n  orders: {kind: distributed-queue, members: 4}\n  prices: {kind: topic}\n")
+    changes = js("apply", str(file))
+    assert [(c["destination"], c["what"]) for c in changes] == [("orders", "changed"), ("prices", "created")]
+    assert changes[0]["detail"] == "members: 2 -> 4"
+    # the members that were added have messages: they stay
+    with connect(root, housekeeping=False) as context:
+        context.producer("orders").send_many({"text": "x"} for _ in range(40))
+    file.write_text("destinations:\n  orders: {kind: distributed-queue, members: 3}\n")
+    refused = jmsq("apply", str(file), code=1)
+    assert refused.stdout == ""
+    assert re.match(r"jmsq: .*member 3 still holds messages.*jmsq purge", refused.stderr)
+    error = json.loads(jmsq("apply", str(file), "--json", code=1).stderr)["error"]
+    assert error["type"] == "MemberRemovalError"
+    # emptied, they go; and the others still have theirs
+    assert js("purge", "orders", "--member", "3", "--yes")["dropped"] == 10
+    assert js("apply", str(file))[0]["detail"] == "members: 4 -> 3"
+    assert js("stat", "orders")["destinations"][0]["backlog"] == 30
+    file.write_text("destinations:\n  orders: {kind: distributed-queue, members: 1}\n")
+    jmsq("purge", "orders", "--yes")
+    assert "was made with 2 members" in jmsq("apply", str(file), code=1).stderr
+
+
+def test_invalid_module_file_changes_nothing(root: str, tmp_path: Path, jmsq: Jmsq) -> None:
+    file = tmp_path / "module.yaml"
+    file.write_text("destinations:\n  a: {kind: queue}\n  b: {kind: quue}\n")
+    assert jmsq("apply", str(file), code=1).stderr.startswith(f"jmsq: {file}:3: destinations.b.kind is 'quue'")
+    assert list(Path(root).iterdir()) == []
+
+
+def test_list(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
+    found = {d["name"]: d for d in js("list")}
+    assert found["orders"] == {
+        "name": "orders",
+        "kind": "distributed-queue",
+        "members": 2,
+        "routing": "round-robin",
+        "maxMessageSize": 10 * 2**20,
+        "retention": "0",
+        "inDoubtTimeout": "1 min",
+        "fileGrace": "1 h",
+        "acknowledgementRetention": "7 days",
+        "durability": "process",
+        "subscriptions": [],
+        "epoch": 1,
+    }
+    assert sorted(found) == ["invoices", "orders", "prices"]
+    text = jmsq("list").stdout
+    assert "distributed-queue" in text
+    assert "10.0 MiB" in text

@@ -1,0 +1,40 @@
+"""C14: `jmsq housekeep`, once and until Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from spark_jms.admin.housekeeping import Rounds
+from spark_jms.claims import views
+from spark_jms.log.domain import Domain
+from tests.contract.cli.commands import Jmsq
+
+
+def test_housekeeping_once(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
+    for i in range(9):
+        jmsq("send", "invoices", "--text", str(i))
+    jmsq("receive", "invoices")
+    (done,) = js("housekeep", "invoices", "--once")
+    assert (done["busy"], done["purged_messages"], done["compacted_files"]) == (False, 1, 8)
+    assert [d["destination"] for d in js("housekeep", "--once")] == ["invoices", "orders", "prices"]
+    opened = Domain(domain)
+    with views.opened_store(opened) as store:
+        other = Rounds(opened, store, clean_up=False)
+        other.run(["invoices"])
+        assert js("housekeep", "invoices", "--once")[0]["busy"] is True
+        other.close()
+
+
+def test_interrupt_exits_with_130(domain: str, jmsq: Jmsq, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Rounds, "run", interrupted)
+    result = jmsq("housekeep", code=130)
+    assert result.stderr.strip().splitlines() == ["jmsq: interrupted"]
+    error = json.loads(jmsq("housekeep", "--json", code=130).stderr)["error"]
+    assert error["type"] == "Interrupted"

@@ -1,0 +1,118 @@
+"""C14: `jmsq send`, `browse` and `receive`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_jms.log.domain import Domain
+from tests.contract.cli.commands import Jmsq, lines
+
+
+def test_send_receive_and_browse(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
+    sent = js(
+        "send",
+        "orders",
+        "--text",
+        "hello",
+        "-p",
+        "color=red",
+        "-p",
+        "n:int=5",
+        "-p",
+        "ok:boolean=true",
+        "--group",
+        "g",
+        "-p",
+        "x:double=0.5",
+        "--priority",
+        "7",
+        "--correlation-id",
+        "c",
+        "--type",
+        "t",
+        "--reply-to",
+        "prices",
+    )
+    assert sent["sent"] == 1
+    browsed = lines(jmsq("browse", "orders", "--selector", "color = 'red' AND n = 5", "--json"))
+    assert [m["message_id"] for m in browsed] == [sent["message_id"]]
+    received = lines(jmsq("receive", "orders", "--json"))
+    assert received[0]["properties"] == {"color": "red", "n": 5, "ok": True, "x": 0.5}
+    assert [
+        received[0][k] for k in ("text", "group_id", "priority", "correlation_id", "type", "reply_to", "redelivered")
+    ] == ["hello", "g", 7, "c", "t", "prices", False]
+    assert jmsq("browse", "orders").stdout == "orders is empty\n"
+    assert len(lines(jmsq("browse", "orders", "--all", "--json"))) == 1
+    nothing = jmsq("receive", "orders", "--timeout", "0", code=3)
+    assert (nothing.stdout, nothing.stderr) == ("", "jmsq: no message arrived from orders within 0 s\n")
+    assert jmsq("receive", "orders", "--timeout", "0", "--json", code=3).output == ""
+
+
+def test_sending_many(domain: str, tmp_path: Path, jmsq: Jmsq, js: Callable[..., Any]) -> None:
+    assert js("send", "orders", "--text", "x", "--count", "2500") == {
+        "destination": "orders",
+        "sent": 2500,
+        "commits": 3,
+    }
+    assert js("send", "invoices", "--stdin", input="one\r\n\nthree\nlast") == {
+        "destination": "invoices",
+        "sent": 4,
+        "commits": 2,
+    }
+    file = tmp_path / "body"
+    file.write_bytes(b"\xff\x00")
+    assert "--binary" in jmsq("send", "invoices", "--file", str(file), code=2).stderr
+    jmsq("send", "invoices", "--file", str(file), "--binary")
+    file.write_text("two\nlines")
+    jmsq("send", "invoices", "--file", str(file))
+    got = lines(jmsq("receive", "invoices", "--max", "0", "--timeout", "0", "--json"))
+    assert [m["text"] for m in got] == ["one", "", "three", "last", None, "two\nlines"]
+    assert got[4]["body"] == "/wA="
+    many = lines(jmsq("receive", "orders", "--max", "0", "--timeout", "0", "--json"))
+    assert len({(m["member"], m["sequence"]) for m in many}) == 2500
+    assert js("stat", "orders")["destinations"][0]["backlog"] == 0
+
+
+def test_unacknowledged_messages_are_redelivered_flagged(domain: str, jmsq: Jmsq) -> None:
+    jmsq("send", "invoices", "--text", "a")
+    assert "redelivered" not in jmsq("receive", "invoices", "--no-ack").stdout
+    again = jmsq("receive", "invoices").stdout
+    assert "redelivered (delivery 2)" in again
+    assert again.endswith("\na\n")
+
+
+def test_each_text_is_a_message(domain: str, jmsq: Jmsq) -> None:
+    """The last one won in silence."""
+    jmsq("send", "invoices", "--text", "a", "--text", "b", "--count", "2", "-p", "n:int=1", "-p", "m:int=2")
+    got = lines(jmsq("receive", "invoices", "--max", "0", "--timeout", "0", "--json"))
+    assert [m["text"] for m in got] == ["a", "b", "a", "b"]
+    assert got[0]["properties"] == {"n": 1, "m": 2}
+
+
+def test_receive_names_lost_messages_and_its_own_option(domain: str, jmsq: Jmsq) -> None:
+    """C5: no other interface's option, no representation of an object."""
+    jmsq("send", "invoices", "--text", "a", "--text", "b")
+    jmsq("send", "invoices", "--text", "c")
+    log = Domain(domain).log("invoices")
+    log.storage.delete(log.refresh().member_files(0).files[0].path)
+    lost = jmsq("receive", "invoices", "--max", "0", "--timeout", "0", code=1).stderr
+    assert "invoices, member 0: 2 message(s) are gone (sequence 1-2): purged or deleted" in lost
+    assert "`jmsq receive`: --skip-lost" in lost
+    assert jmsq("receive", "invoices", "--skip-lost", "--timeout", "5s").stdout.endswith("\nc\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["prices"], "prices is a topic: a consumer needs `subscription`"),
+        (["invoices", "--starting-position", "latest"], "the starting position is 'latest', but invoices is a queue"),
+        (["prices", "--subscription", "s", "--starting-position", '{"at": 1}'], "the starting position of prices is"),
+    ],
+)
+def test_receive_names_no_option_of_another_interface(jmsq: Jmsq, domain: str, words: list[str], says: str) -> None:
+    """C6, C10"""
+    assert says in jmsq("receive", *words, code=1).stderr

@@ -1,0 +1,46 @@
+"""C14: `jmsq stat`, once and watching."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.contract.cli.commands import Jmsq, lines
+
+
+def test_stat(domain: str, in_doubt: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
+    jmsq("send", "orders", "--text", "x", "--count", "10")
+    document = js("stat")
+    assert document["root"] == domain
+    stats = {s["destination"]: s for s in document["destinations"]}
+    assert [m["last_sequence"] for m in stats["orders"]["members"]] == [5, 5]
+    orders, invoices = stats["orders"], stats["invoices"]
+    assert (orders["sent"], orders["backlog"], orders["claimed"], orders["files"], orders["version"]) == (
+        10,
+        10,
+        0,
+        2,
+        1,
+    )
+    assert orders["oldest"] <= document["time"]
+    assert stats["prices"]["oldest"] is None
+    assert orders["bytes"] == sum(m["bytes"] for m in orders["members"]) > 0
+    assert (invoices["backlog"], invoices["claimed"]) == (3, 3)
+    assert stats["prices"]["subscriptions"] == []
+    assert [s["destination"] for s in js("stat", "prices", "orders")["destinations"]] == ["prices", "orders"]
+    text = jmsq("stat").stdout
+    for word in ("Destinations", "Members", "distributed-queue", "backlog", "holder", "version"):
+        assert word in text
+
+
+def test_watching_shows_rates(domain: str, jmsq: Jmsq, monkeypatch: pytest.MonkeyPatch) -> None:
+    from spark_jms.cli import statistics
+
+    monkeypatch.setattr(statistics.time, "sleep", lambda _: jmsq("send", "invoices", "--text", "x"))
+    looks = lines(jmsq("stat", "invoices", "--watch=1s", "--times", "3", "--json"))
+    assert [look["destinations"][0]["backlog"] for look in looks] == [0, 1, 2]
+    assert looks[0]["destinations"][0]["rates"] is None
+    assert looks[1]["destinations"][0]["rates"]["sent_per_s"] > 0
+    assert "sent/s" in jmsq("stat", "--times", "2", "--watch").stdout
