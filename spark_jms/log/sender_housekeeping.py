@@ -41,7 +41,7 @@ class SenderHousekeeping:
         self._seen: dict[str, int] = {}  # destination -> the newest checkpoint, when we looked last
         self._due: dict[str, DeltaLog] = {}
         self._changed = threading.Condition()
-        self._busy = False
+        self._busy = self._closed = False
         self._thread: threading.Thread | None = None
 
     def sent(self, log: DeltaLog, version: int) -> None:
@@ -73,15 +73,19 @@ class SenderHousekeeping:
             return sum(monitor.health.failed_attempts for monitor in self._monitors.values())
 
     def close(self) -> None:
-        """Wait until the work that is due is done, at most a minute."""
+        """Wait until the work that is due is done, at most a minute, and end the thread."""
         with self._changed:
+            self._closed = True
+            self._changed.notify_all()
             self._changed.wait_for(lambda: not self._due and not self._busy, _LONGEST_WAIT_S)
 
     # -- inside ---------------------------------------------------------------------------------------------------
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._due)
+                self._changed.wait_for(lambda: self._due or self._closed)
+                if not self._due:
+                    return
                 name = next(iter(self._due))
                 log = self._due.pop(name)
                 self._busy = True

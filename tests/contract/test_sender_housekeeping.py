@@ -62,6 +62,7 @@ def test_send_returns_while_housekeeping_works(root: str, monkeypatch: pytest.Mo
         assert threading.main_thread() not in runs
         may_go_on.set()
     assert 1 <= len(runs) <= 2
+    wait_until(lambda: not any(thread.is_alive() for thread in runs))
     assert files(root) < 20
     assert since_checkpoint(root) < 20
 
