@@ -51,7 +51,7 @@ demo: setup ## a year of flights through queues and topics, with a kill in the m
 
 .PHONY: test
 test: $(INSTALLED) java ## everything CI runs: set-up, lint, every test layer (about 20 minutes)
-	@$(MAKE) --jobs=3 --output-sync=target jars postgresql lint classes
+	@$(MAKE) --jobs=3 --output-sync=target jars postgresql chromium lint classes
 	@echo "== tests without Spark" && $(SPARK_RUN) -m pytest -q $(THREE_AT_ONCE) -m "not spark and not soak" tests $(ARGS)
 	@echo "== tests with Spark" && $(SPARK_RUN) -m pytest -q $(TWO_AT_ONCE) -m "spark and not soak" tests $(ARGS)
 
@@ -126,6 +126,13 @@ java: $(INSTALLED)
 postgresql: $(INSTALLED)
 	@$(PY) -m spark_jms.setup postgresql --install || \
 	  echo "== PostgreSQL is not here: the tests that need it are skipped, and say so" >&2
+
+# For the test of the console in a real browser; where it cannot be installed the test is skipped, and says why.
+.PHONY: chromium
+chromium:
+	@command -v chromium >/dev/null || { echo "== Chromium (once)" && apt-get update -qq && apt-get install -y -qq \
+	  --no-install-recommends chromium >/dev/null; } || \
+	  echo "== Chromium is not here: the test that needs it is skipped, and says so" >&2
 
 .PHONY: jars
 jars: java

@@ -17,7 +17,8 @@ REPLICATED = [
 ]
 POSTGRESQL = ["SQLAlchemy>=2,<3", "psycopg[binary]>=3.2", "msgspec>=0.19"]
 OBJECTSTORE = ["obstore"]
-ALL = sorted({*SPARK, *REPLICATED, *POSTGRESQL, *OBJECTSTORE})
+CONSOLE = ["aiohttp>=3.11", "msgspec>=0.19"]
+ALL = sorted({*SPARK, *REPLICATED, *POSTGRESQL, *OBJECTSTORE, *CONSOLE})
 TEST = [
     *ALL,
     "deltalake>=1.6,<1.7",
@@ -78,6 +79,7 @@ setup(
         "replicated": REPLICATED,
         "postgresql": POSTGRESQL,
         "objectstore": OBJECTSTORE,
+        "console": CONSOLE,
         "all": ALL,
         "test": TEST,
         "dev": DEV,

@@ -21,6 +21,7 @@ from spark_jms.cli import (
     backup,
     claims,
     completion,
+    console,
     describe,
     destinations,
     drop,
@@ -157,6 +158,7 @@ for _command in (
     *housekeeping.COMMANDS,
     *upgrade.COMMANDS,
     *backup.COMMANDS,
+    *console.COMMANDS,
     *completion.COMMANDS,
     *store_group.COMMANDS,
 ):

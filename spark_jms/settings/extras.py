@@ -14,6 +14,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {  # extra -> what Python imports; setup
     "replicated": ("msgspec", "aiohttp", "uvloop", "prompt_toolkit", "psutil"),
     "postgresql": ("sqlalchemy", "psycopg", "msgspec"),
     "objectstore": ("obstore",),
+    "console": ("aiohttp", "msgspec"),
 }
 
 

@@ -30,6 +30,7 @@ WITHOUT = {
     "spark": ("python", "-c", "from spark_jms.setup import spark_session; spark_session('x')"),
     "replicated": ("jmsq", "store", "up"),
     "replicated, storeadmin": ("storeadmin", "lsd"),
+    "console": ("jmsq", "--root", "x", "console"),
     "postgresql": ("jmsq", "store", "check", "jdbc:sqlite:///x.db"),
     "objectstore": ("jmsq", "--root", "s3://bucket/root", "list"),
 }

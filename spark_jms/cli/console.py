@@ -1,0 +1,43 @@
+"""`jmsq console` (M8)."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import click
+
+from spark_jms.cli.settings import CommandSettings, command
+
+
+@command("console", short_help="Serve a read-only web page about the domain.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to serve.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8850, show_default=True, help="0: any free port.")
+@click.option(
+    "--token-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Ask for the token in this file. Needed on any address but this machine's own.",
+)
+def console(settings: CommandSettings, host: str, port: int, token_file: Path | None) -> None:
+    """Serve a read-only page with destinations, backlog and rates over time, subscriptions, claims, servers, and the daemons
+    and regions of a replicated store. Ctrl-C ends it."""
+    import asyncio
+
+    from spark_jms.settings.extras import needs
+
+    with needs("console"):
+        from spark_jms.console.sample import take
+        from spark_jms.console.server import serve
+
+    token = token_file.read_text(encoding="utf-8").strip() if token_file else None
+    if token == "":
+        raise click.UsageError(f"{token_file} is empty: write a token into it")
+    with settings.opened() as (domain, store):
+        asyncio.run(serve(partial(take, domain, store), host, port, token, _announce))
+
+
+def _announce(address: str) -> None:
+    click.echo(f"the console is at {address}")
+
+
+COMMANDS = (console,)

@@ -1,0 +1,73 @@
+"""The past of a domain as the page draws it: backlog and rates of each destination, bounded (M8). Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from spark_jms.admin.statistics import DestinationStatistics
+from spark_jms.console.sample import Sample
+
+SPANS_S = (30, 60, 300, 1800)
+MAX_SAMPLES = 900  # half an hour at one every two seconds
+
+
+@dataclass(frozen=True)
+class Point:
+    seconds: float  # before the newest sample: negative, or 0
+    value: float
+
+
+@dataclass(frozen=True)
+class Series:
+    name: str
+    points: tuple[Point, ...]
+
+
+class History:
+    """Not thread-safe: the server adds from its own loop."""
+
+    def __init__(self) -> None:
+        self._samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)
+
+    def add(self, sample: Sample) -> None:
+        self._samples.append(sample)
+
+    @property
+    def newest(self) -> Sample | None:
+        return self._samples[-1] if self._samples else None
+
+    @property
+    def span_s(self) -> int:
+        """What a chart should cover: the shortest of SPANS_S that holds all samples."""
+        age_s = (self._samples[-1].time_ms - self._samples[0].time_ms) / 1000 if self._samples else 0
+        return next((span_s for span_s in SPANS_S if span_s >= age_s), SPANS_S[-1])
+
+    def backlog(self, destination: str) -> Series:
+        return Series("backlog", self._points([(s.time_ms, one.backlog) for s, one in self._of(destination)]))
+
+    def rates(self, destination: str) -> tuple[Series, Series]:
+        """Messages sent and finished a second, between neighbouring samples."""
+        seen = self._of(destination)
+        sent = [(s.time_ms, one.sent) for s, one in seen]
+        done = [(s.time_ms, _finished(one)) for s, one in seen]
+        return Series("sent/s", self._points(_slopes(sent))), Series("done/s", self._points(_slopes(done)))
+
+    def _of(self, destination: str) -> list[tuple[Sample, DestinationStatistics]]:
+        return [(s, one) for s in self._samples for one in s.destinations if one.destination == destination]
+
+    def _points(self, values: Sequence[tuple[int, float]]) -> tuple[Point, ...]:
+        now_ms = self._samples[-1].time_ms if self._samples else 0
+        return tuple(Point((time_ms - now_ms) / 1000, value) for time_ms, value in values)
+
+
+def _finished(one: DestinationStatistics) -> int:
+    return sum(row.last_sequence - row.backlog for row in one.subscriptions)
+
+
+def _slopes(values: Sequence[tuple[int, int]]) -> list[tuple[int, float]]:
+    """A count that falls (a dropped subscription, a destination made again) is a rate of 0."""
+    pairs = pairwise(values)
+    return [(t1, max(v1 - v0, 0) * 1000 / (t1 - t0)) for (t0, v0), (t1, v1) in pairs if t1 > t0]

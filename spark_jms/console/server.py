@@ -1,0 +1,85 @@
+"""Serving the page: localhost without a token, any other address only with one (M8)."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+from collections.abc import AsyncIterator, Callable
+
+from aiohttp import web
+
+from spark_jms.console.history import History
+from spark_jms.console.page import page
+from spark_jms.console.sample import Sample
+from spark_jms.errors import OptionError
+
+SAMPLE_EVERY_S = 2.0
+_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'", "Cache-Control": "no-store"}
+
+
+def check_exposure(host: str, token: str | None) -> None:
+    """Raises OptionError for an address off loopback without a token."""
+    try:
+        local = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = False
+    if not local and not token:
+        raise OptionError(f"{host} can be reached from other machines: give --token-file, or serve 127.0.0.1")
+
+
+class Console:
+    """Takes a sample every two seconds in a thread, one at a time. When one fails, the page keeps the last and says why."""
+
+    def __init__(self, take: Callable[[], Sample], token: str | None = None) -> None:
+        self._take, self._token = take, token
+        self._history = History()
+        self._error = ""
+
+    def application(self) -> web.Application:
+        application = web.Application()
+        application.router.add_get("/", self._page)
+        application.cleanup_ctx.append(self._sampling)
+        return application
+
+    async def _page(self, request: web.Request) -> web.Response:
+        if self._token is not None and not self._is_allowed(request):
+            return web.Response(
+                status=401, text="a token is needed: /?token=… or Authorization: Bearer …", headers=_HEADERS
+            )
+        text = page(self._history, SAMPLE_EVERY_S, self._error)
+        return web.Response(text=text, content_type="text/html", headers=_HEADERS)
+
+    def _is_allowed(self, request: web.Request) -> bool:
+        given = request.query.get("token") or request.headers.get("Authorization", "").removeprefix("Bearer ")
+        return hmac.compare_digest(given.encode(), (self._token or "").encode())
+
+    async def _sampling(self, _: web.Application) -> AsyncIterator[None]:
+        task = asyncio.create_task(self._sample_for_ever())
+        yield
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def _sample_for_ever(self) -> None:
+        while True:
+            try:
+                self._history.add(await asyncio.to_thread(self._take))
+                self._error = ""
+            except Exception as error:  # noqa: BLE001 - the page shows it
+                self._error = f"{type(error).__name__}: {error}"
+            await asyncio.sleep(SAMPLE_EVERY_S)
+
+
+async def serve(
+    take: Callable[[], Sample], host: str, port: int, token: str | None, ready: Callable[[str], None]
+) -> None:
+    """Until it is cancelled. `ready` gets the address. Raises OptionError, and OSError when the port is taken."""
+    check_exposure(host, token)
+    runner = web.AppRunner(Console(take, token).application())
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+        ready(f"http://{host}:{runner.addresses[0][1]}/")
+        await asyncio.Event().wait()
+    finally:
+        await runner.cleanup()
