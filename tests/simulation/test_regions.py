@@ -33,6 +33,7 @@ KEPT = {
     500001591: "a late write created a region at the moment in which its daemon left",
     327473385: "the simulator: an object moving out of a removed region stayed in doubt after its write was acknowledged",
     500001265: "the simulator: a read that was answered late made a fenced client the owner of its store",
+    600000991: "a daemon that created a region without an answer took it for its own after another one had taken it over",
     600000964: "the same as 600000063",
     600000063: "a Begin that had waited for its directory freed the copy that a later one had filled and listed",
     400000417: "a daemon without room for two copies renounced one, the primary did not know, and so on for ever",

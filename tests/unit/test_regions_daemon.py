@@ -704,3 +704,19 @@ def test_begin_that_waited_does_not_free_a_copy_that_was_listed_since() -> None:
     unlisted = replace(entry, secondary=None)
     follower.directory_answered(me.clock_ms(), asked[0].number, unlisted)
     assert bytes(follower.copies["s.000"].memory[:4]) == b"kept"
+
+
+def test_new_region_that_another_daemon_took_over_is_given_up() -> None:
+    """R9, R10: its creation had no answer, happened late, and its daemon stood still until the second copy took over."""
+    cluster = StepCluster(3)
+    client = cluster.client(0)
+    change = cluster.delay_change(0, lambda new: new is not None and new.epoch == 1, then_unavailable=True)
+    client.send(lambda n: Open(n, "s.000", SIZE))
+    assert cluster.until(lambda: change.given_up, 1_000)
+    cluster.freeze(0)
+    assert change.land()
+    assert cluster.until(lambda: cluster.where() == (1, 2), 10_000)
+    cluster.wake(0)
+    cluster.run(2_000)
+    assert "0: region s.000: no longer served here, another daemon has it" in cluster.log
+    assert not [line for line in cluster.log if line.startswith("0: region s.000: created")]

@@ -38,7 +38,7 @@ class NewRegionEvent(Enum):
     REFUSED = "the directory has another entry"
     UNKNOWN = "the directory does not answer"
     ABSENT = "the directory has no entry"
-    OTHER = "another daemon made the region"
+    OTHER = "another daemon has the region"
 
 
 NEW_REGION_STATES = StateTable(
@@ -142,13 +142,13 @@ class NewRegion:
             return
         if seen.entry is None:
             self._step(NewRegionEvent.ABSENT)
-        elif seen.entry.region_id == self.region_id:
+        elif seen.entry.region_id == self.region_id and seen.entry.primary == self._shared.me:
             self._step(NewRegionEvent.DONE)
             self._entered(seen.entry)
         else:
             self._step(NewRegionEvent.OTHER)
         if self.given_up:
-            self._give_up("it may have been removed again" if seen.entry is None else "another daemon made it")
+            self._give_up("it may have been removed again" if seen.entry is None else "another daemon has it")
 
     def _entered(self, entry: RegionEntry) -> None:
         for follower in self.replication.followers:
