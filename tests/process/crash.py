@@ -17,6 +17,7 @@ POINTS = tuple(
 # Five more: rows of the acknowledgement table, a task about to read, planning, Delta checkpoints.
 MORE_POINTS = ("before-outbox", "after-outbox", "before-task-read", "after-plan", "before-checkpoint")
 AT_QUERY_START = ("before-record-open", "after-record-open")
+AT_COMPACTION = ("before-compaction", "after-compaction")
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from spark_jms.log.data_file import FILE_NAME
 from spark_jms.log.storage import now_ms
 from tests.process import account
 from tests.process.apps import App, until
-from tests.process.crash import AT_QUERY_START, MORE_POINTS, POINTS, CrashDirectory, Plan
+from tests.process.crash import AT_COMPACTION, AT_QUERY_START, MORE_POINTS, POINTS, CrashDirectory, Plan
 from tests.process.feed import QUEUE, Feed, consumer, make_queue, producer, send_numbers
 
 pytestmark = pytest.mark.spark  # applications of its own
@@ -69,6 +69,8 @@ class Chain:
             self.app.start()
         elif plan.point in AT_QUERY_START:
             self.app.restart_query("consumer")
+        if plan.point in AT_COMPACTION:
+            self._send_many_commits()
         self.feed.add(FILES, ROWS)
         self._await_strike(plan, failed_before)
         struck = time.monotonic()
@@ -89,6 +91,12 @@ class Chain:
                 "outcome": "exactly once",
             }
         )
+
+    def _send_many_commits(self) -> None:
+        """Nine commits within a second: the producer stream sends so slowly that a purge mostly precedes compaction."""
+        for _ in range(FILES):
+            send_numbers(self.domain, range(self.feed.sent, self.feed.sent + ROWS))
+            self.feed.sent += ROWS
 
     def _await_strike(self, plan: Plan, failed_before: int) -> None:
         def more() -> bool:
