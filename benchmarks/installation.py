@@ -29,7 +29,7 @@ from spark_jms import apply, connect
 apply(sys.argv[1], {"destinations": {"orders": {"kind": "queue"}}})
 with connect(sys.argv[1]) as context:
     context.producer("orders").send(text="hello")
-    assert context.consumer("orders").receive(timeout_s=5).text == "hello"
+    assert context.consumer("orders").receive(timeout=5).text == "hello"
 print(time.perf_counter() - started)
 """
 
