@@ -193,7 +193,7 @@ class LogReplay:
         touched = any(action.get(kind) for action in actions for kind in ("add", "remove"))
         schema = next((a["metaData"] for a in actions if a.get("metaData")), None)
         known = self._table.action
-        if touched or (schema and known and schema.get("schemaString") != known.get("schemaString")):
+        if touched or (schema and known and _columns(schema) != _columns(known)):
             return (
                 f"{self._where}: version {version} ({info.get('operation', 'unknown operation')} by "
                 f"{info.get('engineInfo', 'an unknown engine')}) was not written by spark-jms: messages must be sent "
@@ -201,6 +201,11 @@ class LogReplay:
                 "(Delta's RESTORE), then continue."
             )
         return None
+
+
+def _columns(metadata: Mapping[str, Any]) -> object:
+    """The schema by its meaning: programs write its JSON in different spellings."""
+    return json.loads(str(metadata.get("schemaString") or "null"))
 
 
 def _commit_info(actions: _Actions) -> Mapping[str, Any]:

@@ -18,7 +18,7 @@ from spark_jms.core.destination import Destination
 from spark_jms.core.message import PARTITION_SCHEMA, STORED_SCHEMA
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.staged_file import StagedFile
-from spark_jms.errors import ForeignWriteError, InvalidDestinationError, UnreadableTableError
+from spark_jms.errors import ForeignWriteError, FormatVersionError, InvalidDestinationError, UnreadableTableError
 from spark_jms.log.checkpoints import LOG, commit_path
 from spark_jms.log.clean_up import checkpoint, clean_up
 from spark_jms.log.commit import Decision, commit
@@ -415,3 +415,14 @@ def test_table_restored_after_a_foreign_write_works_again(tmp_path: Path) -> Non
         assert reader.refresh().last_sequence(0) == 2
         assert sum(f.rows for f in reader.snapshot.files.values()) == 2
     assert sorted(DeltaTable(log.storage.uri).to_pyarrow_table()["text"].to_pylist()) == ["a", "b"]
+
+
+def test_foreign_change_of_table_properties_is_no_foreign_write(table: DeltaLog) -> None:
+    """C3: another engine writes the same schema in another spelling when it sets a property; the property then counts."""
+    from deltalake import DeltaTable
+
+    DeltaTable(table.storage.uri).alter.set_table_properties({"a.note": "seen"}, raise_if_not_exists=False)
+    assert table.refresh().metadata["configuration"]["a.note"] == "seen"
+    DeltaTable(table.storage.uri).alter.set_table_properties({"jmsq.formatVersion": "99"}, raise_if_not_exists=False)
+    with pytest.raises(FormatVersionError, match="format version 99"):
+        _ = table.refresh().destination
