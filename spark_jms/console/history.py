@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from spark_jms.admin.statistics import DestinationStatistics
-from spark_jms.console.sample import Sample
+from spark_jms.console.sample import DomainSample
 
 SPANS_S = (30, 60, 300, 1800)
 MAX_SAMPLES = 900  # half an hour at one every two seconds
@@ -30,13 +30,13 @@ class History:
     """Not thread-safe: the server adds from its own loop."""
 
     def __init__(self) -> None:
-        self._samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)
+        self._samples: deque[DomainSample] = deque(maxlen=MAX_SAMPLES)
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: DomainSample) -> None:
         self._samples.append(sample)
 
     @property
-    def newest(self) -> Sample | None:
+    def newest(self) -> DomainSample | None:
         return self._samples[-1] if self._samples else None
 
     @property
@@ -55,7 +55,7 @@ class History:
         done = [(s.time_ms, _finished(one)) for s, one in seen]
         return Series("sent/s", self._points(_slopes(sent))), Series("done/s", self._points(_slopes(done)))
 
-    def _of(self, destination: str) -> list[tuple[Sample, DestinationStatistics]]:
+    def _of(self, destination: str) -> list[tuple[DomainSample, DestinationStatistics]]:
         return [(s, one) for s in self._samples for one in s.destinations if one.destination == destination]
 
     def _points(self, values: Sequence[tuple[int, float]]) -> tuple[Point, ...]:

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from spark_jms.claims.views import moment
 from spark_jms.console.chart import chart
 from spark_jms.console.history import History
-from spark_jms.console.sample import Cluster, Sample
+from spark_jms.console.sample import ClusterSample, DomainSample
 
 STYLE = """
 body{font:14px system-ui,sans-serif;margin:1.5rem;color:#1f2937;background:#fff}
@@ -31,7 +31,7 @@ def page(history: History, refresh_s: float, error: str = "") -> str:
     )
 
 
-def _body(history: History, sample: Sample) -> str:
+def _body(history: History, sample: DomainSample) -> str:
     head = (
         f'<h1>spark-jms</h1><p title="{escape(sample.root)}">{escape(PurePosixPath(sample.root).name)} <small>'
         f"store {escape(sample.store.partition('?')[0])} · {moment(sample.time_ms):%Y-%m-%d %H:%M:%SZ}</small></p>"
@@ -54,7 +54,7 @@ def _body(history: History, sample: Sample) -> str:
     return "".join(parts)
 
 
-def _destinations(sample: Sample) -> str:
+def _destinations(sample: DomainSample) -> str:
     names = ("name", "kind", "members", "sent", "backlog", "oldest", "claimed", "stored", "files", "bytes", "health")
     return _table(
         names,
@@ -77,7 +77,7 @@ def _destinations(sample: Sample) -> str:
     )
 
 
-def _subscriptions(sample: Sample) -> str:
+def _subscriptions(sample: DomainSample) -> str:
     rows = [
         (row.destination, row.subscription, row.member, row.floor, row.last_sequence, row.backlog, row.holder or "–")
         for one in sample.destinations
@@ -86,7 +86,7 @@ def _subscriptions(sample: Sample) -> str:
     return _table(("destination", "subscription", "member", "floor", "last", "lag", "holder"), rows)
 
 
-def _claims(sample: Sample) -> str:
+def _claims(sample: DomainSample) -> str:
     rows = [
         (
             c.destination,
@@ -102,7 +102,7 @@ def _claims(sample: Sample) -> str:
     return _table(("destination", "member", "claim", "consumer", "messages", "state", "made"), rows)
 
 
-def _cluster(cluster: Cluster) -> str:
+def _cluster(cluster: ClusterSample) -> str:
     if cluster.error:
         return f'<h2>Daemons</h2><p class="bad">{escape(cluster.error)}</p>'
     daemons = [

@@ -15,7 +15,7 @@ from spark_jms.store.regions.admin.port import DaemonInfo, RegionInfo
 
 
 @dataclass(frozen=True)
-class Cluster:
+class ClusterSample:
     """Of a replicated store; `error` says why the daemons could not be asked."""
 
     daemons: tuple[DaemonInfo, ...] = ()
@@ -24,19 +24,19 @@ class Cluster:
 
 
 @dataclass(frozen=True)
-class Sample:
+class DomainSample:
     time_ms: int
     root: str
     store: str
     destinations: tuple[DestinationStatistics, ...]
     claims: tuple[ClaimRow, ...]
     servers: tuple[SessionInfo, ...]  # the live sessions of the store
-    cluster: Cluster | None = None  # None: the store is not a replicated one
+    cluster: ClusterSample | None = None  # None: the store is not a replicated one
 
 
-def take(domain: Domain, store: Store) -> Sample:
+def take(domain: Domain, store: Store) -> DomainSample:
     names = domain.destinations()
-    return Sample(
+    return DomainSample(
         now_ms(),
         domain.root,
         domain.store,
@@ -47,7 +47,7 @@ def take(domain: Domain, store: Store) -> Sample:
     )
 
 
-def _cluster(store: str) -> Cluster | None:
+def _cluster(store: str) -> ClusterSample | None:
     if not store.startswith("replicated:"):
         return None
     from spark_jms.store.records.settings import parse_replicated
@@ -55,6 +55,6 @@ def _cluster(store: str) -> Cluster | None:
     settings = parse_replicated(store)
     try:
         with Admin(settings.directory, settings.localindex) as admin:
-            return Cluster(tuple(admin.daemons()), tuple(admin.regions()))
+            return ClusterSample(tuple(admin.daemons()), tuple(admin.regions()))
     except StoreError as error:
-        return Cluster(error=str(error))
+        return ClusterSample(error=str(error))

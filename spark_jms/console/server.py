@@ -11,7 +11,7 @@ from aiohttp import web
 
 from spark_jms.console.history import History
 from spark_jms.console.page import page
-from spark_jms.console.sample import Sample
+from spark_jms.console.sample import DomainSample
 from spark_jms.errors import OptionError
 
 SAMPLE_EVERY_S = 2.0
@@ -31,7 +31,7 @@ def check_exposure(host: str, token: str | None) -> None:
 class Console:
     """Takes a sample every two seconds in a thread, one at a time. When one fails, the page keeps the last and says why."""
 
-    def __init__(self, take: Callable[[], Sample], token: str | None = None) -> None:
+    def __init__(self, take: Callable[[], DomainSample], token: str | None = None) -> None:
         self._take, self._token = take, token
         self._history = History()
         self._error = ""
@@ -71,7 +71,7 @@ class Console:
 
 
 async def serve(
-    take: Callable[[], Sample], host: str, port: int, token: str | None, ready: Callable[[str], None]
+    take: Callable[[], DomainSample], host: str, port: int, token: str | None, ready: Callable[[str], None]
 ) -> None:
     """Until it is cancelled. `ready` gets the address. Raises OptionError, and OSError when the port is taken."""
     check_exposure(host, token)

@@ -13,7 +13,7 @@ from spark_jms.claims.views import ClaimRow, SubscriptionRow
 from spark_jms.console.chart import chart
 from spark_jms.console.history import MAX_SAMPLES, History, Point, Series
 from spark_jms.console.page import page
-from spark_jms.console.sample import Cluster, Sample
+from spark_jms.console.sample import ClusterSample, DomainSample
 from spark_jms.console.server import check_exposure
 from spark_jms.errors import OptionError
 from spark_jms.store import SessionInfo
@@ -28,13 +28,13 @@ def statistics(sent: int, backlog: int) -> DestinationStatistics:
     return DestinationStatistics("orders", "queue", 1, 1, 1, 100, sent, sent, backlog, 0, members, rows)
 
 
-def sample(second: int, sent: int, backlog: int) -> Sample:
+def sample(second: int, sent: int, backlog: int) -> DomainSample:
     claim = ClaimRow("orders", "-", 0, "c1", HOSTILE, "s1", False, 2, 1, 2, datetime.now(timezone.utc), None)
-    cluster = Cluster(
+    cluster = ClusterSample(
         (DaemonInfo(0, "127.0.0.1", 7100, 1, 2**30, True),),
         (RegionInfo(HOSTILE, 1, "SINGLE", 1, 0, None, "", 0, 0),),
     )
-    return Sample(
+    return DomainSample(
         second * 1000, "root", "file", (statistics(sent, backlog),), (claim,), (SessionInfo("s1", HOSTILE),), cluster
     )
 
