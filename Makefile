@@ -129,7 +129,7 @@ postgresql: $(INSTALLED)
 
 # For the test of the console in a real browser; where it cannot be installed the test is skipped, and says why.
 .PHONY: chromium
-chromium:
+chromium: postgresql  # one after the other: apt takes a lock
 	@command -v chromium >/dev/null || { echo "== Chromium (once)" && apt-get update -qq && apt-get install -y -qq \
 	  --no-install-recommends chromium >/dev/null; } || \
 	  echo "== Chromium is not here: the test that needs it is skipped, and says so" >&2
