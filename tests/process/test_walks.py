@@ -13,6 +13,7 @@ from tests.walks import Walk
 
 README, OPERATING = "README.md", "docs/OPERATING.md"
 ENDLESS = ("--watch", "--every")  # the reader ends them with Ctrl-C
+ASKING = ("jmsq purge orders", "jmsq drop invoices")
 PLACEHOLDERS = (
     "657f648552586e8a",
     "prices/billing",
@@ -52,7 +53,7 @@ def test_operator_looks_changes_backs_up_and_restores(tmp_path: Path) -> None:
     }
     assert {name: len(commands) for name, commands in chapters.items()} == {
         "Looking": 6,
-        "Changing": 4,
+        "Changing": 10,
         "Housekeeping": 1,
         "Backup and restore": 3,
     }
@@ -61,7 +62,7 @@ def test_operator_looks_changes_backs_up_and_restores(tmp_path: Path) -> None:
         assert walk.shell(root + command)
     walk.reached("looked at everything")
     for command in (*chapters["Backup and restore"], *chapters["Changing"], *chapters["Housekeeping"]):
-        walk.shell(root + command + (" --yes" if command == "jmsq purge orders" else ""))
+        walk.shell(root + command + (" --yes" if command in ASKING else ""))
     before, after = (
         json.loads(walk.shell(f"jmsq --root {where} stat orders --json"))["destinations"][0]
         for where in ("messages", "restored")

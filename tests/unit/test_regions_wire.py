@@ -220,6 +220,9 @@ async def _dial(connection: object) -> set[int]:
     async def connect(*_: object) -> object:
         return connection
 
+    async def run(work: Callable[[], bytes]) -> bytes:
+        return work()
+
     daemon = SimpleNamespace(
         config=SimpleNamespace(daemons=[None, SimpleNamespace(address="127.0.0.1", port=1)]),
         directory=SimpleNamespace(is_running=lambda _: True, secret=lambda _: b""),
@@ -227,7 +230,10 @@ async def _dial(connection: object) -> set[int]:
         incarnation=1,
         log=SimpleNamespace(logger=logging.getLogger("dial")),
         _identity=None,
+        _hello=None,
         _dialing=dialing,
+        _secrets=SimpleNamespace(of=lambda _: b""),
+        _workers=SimpleNamespace(run=run),
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("spark_jms.store.regions.daemon.daemon.connect", connect)
