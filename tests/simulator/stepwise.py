@@ -217,3 +217,19 @@ class StepCluster:
 
     def bytes_of(self, index: int, name: str = "s.000") -> bytes:
         return bytes(self.core(index).copies[name].memory)
+
+
+def opened(cluster: StepCluster, daemon: int = 0, name: str = "s.000") -> tuple[StepClient, int]:
+    """A client that has opened a region, and the region's epoch."""
+    client = cluster.client(daemon)
+    answer = client.open(name)
+    assert isinstance(answer, list), answer
+    return client, answer[0]
+
+
+def closed_region(cluster: StepCluster, data: bytes = b"kept", daemon: int = 0, name: str = "s.000") -> None:
+    """A region with two copies of `data` that no client has open."""
+    client, epoch = opened(cluster, daemon, name)
+    assert client.write(epoch, data, name=name)
+    client.leave()
+    cluster.run(100)
