@@ -5,11 +5,8 @@ Each message is persistent and journalled with a forced write before its receipt
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import shutil
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +16,7 @@ from typing import Any
 
 from benchmarks import jars
 from benchmarks.errors import PeerMissingError
+from benchmarks.peers.java_process import JavaProcess
 from benchmarks.peers.kafka import free_ports
 
 ARTEMIS = "2.55.0"
@@ -32,7 +30,6 @@ BROKER = jars.JarSet(
     transitive=True,
 )
 START_TIMEOUT_S = 120
-STOP_TIMEOUT_S = 30
 CALL_TIMEOUT_S = 30
 HEAP = "1g"
 CONFIGURATION = """\
@@ -64,11 +61,11 @@ public class Main {
 
 
 class ArtemisBroker:
-    """One Java process; `stop` ends exactly that process, and always runs at exit."""
+    """One Java process; `stop` ends it, and always runs at exit."""
 
     def __init__(self, home: Path, broker_jars: list[Path]) -> None:
         self._home, self._jars = home, broker_jars
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process = JavaProcess(home)
         self.port = 0
 
     def start(self) -> None:
@@ -77,10 +74,8 @@ class ArtemisBroker:
         configuration, main = self._home / "broker.xml", self._home / "Main.java"
         configuration.write_text(CONFIGURATION.format(data=self._home / "data", port=self.port), encoding="utf-8")
         main.write_text(MAIN, encoding="utf-8")
-        leash = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
         classes = ":".join(str(jar) for jar in self._jars)
         command = [
-            *leash,
             jars.java(),
             f"-Xms{HEAP}",
             f"-Xmx{HEAP}",
@@ -89,35 +84,23 @@ class ArtemisBroker:
             str(main),
             f"file:{configuration}",
         ]
-        with (self._home / "broker.log").open("wb") as log:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
-        atexit.register(self.stop)
+        self._process.start(command)
         self._wait_until_up()
 
     def stop(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.terminate()
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(STOP_TIMEOUT_S)
-        shutil.rmtree(self._home, ignore_errors=True)
+        self._process.stop()
 
     def _wait_until_up(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
-            if self._process is None or self._process.poll() is not None:
+            if not self._process.is_running:
                 break
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
                 return
             time.sleep(0.1)
-        tail = (self._home / "broker.log").read_text(encoding="utf-8", errors="replace")[-300:]
-        raise PeerMissingError(f"Artemis {ARTEMIS}: not up within {START_TIMEOUT_S} s, or it died: {tail}")
+        raise PeerMissingError(
+            f"Artemis {ARTEMIS}: not up within {START_TIMEOUT_S} s, or it died: {self._process.log_tail()}"
+        )
 
 
 class ArtemisClient:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import shutil
 import socket
 import subprocess
 import time
@@ -17,11 +15,11 @@ from typing import Any
 from benchmarks import jars
 from benchmarks.errors import PeerMissingError
 from benchmarks.peers.base import Sender
+from benchmarks.peers.java_process import JavaProcess
 from benchmarks.workbench import Workbench
 
 HEAP = "1g"
 START_TIMEOUT_S = 120
-STOP_TIMEOUT_S = 30
 CALL_TIMEOUT_S = 30
 PARTITIONS = 4
 
@@ -58,15 +56,12 @@ appender.c.layout.pattern = %d %p %c{1}: %m%n
 
 
 class Broker:
-    """One Java process; `stop` ends exactly that process, and always runs at exit.
-
-    Where `setpriv` exists the kernel ends it too when this process dies without saying goodbye.
-    """
+    """One Java process; `stop` ends it, and always runs at exit."""
 
     def __init__(self, home: Path, broker_jars: list[Path]) -> None:
         self._home = home
         self._jars = broker_jars
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process = JavaProcess(home)
         self.bootstrap = ""
 
     def start(self) -> None:
@@ -79,26 +74,12 @@ class Broker:
         text = SERVER.format(port=port, controller=controller, data=self._home / "data")
         properties.write_text(text, encoding="utf-8")
         self._format(properties)
-        leash = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
-        command = [*leash, *self._java(f"-Xms{HEAP}", f"-Xmx{HEAP}", "-XX:+UseG1GC"), "kafka.Kafka", str(properties)]
-        with (self._home / "broker.log").open("wb") as log:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
-        atexit.register(self.stop)
+        command = [*self._java(f"-Xms{HEAP}", f"-Xmx{HEAP}", "-XX:+UseG1GC"), "kafka.Kafka", str(properties)]
+        self._process.start(command)
         self._wait_until_up()
 
     def stop(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.terminate()
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(STOP_TIMEOUT_S)
-        shutil.rmtree(self._home, ignore_errors=True)
+        self._process.stop()
 
     def _java(self, *options: str) -> list[str]:
         path = ":".join([str(self._home / "conf"), *(str(jar) for jar in self._jars)])
@@ -120,15 +101,12 @@ class Broker:
         admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
-            if self._process is None or self._process.poll() is not None:
-                raise PeerMissingError(f"Kafka {jars.KAFKA}: the broker died: {self._log_tail()}")
+            if not self._process.is_running:
+                raise PeerMissingError(f"Kafka {jars.KAFKA}: the broker died: {self._process.log_tail()}")
             with contextlib.suppress(KafkaException):
                 admin.list_topics(timeout=2)
                 return
-        raise PeerMissingError(f"Kafka {jars.KAFKA}: not up within {START_TIMEOUT_S} s: {self._log_tail()}")
-
-    def _log_tail(self) -> str:
-        return (self._home / "broker.log").read_text(encoding="utf-8", errors="replace")[-300:]
+        raise PeerMissingError(f"Kafka {jars.KAFKA}: not up within {START_TIMEOUT_S} s: {self._process.log_tail()}")
 
 
 class KafkaPeer:
