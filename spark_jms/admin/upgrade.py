@@ -19,6 +19,7 @@ from spark_jms.claims.record_sets import label_of, operations
 from spark_jms.core.batch import claim_number
 from spark_jms.core.query_progress import PROGRESS, QueryProgress
 from spark_jms.core.record_names import consumer_record, member_record
+from spark_jms.core.record_set import RecordSet
 from spark_jms.core.record_set_v1 import STATE_KEY, RecordSetV1, from_v1, record_name_v1
 from spark_jms.errors import JmsqError, RecordSetError
 from spark_jms.log.domain import Domain
@@ -133,4 +134,4 @@ def _move(session: Session, one: _Found) -> None:
     old = session.open(record_name_v1(one.destination, one.subscription, one.member))
     new = session.open(member_record(one.table_id, one.subscription, one.member))
     with old, new:
-        session.commit({new: operations(None, state), old: [Delete(STATE_KEY)]})
+        session.commit({new: operations(RecordSet(), state), old: [Delete(STATE_KEY)]})

@@ -28,7 +28,6 @@ class Held:
     handle: Handle
     state: RecordSet
     since_s: float
-    stored: bool  # False: the record is new, and nothing of the state is in the store
 
 
 class Members:
@@ -157,7 +156,7 @@ class Members:
                 f"another instance of consumer {self.consumer} has taken over {self.label(member)}: this one is stale and "
                 "can acknowledge nothing. Stop it."
             )
-        self.held[member] = Held(handle, state, self._monotonic_s(), stored=state != RecordSet())
+        self.held[member] = Held(handle, state, self._monotonic_s())
         return True
 
     def attached_state(self, member: int) -> RecordSet:
@@ -174,8 +173,7 @@ class Members:
         if not real and (own is None or progress in (None, own.value)):
             return
         writes: dict[Handle, list[Operation]] = {
-            self.held[m].handle: operations(self.held[m].state if self.held[m].stored else None, state)
-            for m, state in real.items()
+            self.held[m].handle: operations(self.held[m].state, state) for m, state in real.items()
         }
         if own is not None:
             assert own.handle is not None, "the query's progress is open before it commits"
@@ -188,7 +186,7 @@ class Members:
         if own is not None and progress is not None:
             own.value = progress
         for member, state in real.items():
-            self.held[member].state, self.held[member].stored = state, True
+            self.held[member].state = state
             if state.speaks_for(self.consumer, self.session_id):
                 self.attached.add(member)
 

@@ -34,12 +34,8 @@ class OpenRecords:
     def change(self, states: Mapping[str, RecordSet]) -> None:
         real = {name: state for name, state in states.items() if state is not self.states[name]}
         if real:
-            self._commit({self.handles[name]: self._operations(name, state) for name, state in real.items()})
+            self._commit({self.handles[name]: operations(self.states[name], state) for name, state in real.items()})
             self.states.update(real)
-
-    def _operations(self, name: str, state: RecordSet) -> list[Operation]:
-        before = self.states[name]
-        return operations(None if before == RecordSet() else before, state)  # of a new record nothing is stored
 
     def clear(self) -> None:
         """See `RecordSet.cleared`."""

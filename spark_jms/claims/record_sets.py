@@ -30,9 +30,10 @@ def opened_state(handle: Handle, label: str = "") -> RecordSet:
     return from_objects(handle.objects(), label or handle.name)
 
 
-def operations(before: RecordSet | None, after: RecordSet) -> list[Operation]:
-    """What to write when a record set changes. `before` None writes everything."""
-    return [Delete(key) if value is None else Put(key, value) for key, value in changed_objects(before, after).items()]
+def operations(before: RecordSet, after: RecordSet) -> list[Operation]:
+    """What to write when a record set changes. Of a new one nothing is stored, so everything is written."""
+    known = None if before == RecordSet() else before
+    return [Delete(key) if value is None else Put(key, value) for key, value in changed_objects(known, after).items()]
 
 
 def label_of(destination: str, subscription: str, member: int) -> str:

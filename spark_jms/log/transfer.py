@@ -19,7 +19,7 @@ from spark_jms.core.transfer import TargetOutcome, Ticket, TransferTarget, outco
 from spark_jms.log.commit import Decision, commit, commit_prepared
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.message_writer import MessageWriter
-from spark_jms.log.send import number
+from spark_jms.log.send import TransactionId, number
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.storage import now_ms
 
@@ -28,7 +28,7 @@ ROW_COLUMNS = tuple(name for name in STORED_SCHEMA.names if name != ORDINAL)
 
 @dataclass(frozen=True)
 class TargetState:
-    """What a target's log says, and whether all files staged there are present."""
+    """What a target's log says; for an undecided transfer also whether all files staged there are present."""
 
     outcome: TargetOutcome
     present: bool
@@ -36,7 +36,7 @@ class TargetState:
 
 def has_overtaken(log: DeltaLog, ticket: Ticket) -> bool:
     """The target knows this number or a later one of the slot: the record set that gives it was lost or restored."""
-    return log.refresh().transactions.get(ticket.app_id, -1) >= ticket.appended
+    return TransactionId(ticket.app_id, ticket.appended).is_in(log.refresh())
 
 
 def stage_transfer(
@@ -63,11 +63,9 @@ def stage_transfer(
 
 
 def target_state(log: DeltaLog, target: TransferTarget, ticket: Ticket) -> TargetState:
-    snapshot = log.refresh()
-    return TargetState(
-        _outcome(snapshot, target, ticket),
-        all(file.path in snapshot.files or log.storage.exists(file.path) for file in target.files),
-    )
+    outcome = _outcome(log.refresh(), target, ticket)
+    decided = outcome is not TargetOutcome.UNDECIDED  # then the files do not matter, and nothing looks for them
+    return TargetState(outcome, decided or all(log.storage.exists(file.path) for file in target.files))
 
 
 def append_transfer(log: DeltaLog, target: TransferTarget, ticket: Ticket) -> None:
@@ -93,24 +91,22 @@ def decide_append(
     if _outcome(snapshot, target, ticket) is not TargetOutcome.UNDECIDED:
         return None
     actions = number(snapshot, files, now).actions
-    return Decision("TRANSFER", [*actions, _transaction(ticket, ticket.appended, now)], {"mode": "Append"})
+    return Decision(
+        "TRANSFER", [*actions, TransactionId(ticket.app_id, ticket.appended).action(now)], {"mode": "Append"}
+    )
 
 
 def decide_abort(snapshot: Snapshot, target: TransferTarget, ticket: Ticket, now: int) -> Decision | None:
     """Pure. The commit has no files, only the transaction that refuses them."""
     if _outcome(snapshot, target, ticket) is not TargetOutcome.UNDECIDED:
         return None
-    return Decision("TRANSFER", [_transaction(ticket, ticket.aborted, now)], {"mode": "Abort"})
+    return Decision("TRANSFER", [TransactionId(ticket.app_id, ticket.aborted).action(now)], {"mode": "Abort"})
 
 
 def _outcome(snapshot: Snapshot, target: TransferTarget, ticket: Ticket) -> TargetOutcome:
     if snapshot.table_id != target.table_id:
         return TargetOutcome.REPLACED
     return outcome_of(ticket, snapshot.transactions.get(ticket.app_id))
-
-
-def _transaction(ticket: Ticket, version: int, now: int) -> dict[str, dict[str, object]]:
-    return {"txn": {"appId": ticket.app_id, "version": version, "lastUpdated": now}}
 
 
 def _files_for(log: DeltaLog, target: TransferTarget, ticket: Ticket, snapshot: Snapshot) -> Sequence[StagedFile]:
