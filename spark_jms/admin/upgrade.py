@@ -42,7 +42,6 @@ class _Found:
     table_id: str
     subscription: str
     member: int
-    last_sequence: int
     written_position: int  # rows of its outbox that the acknowledgement table has
     known: RecordSetV1
 
@@ -105,7 +104,7 @@ def _found(domain: Domain, store: Store) -> Iterator[_Found]:
                         "from copies of one moment, or drop the destination with the version that made it"
                     )
                 written = positions.get(f"ack/{subscription}/{member}", 0)
-                yield _Found(destination, snapshot.table_id, subscription, member, last, written, known)
+                yield _Found(destination, snapshot.table_id, subscription, member, written, known)
 
 
 def _progress(found: list[_Found]) -> dict[str, QueryProgress]:
