@@ -17,7 +17,7 @@ from spark_jms.claims.fetch import fetch
 from spark_jms.claims.open_records import OpenRecords, opened_records
 from spark_jms.claims.record_sets import label_of, state_of
 from spark_jms.claims.scan import Question, ScanBounds, scan
-from spark_jms.claims.transfer import Movement, Transfers
+from spark_jms.claims.transfer import Movement, Transfers, TransfersEnded
 from spark_jms.core.claim import Claim
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.record_names import member_record
@@ -150,8 +150,8 @@ def _transfer(
         MOVER,
         f"moved from {request.source}",
     )
-    records.change({record: transfers.begin(claimed, movement)})
-    _finish(transfers, records, record)
+    epoch = records.handles[record].epoch
+    _check_ended(transfers.carry_out(claimed, movement, epoch, lambda after: records.change({record: after})))
 
 
 def _rows(domain: Domain, source: str, member: int, picks: Ranges) -> Iterator[pa.RecordBatch]:
@@ -159,12 +159,17 @@ def _rows(domain: Domain, source: str, member: int, picks: Ranges) -> Iterator[p
 
 
 def _finish(transfers: Transfers, records: OpenRecords, record: str) -> None:
-    """Raises TransferError when a transfer does not end."""
+    """Finish transfers that earlier moves have left open."""
     state = records.states[record]
     if not state.intents:
         return
     ended = transfers.finish(state, records.handles[record].epoch)
     records.change({record: ended.state})
+    _check_ended(ended)
+
+
+def _check_ended(ended: TransfersEnded) -> None:
+    """Raises TransferError when a transfer does not end."""
     if ended.problems:
         raise TransferError(
             f"{len(ended.problems)} transfer(s) did not end; their messages are neither lost nor doubled, and are tried "

@@ -47,20 +47,24 @@ class Housekeeper:
         self._transfers = Transfers(domain)
 
     def is_done(self, subscription: str, member: int, sequences: Ranges) -> bool:
-        """Reads each record set once a round. An old state is good enough: a message that is done stays done."""
+        """An old state is good enough: a message that is done stays done."""
+        floor = self._domain.log(self._destination).snapshot.destination.start_floor(subscription, member)
+        return sequences.last <= floor or self._state(subscription, member).is_done(sequences)
+
+    def _state(self, subscription: str, member: int) -> RecordSet:
+        """Read once a round."""
         snapshot = self._domain.log(self._destination).snapshot
         key = (snapshot.table_id, subscription, member)
         if key not in self._states:
             self._states[key] = state_of(self._store, snapshot, subscription, member)
-        floor = snapshot.destination.start_floor(subscription, member)
-        return sequences.last <= floor or self._states[key].is_done(sequences)
+        return self._states[key]
 
     def _clear_leftovers(self) -> None:
         clear_leftovers(self._store, self._session, self._domain.log(self._destination))
 
     def _recover_transfers(self) -> None:
         snapshot = self._domain.log(self._destination).snapshot
-        recover_transfers(self._transfers, self._store, self._session, snapshot, sorted(snapshot.numbered_members()))
+        recover_transfers(self._transfers, self._session, snapshot, self._state)
 
     def run(self) -> bool:
         """False when another process has the lease."""
