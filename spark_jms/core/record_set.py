@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from spark_jms.core.acknowledgement import Acknowledgement, Outbox, appended, is_full
+from spark_jms.core.acknowledgement import NOTHING_WAITS, Acknowledgement, Outbox
 from spark_jms.core.chunked_ranges import NONE, ChunkedRanges
 from spark_jms.core.claim import Claim
 from spark_jms.core.message_state import TRANSITIONS, MessageEvent, MessageState
@@ -34,7 +35,7 @@ class RecordSet:
     claims: Mapping[str, Claim] = field(default_factory=dict)
     deliveries: Deliveries = field(default_factory=dict)  # of unfinished messages
     consumers: Mapping[str, str] = field(default_factory=dict)  # consumer -> the session that speaks for it
-    outbox: Outbox = ()
+    outbox: Outbox = NOTHING_WAITS
     position: int = 0  # of the newest acknowledgement ever
     intents: Mapping[int, Intent] = field(default_factory=dict)  # slot -> its open transfer
     nonce: str = ""  # of this record set's life, for new transfers
@@ -83,7 +84,7 @@ class RecordSet:
 
     @property
     def outbox_is_full(self) -> bool:
-        return is_full(self.outbox)
+        return self.outbox.is_full
 
     def speaks_for(self, consumer: str, session: str) -> bool:
         return self.consumers.get(consumer) == session
@@ -124,11 +125,10 @@ class RecordSet:
                 f"claim {claim_id} does not hold {part - claim.picks}: nothing was acknowledged. "
                 "Close this consumer and create a new one."
             )
-        after = self._move(claim, picks, MessageEvent.ACKNOWLEDGE)
-        if picks:
-            row = Acknowledgement(self.position + 1, consumer, claim_id, picks, epoch, now_ms)
-            after = replace(after, outbox=appended(self.outbox, row), position=row.position)
-        return after
+        if not picks:
+            return self
+        row = Acknowledgement(self.position + 1, consumer, claim_id, picks, epoch, now_ms)
+        return self._move(claim, picks, MessageEvent.ACKNOWLEDGE, row=row)
 
     def drop(self, consumer: str, keep: str | None = None) -> RecordSet:
         """Forget the consumer's claims except `keep`: Spark never logged them, so no application saw their messages."""
@@ -168,7 +168,7 @@ class RecordSet:
 
     def delivered_to_table(self, position: int) -> RecordSet:
         """The acknowledgement table has all rows up to `position`."""
-        rest = tuple(row for row in self.outbox if row.position > position)
+        rest = self.outbox.behind(position)
         return self if len(rest) == len(self.outbox) else replace(self, outbox=rest)
 
     def cleared(self) -> RecordSet:
@@ -202,16 +202,18 @@ class RecordSet:
         intent = self.intents[slot]
         row = Acknowledgement(self.position + 1, intent.consumer, intent.claim, intent.picks, epoch, now_ms)
         after = self._end(intent, MessageEvent.ARRIVE)
-        return replace(after, outbox=appended(self.outbox, row), position=row.position)
+        return replace(after, outbox=self.outbox.appended(row), position=row.position)
 
     def returned(self, slot: int) -> RecordSet:
         """No target has the messages or will ever have them: they are available again, flagged."""
         return self._end(self.intents[slot], MessageEvent.REFUSE)
 
     # -- inside ---------------------------------------------------------------------------------------------------
-    def _move(self, claim: Claim, picks: Ranges, event: MessageEvent, now_ms: int = 0) -> RecordSet:
+    def _move(
+        self, claim: Claim, picks: Ranges, event: MessageEvent, now_ms: int = 0, row: Acknowledgement | None = None
+    ) -> RecordSet:
         """Take `picks` of a claim through one transition of the table. CLAIM, DOUBT and RECOVER move a whole claim. After
-        MOVE the caller enters the intent."""
+        MOVE the caller enters the intent. `row` joins the outbox."""
         known = self.claims.get(claim.id)
         transition = TRANSITIONS[known.state if known else MessageState.AVAILABLE, event]
         if transition.to in (MessageState.CLAIMED, MessageState.IN_DOUBT):
@@ -220,10 +222,14 @@ class RecordSet:
         claims = {key: other for key, other in self.claims.items() if key != claim.id}
         if rest := claim.picks - picks:
             claims[claim.id] = replace(claim, picks=rest)
-        after = replace(self, claims=claims)
+        changes: dict[str, Any] = {"claims": claims}
+        if row is not None:
+            changes |= {"outbox": self.outbox.appended(row), "position": row.position}
         if transition.redelivers:
-            return replace(after, deliveries=counted(after.deliveries, picks))
-        return after._finish(picks) if transition.to is MessageState.DONE else after
+            changes["deliveries"] = counted(self.deliveries, picks)
+        elif transition.to is MessageState.DONE:
+            changes |= self._finished(picks)
+        return replace(self, **changes)
 
     def _end(self, intent: Intent, event: MessageEvent) -> RecordSet:
         """Take an intent's messages out of MOVING."""
@@ -235,9 +241,17 @@ class RecordSet:
         return after._finish(intent.picks)
 
     def _finish(self, picks: Ranges) -> RecordSet:
-        """Enter DONE: raise the floor as far as all below is done."""
-        done = self.done | picks.between(self.floor + 1, picks.last) if picks else self.done
-        floor = done.run_end(self.floor + 1)
-        if floor > self.floor:
-            done = done - Ranges.of((1, floor))
-        return replace(self, done=done, floor=floor, deliveries=forgotten(self.deliveries, picks))
+        """Enter DONE."""
+        return replace(self, **self._finished(picks))
+
+    def _finished(self, picks: Ranges) -> dict[str, Any]:
+        """The fields that change when `picks` enter DONE: the floor rises as far as all below is done."""
+        done, floor = self.done, self.floor
+        if not done and len(picks) == 1 and picks.first <= floor + 1:  # in order, as most clients acknowledge
+            floor = max(floor, picks.last)
+        else:
+            done = done | picks.between(floor + 1, picks.last) if picks else done
+            floor = done.run_end(floor + 1)
+            if floor > self.floor:
+                done = done - Ranges.of((1, floor))
+        return {"done": done, "floor": floor, "deliveries": forgotten(self.deliveries, picks)}

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from spark_jms.core.acknowledgement import Acknowledgement
+from spark_jms.core.acknowledgement import Acknowledgement, Outbox, outbox_change
 from spark_jms.core.chunked_ranges import Chunk, ChunkedRanges
 from spark_jms.core.claim import Claim
 from spark_jms.core.ranges import Ranges
@@ -41,23 +41,25 @@ def changed_objects(before: RecordSet | None, after: RecordSet) -> dict[str, byt
     """The objects to write when `before` becomes `after`; None deletes one. `before` None: everything is written."""
     old = before or RecordSet()
     out: dict[str, bytes | None] = {}
-    head = _head(after)
-    if before is None or head != _head(before):
-        out[HEAD] = head
-    _compare(out, _chunks(old), _chunks(after), lambda chunk: chunk.data)
+    if before is None or _head(before) != _head(after):
+        out[HEAD] = _dump(_head(after))
+    if old.done.chunks is not after.done.chunks or old.deliveries is not after.deliveries:
+        _compare(out, _chunks(old), _chunks(after), lambda chunk: chunk.data)
     for key, claim in after.claims.items():
         known = old.claims.get(key)
         if known is not claim and not _is_part(known, claim, after):
             out[f"claim/{key}"] = _dump(_claim(claim))
     out.update({f"claim/{key}": None for key in old.claims if key not in after.claims})
-    rows = {f"outbox/{row.position}": row for row in after.outbox}
-    _compare(out, {f"outbox/{row.position}": row for row in old.outbox}, rows, lambda row: _dump(_row(row)))
-    _compare(
-        out,
-        {f"intent/{slot}": intent for slot, intent in old.intents.items()},
-        {f"intent/{slot}": intent for slot, intent in after.intents.items()},
-        lambda intent: _dump(intent_to_json(intent)),
-    )
+    outbox = outbox_change(old.outbox, after.outbox)
+    out.update({f"outbox/{row.position}": _dump(_row(row)) for row in outbox.written})
+    out.update({f"outbox/{position}": None for position in outbox.removed})
+    if old.intents is not after.intents:
+        _compare(
+            out,
+            {f"intent/{slot}": intent for slot, intent in old.intents.items()},
+            {f"intent/{slot}": intent for slot, intent in after.intents.items()},
+            lambda intent: _dump(intent_to_json(intent)),
+        )
     return out
 
 
@@ -82,7 +84,7 @@ def from_objects(objects: Mapping[str, bytes], name: str) -> RecordSet:
             consumers=dict(head["consumers"]),
             nonce=str(head["nonce"]),
             slots={int(slot): int(number) for slot, number in head["slots"].items()},
-            outbox=tuple(sorted((_read_row(v) for _, v in _under(objects, "outbox/")), key=lambda row: row.position)),
+            outbox=Outbox(sorted((_read_row(v) for _, v in _under(objects, "outbox/")), key=lambda row: row.position)),
             intents={int(slot): intent_from_json(json.loads(v)) for slot, v in _under(objects, "intent/")},
         )
         claims = [_read_claim(key, value) for key, value in _under(objects, "claim/")]
@@ -95,17 +97,15 @@ def from_objects(objects: Mapping[str, bytes], name: str) -> RecordSet:
         ) from error
 
 
-def _head(state: RecordSet) -> bytes:
-    return _dump(
-        {
-            "v": FORMAT_VERSION,
-            "floor": state.floor,
-            "position": state.position,
-            "consumers": dict(state.consumers),
-            "nonce": state.nonce,
-            "slots": {str(slot): number for slot, number in state.slots.items()},
-        }
-    )
+def _head(state: RecordSet) -> dict[str, Any]:
+    return {
+        "v": FORMAT_VERSION,
+        "floor": state.floor,
+        "position": state.position,
+        "consumers": dict(state.consumers),
+        "nonce": state.nonce,
+        "slots": {str(slot): number for slot, number in state.slots.items()},
+    }
 
 
 def _is_part(known: Claim | None, claim: Claim, after: RecordSet) -> bool:
@@ -150,8 +150,11 @@ def _under(objects: Mapping[str, bytes], prefix: str) -> Iterator[tuple[str, byt
     return ((key.removeprefix(prefix), value) for key, value in objects.items() if key.startswith(prefix))
 
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would make one for each call
+
+
 def _dump(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
+    return _encode(value).encode()
 
 
 def _claim(c: Claim) -> list[Any]:

@@ -51,7 +51,9 @@ def counted(deliveries: Deliveries, picks: Ranges) -> Deliveries:
 
 def forgotten(deliveries: Deliveries, picks: Ranges) -> Deliveries:
     """Without `picks`, which are done."""
-    return {times: left for times, ranges in deliveries.items() if (left := ranges - picks)}
+    return (
+        {times: left for times, ranges in deliveries.items() if (left := ranges - picks)} if deliveries else deliveries
+    )
 
 
 def delivery_counts(deliveries: Deliveries, picks: Ranges) -> dict[int, Ranges]:

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from spark_jms.core.acknowledgement import MAX_OUTBOX, MAX_OUTBOX_BYTES, Acknowledgement
+from spark_jms.core.acknowledgement import MAX_OUTBOX, MAX_OUTBOX_BYTES, Acknowledgement, Outbox
 from spark_jms.core.claim import Claim
 from spark_jms.core.message_state import TRANSITIONS, MessageEvent, MessageState
 from spark_jms.core.ranges import EMPTY, Ranges, union
@@ -301,7 +301,7 @@ def test_outbox_row_is_no_larger_than_counted() -> None:
         for step in (3, 2**33):
             picks = Ranges.from_numbers(np.arange(1, 1 + step * count, step))
             row = Acknowledgement(2**62, "query-0123456789ab", "1-0123456789abcdef", picks, 2**40, 2**42, 2**62)
-            assert stored_bytes(RecordSet(outbox=(row,))) - stored_bytes(RecordSet()) <= row.bytes
+            assert stored_bytes(RecordSet(outbox=Outbox([row]))) - stored_bytes(RecordSet()) <= row.bytes
 
 
 GOOD = to_objects(
