@@ -115,6 +115,19 @@ class RecordSetError(JmsqError):
 
 
 # -- at run time --------------------------------------------------------------------------------------------------------
+class DestinationPausedError(JmsqError):
+    """An administrator has paused the destination or a member of it: try again after `jmsq resume`."""
+
+
+class ProductionPausedError(DestinationPausedError):
+    """Production is paused: nothing was sent. Send again after `jmsq resume DESTINATION --production`."""
+
+
+class InsertionPausedError(DestinationPausedError):
+    """Insertion is paused and was not resumed within the send time-out: nothing was committed. Try again after `jmsq resume
+    DESTINATION --insertion`."""
+
+
 class CommitConflictError(JmsqError):
     """Other writers were first too many times in a row: nothing was committed; try again."""
 

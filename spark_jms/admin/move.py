@@ -19,6 +19,7 @@ from spark_jms.claims.record_sets import label_of, state_of
 from spark_jms.claims.scan import Question, ScanBounds, scan
 from spark_jms.claims.transfer import Movement, Transfers, TransfersEnded
 from spark_jms.core.claim import Claim
+from spark_jms.core.pause import INSERTION
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.record_names import member_record
 from spark_jms.core.record_set import RecordSet
@@ -68,8 +69,9 @@ def plan_move(domain: Domain, store: Store, request: MoveOrder) -> Moved:
 
 
 def move(domain: Domain, store: Store, request: MoveOrder, wait_s: float) -> Moved:
-    """Messages that are sent meanwhile are left. Raises InvalidDestinationError, MemberUnavailableError, MessageSizeError
-    and TransferError; what has moved by then stays moved, and no message is lost or doubled."""
+    """Messages that are sent meanwhile are left. Raises InvalidDestinationError, InsertionPausedError before anything moves,
+    MemberUnavailableError, MessageSizeError and TransferError; what has moved by then stays moved, and no message is lost
+    or doubled."""
     subscription, members = _checked(domain, request)
     snapshot = domain.log(request.source).snapshot
     transfers, moved, claimed = Transfers(domain), 0, 0
@@ -105,6 +107,9 @@ def _checked(domain: Domain, request: MoveOrder) -> tuple[str, list[int]]:
         raise InvalidDestinationError(
             f"{target.name} has the members 0 to {target.members - 1}, not {request.target_member}"
         )
+    closed = target.pauses.members(INSERTION, target.members)
+    if request.target_member in closed or len(closed) == target.members:
+        target.check_insertion(closed if request.target_member is None else [request.target_member])
     wrong = [m for m in request.members or () if not 0 <= m < source.members]
     if wrong:
         raise InvalidDestinationError(f"{source.name} has the members 0 to {source.members - 1}, not {wrong[0]}")

@@ -19,6 +19,7 @@ from spark_jms.claims.previous_batch import PreviousBatch
 from spark_jms.claims.transfer import Transfers
 from spark_jms.core.batch import MAX_RANGES_PER_MEMBER, Batch, Limits, MemberPick, claim_id
 from spark_jms.core.claim import Claim
+from spark_jms.core.pause import CONSUMPTION
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.selector import Selector
@@ -222,8 +223,12 @@ class BatchMaker:
         full = {member for member, state in changed.items() if state.outbox_is_full}
         if full:
             log.warning("%s: members %s wait for their acknowledgement table", self._members.destination, sorted(full))
+        declared = snapshot.destination
+        paused = declared.pauses.members(CONSUMPTION, declared.members)
+        for member in paused:
+            self._planner.restart(member)  # there is nothing more to plan until it is resumed
         planned: dict[int, Ranges] = {}
-        for member in sorted(set(changed) - leaving - full):
+        for member in sorted(set(changed) - leaving - full - paused):
             last = snapshot.last_sequence(member)
             if targets is not None:
                 last = min(last, targets.get(member, 0))

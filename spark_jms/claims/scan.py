@@ -50,11 +50,17 @@ class Scan:
 
 @dataclass(frozen=True)
 class Question:
-    """Which messages are asked for. Without `now_ms` delay and expiration do not matter (a browser shows all)."""
+    """Which messages are asked for. Without `now_ms` delay and expiration do not matter (a browser shows all). `due_ms`:
+    messages with a later delivery time are delayed; it is earlier than `now_ms` while insertion is paused."""
 
     selector: Selector | None = None
     blocked: frozenset[str] = frozenset()  # units of order that other consumers hold
     now_ms: int | None = None
+    due_ms: int | None = None
+
+    @property
+    def delivers_up_to_ms(self) -> int | None:
+        return self.now_ms if self.due_ms is None else self.due_ms
 
 
 @dataclass(frozen=True)
@@ -138,7 +144,8 @@ def _expires(file: DataFile, question: Question) -> bool:
 
 def _columns(file: DataFile, question: Question) -> list[str] | None:
     """The headers to read; None when the statistics prove that all messages of the file may be delivered."""
-    delays = question.now_ms is not None and _high(file, "JMSDeliveryTime") > question.now_ms
+    due_ms = question.delivers_up_to_ms
+    delays = due_ms is not None and _high(file, "JMSDeliveryTime") > due_ms
     expires, blocks = _expires(file, question), bool(question.blocked) and file.has_groups
     if not (question.selector or delays or expires or blocks):
         return None
@@ -188,8 +195,9 @@ def _scan_rows(
             ends = np.asarray(batch.column("JMSExpiration"))
             over = (ends > 0) & (ends <= question.now_ms)
         ready = matches & ~over
-        if question.now_ms is not None and "JMSDeliveryTime" in batch.schema.names:
-            ready &= np.asarray(batch.column("JMSDeliveryTime")) <= question.now_ms
+        due_ms = question.delivers_up_to_ms
+        if due_ms is not None and "JMSDeliveryTime" in batch.schema.names:
+            ready &= np.asarray(batch.column("JMSDeliveryTime")) <= due_ms
         if question.blocked and file.has_groups:
             among = pa.array(sorted(question.blocked), pa.string())
             ready &= ~np.asarray(pc.is_in(batch.column("JMSXGroupID"), value_set=among))

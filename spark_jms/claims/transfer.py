@@ -23,7 +23,13 @@ from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_names import member_record
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.transfer import Intent, NextStep, TargetOutcome, Ticket, TransferStep, TransferTarget, next_step
-from spark_jms.errors import DomainError, InvalidDestinationError, JmsqError, TransferError
+from spark_jms.errors import (
+    DomainError,
+    InsertionPausedError,
+    InvalidDestinationError,
+    JmsqError,
+    TransferError,
+)
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.snapshot import Snapshot
@@ -47,6 +53,7 @@ class TransferProblem:
 
     ticket: Ticket
     text: str
+    waits: bool = False  # nothing is wrong: insertion into the target is paused
 
 
 @dataclass(frozen=True)
@@ -123,6 +130,10 @@ class Transfers:
                 continue
             try:
                 step = self._run(intent)
+            except InsertionPausedError as error:
+                self._pauses[intent.ticket] = (now + _FIRST_PAUSE_MS, 0)
+                problems.append(TransferProblem(intent.ticket, f"waits: {error}", waits=True))
+                continue
             except (JmsqError, OSError) as error:
                 problems.append(self._failed(intent, f"{type(error).__name__}: {error}", now))
                 continue
@@ -147,6 +158,17 @@ class Transfers:
     def look(self, intent: Intent) -> NextStep:
         """The next step of an open transfer; changes nothing."""
         return next_step([self._outcome(target, intent.ticket) for target in intent.targets])
+
+    def waits_for(self, intent: Intent, step: NextStep) -> str:
+        """The destination whose insertion has to be resumed before the next step; "" when there is none."""
+        target = intent.targets[step.target]
+        target_log = self._log(target) if step.step is TransferStep.APPEND else None
+        try:
+            if target_log is not None:
+                target_log.snapshot.destination.check_insertion(file.member for file in target.files)
+        except InsertionPausedError:
+            return target.destination
+        return ""
 
     def _run(self, intent: Intent) -> NextStep:
         """Append and abort until the next step is at the origin, or blocked."""
@@ -190,7 +212,8 @@ def recover_transfers(
     transfers: Transfers, session: Session, snapshot: Snapshot, state_of: Callable[[str, int], RecordSet]
 ) -> None:
     """Finish the open transfers of records that no session holds. A record's holder finishes its own. `state_of` reads the
-    record set of a subscription and member; an old state will do. Raises TransferError when a transfer does not end."""
+    record set of a subscription and member; an old state will do. Raises TransferError when a transfer does not end, unless
+    it waits for a paused target."""
     problems: list[str] = []
     for subscription in snapshot.destination.subscription_names():
         for member in sorted(snapshot.numbered_members()):
@@ -208,6 +231,6 @@ def recover_transfers(
                 ended = transfers.finish(before, handle.epoch, patient=True)
                 if ended.state is not before:
                     handle.commit(operations(before, ended.state))
-                problems += [f"{label}: {problem.text}" for problem in ended.problems]
+                problems += [f"{label}: {problem.text}" for problem in ended.problems if not problem.waits]
     if problems:
         raise TransferError(f"{len(problems)} transfer(s) do not end: {problems[0]}")

@@ -25,7 +25,7 @@ from spark_jms.claims.subscriptions import drop_subscription, droppable_subscrip
 from spark_jms.client.browser import Browser
 from spark_jms.client.consumer import DEFAULT_PREFETCH, MAX_PREFETCH, MODES, Consumer
 from spark_jms.client.listener import ExceptionListener, ListenerThread, MessageListener
-from spark_jms.client.producer import Producer
+from spark_jms.client.producer import DEFAULT_SEND_TIMEOUT_S, Producer
 from spark_jms.client.receiver import AcknowledgeMode, Receiver
 from spark_jms.client.shared_send import SharedSender
 from spark_jms.core.destination import Subscription
@@ -36,6 +36,7 @@ from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.sender_housekeeping import SenderHousekeeping
 from spark_jms.log.watch import LogWatch
+from spark_jms.settings.duration import DurationLike, duration_s
 from spark_jms.settings.environment import ROOT_VARIABLE
 from spark_jms.store import Store, open_store
 
@@ -100,12 +101,15 @@ class Context:
         self._closed = False
 
     # -- producers, consumers, browsers --------------------------------------------------------------------------------------------
-    def producer(self, destination: str) -> Producer:
-        """Raises InvalidDestinationError, which lists the existing destinations."""
+    def producer(self, destination: str, *, send_timeout: DurationLike = DEFAULT_SEND_TIMEOUT_S) -> Producer:
+        """`send_timeout` is how long a send waits while insertion is paused; 0: not at all. Raises OptionError, and
+        InvalidDestinationError, which lists the existing destinations."""
+        send_timeout_s = _duration_s("send_timeout", send_timeout)
         log = self._use(destination)
         with self._lock:
             shared = self._shared.setdefault(destination, SharedSender(log))
-        producer = Producer(log, shared, self._check, self._after_send, self._forget(self._producers))
+        forget = self._forget(self._producers)
+        producer = Producer(log, shared, self._check, self._after_send, forget, send_timeout_s)
         return self._keep(self._producers, producer)
 
     def consumer(
@@ -301,6 +305,13 @@ class Context:
         with self._lock:
             made = f"{len(self._producers)} producer(s), {len(self._consumers)} consumer(s)"
         return f"<Context {self.root}: {'closed' if self._closed else made}>"
+
+
+def _duration_s(name: str, given: DurationLike) -> float:
+    try:
+        return duration_s(given)
+    except ValueError as error:
+        raise OptionError(f"{name}: {error}") from None
 
 
 def _check_listener(name: str, listener: object) -> None:

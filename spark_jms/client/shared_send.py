@@ -4,10 +4,13 @@
 2. The leader converts the messages of all senders at once. When one of them is refused, it converts each sender's alone.
 3. It stages one file for each member that gets messages, and commits all files together.
 4. Each sender reads the positions of its own messages from the shipment.
+5. A shipment that is refused because a member is paused is repeated for each sender alone, so that only senders with
+   messages for that member get the error. While insertion is paused, each waits by its own time-out, and queues again.
 
     an error                                 reaches                       its messages are
     --------                                 -------                       ----------------
-    of a message: format, size               its own sender                not sent; the others' are
+    of a message: format, size, its member   its own sender                not sent; the others' are
+    is paused
     of staging, or before the log has it     each sender, as a copy        not sent
     while the log is written                 each sender, as a copy        unknown (CommitOutcomeUnknownError)
     an interrupt (Ctrl-C) of the leader      the leader                    unknown to it; the other senders look into the
@@ -18,6 +21,7 @@ Messages stay in the order in which they were queued, so each thread's own sends
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -30,10 +34,16 @@ from spark_jms.core.destination import Destination
 from spark_jms.core.message import normalise
 from spark_jms.core.routing import Routing, route
 from spark_jms.core.staged_file import StagedFile
-from spark_jms.errors import JmsqError, MessageFormatError, MessageSizeError
+from spark_jms.errors import (
+    DestinationPausedError,
+    InsertionPausedError,
+    JmsqError,
+    MessageFormatError,
+    MessageSizeError,
+)
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.message_writer import MessageWriter
-from spark_jms.log.send import Sent, find, send
+from spark_jms.log.send import Sent, find, send, wait_for_change
 from spark_jms.log.staged_file import discard
 from spark_jms.store import OutcomeUnknownError
 from spark_jms.store.ledger.group import Drain, GroupCommit, GroupRequest, finish
@@ -95,12 +105,18 @@ class SharedSender:
         self._log = log
         self._group = GroupCommit(self._lead)
 
-    def send(self, messages: Sequence[Item], turn: int, now_ms: int) -> Part:
-        """Returns when the messages are in the table. `turn` is the round-robin turn of the first."""
+    def send(self, messages: Sequence[Item], turn: int, now_ms: int, wait_s: float = 0) -> Part:
+        """Returns when the messages are in the table. `turn` is the round-robin turn of the first; `wait_s` how long to wait
+        while insertion is paused."""
+        deadline = time.monotonic() + wait_s
         while True:
-            part = Part(messages, turn, now_ms)
+            part, epoch = Part(messages, turn, now_ms), self._log.snapshot.destination.epoch
             try:
                 self._group.write(part.join)
+            except InsertionPausedError:
+                if not wait_for_change(self._log, epoch, deadline):
+                    raise
+                continue
             except OutcomeUnknownError:  # another thread led, and was interrupted
                 if part.shipment is None or not part.shipment.is_sent():
                     continue
@@ -108,6 +124,11 @@ class SharedSender:
 
     def _lead(self, drain: Drain) -> None:
         requests = drain()
+        self._ship(requests)
+        finish(requests, None)
+
+    def _ship(self, requests: Sequence[GroupRequest]) -> None:
+        """A request that fails gets its error."""
         shipment = Shipment(self._log)
         try:
             for request in requests:
@@ -115,10 +136,13 @@ class SharedSender:
             shipment.encode([request for request in requests if request.error is None])
             shipment.commit()
         except Exception as error:  # noqa: BLE001 - it is raised in each sender
-            for request in requests:
-                if request.error is None:
-                    request.error = error if len(requests) == 1 else _copy(error)
-        finish(requests, None)
+            failed = [request for request in requests if request.error is None]
+            if isinstance(error, DestinationPausedError) and len(failed) > 1:
+                for request in failed:
+                    self._ship([request])
+                return
+            for request in failed:
+                request.error = error if len(requests) == 1 else _copy(error)
 
 
 class Shipment:

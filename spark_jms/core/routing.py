@@ -30,6 +30,7 @@ class Routing:
     policy: str = "round-robin"
     weights: tuple[int, ...] = ()
     slot_members: int = 0  # the first so many members share the slots; 0 = all
+    closed: frozenset[int] = frozenset()  # members that get no message without a unit of order, while others are open
 
     def __post_init__(self) -> None:
         if self.members < 1:
@@ -42,6 +43,13 @@ class Routing:
     def slot_table(self) -> npt.NDArray[np.int32]:
         """slot -> member. Members added later get no slots: a unit of order never changes its member."""
         return (np.arange(SLOTS) % (self.slot_members or self.members)).astype(np.int32)
+
+    def open_members(self) -> npt.NDArray[np.int32]:
+        """The members that may get messages without a unit of order; all of them when every one is closed."""
+        everyone = np.arange(self.members, dtype=np.int32)
+        weighted = np.array(self.weights) > 0 if self.policy == "weighted" else np.ones(self.members, dtype=bool)
+        kept = everyone[weighted & ~np.isin(everyone, list(self.closed))]
+        return kept if len(kept) else everyone
 
 
 def slots_of(group_ids: pa.Array) -> npt.NDArray[np.int32]:
@@ -67,14 +75,24 @@ def route(routing: Routing, group_ids: pa.Array, turn: int) -> npt.NDArray[np.in
 def _free_members(routing: Routing, rows: int, turn: int) -> npt.NDArray[np.int32]:
     if routing.members == 1:
         return np.zeros(rows, dtype=np.int32)
+    if not routing.closed:
+        return _places(routing, routing.members, np.array(routing.weights, dtype=float), rows, turn)
+    open_members = routing.open_members()
+    weights = np.array(routing.weights, dtype=float)[open_members] if routing.weights else np.empty(0)
+    return open_members[_places(routing, len(open_members), weights, rows, turn)]
+
+
+def _places(
+    routing: Routing, count: int, weights: npt.NDArray[np.float64], rows: int, turn: int
+) -> npt.NDArray[np.int32]:
+    """The place of each row among `count` members."""
     if routing.policy == "round-robin":
-        share = (np.arange(rows, dtype=np.int64) * routing.members) // max(rows, 1)
-        return ((share + turn) % routing.members).astype(np.int32)
+        share = (np.arange(rows, dtype=np.int64) * count) // max(rows, 1)
+        return ((share + turn) % count).astype(np.int32)
     generator = np.random.Generator(np.random.Philox(key=turn % 2**64))
     if routing.policy == "random":
-        return generator.integers(0, routing.members, rows).astype(np.int32)
-    weights = np.array(routing.weights, dtype=float)
-    return generator.choice(routing.members, rows, p=weights / weights.sum()).astype(np.int32)
+        return generator.integers(0, count, rows).astype(np.int32)
+    return generator.choice(count, rows, p=weights / weights.sum()).astype(np.int32)
 
 
 def split(batch: pa.RecordBatch, members: npt.NDArray[np.int32]) -> list[tuple[int, pa.RecordBatch]]:

@@ -62,7 +62,8 @@ def target_outcome(log: DeltaLog, target: TransferTarget, ticket: Ticket) -> Tar
 
 
 def append_transfer(log: DeltaLog, target: TransferTarget, ticket: Ticket) -> None:
-    """Make the staged files messages, unless the transfer is decided. Repeatable, by several processes at once."""
+    """Make the staged files messages, unless the transfer is decided. Repeatable, by several processes at once. Raises
+    InsertionPausedError; the files stay."""
     now = now_ms()
     commit_prepared(
         log,
@@ -80,9 +81,10 @@ def abort_transfer(log: DeltaLog, target: TransferTarget, ticket: Ticket) -> Non
 def decide_append(
     snapshot: Snapshot, target: TransferTarget, ticket: Ticket, files: Sequence[StagedFile], now: int
 ) -> Decision | None:
-    """Pure. None when another process has decided, or the table is another one."""
+    """Pure. None when another process has decided, or the table is another one. Raises InsertionPausedError."""
     if _outcome(snapshot, target, ticket) is not TargetOutcome.UNDECIDED:
         return None
+    snapshot.destination.check_insertion(file.member for file in files)
     actions = number(snapshot, files, now).actions
     return Decision(
         "TRANSFER", [*actions, TransactionId(ticket.app_id, ticket.appended).action(now)], {"mode": "Append"}
