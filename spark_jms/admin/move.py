@@ -7,7 +7,7 @@ so consumers of the source continue. Claimed and moving messages stay where they
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -45,6 +45,8 @@ class MoveOrder:
     target_member: int | None = None
     selector: Selector | None = None
     limit: int | None = None
+    actor: str = MOVER  # the consumer in the acknowledgement table
+    convert: Callable[[pa.RecordBatch], pa.RecordBatch] = lambda rows: rows
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,8 @@ def plan_move(domain: Domain, store: Store, request: MoveOrder) -> Moved:
         state = state_of(store, snapshot, subscription, member)
         claimed += state.claimed.count
         left = None if request.limit is None else request.limit - found
-        found += _picks(domain, request, state, member, snapshot.last_sequence(member), left).count
+        last = snapshot.last_sequence(member)
+        found += selected(domain, request.source, request.selector, state, member, last, left).count
     return Moved(found, claimed)
 
 
@@ -84,7 +87,7 @@ def move(domain: Domain, store: Store, request: MoveOrder, wait_s: float) -> Mov
             with opened_records(store, labels, wait_s, "move") as records:
                 _finish(transfers, records, record)
                 state = records.states[record].start_at(snapshot.destination.start_floor(subscription, member))
-                picks = _picks(domain, request, state, member, last, left)
+                picks = selected(domain, request.source, request.selector, state, member, last, left)
                 if picks:
                     _transfer(domain, transfers, records, record, request, state, member, picks)
                 claimed += 0 if picks else state.claimed.count
@@ -123,14 +126,16 @@ def _checked(domain: Domain, request: MoveOrder) -> tuple[str, list[int]]:
     return subscription, members
 
 
-def _picks(domain: Domain, request: MoveOrder, state: RecordSet, member: int, last: int, limit: int | None) -> Ranges:
-    """The first available messages that the selector takes; delayed ones too."""
-    found, question = EMPTY, Question(request.selector)
+def selected(
+    domain: Domain, source: str, selector: Selector | None, state: RecordSet, member: int, last: int, limit: int | None
+) -> Ranges:
+    """The first available messages of a member that the selector takes; delayed ones too."""
+    found, question = EMPTY, Question(selector)
     for window in state.available_windows(1, last):
         enough = None if limit is None else limit - found.count
         if enough is not None and enough <= 0:
             break
-        found |= scan(domain.log(request.source), member, window, question, ScanBounds(enough)).picks
+        found |= scan(domain.log(source), member, window, question, ScanBounds(enough)).picks
     return found if limit is None else found.take(limit)
 
 
@@ -145,21 +150,22 @@ def _transfer(
     picks: Ranges,
 ) -> None:
     claim = f"move-{secrets.token_hex(8)}"
-    claimed = state.claim(Claim(claim, MOVER, claim, picks, now_ms(), replayable=False))
+    claimed = state.claim(Claim(claim, request.actor, claim, picks, now_ms(), replayable=False))
     movement = Movement(
         claim,
         picks,
-        _rows(domain, request.source, member, picks),
+        map(request.convert, fetched(domain, request.source, member, picks)),
         request.target,
         request.target_member,
-        MOVER,
+        request.actor,
         f"moved from {request.source}",
     )
     epoch = records.handles[record].epoch
     _check_ended(transfers.carry_out(claimed, movement, epoch, lambda after: records.change({record: after})))
 
 
-def _rows(domain: Domain, source: str, member: int, picks: Ranges) -> Iterator[pa.RecordBatch]:
+def fetched(domain: Domain, source: str, member: int, picks: Ranges) -> Iterator[pa.RecordBatch]:
+    """The messages as a transfer takes them."""
     yield from fetch(domain.log(source), source, member, picks, {}, columns=ROW_COLUMNS)
 
 

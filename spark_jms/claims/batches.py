@@ -16,6 +16,7 @@ from spark_jms.claims.members import Members
 from spark_jms.claims.planner import Planner
 from spark_jms.claims.positions import check_selector
 from spark_jms.claims.previous_batch import PreviousBatch
+from spark_jms.claims.redelivery_limit import RedeliveryLimit
 from spark_jms.claims.transfer import Transfers
 from spark_jms.core.batch import MAX_RANGES_PER_MEMBER, Batch, Limits, MemberPick, claim_id
 from spark_jms.core.claim import Claim
@@ -64,6 +65,14 @@ class BatchMaker:
         self._table, self._store, self._members, self._planner = table, store, members, planner
         self._transfers, self._settings, self._clock_ms = transfers, settings, clock_ms
         self.previous = PreviousBatch(store, members, replayable=settings.replayable, clock_ms=clock_ms)
+        self._limit = RedeliveryLimit(
+            table,
+            transfers,
+            members.session_id,
+            members.label,
+            clock_ms,
+            fail_on_data_loss=settings.fail_on_data_loss,
+        )
         self.planned_version = -1
         self._last_batch_s = time.monotonic()
 
@@ -83,7 +92,10 @@ class BatchMaker:
             batch = self._claim_next(snapshot, progress.claimed + 1, changed, leaving, limits, targets)
             if batch is not None:
                 progress = replace(progress, claimed=progress.claimed + 1)
+        held = self._members.held
+        begun = {m for m, state in changed.items() if state.intents.keys() - held[m].state.intents.keys()}
         self._members.commit(changed, progress)
+        self._finish(begun)
         for member in {*self._left_to_others(snapshot), *(self._members.borrowed() & set(changed))}:
             self._members.leave(member, snapshot.last_sequence(member))
         self._members.hand_over({m: snapshot.last_sequence(m) for m in self._members.held})
@@ -118,7 +130,7 @@ class BatchMaker:
     def _up_to_date(self, snapshot: Snapshot, start: Batch, needed: set[int]) -> dict[int, RecordSet]:
         """The states of the held members with `start` acknowledged, unlogged claims dropped and dead sessions swept."""
         live = set(self._store.sessions())
-        now, timeout_ms = self._clock_ms(), snapshot.destination.in_doubt_timeout_ms
+        now, destination = self._clock_ms(), snapshot.destination
         changed: dict[int, RecordSet] = {}
         for member, held in self._members.held.items():
             self._check_not_ahead(held.state, snapshot, member)
@@ -127,12 +139,23 @@ class BatchMaker:
                 fresh = member not in self._members.attached
                 state = self.previous.acknowledged_in(state, start, member, fresh=fresh)
             state = self.previous.without_unlogged(state, held.state, live)
-            floor = snapshot.destination.start_floor(self._members.subscription, member)
-            state = state.sweep(live, now, timeout_ms).start_at(floor)
+            floor = destination.start_floor(self._members.subscription, member)
+            before = state.delays
+            state = state.sweep(live, now, destination.in_doubt_timeout_ms, destination.redelivery_delay_ms)
+            if before and before.keys() - state.delays.keys():
+                self._planner.restart(member)  # messages behind the pass are available again
+            state = state.start_at(floor)
             if state.intents:
                 state = self._transfers.finish(state, held.handle.epoch, patient=True).state
-            changed[member] = state
+            changed[member] = self._limit.enforce(state, destination, member, held.handle.epoch)
         return changed
+
+    def _finish(self, members: Set[int]) -> None:
+        """Finish the transfers that this batch has begun; what does not end now is tried with the next batch."""
+        for member in members & self._members.held.keys():
+            held = self._members.held[member]
+            ended = self._transfers.finish(held.state, held.handle.epoch, patient=True)
+            self._members.commit({member: ended.state})
 
     def _check_not_ahead(self, state: RecordSet, snapshot: Snapshot, member: int) -> None:
         """The store must not know messages that the table never had: new messages would get their numbers, and count as

@@ -46,8 +46,8 @@ class _Windows:
     """The available messages from `first` on, window by window, so that a plan looks no further than it needs. `next` is the
     next window; EMPTY at the end."""
 
-    def __init__(self, state: RecordSet, refused: Ranges, first: int, last: int) -> None:
-        self._windows = (w - refused for w in state.available_windows(first, last))
+    def __init__(self, state: RecordSet, kept_back: Ranges, first: int, last: int) -> None:
+        self._windows = (w - kept_back for w in state.available_windows(first, last))
         self.next = next(filter(None, self._windows), EMPTY)
 
     def take(self, count: int | None) -> Ranges:
@@ -63,7 +63,7 @@ class _Windows:
 
 class Planner:
     """Not thread-safe: the subscriber's lock guards it. `refused` are messages of a queue's members that the selector
-    refuses; no later message of the units of order of `withheld` is picked."""
+    refuses."""
 
     def __init__(
         self,
@@ -76,7 +76,6 @@ class Planner:
     ) -> None:
         self.table, self.consumer, self.selector = table, consumer, selector
         self.refused: dict[int, Ranges] = {}
-        self.withheld: Mapping[int, Ranges] = {}
         self._fail_on_data_loss, self._name, self._clock_ms = fail_on_data_loss, name, clock_ms
         self._passes: dict[int, _Pass] = {}
 
@@ -104,11 +103,13 @@ class Planner:
         if current and current.epoch != epoch and any(f.has_groups for f in snapshot.member_files(member).files):
             current, max_rows = None, None  # units may have become available meanwhile: from the start to the end
         begin = current.behind + 1 if current else 1
-        windows = _Windows(state, self.refused.get(member, EMPTY), begin, last)
+        waiting = state.waiting
+        kept_back = waiting | state.beyond_limit(snapshot.destination.redelivery_limit)
+        kept_back |= self.refused.get(member, EMPTY)
+        windows = _Windows(state, kept_back, begin, last)
         if current and not windows.next:
-            current, windows = None, _Windows(state, self.refused.get(member, EMPTY), 1, last)
-        others = union(c.picks for c in state.claims.values() if c.consumer != self.consumer) | state.moving
-        others |= self.withheld.get(member, EMPTY)
+            current, windows = None, _Windows(state, kept_back, 1, last)
+        others = union(c.picks for c in state.claims.values() if c.consumer != self.consumer) | state.moving | waiting
         units = groups_of(self.table, member, others) if others else frozenset()
         if current:
             units |= current.units

@@ -48,6 +48,7 @@ class SubscriptionRow:
     claimed: int
     holder: str | None
     epoch: int
+    delayed: int  # messages whose redelivery waits
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,7 @@ def subscriptions(
                     state.claimed.count,
                     holder,
                     info.epoch if info else 0,
+                    state.waiting.count,
                 )
             )
     return out

@@ -48,7 +48,7 @@ class Receipt(Protocol):
 
     def acknowledge(self, message: Message) -> None: ...
 
-    def reject(self, message: Message, delay_s: float) -> None: ...
+    def reject(self, message: Message, delay_s: float | None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -91,17 +91,18 @@ class Message:
         """
         self._delivery("acknowledge").acknowledge(self)
 
-    def reject(self, delay: DurationLike = 0) -> None:
+    def reject(self, delay: DurationLike | None = None) -> None:
         """Return this one message to the queue; its next delivery is flagged and counted, to this or another consumer (C8).
 
-        Without a delay it comes before later messages. With one, this consumer keeps it claimed so long (to 0.1 s), and
-        later messages of its unit of order wait for it. The delay ends early when the consumer is closed, recovers or dies.
+        No consumer gets it before the delay is over (to 0.1 s, or 2 % of a longer delay); None is the destination's
+        `redeliveryDelay`. Without a delay it comes before later messages. Later messages of its unit of order wait for it.
+        Beyond the destination's `redeliveryLimit` it goes to the error destination.
 
         Raises IllegalStateException for a message that its consumer does not have any more, or that was not received.
         """
         receipt = self._delivery("reject")
         try:
-            delay_s = duration_s(delay)
+            delay_s = None if delay is None else duration_s(delay)
         except ValueError as error:
             raise OptionError(f"delay: {error}") from None
         receipt.reject(self, delay_s)

@@ -56,7 +56,7 @@ class _Receipt:
     def acknowledge(self, message: Message) -> None:
         self.receiver.acknowledge(message, self.generation)
 
-    def reject(self, message: Message, delay_s: float) -> None:
+    def reject(self, message: Message, delay_s: float | None) -> None:
         self.receiver.reject(message, delay_s)
 
 
@@ -271,9 +271,9 @@ class Receiver:
             self._delivery.give_back(delivered=True)
         self._write(HAND_OVER_TIMEOUT_S)
 
-    def reject(self, message: Message, delay_s: float) -> None:
-        """Release this one message: it is delivered again, flagged and counted. Without a delay, before later ones. With
-        one, it stays claimed so long; later messages of its unit of order wait for it."""
+    def reject(self, message: Message, delay_s: float | None) -> None:
+        """Release this one message: it is delivered again, flagged and counted, when the delay is over (None: the
+        destination's). Without a delay it comes before later ones. Later messages of its unit of order wait for it."""
         self.check_open()
         key = (message.member, message.sequence)
         with self._claiming:  # no claim may take later messages of the unit meanwhile
@@ -283,26 +283,15 @@ class Receiver:
                         f"message {message.message_id} was acknowledged, rejected or released before: only a message "
                         "that this consumer has delivered and not acknowledged can be rejected"
                     )
-                if delay_s:
-                    self._delivery.delay(key, time.monotonic() + delay_s, unit=message.group_id is not None)
-            if delay_s:
-                self._withhold()
-        if delay_s:
-            self._write(0)
-        else:
-            self.release(message)
+                delay_ms = None if delay_s is None else round(delay_s * 1000)
+                self._delivery.reject(key, delay_ms, unit=message.group_id is not None)
+            self._write(HAND_OVER_TIMEOUT_S)
 
     def release(self, message: Message) -> None:
-        """Release this one message, if it is delivered and not acknowledged: it is delivered again, flagged and counted,
-        before later ones."""
+        """Release this one message, if it is delivered and not acknowledged: it is delivered again, flagged and counted."""
         with self._lock:
             self._delivery.give_back(delivered=False, keys=[(message.member, message.sequence)])
         self._write(HAND_OVER_TIMEOUT_S)
-
-    def _withhold(self) -> None:
-        with self._lock:
-            withheld = self._delivery.withheld()
-        self._subscriber.withhold(withheld)
 
     def _write(self, timeout_s: float) -> None:
         try:
@@ -320,18 +309,14 @@ class Receiver:
 
     def hand_over(self) -> None:
         """The context's background thread calls this several times a second: hand records over to waiting consumers,
-        end the delays of rejected messages, and write acknowledgements that are overdue."""
+        and write acknowledgements and releases that are overdue."""
         if self._failure is not None or self._closing.is_set():
             return
         try:
             self._boundary()
-            with self._lock:
-                delay_ended = self._delivery.end_delays(time.monotonic())
             overdue = time.monotonic() - self._writer.written_s >= _LAZY_S
             if self._delivery.returning or (overdue and self._delivery.finished):
                 self._write(0)
-            if delay_ended:
-                self._withhold()
             if self._delivery.aside and time.monotonic() - self._aside_s >= _ASIDE_RETRY_S:
                 self._set_aside()
         except (ConsumerClosedException, ClosedError):

@@ -2,7 +2,7 @@
 
 Sets represent the states of messages; message_state.py has the table of their transitions:
 
-    AVAILABLE   in none of the sets below
+    AVAILABLE   in none of the sets below; a redelivery that waits is in `delays` too
     CLAIMED     in `claims[id].picks`, with `in_doubt_since_ms` 0
     IN_DOUBT    in `claims[id].picks`, with `in_doubt_since_ms` set
     MOVING      in `intents[slot].picks`: a transfer to another destination is open (transfer.py)
@@ -23,7 +23,17 @@ from spark_jms.core.chunked_ranges import NONE, ChunkedRanges
 from spark_jms.core.claim import Claim
 from spark_jms.core.message_state import TRANSITIONS, MessageEvent, MessageState
 from spark_jms.core.ranges import Ranges, union
-from spark_jms.core.redelivery import Deliveries, counted, delivery_counts, event_of_session, forgotten
+from spark_jms.core.redelivery import (
+    Delays,
+    Deliveries,
+    beyond_limit,
+    counted,
+    delay_end_ms,
+    delayed,
+    delivery_counts,
+    event_of_session,
+    forgotten,
+)
 from spark_jms.core.transfer import Intent, Ticket, free_ticket
 from spark_jms.errors import ConsumerClosedException
 
@@ -34,6 +44,7 @@ class RecordSet:
     done: ChunkedRanges = NONE  # above the floor
     claims: Mapping[str, Claim] = field(default_factory=dict)
     deliveries: Deliveries = field(default_factory=dict)  # of unfinished messages
+    delays: Delays = field(default_factory=dict)  # of available messages
     consumers: Mapping[str, str] = field(default_factory=dict)  # consumer -> the session that speaks for it
     outbox: Outbox = NOTHING_WAITS
     position: int = 0  # of the newest acknowledgement ever
@@ -77,6 +88,16 @@ class RecordSet:
     def newest_known(self) -> int:
         """The largest sequence that this record set knows anything of."""
         return max([self.floor, *(r.last for r in (self.done, self.claimed, self.moving) if r)])
+
+    @property
+    def waiting(self) -> Ranges:
+        """Available messages whose redelivery is delayed."""
+        return union(ranges.all() for ranges in self.delays.values())
+
+    def beyond_limit(self, limit: int) -> Ranges:
+        """The messages that were delivered too often to be delivered again, whether their delay is over or not."""
+        beyond = beyond_limit(self.deliveries, limit)
+        return beyond - self.claimed - self.moving if beyond else beyond
 
     def redelivered(self, picks: Ranges) -> dict[int, Ranges]:
         """Delivery count -> those of `picks` that are not delivered for the first time."""
@@ -138,22 +159,31 @@ class RecordSet:
                 after = after._move(claim, claim.picks, MessageEvent.RETURN)
         return after
 
-    def release(self, claim_id: str, part: Ranges | None = None, *, delivered: bool) -> RecordSet:
-        """Make messages of a claim available again. If they were `delivered`, the next delivery is flagged and counted."""
+    def release(self, claim_id: str, part: Ranges | None = None, *, delivered: bool, until_ms: int = 0) -> RecordSet:
+        """Make messages of a claim available again. If they were `delivered`, the next delivery is flagged and counted, and
+        comes not before `until_ms`."""
         claim = self.claims.get(claim_id)
         if claim is None:
             return self
         picks = claim.picks if part is None else part & claim.picks
-        return self._move(claim, picks, MessageEvent.REDELIVER if delivered else MessageEvent.RETURN)
+        if not delivered:
+            return self._move(claim, picks, MessageEvent.RETURN)
+        return self._move(claim, picks, MessageEvent.REDELIVER, until_ms=until_ms)
 
-    def sweep(self, live_sessions: Set[str], now_ms: int, in_doubt_timeout_ms: int) -> RecordSet:
-        """Revoke or doubt the claims of dead sessions, and forget consumers without session and claims. Returns self when
-        nothing changes."""
+    def sweep(
+        self, live_sessions: Set[str], now_ms: int, in_doubt_timeout_ms: int, redelivery_delay_ms: int = 0
+    ) -> RecordSet:
+        """Revoke or doubt the claims of dead sessions, end delays that are over, and forget consumers without session and
+        claims. Returns self when nothing changes."""
         after = self
+        over = [until for until in self.delays if until <= now_ms]
+        if over:
+            after = replace(self, delays={until: r for until, r in self.delays.items() if until not in over})
+        until_ms = delay_end_ms(now_ms, redelivery_delay_ms)
         for claim in self.claims.values():
             event = event_of_session(claim, live_sessions, now_ms, in_doubt_timeout_ms)
             if event is not None:
-                after = after._move(claim, claim.picks, event, now_ms)
+                after = after._move(claim, claim.picks, event, now_ms, until_ms)
         busy = {claim.consumer for claim in after.claims.values()}
         consumers = {c: s for c, s in after.consumers.items() if s in live_sessions or c in busy}
         return after if len(consumers) == len(after.consumers) else replace(after, consumers=consumers)
@@ -161,6 +191,13 @@ class RecordSet:
     def skip(self, ranges: Ranges) -> RecordSet:
         """Finish messages without an acknowledgement (see SKIP). Claimed and moving ones are left out."""
         return self._finish(ranges - self.claimed - self.moving)
+
+    def discard(self, picks: Ranges, consumer: str, claim: str, epoch: int, now_ms: int) -> RecordSet:
+        """Finish available messages for good; the acknowledgement table tells by whom."""
+        if picks & self.claimed or picks & self.moving or not picks:
+            raise AssertionError(f"{claim} discards messages that are not available")
+        row = Acknowledgement(self.position + 1, consumer, claim, picks, epoch, now_ms)
+        return replace(self._finish(picks), outbox=self.outbox.appended(row), position=row.position)
 
     def start_at(self, floor: int) -> RecordSet:
         """Skip messages up to `floor`: the subscription starts behind them."""
@@ -210,7 +247,13 @@ class RecordSet:
 
     # -- inside ---------------------------------------------------------------------------------------------------
     def _move(
-        self, claim: Claim, picks: Ranges, event: MessageEvent, now_ms: int = 0, row: Acknowledgement | None = None
+        self,
+        claim: Claim,
+        picks: Ranges,
+        event: MessageEvent,
+        now_ms: int = 0,
+        until_ms: int = 0,
+        row: Acknowledgement | None = None,
     ) -> RecordSet:
         """Take `picks` of a claim through one transition of the table. CLAIM, DOUBT and RECOVER move a whole claim. After
         MOVE the caller enters the intent. `row` joins the outbox."""
@@ -218,7 +261,7 @@ class RecordSet:
         transition = TRANSITIONS[known.state if known else MessageState.AVAILABLE, event]
         if transition.to in (MessageState.CLAIMED, MessageState.IN_DOUBT):
             moved = replace(claim, in_doubt_since_ms=now_ms if transition.to is MessageState.IN_DOUBT else 0)
-            return replace(self, claims={**self.claims, claim.id: moved})
+            return replace(self, claims={**self.claims, claim.id: moved}, delays=forgotten(self.delays, picks))
         claims = {key: other for key, other in self.claims.items() if key != claim.id}
         if rest := claim.picks - picks:
             claims[claim.id] = replace(claim, picks=rest)
@@ -227,6 +270,7 @@ class RecordSet:
             changes |= {"outbox": self.outbox.appended(row), "position": row.position}
         if transition.redelivers:
             changes["deliveries"] = counted(self.deliveries, picks)
+            changes["delays"] = delayed(self.delays, picks, until_ms)
         elif transition.to is MessageState.DONE:
             changes |= self._finished(picks)
         return replace(self, **changes)
@@ -254,4 +298,9 @@ class RecordSet:
             floor = done.run_end(floor + 1)
             if floor > self.floor:
                 done = done - Ranges.of((1, floor))
-        return {"done": done, "floor": floor, "deliveries": forgotten(self.deliveries, picks)}
+        return {
+            "done": done,
+            "floor": floor,
+            "deliveries": forgotten(self.deliveries, picks),
+            "delays": forgotten(self.delays, picks),
+        }

@@ -5,6 +5,7 @@
     head                    JSON: version, floor, position, consumers, nonce and slots of transfers
     done/<chunk>            finished messages above the floor, in chunks (chunked_ranges.py)
     deliveries/<n>/<chunk>  unfinished messages that were delivered n times
+    delays/<until>/<chunk>  available messages that no consumer gets before this time
     claim/<id>              JSON: consumer, session, messages, times
     outbox/<position>       JSON: an acknowledgement that waits for its table
     intent/<slot>           JSON: an open transfer (transfer.py)
@@ -75,11 +76,12 @@ def from_objects(objects: Mapping[str, bytes], name: str) -> RecordSet:
                 f"the state of {name} has format version {head['v']}, this spark-jms reads up to {FORMAT_VERSION}: "
                 "install a later spark-jms"
             )
-        done, deliveries = _read_chunks(objects)
+        done = {int(number): _read_chunk(number, data) for number, data in _under(objects, "done/")}
         state = RecordSet(
             floor=int(head["floor"]),
-            done=done,
-            deliveries=deliveries,
+            done=ChunkedRanges(done),
+            deliveries=_read_numbered(objects, "deliveries/"),
+            delays=_read_numbered(objects, "delays/"),
             position=int(head["position"]),
             consumers=dict(head["consumers"]),
             nonce=str(head["nonce"]),
@@ -117,8 +119,9 @@ def _is_part(known: Claim | None, claim: Claim, after: RecordSet) -> bool:
 
 def _chunks(state: RecordSet) -> dict[str, Chunk]:
     out = {f"done/{number}": chunk for number, chunk in state.done.chunks.items()}
-    for times, ranges in state.deliveries.items():
-        out |= {f"deliveries/{times}/{number}": chunk for number, chunk in ranges.chunks.items()}
+    for prefix, numbered in (("deliveries", state.deliveries), ("delays", state.delays)):
+        for key, ranges in numbered.items():
+            out |= {f"{prefix}/{key}/{number}": chunk for number, chunk in ranges.chunks.items()}
     return out
 
 
@@ -129,15 +132,13 @@ def _compare(out: dict[str, bytes | None], old: Mapping[str, Any], new: Mapping[
     out.update({key: None for key in old if key not in new})
 
 
-def _read_chunks(objects: Mapping[str, bytes]) -> tuple[ChunkedRanges, dict[int, ChunkedRanges]]:
-    done: dict[int, Chunk] = {}
-    deliveries: dict[int, dict[int, Chunk]] = {}
-    for number, data in _under(objects, "done/"):
-        done[int(number)] = _read_chunk(number, data)
-    for place, data in _under(objects, "deliveries/"):
-        times, number = place.split("/")
-        deliveries.setdefault(int(times), {})[int(number)] = _read_chunk(number, data)
-    return ChunkedRanges(done), {times: ChunkedRanges(chunks) for times, chunks in sorted(deliveries.items())}
+def _read_numbered(objects: Mapping[str, bytes], prefix: str) -> dict[int, ChunkedRanges]:
+    """Chunks under a number each: of deliveries, or of a time."""
+    found: dict[int, dict[int, Chunk]] = {}
+    for place, data in _under(objects, prefix):
+        key, number = place.split("/")
+        found.setdefault(int(key), {})[int(number)] = _read_chunk(number, data)
+    return {key: ChunkedRanges(chunks) for key, chunks in sorted(found.items())}
 
 
 def _read_chunk(number: str, data: bytes) -> Chunk:

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from spark_jms.core.destination import Destination, Subscription
 from spark_jms.core.message import PARTITION_SCHEMA, STORED_SCHEMA
-from spark_jms.errors import InvalidDestinationError, JmsqError, MemberRemovalError
+from spark_jms.errors import InvalidDestinationError, JmsqError, MemberRemovalError, ModuleFileError
 from spark_jms.log.acknowledgements import ACKNOWLEDGEMENT_SCHEMA
 from spark_jms.log.checkpoints import commit_path
 from spark_jms.log.commit import Decision, commit_prepared
@@ -28,6 +28,7 @@ from spark_jms.log.register import RegisterEntry
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.storage import now_ms
 from spark_jms.log.table_schema import first_commit
+from spark_jms.settings.destination import KEYS
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ def apply_destinations(
     empty cannot be removed (MemberRemovalError). Destinations that are not declared stay unchanged.
     """
     existing = set(domain.register.names())  # those being dropped too: they are refused by name
+    _check_error_destinations(domain, declared)
     changes = []
     for wanted in declared:
         if wanted.name not in existing:
@@ -59,9 +61,40 @@ def apply_destinations(
     return changes + [DeclarationChange(name, "left", "not in the module") for name in sorted(existing - names)]
 
 
+def _check_error_destinations(domain: Domain, declared: Sequence[Destination]) -> None:
+    """An error destination is another queue: a topic keeps nothing that no subscription wants. ModuleFileError."""
+    kinds = {d.name: d.kind for d in declared}
+    for destination in declared:
+        name = destination.error_destination
+        if name is None:
+            continue
+        kind = kinds.get(name)
+        if kind is None and name in domain.destinations():
+            kind = domain.log(name).refresh().destination.kind
+        wrong = "is itself" if name == destination.name else f"is a {kind}" if kind and kind.endswith("topic") else ""
+        wrong = wrong or ("" if kind else "does not exist")
+        if wrong:
+            raise ModuleFileError(
+                f"destination {destination.name}: errorDestination {name!r} {wrong}, but must be another queue of this "
+                "domain, in this file or applied before"
+            )
+
+
+def referring(domain: Domain, name: str) -> list[str]:
+    """The destinations whose error destination is `name`."""
+    others = (domain.log(other).refresh().destination for other in domain.destinations() if other != name)
+    return [other.name for other in others if other.error_destination == name]
+
+
 def _create(domain: Domain, destination: Destination) -> None:
     acknowledgements = attrs.evolve(
-        destination, kind="distributed-queue", routing="round-robin", weights=(), subscriptions={}, durability="process"
+        destination,
+        kind="distributed-queue",
+        routing="round-robin",
+        weights=(),
+        subscriptions={},
+        durability="process",
+        error_destination=None,
     )
     by_name = RegisterEntry.by_name(destination.name)
     path = _own_path(domain, by_name.path, destination.name)
@@ -151,18 +184,7 @@ def _with_floors(snapshot: Snapshot, members: int) -> dict[str, Subscription]:
 
 
 def _difference(old: Destination, new: Destination) -> str:
-    fields = (
-        "kind",
-        "members",
-        "routing",
-        "weights",
-        "max_message_bytes",
-        "retention_ms",
-        "in_doubt_timeout_ms",
-        "file_grace_ms",
-        "acknowledgement_retention_ms",
-        "durability",
-    )
+    fields = [row.field for row in KEYS.values()]
     return ", ".join(
         f"{f}: {getattr(old, f)} -> {getattr(new, f)}" for f in fields if getattr(old, f) != getattr(new, f)
     )

@@ -16,6 +16,7 @@ from spark_jms.core.message_state import TRANSITIONS, MessageEvent, MessageState
 from spark_jms.core.ranges import EMPTY, Ranges, union
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.record_set_form import changed_objects, from_objects, to_objects
+from spark_jms.core.redelivery import delay_end_ms
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.core.transfer import Intent, TransferTarget
 from spark_jms.errors import ConsumerClosedException, FormatVersionError, RecordSetError
@@ -45,6 +46,7 @@ class Model(RuleBasedStateMachine):
         self.written: RecordSet | None = None
         self.where: dict[int, str] = dict.fromkeys(range(1, LAST + 1), "available")
         self.deliveries: dict[int, int] = dict.fromkeys(range(1, LAST + 1), 0)
+        self.not_before: dict[int, int] = {}
         self.sessions: dict[str, str] = {}
         self.dead: set[str] = set()
         self.now = 1000
@@ -85,6 +87,7 @@ class Model(RuleBasedStateMachine):
         for n in picks.numbers().tolist():
             assert self.deliveries[n] + 1 == next((k for k, r in redelivered.items() if n in r), 1)
             self.where[n] = key
+            self.not_before.pop(n, None)
         self.state = self.state.claim(claim(key, consumer, self.sessions[consumer], picks, replayable=replayable))
         self.replayable[key] = replayable
 
@@ -119,30 +122,35 @@ class Model(RuleBasedStateMachine):
                 self.where[n] = "available"
 
     @precondition(lambda self: self.state.claims)
-    @rule(data=st.data(), delivered=st.booleans(), part=st.booleans())
-    def release(self, data: st.DataObject, delivered: bool, part: bool) -> None:
+    @rule(data=st.data(), delivered=st.booleans(), part=st.booleans(), delay=st.sampled_from([0, 40, 5000]))
+    def release(self, data: st.DataObject, delivered: bool, part: bool, delay: int) -> None:
         key = data.draw(st.sampled_from(sorted(self.state.claims)))
         picks = self.state.claims[key].picks
         chosen = picks.take(1) if part else picks
-        self.state = self.state.release(key, chosen, delivered=delivered)
-        self.give_back(chosen, delivered)
+        until = delay_end_ms(self.now, delay)
+        assert self.now + delay <= until <= self.now + delay + 100 or until == delay == 0
+        self.state = self.state.release(key, chosen, delivered=delivered, until_ms=until)
+        self.give_back(chosen, delivered, until)
 
-    def give_back(self, picks: Ranges, delivered: bool) -> None:
+    def give_back(self, picks: Ranges, delivered: bool, until: int = 0) -> None:
         for n in picks.numbers().tolist():
             self.where[n] = "available"
             self.deliveries[n] += delivered
+            if delivered and until:
+                self.not_before[n] = until
 
-    @rule(passed=st.integers(0, 80))
-    def sweep(self, passed: int) -> None:
+    @rule(passed=st.integers(0, 80), delay=st.sampled_from([0, 500]))
+    def sweep(self, passed: int, delay: int) -> None:
         self.now += passed
+        self.not_before = {n: until for n, until in self.not_before.items() if until > self.now}
         live = set(self.sessions.values())
         for key, held in list(self.state.claims.items()):
             if held.session in live:
                 continue
             if not self.replayable[key] or self.now - self.doubt.setdefault(key, self.now) >= 60:
-                self.give_back(held.picks, True)
-        self.state = self.state.sweep(live, self.now, 60)
-        assert self.state.sweep(live, self.now, 60) is self.state
+                self.give_back(held.picks, True, delay_end_ms(self.now, delay))
+        self.state = self.state.sweep(live, self.now, 60, delay)
+        assert self.state.sweep(live, self.now, 60, delay) is self.state
 
     @rule(low=st.integers(1, LAST), size=st.integers(0, 3))
     def skip(self, low: int, size: int) -> None:
@@ -150,6 +158,20 @@ class Model(RuleBasedStateMachine):
         self.state = self.state.skip(chosen)
         for n in chosen.numbers().tolist():
             if self.where[n] == "available":
+                self.where[n] = "done"
+
+    @rule(limit=st.integers(-1, 3), discard=st.booleans())
+    def enforce_limit(self, limit: int, discard: bool) -> None:
+        """C8: beyond the limit is what was delivered more often and is neither claimed nor moving, delayed or not."""
+        beyond = self.state.beyond_limit(limit)
+        assert set(beyond.numbers().tolist()) == {
+            n for n, place in self.where.items() if place == "available" and 0 <= limit < self.deliveries[n]
+        }
+        if discard and beyond:
+            position = self.state.position
+            self.state = self.state.discard(beyond, "limit", "why", 1, self.now)
+            assert self.state.outbox[-1] == Acknowledgement(position + 1, "limit", "why", beyond, 1, self.now)
+            for n in beyond.numbers().tolist():
                 self.where[n] = "done"
 
     @precondition(lambda self: self.state.claims)
@@ -211,6 +233,9 @@ class Model(RuleBasedStateMachine):
             assert claimed.get(n) == (place if place not in ("done", "available") else None)
         assert not self.state.done or self.state.done.first > self.state.floor + 1
         assert self.state.claimed.count + self.state.moving.count == len(claimed)
+        late = {n: until for until, ranges in self.state.delays.items() for n in ranges.all().numbers().tolist()}
+        assert late == {n: until for n, until in self.not_before.items() if self.where[n] == "available"}
+        assert set(self.state.waiting.numbers().tolist()) == set(late)
 
 
 Model.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)

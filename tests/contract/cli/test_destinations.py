@@ -61,6 +61,8 @@ def test_list(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
         "fileGrace": "1 h",
         "acknowledgementRetention": "7 days",
         "durability": "process",
+        "redeliveryLimit": -1,
+        "redeliveryDelay": "0",
         "subscriptions": [],
         "epoch": 1,
     }
