@@ -84,6 +84,7 @@ class BatchMaker:
         progress = self.previous.checked_progress(start)
         needed = self.previous.members_left(start)
         self._acquire(snapshot, needed)
+        self._check_new_records(snapshot)
         # These are brought up to date, but nothing new is claimed there: it is another consumer's turn.
         leaving = self._members.contested() | self._members.borrowed()
         changed = self._up_to_date(snapshot, start, needed)
@@ -120,6 +121,13 @@ class BatchMaker:
         if known is not None:  # it may have been dropped, and made again with another selector
             selector = self._settings.selector
             check_selector(known, destination, selector.text.strip() if selector else None)
+
+    def _check_new_records(self, snapshot: Snapshot) -> None:
+        """A record set that is empty although its member has messages waits for its first consumer; or a drop has emptied it,
+        and has deleted the log before we read its last commit."""
+        fresh = self._members.held.keys() - self._members.attached
+        if any(snapshot.last_sequence(m) and self._members.held[m].state == RecordSet() for m in fresh):
+            self._check_subscription(self._table.verify())
 
     def _acquire(self, snapshot: Snapshot, needed: set[int]) -> None:
         members = max([snapshot.destination.members, *(m + 1 for m in needed)])  # a needed member may be removed by now
