@@ -28,7 +28,6 @@ file removed or its number used, and raises DirectoryUnavailableError, because t
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import functools
 import hashlib
@@ -40,7 +39,6 @@ import socket
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +63,7 @@ GROUP_FILE = 0o660
 LOCK_TIMEOUT_S, LOCK_POLL_S = 1.0, 0.01
 STALE_AGE_S = 3600.0
 VERSION = 1  # of an entry
-FIELDS = {field.name for field in dataclasses.fields(RegionEntry)}
+FIELDS = set(RegionEntry.__struct_fields__)
 IDENTITY_TEXT = re.compile("[0-9a-f]{64}")
 TEMPORARY = re.compile(r"\..+\.[0-9]+\.[0-9a-f]{8}")  # see _written
 
@@ -437,7 +435,7 @@ def _versions(folder: Path) -> list[int]:
 
 
 def _encode(entry: RegionEntry | None) -> bytes:
-    body = json.dumps(None if entry is None else asdict(entry), sort_keys=True)
+    body = json.dumps(msgspec.to_builtins(entry), sort_keys=True)
     return f"{body}\n{hashlib.sha256(body.encode()).hexdigest()}\n".encode()
 
 

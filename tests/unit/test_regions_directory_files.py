@@ -9,10 +9,11 @@ import os
 import pickle
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from spark_jms.store.errors import (
     DirectoryUnavailableError,
@@ -294,7 +295,7 @@ def with_checksum(text: str) -> bytes:
 
 
 def fields_of(entry: RegionEntry, **more: object) -> str:
-    return json.dumps({**asdict(entry), **more})
+    return json.dumps({**msgspec.to_builtins(entry), **more})
 
 
 @pytest.fixture

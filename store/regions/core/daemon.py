@@ -220,8 +220,10 @@ class DaemonCore:
         return self._out.take()
 
     def _now(self, now_ms: float) -> None:
-        passed_ms = now_ms - self._clock.now_ms
-        self._clock.now_ms = max(self._clock.now_ms, now_ms)
+        clock = self._clock
+        passed_ms = now_ms - clock.now_ms
+        if passed_ms > 0:
+            clock.now_ms = now_ms
         if passed_ms > self.settings.failure_timeout_ms / 2:
             self._stood_still()
 

@@ -59,7 +59,8 @@ PRIMARY_STATES = StateTable(
     *(StateTransition(state, PrimaryEvent.FENCED, None, _FREES) for state in PrimaryState),
 )
 
-_SERVING = PrimaryState.SERVING  # as a global: reading a member from its Enum runs in Python, and every write does
+# As globals: reading a member from its Enum runs in Python, and every write and every tick does.
+_SERVING, _IN_DOUBT = PrimaryState.SERVING, PrimaryState.IN_DOUBT
 
 
 class Primary:
@@ -366,12 +367,12 @@ class Primary:
     # ---- time
 
     def tick(self, may_resilver: bool) -> None:
-        if self.state is PrimaryState.IN_DOUBT:
+        if self.state is _IN_DOUBT:
             self.refresh()
         self._continue_closing()
-        for follower in list(self.replication.followers):
-            if self._shared.peers.dead(follower.holder):
-                self._remove(follower)
+        dead = self._shared.peers.dead
+        for follower in [f for f in self.replication.followers if dead(f.holder)]:
+            self._remove(follower)
         for follower in list(self.replication.followers):
             follower.nudge()
             self._advance(follower)
