@@ -123,6 +123,7 @@ class Tables:
         return found
 
     def unfinished(self, destination: ModelDestination) -> set[str]:
+        self.note_arrivals()
         snapshot = self.snapshot(destination)
         found: set[str] = set()
         for member, state in self.states(destination).items():

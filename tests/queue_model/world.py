@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -185,9 +186,9 @@ def run(seed: int, trace: Callable[[str], object] = lambda line: None) -> QueueW
 
 
 def _note_revocations(patch: pytest.MonkeyPatch, account: Account) -> None:
-    def noted(self: RecordSet, claim: Claim, picks: Ranges, event: MessageEvent, now_ms: int = 0) -> RecordSet:
+    def noted(self: RecordSet, claim: Claim, picks: Ranges, event: MessageEvent, *args: Any, **named: Any) -> RecordSet:
         account.note_revocation(claim, picks, event)
-        return move(self, claim, picks, event, now_ms)
+        return move(self, claim, picks, event, *args, **named)
 
     move = RecordSet._move
     patch.setattr(RecordSet, "_move", noted)
