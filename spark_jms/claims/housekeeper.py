@@ -43,17 +43,18 @@ class Housekeeper:
         self._table_id = ""  # of the lease
         self._states: dict[tuple[str, str, int], RecordSet] = {}  # of this round
         logs = {"messages": domain.log(destination), "acknowledgements": domain.acknowledgements(destination)}
+        self._messages = logs["messages"]  # asked once for each file: the domain would read its register each time
         self.rounds = HousekeepingRounds(logs, self.is_done, clean_store=self._clear_leftovers)
         self._transfers = Transfers(domain)
 
     def is_done(self, subscription: str, member: int, sequences: Ranges) -> bool:
         """An old state is good enough: a message that is done stays done."""
-        floor = self._domain.log(self._destination).snapshot.destination.start_floor(subscription, member)
+        floor = self._messages.snapshot.destination.start_floor(subscription, member)
         return sequences.last <= floor or self._state(subscription, member).is_done(sequences)
 
     def _state(self, subscription: str, member: int) -> RecordSet:
         """Read once a round."""
-        snapshot = self._domain.log(self._destination).snapshot
+        snapshot = self._messages.snapshot
         key = (snapshot.table_id, subscription, member)
         if key not in self._states:
             self._states[key] = state_of(self._store, snapshot, subscription, member)

@@ -143,6 +143,8 @@ class SharedSender:
                 return
             for request in failed:
                 request.error = error if len(requests) == 1 else _copy(error)
+        finally:
+            shipment.let_go()
 
 
 class Shipment:
@@ -156,6 +158,7 @@ class Shipment:
         self._committing = False
         self.members: npt.NDArray[np.int32] = np.empty(0, dtype=np.int32)
         self._rows: pa.RecordBatch | None = None
+        self._stored: dict[str, pa.RecordBatch] = {}  # path -> rows as stored
 
     def encode(self, requests: Sequence[GroupRequest]) -> None:
         """Convert all messages to rows. A request whose messages are refused gets the error, and its part leaves."""
@@ -186,6 +189,9 @@ class Shipment:
         files = self._stage(snapshot.destination)
         self._committing = True
         self.sent = send(self._log, files, snapshot.route_id, reroute=self._stage_again)
+        for file in self.sent.files:
+            if file.path in self._stored:
+                self._log.recent.add(file.path, self._stored[file.path], file.bytes)
 
     def _stage(self, destination: Destination) -> list[StagedFile]:
         assert self._rows is not None
@@ -193,7 +199,7 @@ class Shipment:
         try:
             self.members = _route(destination.route, self._rows.column("JMSXGroupID"), self.parts)
             writer.write_routed(self._rows, self.members)
-            self._files = writer.close()
+            self._files, self._stored = writer.close(), writer.singles
         except BaseException:
             writer.abort()
             raise
@@ -203,6 +209,11 @@ class Shipment:
         """The members changed since the files were staged."""
         discard(self._log.storage, files)
         return self._stage(destination)
+
+    def let_go(self) -> None:
+        """Of what no sender reads any more. Each part knows its shipment; without this cycle messages and rows leave the memory
+        at once, and senders pay less for the garbage collector."""
+        self.parts, self._rows, self._stored = [], None, {}
 
     def is_sent(self) -> bool:
         """For senders whose leader was interrupted. False: certainly not, and it will not be. Raises

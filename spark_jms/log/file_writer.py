@@ -18,6 +18,7 @@ from spark_jms.core.ranges import Ranges
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.errors import InvalidDestinationError
 from spark_jms.log.acknowledgements import ACKNOWLEDGED
+from spark_jms.log.recent_rows import SMALL_BYTES
 from spark_jms.log.storage import Storage, now_ms
 
 _FLUSH_BYTES = 8 * 2**20  # one row group
@@ -52,6 +53,7 @@ class FileWriter:
         self._pending_bytes = 0
         self.rows = 0
         self.bytes = 0
+        self.single: pa.RecordBatch | None = None  # all rows, if they came in one small batch
         self._statistics = FileStatistics()
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -66,9 +68,11 @@ class FileWriter:
     def append(self, stored: pa.RecordBatch) -> None:
         """Append rows that already have ordinals and ids (compaction, acknowledgements)."""
         self._statistics.add(stored)
+        size = stored.nbytes
+        self.single = stored if not self.rows and size <= SMALL_BYTES else None
         self.rows += stored.num_rows
         self._pending.append(stored)
-        self._pending_bytes += stored.nbytes
+        self._pending_bytes += size
         if self._pending_bytes >= _FLUSH_BYTES:
             self._flush()
 

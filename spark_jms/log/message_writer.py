@@ -37,6 +37,7 @@ class MessageWriter:
         self._producer, self._rows = uuid.uuid4().hex, 0
         self._numbers: dict[int, Ranges] = {}  # open file -> which of our rows it has, if a member can be removed
         self._staged: list[StagedFile] = []
+        self.singles: dict[str, pa.RecordBatch] = {}  # path -> rows, of files written in one small batch
         self._checked: pa.Schema | None = None
 
     def write(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -80,7 +81,10 @@ class MessageWriter:
     def _close(self, member: int) -> None:
         if self._notes_order:
             self._open[member].note_order(self._producer, self._numbers.pop(member))
-        self._staged.append(self._open[member].close())
+        writer = self._open[member]
+        self._staged.append(writer.close())
+        if writer.single is not None:
+            self.singles[writer.path] = writer.single
         del self._open[member]
 
     def abort(self) -> None:
