@@ -31,6 +31,16 @@ class InvalidDestinationError(JmsqError):
     """The destination does not exist: create it with `jmsq apply --root ROOT MODULE.yaml`."""
 
 
+class TemporaryDestinationError(InvalidDestinationError):
+    """The temporary destination belongs to another context: only that one may consume from it, any other can only send to
+    it."""
+
+
+class TemporaryDestinationDeletedError(InvalidDestinationError):
+    """The temporary destination does not exist any more: its context was closed, has died, or has deleted it. Nothing was
+    sent."""
+
+
 class MessageFormatError(JmsqError):
     """A column or value does not fit a message: the error names the column and the accepted types."""
 
@@ -155,6 +165,10 @@ class QueryRunningError(JmsqError):
 class MemberUnavailableError(JmsqError):
     """Another consumer holds a member's record and did not hand it over in time: try again, or see who holds it with
     `jmsq claims`."""
+
+
+class RequestTimeoutError(JmsqError):
+    """No reply to the request arrived in time. The request stays in its destination, and a later reply is dropped."""
 
 
 class ClosedError(JmsqError):

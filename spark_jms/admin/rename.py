@@ -20,6 +20,7 @@ from spark_jms.log.commit import Decision, commit
 from spark_jms.log.declarations import metadata_action, referring
 from spark_jms.log.domain import Domain
 from spark_jms.log.snapshot import Snapshot
+from spark_jms.log.temporary import check_not_temporary
 from spark_jms.store import Store
 
 
@@ -38,6 +39,7 @@ def rename_destination(domain: Domain, store: Store, old: str, new: str, *, forc
     when there is no `old`, or another destination is called `new`.
     """
     check_name("destination", new)
+    check_not_temporary(new)
     log = domain.log(old)
     table_id = log.refresh().table_id
     entry = domain.register.entry(old)

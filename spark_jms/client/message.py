@@ -7,11 +7,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timezone
-from typing import Any, Literal, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
 
 from spark_jms.core.message import DEFAULT_PRIORITY, PERSISTENT
 from spark_jms.errors import IllegalStateException, OptionError
 from spark_jms.settings.duration import DurationLike, duration_s
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 PropertyValue = bool | int | float | str
 MapValue = bool | int | float | str | bytes | None
@@ -49,6 +52,8 @@ class Receipt(Protocol):
     def acknowledge(self, message: Message) -> None: ...
 
     def reject(self, message: Message, delay_s: float | None) -> None: ...
+
+    def reply(self, message: Message, arguments: Mapping[str, Any]) -> Message: ...
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -106,6 +111,16 @@ class Message:
         except ValueError as error:
             raise OptionError(f"delay: {error}") from None
         receipt.reject(self, delay_s)
+
+    def reply(self, **arguments: Unpack[MessageArguments]) -> Message:
+        """Send a reply to this message's `reply_to`, with the arguments of `Producer.send`, and return it as sent (C15). Its
+        correlation id is this message's, or this message's id if it has none. It acknowledges nothing: acknowledge the
+        request after the reply.
+
+        Raises IllegalStateException when the message has no `reply_to` or was not received,
+        TemporaryDestinationDeletedError when the requestor is gone.
+        """
+        return self._delivery("reply to").reply(self, arguments)
 
     def _delivery(self, purpose: str) -> Receipt:
         if self._receipt is None:

@@ -18,10 +18,16 @@ from spark_jms.client.encoding import compose
 from spark_jms.client.message import MapValue, Message, MessageArguments, MessageHeaders, PropertyValue
 from spark_jms.client.shared_send import SentPosition, SharedSender
 from spark_jms.core.ranges import EMPTY, Ranges
-from spark_jms.errors import ClosedError, DuplicateTransactionError, JmsqError, MessageFormatError
+from spark_jms.errors import (
+    ClosedError,
+    DuplicateTransactionError,
+    InvalidDestinationError,
+    JmsqError,
+    MessageFormatError,
+)
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.message_writer import MessageWriter
-from spark_jms.log.send import Sent, TransactionId, send
+from spark_jms.log.send import Sent, TransactionId, explained, send
 from spark_jms.log.storage import now_ms
 from spark_jms.settings.duration import DurationLike
 
@@ -237,6 +243,9 @@ class Producer:
             for batch in batches:
                 size += carried_bytes(writer.write(batch))
             staged = writer.close()
+        except InvalidDestinationError as error:
+            writer.abort()
+            raise explained(self._log, error) from error
         except BaseException:
             writer.abort()
             raise

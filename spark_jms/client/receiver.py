@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from spark_jms.claims.fetch import fetch
 from spark_jms.claims.subscriber import Subscriber
@@ -59,6 +59,10 @@ class _Receipt:
     def reject(self, message: Message, delay_s: float | None) -> None:
         self.receiver.reject(message, delay_s)
 
+    def reply(self, message: Message, arguments: Mapping[str, Any]) -> Message:
+        self.receiver.check_open()
+        return self.receiver.send_reply(message, arguments)
+
 
 class Receiver:
     """Thread-safe. Any method may raise ConsumerClosedException: the consumer was fenced, other consumers get its
@@ -71,12 +75,14 @@ class Receiver:
         prefetch: int,
         check_context: Callable[[], None],
         bell: threading.Event,
+        send_reply: Callable[[Message, Mapping[str, Any]], Message],
     ) -> None:
         self.destination, self.name = subscriber.destination, subscriber.consumer
         self.mode, self.prefetch = mode, prefetch
         self._subscriber, self._table = subscriber, subscriber.table
         self._aside_s = 0.0  # of the newest attempt to set messages aside
         self._check_context = check_context
+        self.send_reply = send_reply
         self._bell = bell  # rings when the log may have news, and when we close
         self._watched = False  # the bell rang for the news before
         # Taken in this order: `_claiming`, the writer's own lock, `_lock`. `_lock` guards `_delivery` and is never held

@@ -37,13 +37,14 @@ from spark_jms.core.staged_file import StagedFile
 from spark_jms.errors import (
     DestinationPausedError,
     InsertionPausedError,
+    InvalidDestinationError,
     JmsqError,
     MessageFormatError,
     MessageSizeError,
 )
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.message_writer import MessageWriter
-from spark_jms.log.send import Sent, find, send, wait_for_change
+from spark_jms.log.send import Sent, explained, find, send, wait_for_change
 from spark_jms.log.staged_file import discard
 from spark_jms.store import OutcomeUnknownError
 from spark_jms.store.ledger.group import Drain, GroupCommit, GroupRequest, finish
@@ -137,6 +138,8 @@ class SharedSender:
             shipment.commit()
         except Exception as error:  # noqa: BLE001 - it is raised in each sender
             failed = [request for request in requests if request.error is None]
+            if isinstance(error, InvalidDestinationError):
+                error = explained(self._log, error)
             if isinstance(error, DestinationPausedError) and len(failed) > 1:
                 for request in failed:
                     self._ship([request])

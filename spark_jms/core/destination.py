@@ -28,6 +28,7 @@ from spark_jms.settings.destination import DestinationSettings, contradiction, f
 
 FORMAT_VERSION = 1
 QUEUE_SUBSCRIPTION = "-"  # a queue has one set of positions, under this name
+TEMPORARY_PREFIX = "jmsq-temporary-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
 _PREFIX = "jmsq."
 
@@ -176,6 +177,11 @@ class Destination(DestinationSettings):
                 f"{where} is a Delta table but not a spark-jms destination (its metadata lacks or garbles {error}): "
                 "create destinations with `jmsq apply`"
             ) from error
+
+
+def is_temporary(name: str) -> bool:
+    """A name that a context has given to a temporary destination (C15)."""
+    return name.startswith(TEMPORARY_PREFIX)
 
 
 def check_name(what: str, name: str) -> None:

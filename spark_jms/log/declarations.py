@@ -28,6 +28,7 @@ from spark_jms.log.register import RegisterEntry
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.storage import now_ms
 from spark_jms.log.table_schema import first_commit
+from spark_jms.log.temporary import check_not_temporary
 from spark_jms.settings.destination import KEYS
 
 
@@ -52,6 +53,7 @@ def apply_destinations(
     _check_error_destinations(domain, declared)
     changes = []
     for wanted in declared:
+        check_not_temporary(wanted.name)
         if wanted.name not in existing:
             _create(domain, wanted)
             changes.append(DeclarationChange(wanted.name, "created", f"{wanted.kind}, {wanted.members} member(s)"))
@@ -87,22 +89,12 @@ def referring(domain: Domain, name: str) -> list[str]:
 
 
 def _create(domain: Domain, destination: Destination) -> None:
-    acknowledgements = attrs.evolve(
-        destination,
-        kind="distributed-queue",
-        routing="round-robin",
-        weights=(),
-        subscriptions={},
-        durability="process",
-        error_destination=None,
-    )
     by_name = RegisterEntry.by_name(destination.name)
     path = _own_path(domain, by_name.path, destination.name)
     continued = domain.storage.exists(f"{path}/{commit_path(0)}")
     acknowledgements_path = _own_path(domain, by_name.acknowledgements, destination.name, continued=continued)
     entry = RegisterEntry(path, acknowledgements_path)
-    create_table(domain, entry.path, STORED_SCHEMA, destination)
-    create_table(domain, entry.acknowledgements, ACKNOWLEDGEMENT_SCHEMA, acknowledgements)
+    create_tables(domain, destination, entry.path, entry.acknowledgements)
     domain.storage.sync([f"{entry.path}/{commit_path(0)}", f"{entry.acknowledgements}/{commit_path(0)}"])
     if not domain.register.add(destination.name, entry):  # another process has created it meanwhile
         for path in {entry.path, entry.acknowledgements} - domain.register.paths():
@@ -119,6 +111,21 @@ def _own_path(domain: Domain, path: str, name: str, *, continued: bool = True) -
             if DeltaLog(domain.storage.child(path), name).refresh().destination.name == name:
                 return path
     return f"{path}.{secrets.token_hex(4)}"
+
+
+def create_tables(domain: Domain, destination: Destination, path: str, acknowledgements_path: str) -> None:
+    """The tables of its messages and of its acknowledgements. Leaves an existing table unchanged."""
+    acknowledgements = attrs.evolve(
+        destination,
+        kind="distributed-queue",
+        routing="round-robin",
+        weights=(),
+        subscriptions={},
+        durability="process",
+        error_destination=None,
+    )
+    create_table(domain, path, STORED_SCHEMA, destination)
+    create_table(domain, acknowledgements_path, ACKNOWLEDGEMENT_SCHEMA, acknowledgements)
 
 
 def create_table(domain: Domain, path: str, schema: pa.Schema, destination: Destination) -> None:

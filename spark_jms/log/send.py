@@ -28,6 +28,8 @@ from spark_jms.errors import (
     CommitOutcomeUnknownError,
     DestinationReplacedError,
     InsertionPausedError,
+    InvalidDestinationError,
+    JmsqError,
 )
 from spark_jms.log.commit import Decision, commit_prepared
 from spark_jms.log.delta_log import Action, DeltaLog
@@ -147,6 +149,16 @@ def find(log: DeltaLog, files: Sequence[StagedFile]) -> Sent | None:
             "been committed and compacted since, or its commit may still arrive"
         )
     return None
+
+
+def explained(log: DeltaLog, error: InvalidDestinationError) -> JmsqError:
+    """For a file that could not be staged because the table's folder was deleted: the error that tells what became of the
+    destination."""
+    try:
+        log.verify()
+    except JmsqError as reason:
+        return reason
+    return error
 
 
 def wait_for_change(log: DeltaLog, epoch: int, deadline: float) -> bool:

@@ -44,7 +44,8 @@ def test_send_declares_each_argument_of_a_message() -> None:
 
 
 PUBLIC = {
-    Context: "browser close consumer destinations producer statistics subscriptions unsubscribe",
+    Context: "browser close consumer create_temporary_queue create_temporary_topic destinations producer request statistics "
+    "subscriptions unsubscribe",
     Producer: "close closed send send_many send_table statistics",
     Consumer: "close closed messages receive recover statistics",
 }
