@@ -13,15 +13,15 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 
 from spark_jms.claims.members import Members
+from spark_jms.claims.offer import Offer
 from spark_jms.claims.planner import Planner
 from spark_jms.claims.positions import check_selector
 from spark_jms.claims.previous_batch import PreviousBatch
 from spark_jms.claims.redelivery_limit import RedeliveryLimit
 from spark_jms.claims.transfer import Transfers
-from spark_jms.core.batch import MAX_RANGES_PER_MEMBER, Batch, Limits, MemberPick, claim_id
+from spark_jms.core.batch import Batch, Limits, MemberPick, claim_id
 from spark_jms.core.claim import Claim
 from spark_jms.core.pause import CONSUMPTION
-from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.selector import Selector
 from spark_jms.errors import (
@@ -201,11 +201,11 @@ class BatchMaker:
     ) -> Batch | None:
         """Claims the next messages in `changed`."""
         planned = self._plan(snapshot, changed, leaving, limits, targets)
-        total = sum(picks.count for picks in planned.values())
+        total = sum(offer.picks.count for offer in planned.values())
         waited_ms = (time.monotonic() - self._last_batch_s) * 1000
         if total == 0 or (total < limits.min_messages and waited_ms < limits.max_delay_ms and targets is None):
-            for member, picks in planned.items():
-                self._planner.not_claimed(member, picks)
+            for member, offer in planned.items():
+                self._planner.not_claimed(member, offer.picks)
             return None
         consumer, session = self._members.consumer, self._members.session_id
         for member in planned:
@@ -213,8 +213,8 @@ class BatchMaker:
         claim = claim_id(number, secrets.token_hex(8))
         members: dict[int, MemberPick] = {}
         for member, count in self._planner.shares(snapshot, planned, limits).items():
-            picks = planned[member].take(count).take_ranges(MAX_RANGES_PER_MEMBER)
-            self._planner.not_claimed(member, planned[member] - picks)
+            picks = planned[member].first(count)
+            self._planner.not_claimed(member, planned[member].picks - picks)
             if not picks:
                 continue
             state = changed[member]
@@ -249,7 +249,7 @@ class BatchMaker:
         leaving: Set[int],
         limits: Limits,
         targets: Mapping[int, int] | None,
-    ) -> dict[int, Ranges]:
+    ) -> dict[int, Offer]:
         """What each member could deliver now. Skips expired, refused and lost messages in `changed`."""
         full = {member for member, state in changed.items() if state.outbox_is_full}
         if full:
@@ -258,13 +258,13 @@ class BatchMaker:
         paused = declared.pauses.members(CONSUMPTION, declared.members)
         for member in paused:
             self._planner.restart(member)  # there is nothing more to plan until it is resumed
-        planned: dict[int, Ranges] = {}
+        planned: dict[int, Offer] = {}
         for member in sorted(set(changed) - leaving - full - paused):
             last = snapshot.last_sequence(member)
             if targets is not None:
                 last = min(last, targets.get(member, 0))
             epoch = self._members.held[member].handle.epoch
-            changed[member], picks = self._planner.picks(snapshot, member, changed[member], last, limits, epoch)
-            if picks:
-                planned[member] = picks
+            changed[member], offer = self._planner.picks(snapshot, member, changed[member], last, limits, epoch)
+            if offer.picks:
+                planned[member] = offer
         return planned

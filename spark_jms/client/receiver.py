@@ -20,6 +20,7 @@ from spark_jms.client.delivery import Aside, ConsumerStatistics, Delivery, Retur
 from spark_jms.client.encoding import Undecodable, decoded
 from spark_jms.client.message import Message
 from spark_jms.core.batch import Batch, Limits
+from spark_jms.core.sort_order import SortOrder
 from spark_jms.errors import (
     ClosedError,
     ConsumerClosedException,
@@ -157,6 +158,7 @@ class Receiver:
                     pick.redelivered,
                     fail_on_data_loss=self._subscriber.settings.fail_on_data_loss,
                     table_id=self._subscriber.table_id,
+                    order=SortOrder.of(self._table.snapshot.destination.destination_keys),
                 ):
                     found = decoded(rows, receipt)
                     messages += found.messages

@@ -6,6 +6,7 @@ messages: a sender that routed by an older declaration notices at its commit.
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,6 +19,7 @@ import pyarrow as pa
 
 from spark_jms.core.destination import Destination, Subscription
 from spark_jms.core.message import PARTITION_SCHEMA, STORED_SCHEMA
+from spark_jms.core.sort_order import SortOrder
 from spark_jms.errors import InvalidDestinationError, JmsqError, MemberRemovalError, ModuleFileError
 from spark_jms.log.acknowledgements import ACKNOWLEDGEMENT_SCHEMA
 from spark_jms.log.checkpoints import commit_path
@@ -30,6 +32,8 @@ from spark_jms.log.storage import now_ms
 from spark_jms.log.table_schema import first_commit
 from spark_jms.log.temporary import check_not_temporary
 from spark_jms.settings.destination import KEYS
+
+log = logging.getLogger("spark_jms")
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,14 @@ def apply_destinations(
     empty cannot be removed (MemberRemovalError). Destinations that are not declared stay unchanged.
     """
     existing = set(domain.register.names())  # those being dropped too: they are refused by name
+    for wanted in declared:
+        if SortOrder.of(wanted.destination_keys).is_costly:
+            log.warning(
+                "destination %s is sorted by %s: with a large backlog that costs time and memory for every batch; FIFO and LIFO "
+                "do not",
+                wanted.name,
+                ", ".join(wanted.destination_keys),
+            )
     _check_error_destinations(domain, declared)
     changes = []
     for wanted in declared:

@@ -12,8 +12,9 @@ from spark_jms.core.destination import Destination
 from spark_jms.core.message import check_sendable, normalise
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.routing import route, split
+from spark_jms.core.sort_order import SortOrder
 from spark_jms.core.staged_file import StagedFile
-from spark_jms.log.file_writer import FileWriter
+from spark_jms.log.file_writer import ROW_GROUP_BYTES, SORTED_ROW_GROUP_BYTES, FileWriter
 from spark_jms.log.staged_file import discard
 from spark_jms.log.storage import Storage, now_ms
 
@@ -39,6 +40,7 @@ class MessageWriter:
         self._staged: list[StagedFile] = []
         self.singles: dict[str, pa.RecordBatch] = {}  # path -> rows, of files written in one small batch
         self._checked: pa.Schema | None = None
+        self._order = SortOrder.of(destination.destination_keys)
 
     def write(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Returns the rows as they are stored, without ids. Raises MessageFormatError or MessageSizeError before it writes
@@ -47,13 +49,17 @@ class MessageWriter:
             check_sendable(batch.schema)
             self._checked = batch.schema
         rows = normalise(batch, self._now, self._destination.max_message_bytes)
-        self.write_normalised(rows)
-        return rows
+        return self.write_normalised(rows)
 
-    def write_normalised(self, rows: pa.RecordBatch) -> None:
+    def write_normalised(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows of a sorted destination are stored in its order (T15). Returns them so."""
+        places = self._order.storing(rows) if self._order else None
+        if places is not None:
+            rows = rows.take(pa.array(places))
         members = route(self._destination.route, rows.column("JMSXGroupID"), self._turn)
         self._turn += 1
         self.write_routed(rows, members)
+        return rows
 
     def write_to(self, rows: pa.RecordBatch, member: int) -> None:
         """All rows go to one member."""
@@ -64,7 +70,9 @@ class MessageWriter:
         for member, part in split(rows, members):
             writer = self._open.get(member)
             if writer is None:
-                writer = self._open[member] = FileWriter(self._storage, member, prefix=self._prefix)
+                size = SORTED_ROW_GROUP_BYTES if self._order else ROW_GROUP_BYTES
+                writer = FileWriter(self._storage, member, prefix=self._prefix, row_group_bytes=size)
+                self._open[member] = writer
             writer.write(part)
             if self._notes_order:
                 new = Ranges.from_numbers(np.flatnonzero(members == member) + self._rows)

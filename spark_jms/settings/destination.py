@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 
 from spark_jms.errors import ModuleFileError
+from spark_jms.settings.destination_key import KeyText
 from spark_jms.settings.table import REQUIRED, Setting, Table, setting, settings_of
 from spark_jms.settings.types import Choice, Duration, ListOf, Size, Text, Whole
 
@@ -123,6 +124,15 @@ class DestinationSettings(Table):
         "Where messages go that have reached the redelivery limit, whole and with the reason; `jmsq redrive` brings them "
         "back. Without one they are discarded.",
         without="none",
+    )
+    destination_keys: tuple[str, ...] = setting(
+        "destinationKeys",
+        ListOf(KeyText(), f"a list of {KeyText().range}"),
+        (),
+        "What the messages of each member are sorted by, instead of their order of arrival: `JMSPriority descending` for "
+        "priorities, `JMSMessageID descending` for LIFO. Avoid sorting where it is not needed: apart from FIFO and LIFO, "
+        "planning a batch costs time and memory for the whole backlog.",
+        without="FIFO",
     )
 
     def refusal(self, row: Setting, value: object, allowed: str) -> ModuleFileError:

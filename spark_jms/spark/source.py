@@ -52,6 +52,7 @@ class MemberPartition(InputPartition):
     files: list[FileHint]
     fail_on_data_loss: bool
     table_id: str | None = None
+    destination_keys: tuple[str, ...] = ()
 
 
 class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -241,6 +242,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                         files,
                         self.options.fail_on_data_loss,
                         snapshot.table_id,
+                        snapshot.destination.destination_keys,
                     )
                 )
         return out
@@ -265,6 +267,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def read_partition(partition: MemberPartition) -> Iterator[RecordBatch]:
     """The partition's messages in order."""
     from spark_jms.claims.fetch import fetch
+    from spark_jms.core.sort_order import SortOrder
     from spark_jms.log.domain import Domain
 
     yield from fetch(
@@ -277,4 +280,5 @@ def read_partition(partition: MemberPartition) -> Iterator[RecordBatch]:
         files=partition.files,
         fail_on_data_loss=partition.fail_on_data_loss,
         table_id=partition.table_id,
+        order=SortOrder.of(partition.destination_keys),
     )

@@ -182,15 +182,19 @@ STORED = {
     "jmsq.durability": "power",
     "jmsq.redeliveryLimit": "-1",
     "jmsq.redeliveryDelayMs": "0",
+    "jmsq.destinationKeys": "[]",
     "jmsq.slotMembers": "2",
     "jmsq.epoch": "4",
     "jmsq.subscriptions": "{}",
+    "jmsq.paused": "[]",
 }
 LATER = (  # tables of earlier versions lack them
     "jmsq.acknowledgementRetentionMs",
     "jmsq.durability",
     "jmsq.redeliveryLimit",
     "jmsq.redeliveryDelayMs",
+    "jmsq.destinationKeys",
+    "jmsq.paused",
 )
 ORDERS = Destination(
     "orders",

@@ -77,6 +77,7 @@ def test_list(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
         "durability": "process",
         "redeliveryLimit": -1,
         "redeliveryDelay": "0",
+        "destinationKeys": [],
         "subscriptions": [],
         "epoch": 1,
     }
