@@ -84,7 +84,7 @@ class BatchMaker:
         progress = self.previous.checked_progress(start)
         needed = self.previous.members_left(start)
         self._acquire(snapshot, needed)
-        self._check_new_records(snapshot)
+        self._check_new_records()
         # These are brought up to date, but nothing new is claimed there: it is another consumer's turn.
         leaving = self._members.contested() | self._members.borrowed()
         changed = self._up_to_date(snapshot, start, needed)
@@ -122,11 +122,11 @@ class BatchMaker:
             selector = self._settings.selector
             check_selector(known, destination, selector.text.strip() if selector else None)
 
-    def _check_new_records(self, snapshot: Snapshot) -> None:
-        """A record set that is empty although its member has messages waits for its first consumer; or a drop has emptied it,
-        and has deleted the log before we read its last commit."""
+    def _check_new_records(self) -> None:
+        """A record set that knows no message waits for its first claim; or a drop has emptied it, and has deleted the log
+        before we read its last commit."""
         fresh = self._members.held.keys() - self._members.attached
-        if any(snapshot.last_sequence(m) and self._members.held[m].state == RecordSet() for m in fresh):
+        if any(not self._members.held[member].state.newest_known for member in fresh):
             self._check_subscription(self._table.verify())
 
     def _acquire(self, snapshot: Snapshot, needed: set[int]) -> None:

@@ -158,14 +158,17 @@ def test_drop_is_refused_while_a_consumer_is_alive(root: str, domain: Domain, st
 @pytest.mark.parametrize("again", [False, True])
 def test_consumer_that_missed_the_drop_claims_nothing(root: str, domain: Domain, store: Store, again: bool) -> None:
     """C18: it held no record, so the drop did not wait for it, and the log was deleted before it read the last commit."""
+    settings = ConsumerSettings(replayable=False)
+    early = Subscriber(Domain(root), store, "orders", "-", "early", settings)  # it has not even seen the message
     send(root, "a")
-    late = Subscriber(Domain(root), store, "orders", "-", "late", ConsumerSettings(replayable=False))
+    late = Subscriber(Domain(root), store, "orders", "-", "late", settings)
     drop_destination(domain, store, "orders", force=True)
     if again:
         apply(root, "orders")
-    with pytest.raises(DestinationReplacedError if again else InvalidDestinationError):
-        late.next_batch(Batch("late"), Limits())
-    late.close()
+    for consumer in (early, late):
+        with pytest.raises(DestinationReplacedError if again else InvalidDestinationError):
+            consumer.next_batch(Batch(consumer.consumer), Limits())
+        consumer.close()
     assert not any(store.peek(name) for name in store.names(f"members/{late.table_id}/"))
 
 

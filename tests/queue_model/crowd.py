@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from spark_jms.core.batch import Batch
 from spark_jms.store import MemoryStore
@@ -170,7 +171,9 @@ class Crowd:
                         step = consumer.step
                         self.attempt(consumer, step)
             elif isinstance(consumer, Client):
-                for act in (consumer.receive, consumer.set_aside, lambda c=consumer: c.acknowledge(10_000)):
+                acknowledge = partial(consumer.acknowledge, 10_000)
+                # At first, as a client that waits for a record to acknowledge: a selector's `receive` would leave it again.
+                for act in (acknowledge, consumer.receive, consumer.set_aside, acknowledge):
                     if consumer.up:
                         self.attempt(consumer, act)
             self.clock.now_ms += 60

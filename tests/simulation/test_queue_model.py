@@ -25,6 +25,7 @@ REPLAY = "python -m tests.queue_model --seeds 1 --first {} --trace"
 
 KEPT = {
     234: "a consumer that had missed a drop claimed messages of the dropped table",
+    10396: "the same, behind another one that had not seen any message",
 }
 
 
