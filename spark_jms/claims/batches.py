@@ -149,7 +149,8 @@ class BatchMaker:
             state = self.previous.without_unlogged(state, held.state, live)
             floor = destination.start_floor(self._members.subscription, member)
             before = state.delays
-            state = state.sweep(live, now, destination.in_doubt_timeout_ms, destination.redelivery_delay_ms)
+            due = destination.due_ms(member, now)
+            state = state.sweep(live, now, destination.in_doubt_timeout_ms, destination.redelivery_delay_ms, due)
             if before and before.keys() - state.delays.keys():
                 self._planner.restart(member)  # messages behind the pass are available again
             state = state.start_at(floor)

@@ -39,7 +39,7 @@ class Housekeeper:
     """Call `run` every few seconds: it does one round, unless another process has the lease. A failed step raises
     nothing: `health` has it, the log, and the lease's record, for `jmsq stat`."""
 
-    ABANDONED_EVERY_S = 10.0  # looks for temporary destinations of dead contexts
+    ABANDONED_EVERY_S = 60.0  # looks for temporary destinations of dead contexts
 
     def __init__(self, domain: Domain, store: Store, destination: str) -> None:
         self._domain, self._store, self._destination = domain, store, destination

@@ -24,7 +24,6 @@ from spark_jms.claims.fetch import WITHOUT_LOST
 from spark_jms.claims.offer import Offer, SortedBacklogs
 from spark_jms.claims.scan import Question, Scan, ScanBounds, groups_of, scan
 from spark_jms.core.batch import Limits, fair_shares
-from spark_jms.core.pause import INSERTION
 from spark_jms.core.ranges import EMPTY, Ranges, union
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.selector import Selector
@@ -122,8 +121,7 @@ class Planner:
         if current:
             units |= current.units
         now = self._clock_ms()
-        stopped = snapshot.destination.pauses.find(INSERTION, member)
-        question = Question(self.selector, units, now, now if stopped is None else min(now, stopped.since_ms))
+        question = Question(self.selector, units, now, snapshot.destination.due_ms(member, now))
         bounds = ScanBounds(
             None if limits.max_messages is None else max(limits.max_messages, limits.min_messages), max_rows
         )

@@ -1,4 +1,4 @@
-"""Requestor that wait for their reply (C15).
+"""Requests that wait for their reply (C15).
 
 All requests of a context share one temporary queue, its inbox. A request carries the inbox's name as JMSReplyTo and a
 correlation id of its own, and takes the reply that has this correlation id, or the request's message id as one. The inbox's
@@ -51,7 +51,7 @@ class Requestor:
         self._open_inbox, self._discard_inbox, self._open_producer = open_inbox, discard_inbox, open_producer
         self._lock, self._opening = threading.Lock(), threading.Lock()
         self._inbox: Consumer | None = None
-        self._inbox_failed = False
+        self._inbox_failed = self._closed = False
         self._producers: dict[str, Producer] = {}
         self._waiting: dict[str, _Waiting] = {}  # by correlation id, and by message id once that is known
         self._early: OrderedDict[str, Message] = OrderedDict()  # replies that name a message id we do not know yet
@@ -61,16 +61,12 @@ class Requestor:
         if arguments.get("reply_to") is not None:
             raise OptionError("request() names its own temporary queue as reply_to: leave it out, or use a producer")
         correlation = arguments.get("correlation_id") or uuid.uuid4().hex
-        inbox, producer, waiting = self._opened(), self._producer(destination), _Waiting()
-        with self._lock:
-            if correlation in self._waiting:
-                raise IllegalStateException(
-                    f"a request with the correlation id {correlation!r} waits for its reply already"
-                )
-            self._waiting[correlation] = waiting
+        producer, waiting, inbox = self._producer(destination), _Waiting(), None
+        while inbox is None:
+            inbox = self._entered(correlation, waiting)
         known = [correlation]
         try:
-            headers = {"reply_to": inbox.destination, "correlation_id": correlation}
+            headers = {"reply_to": inbox, "correlation_id": correlation}
             sent = producer.send(**{**arguments, **headers})
             with self._lock:
                 self._waiting[sent.message_id] = waiting
@@ -92,8 +88,26 @@ class Requestor:
         return waiting.reply
 
     def close(self) -> None:
-        """Requestor that still wait get ClosedError."""
-        self._fail(ClosedError("this context was closed while a request waited for its reply"))
+        """Requests that still wait get ClosedError."""
+        with self._lock:
+            self._closed = True
+            self._fail(ClosedError("this context was closed while a request waited for its reply"))
+
+    def _entered(self, correlation: str, waiting: _Waiting) -> str | None:
+        """Enter a request; from now on the end of the inbox or of the context ends it. Returns the inbox's name; None: it
+        has failed meanwhile."""
+        inbox = self._opened()
+        with self._lock:
+            if self._closed:
+                raise ClosedError("this context is closed: connect again")
+            if self._inbox_failed:
+                return None
+            if correlation in self._waiting:
+                raise IllegalStateException(
+                    f"a request with the correlation id {correlation!r} waits for its reply already"
+                )
+            self._waiting[correlation] = waiting
+        return inbox.destination
 
     def _producer(self, destination: str) -> Producer:
         with self._opening:
@@ -127,12 +141,11 @@ class Requestor:
     def _failed(self, error: Exception) -> None:
         """The inbox's exception listener. After a ConsumerClosedException the inbox delivers nothing more."""
         if isinstance(error, ConsumerClosedException):
-            self._inbox_failed = True  # the next request opens another one
-            self._fail(error.__cause__ if isinstance(error.__cause__, Exception) else error)
+            with self._lock:
+                self._inbox_failed = True  # the next request opens another one
+                self._fail(error.__cause__ if isinstance(error.__cause__, Exception) else error)
 
     def _fail(self, error: Exception) -> None:
-        with self._lock:
-            waiting = list(self._waiting.values())
-        for one in waiting:
+        for one in self._waiting.values():
             one.error = one.error or error
             one.done.set()

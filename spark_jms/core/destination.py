@@ -117,6 +117,11 @@ class Destination(DestinationSettings):
             paused = (m for m in sorted(set(members)) if self.pauses.find(INSERTION, m))
             self._refuse(INSERTION, InsertionPausedError, paused)
 
+    def due_ms(self, member: int, now_ms: int) -> int:
+        """Delays that end later keep their messages back: now, or the beginning of an insertion pause."""
+        stopped = self.pauses.find(INSERTION, member) if self.pauses else None
+        return now_ms if stopped is None else min(now_ms, stopped.since_ms)
+
     def _refuse(self, operation: str, kind: type[DestinationPausedError], members: Iterable[int]) -> None:
         refused = list(members)
         if not refused:

@@ -9,8 +9,9 @@ also orders the messages: whatever commits after it obeys it.
     planned after the pause                refused                      waits for its time-out, then refused
     planned before it (in flight)          commits                      waits for its time-out, then refused
     is a transfer                          commits                      waits, however long; the transfer stays open
-    has sent a message that is delayed     no difference                becomes available after the resume, unless it was due
-                                                                        before the pause
+
+A message whose delay ends while insertion is paused, that of its sender or of a redelivery, becomes available after the
+resume, unless it was due before the pause.
 
 Each pause notes the routing epoch that it began, and a sender the epoch by which it planned; so "before" needs no clock.
 While consumption is paused, no message is claimed. Acknowledging, releasing and browsing continue.

@@ -171,12 +171,17 @@ class RecordSet:
         return self._move(claim, picks, MessageEvent.REDELIVER, until_ms=until_ms)
 
     def sweep(
-        self, live_sessions: Set[str], now_ms: int, in_doubt_timeout_ms: int, redelivery_delay_ms: int = 0
+        self,
+        live_sessions: Set[str],
+        now_ms: int,
+        in_doubt_timeout_ms: int,
+        redelivery_delay_ms: int = 0,
+        due_ms: int | None = None,
     ) -> RecordSet:
         """Revoke or doubt the claims of dead sessions, end delays that are over, and forget consumers without session and
-        claims. Returns self when nothing changes."""
+        claims. Delays that end after `due_ms` stay (None: after now). Returns self when nothing changes."""
         after = self
-        over = [until for until in self.delays if until <= now_ms]
+        over = [until for until in self.delays if until <= (now_ms if due_ms is None else due_ms)]
         if over:
             after = replace(self, delays={until: r for until, r in self.delays.items() if until not in over})
         until_ms = delay_end_ms(now_ms, redelivery_delay_ms)

@@ -15,9 +15,12 @@ from spark_jms import apply, connect
 from spark_jms.admin.move import MoveOrder, move
 from spark_jms.admin.pause import pause, resume
 from spark_jms.admin.statistics import collect
-from spark_jms.claims import views
+from spark_jms.claims import planner, views
+from spark_jms.claims.batches import ConsumerSettings
 from spark_jms.claims.housekeeper import Housekeeper
+from spark_jms.claims.subscriber import Subscriber
 from spark_jms.client import Context, Message, shared_send
+from spark_jms.core.batch import Batch, Limits
 from spark_jms.core.pause import CONSUMPTION, INSERTION, PRODUCTION
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.errors import InsertionPausedError, InvalidDestinationError, OptionError, ProductionPausedError
@@ -179,6 +182,21 @@ def test_delay_that_ends_during_the_pause_shows_after_the_resume(context: Contex
         assert texts(consumer, 1) == ["later"]
 
 
+def test_redelivery_delay_that_ends_during_the_pause_shows_after_the_resume(context: Context) -> None:
+    """T14, C8"""
+    send_texts(context, "a")
+    with context.consumer("orders", acknowledge="individual") as consumer:
+        first = consumer.receive(timeout=10)
+        assert first is not None
+        pause(context._domain, "orders", [INSERTION])
+        first.reject(delay="0.2 s")
+        assert consumer.receive(timeout=0.7) is None
+        resume(context._domain, "orders")
+        again = consumer.receive(timeout=10)
+        assert again is not None
+        assert again.redelivered
+
+
 def test_transfer_waits_for_its_target(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """T14, C18: it stays open, `jmsq stat` says for what, and the next holder of the record finishes it; housekeeping takes
     it for no failure. A new move is refused before anything moves."""
@@ -243,8 +261,7 @@ def test_paused_consumption_of_a_member(context: Context) -> None:
 
 
 def test_spark_source_runs_on_with_empty_batches(context: Context) -> None:
-    """T14, C6: the offset stays, AvailableNow ends, and after the resume the query gets its messages. A bounded plan that is
-    interrupted by the pause does not repeat for ever."""
+    """T14, C6: the offset stays, AvailableNow ends, and after the resume the query gets its messages."""
     source = JmsqStreamReader(parse_options({"root": context.root, "destination": "orders"}))
     limit = ReadMaxRows(10)
     start = source.initialOffset()
@@ -259,6 +276,24 @@ def test_spark_source_runs_on_with_empty_batches(context: Context) -> None:
     end = source.latestOffset(start, limit)
     assert sum(partition.picks.count for partition in source.partitions(start, end)) == 2  # type: ignore[attr-defined]
     source.stop()
+
+
+def test_pause_ends_a_plan_that_is_not_through(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T14, C6: a bounded plan that would continue, behind many delayed messages, does not spin until the resume."""
+    monkeypatch.setattr(planner, "MAX_ROWS_READ", 3)
+    context.producer("orders").send_many({"text": "late", "delay": "1 h"} for _ in range(12))
+    send_texts(context, "a")
+    settings = ConsumerSettings(None, replayable=False)
+    subscriber = Subscriber(context._domain, context._store, "orders", "-", "q", settings)
+    assert subscriber.next_batch(Batch("q"), Limits()) is None
+    assert subscriber.has_more()
+    pause(context._domain, "orders", [CONSUMPTION])
+    assert subscriber.next_batch(Batch("q"), Limits()) is None
+    assert not subscriber.has_more()
+    subscriber.close()
+    resume(context._domain, "orders")
+    with context.consumer("orders") as consumer:
+        assert texts(consumer, 1) == ["a"]
 
 
 def test_acknowledgement_of_a_batch_passes_a_pause(context: Context) -> None:
