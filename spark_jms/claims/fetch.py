@@ -6,8 +6,8 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_jms.core.message import COLUMNS, deliver, stored_columns
 from spark_jms.core.ranges import Ranges, union
@@ -116,36 +116,32 @@ def _together(rows: Iterable[StoredRows]) -> Iterator[StoredRows]:
 
 def _in_order(rows: Iterable[StoredRows], order: SortOrder, redelivered: Mapping[int, Ranges]) -> Iterator[StoredRows]:
     """The same rows in the order of delivery."""
-    parts = sorted(rows, key=lambda part: int(part[1][0]))
+    parts = sorted(rows, key=lambda part: part[1][0].as_py())
     if not parts:
         return
     table = pa.Table.from_batches([batch for batch, _ in parts])
-    sequences = np.concatenate([numbers for _, numbers in parts])
-    again = np.isin(sequences, union(redelivered.values()).numbers())
+    sequences = pa.concat_arrays([numbers for _, numbers in parts])
+    again = pc.is_in(sequences, union(redelivered.values()).numbers())
     at = order.delivery(table.select(order.columns), sequences, again)
     for start in range(0, len(at), _SORTED_ROWS):
         chosen = at[start : start + _SORTED_ROWS]
-        for batch in table.take(pa.array(chosen)).combine_chunks().to_batches():
-            yield batch, sequences[chosen]
+        for batch in table.take(chosen).combine_chunks().to_batches():
+            yield batch, sequences.take(chosen)
 
 
 def _joined(rows: list[StoredRows]) -> StoredRows:
     if len(rows) == 1:
         return rows[0]
-    return pa.concat_batches([batch for batch, _ in rows]), np.concatenate([sequences for _, sequences in rows])
+    return pa.concat_batches([batch for batch, _ in rows]), pa.concat_arrays([sequences for _, sequences in rows])
 
 
 def _delivery_counts(sequences: Any, redelivered: Mapping[int, Ranges]) -> Any:
     """One count for each sequence; just 1 when all are delivered for the first time."""
-    hits = {
-        count: part
-        for count, ranges in redelivered.items()
-        if (part := ranges.between(int(sequences.min()), int(sequences.max())))
-    }
+    least, most = pc.min_max(sequences).as_py().values()
+    hits = {count: part for count, ranges in redelivered.items() if (part := ranges.between(least, most))}
     if not hits:
         return 1
-    counts = np.ones(len(sequences), dtype=np.int32)
+    counts = pa.repeat(pa.scalar(1, pa.int32()), len(sequences))
     for count, part in hits.items():
-        at = np.searchsorted(part.lo, sequences, side="right") - 1
-        counts[(at >= 0) & (sequences <= part.hi[at])] = count
+        counts = pc.if_else(pc.is_in(sequences, part.numbers()), pa.scalar(count, pa.int32()), counts)
     return counts

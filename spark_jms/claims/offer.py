@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_jms.core.batch import MAX_RANGES_PER_MEMBER
+from spark_jms.core.integers import ascends
 from spark_jms.core.message import COLUMNS
-from spark_jms.core.ranges import EMPTY, Ranges
+from spark_jms.core.ranges import EMPTY, Ranges, union
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.sort_order import SortOrder
 from spark_jms.log.delta_log import DeltaLog
@@ -24,7 +24,6 @@ from spark_jms.log.snapshot import Snapshot
 from spark_jms.settings.destination_key import REDELIVERED
 
 _ATTEMPTS = 3
-Sequences = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -32,14 +31,14 @@ class Offer:
     """`picks` may be claimed. `order`: their sequences in the order of delivery; None: ascending."""
 
     picks: Ranges = EMPTY
-    order: Sequences | None = None
+    order: pa.Int64Array | None = None
 
     def first(self, count: int) -> Ranges:
         """The first `count` messages, or somewhat fewer if they are too scattered for one claim."""
         if self.order is None:
             return self.picks.take(count).take_ranges(MAX_RANGES_PER_MEMBER)
         while True:
-            chosen = Ranges.from_numbers(np.sort(self.order[:count]))
+            chosen = Ranges.from_numbers(self.order[:count])
             if len(chosen) <= MAX_RANGES_PER_MEMBER:
                 return chosen
             count = count * MAX_RANGES_PER_MEMBER // len(chosen)
@@ -66,18 +65,20 @@ class SortedBacklogs:
             self._known[member] = order, made
         return made
 
-    def _sorted(self, snapshot: Snapshot, member: int, state: RecordSet, picks: Ranges, order: SortOrder) -> Sequences:
+    def _sorted(
+        self, snapshot: Snapshot, member: int, state: RecordSet, picks: Ranges, order: SortOrder
+    ) -> pa.Int64Array:
         sequences, rows = self._keys(snapshot, member, picks, order.columns)
-        redelivered = np.zeros(len(sequences), dtype=bool)
-        for again in state.redelivered(picks).values():
-            redelivered[np.searchsorted(sequences, again.numbers())] = True
-        return sequences[order.delivery(rows, sequences, redelivered)]
+        redelivered = pc.is_in(sequences, union(state.redelivered(picks).values()).numbers())
+        return sequences.take(order.delivery(rows, sequences, redelivered))
 
-    def _keys(self, snapshot: Snapshot, member: int, picks: Ranges, columns: list[str]) -> tuple[Sequences, pa.Table]:
+    def _keys(
+        self, snapshot: Snapshot, member: int, picks: Ranges, columns: list[str]
+    ) -> tuple[pa.Int64Array, pa.Table]:
         """The sequences of `picks` and their sort columns. A file that compaction has replaced is looked up again; messages
         that are in no file any more have no keys, and the consumer that reads them tells that they are gone."""
         schema = pa.schema([(name, COLUMNS[name]) for name in columns])
-        parts: list[tuple[Sequences, pa.RecordBatch]] = []
+        parts: list[tuple[pa.Int64Array, pa.RecordBatch]] = []
         left = picks
         for attempt in range(_ATTEMPTS):
             files = (self._table.verify() if attempt else snapshot).member_files(member)
@@ -98,12 +99,12 @@ class SortedBacklogs:
             numbers = left.numbers()
             nothing = [pa.nulls(len(numbers), field.type) for field in schema]
             parts.append((numbers, pa.RecordBatch.from_arrays(nothing, schema=schema)))
-        parts.sort(key=lambda item: int(item[0][0]))
+        parts.sort(key=lambda item: item[0][0].as_py())
         rows = pa.Table.from_batches([batch.select(columns).cast(schema) for _, batch in parts], schema)
-        sequences = np.concatenate([numbers for numbers, _ in parts])
-        if left and not np.all(sequences[:-1] < sequences[1:]):
-            by_sequence = np.argsort(sequences)
-            sequences, rows = sequences[by_sequence], rows.take(pa.array(by_sequence))
+        sequences = pa.concat_arrays([numbers for numbers, _ in parts])
+        if left and not ascends(sequences):
+            by_sequence = pc.sort_indices(sequences)
+            sequences, rows = sequences.take(by_sequence), rows.take(by_sequence)
         return sequences, rows
 
 
@@ -115,9 +116,6 @@ def _without_claimed(known: Offer, picks: Ranges) -> Offer | None:
         return None
     if not claimed:
         return known
-    front = np.sort(known.order[: claimed.count])
-    if Ranges.from_numbers(front) == claimed:
+    if Ranges.from_numbers(known.order[: claimed.count]) == claimed:
         return Offer(picks, known.order[claimed.count :])
-    at = np.searchsorted(picks.lo, known.order, side="right") - 1
-    kept = (at >= 0) & (known.order <= picks.hi[np.maximum(at, 0)]) if picks else np.zeros(len(known.order), dtype=bool)
-    return Offer(picks, known.order[kept])
+    return Offer(picks, known.order.filter(pc.invert(pc.is_in(known.order, claimed.numbers()))))

@@ -11,7 +11,6 @@ import logging
 import secrets
 from collections.abc import Callable, Iterator
 
-import numpy as np
 import pyarrow as pa
 
 from spark_jms.claims.fetch import fetch
@@ -110,6 +109,6 @@ class RedeliveryLimit:
             fail_on_data_loss=self._fail_on_data_loss,
         )
         for batch in rows:
-            sequences = np.asarray(batch.column("sequence")).tolist()
-            deliveries = np.asarray(batch.column("JMSXDeliveryCount")).tolist()
+            sequences = batch.column("sequence").tolist()
+            deliveries = batch.column("JMSXDeliveryCount").tolist()
             yield described(batch.select(list(ROW_COLUMNS)), sequences, deliveries, failure)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -186,25 +185,24 @@ def _scan_rows(
     left = EMPTY
     for batch, sequences in read_stored(storage, file.hint, part, columns):
         if bounds.reached(picked, read):
-            left = part.between(int(sequences[0]), part.last)
+            left = part.between(sequences[0].as_py(), part.last)
             break
-        everything = np.ones(len(sequences), dtype=bool)
-        matches = question.selector.mask(batch) if question.selector else everything
-        over = ~everything
+        matches = question.selector.mask(batch) if question.selector else pa.repeat(True, len(sequences))
+        over = pa.repeat(False, len(sequences))
         if question.now_ms is not None and "JMSExpiration" in batch.schema.names:
-            ends = np.asarray(batch.column("JMSExpiration"))
-            over = (ends > 0) & (ends <= question.now_ms)
-        ready = matches & ~over
+            ends = batch.column("JMSExpiration")
+            over = pc.and_(pc.greater(ends, 0), pc.less_equal(ends, question.now_ms))
+        ready = pc.and_not(matches, over)
         due_ms = question.delivers_up_to_ms
         if due_ms is not None and "JMSDeliveryTime" in batch.schema.names:
-            ready &= np.asarray(batch.column("JMSDeliveryTime")) <= due_ms
+            ready = pc.and_(ready, pc.less_equal(batch.column("JMSDeliveryTime"), due_ms))
         if question.blocked and file.has_groups:
             among = pa.array(sorted(question.blocked), pa.string())
-            ready &= ~np.asarray(pc.is_in(batch.column("JMSXGroupID"), value_set=among))
-        picks.append(Ranges.from_numbers(sequences[ready]))
-        refused.append(Ranges.from_numbers(sequences[~matches & ~over]))
-        expired.append(Ranges.from_numbers(sequences[over]))
-        picked, read = picked + int(ready.sum()), read + len(sequences)
+            ready = pc.and_not(ready, pc.is_in(batch.column("JMSXGroupID"), value_set=among))
+        picks.append(Ranges.from_numbers(sequences.filter(ready)))
+        refused.append(Ranges.from_numbers(sequences.filter(pc.invert(pc.or_(matches, over)))))
+        expired.append(Ranges.from_numbers(sequences.filter(over)))
+        picked, read = picked + picks[-1].count, read + len(sequences)
     return Scan(union(picks), union(refused), union(expired), left=left, read=read)
 
 

@@ -175,7 +175,7 @@ class Receiver:
             self._delivery.aside += [Aside(batch.claim, bad.member, bad.sequence, bad.reason) for bad in undecodable]
             if len(messages) + len(undecodable) < batch.count:  # deleted, and fail_on_data_loss is False: finished
                 read = {(m.member, m.sequence) for m in messages} | {(m.member, m.sequence) for m in undecodable}
-                claimed = ((m, int(n)) for m, pick in batch.members.items() for n in pick.picks.numbers())
+                claimed = ((m, n) for m, pick in batch.members.items() for n in pick.picks.numbers().tolist())
                 self._delivery.finished.update({key: batch.claim for key in claimed if key not in read})
 
         if undecodable:

@@ -22,11 +22,10 @@ Messages stay in the order in which they were queued, so each thread's own sends
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from spark_jms.client.columns import Item, to_columns
@@ -90,9 +89,10 @@ class Part:
         members = self.shipment.members
         tokens = {file.member: file.token for file in sent.files}
         positions = []
-        for row in range(self.first, self.first + len(self.messages)):
-            member = int(members[row])
-            ordinal = int(np.count_nonzero(members[:row] == member))
+        written = Counter(members[: self.first])
+        for member in members[self.first : self.first + len(self.messages)]:
+            ordinal = written[member]
+            written[member] += 1
             positions.append(
                 SentPosition(member, sent.sequences[member].first + ordinal, f"ID:{tokens[member]}-{ordinal}")
             )
@@ -159,7 +159,7 @@ class Shipment:
         self.sent: Sent | None = None
         self._files: list[StagedFile] = []
         self._committing = False
-        self.members: npt.NDArray[np.int32] = np.empty(0, dtype=np.int32)
+        self.members: list[int] = []  # of each row
         self._rows: pa.RecordBatch | None = None
         self._stored: dict[str, pa.RecordBatch] = {}  # path -> rows as stored
 
@@ -200,8 +200,9 @@ class Shipment:
         assert self._rows is not None
         writer = MessageWriter(self._log.storage, destination, turn=0)
         try:
-            self.members = _route(destination.route, self._rows.column("JMSXGroupID"), self.parts)
-            writer.write_routed(self._rows, self.members)
+            members = _route(destination.route, self._rows.column("JMSXGroupID"), self.parts)
+            self.members = members.tolist()
+            writer.write_routed(self._rows, members)
             self._files, self._stored = writer.close(), writer.singles
         except BaseException:
             writer.abort()
@@ -227,16 +228,16 @@ class Shipment:
 
 
 def _rows(parts: Sequence[Part], limit: int) -> pa.RecordBatch:
-    times = np.repeat([part.now_ms for part in parts], [len(part.messages) for part in parts])
-    batch = to_columns([message for part in parts for message in part.messages], times.tolist())
+    times = [part.now_ms for part in parts for _ in part.messages]
+    batch = to_columns([message for part in parts for message in part.messages], times)
     return normalise(batch, pa.array(times, pa.int64()), limit)
 
 
-def _route(routing: Routing, groups: pa.Array, parts: Sequence[Part]) -> npt.NDArray[np.int32]:
+def _route(routing: Routing, groups: pa.Array, parts: Sequence[Part]) -> pa.Int32Array:
     """Each part by its own turn, as if it were sent alone."""
     if routing.members == 1:
-        return np.zeros(len(groups), dtype=np.int32)
-    return np.concatenate([route(routing, groups.slice(p.first, len(p.messages)), p.turn) for p in parts])
+        return pa.repeat(pa.scalar(0, pa.int32()), len(groups))
+    return pa.concat_arrays([route(routing, groups.slice(p.first, len(p.messages)), p.turn) for p in parts])
 
 
 def _copy(error: Exception) -> Exception:

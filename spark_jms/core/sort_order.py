@@ -14,14 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_jms.core.integers import counting
 from spark_jms.settings.destination_key import ARRIVAL, REDELIVERED, DestinationKey
 
-Sequences = npt.NDArray[np.int64]
 _ARROW = {
     "boolean": pa.int64(),  # false before true
     "byte": pa.int64(),
@@ -59,14 +57,12 @@ class SortOrder:
         read = [key.column for key in self.keys if key.name not in (ARRIVAL, REDELIVERED)]
         return list(dict.fromkeys([*read, "JMSXGroupID"])) if self.keys else []
 
-    def delivery(
-        self, rows: pa.Table, sequences: Sequences, redelivered: npt.NDArray[np.bool_]
-    ) -> npt.NDArray[np.int64]:
+    def delivery(self, rows: pa.Table, sequences: pa.Int64Array, redelivered: pa.BooleanArray) -> pa.Int64Array:
         """The positions of `rows` in the order of delivery. `rows` has `columns`, and ascending `sequences`."""
         values = [self._values(key, rows, sequences, redelivered) for key in self.keys]
         return _ordered(self.keys, values, rows.column("JMSXGroupID"))
 
-    def storing(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64] | None:
+    def storing(self, rows: pa.RecordBatch) -> pa.Int64Array | None:
         """The positions of a sender's rows as they are stored, so that a consumer's picks are few runs; None: as they are.
         Messages that are equal in the keys stay in the order of sending, and so do those of a unit of order."""
         weighty = []
@@ -78,18 +74,18 @@ class SortOrder:
         if not weighty or rows.num_rows < 2:
             return None
         table = pa.Table.from_batches([rows])
-        none = np.zeros(rows.num_rows, dtype=bool)
-        values = [self._values(key, table, np.arange(rows.num_rows), none) for key in weighty]
+        none = pa.repeat(False, rows.num_rows)
+        values = [self._values(key, table, counting(0, rows.num_rows), none) for key in weighty]
         return _ordered(weighty, values, table.column("JMSXGroupID"))
 
     @staticmethod
     def _values(
-        key: DestinationKey, rows: pa.Table, sequences: Sequences, redelivered: npt.NDArray[np.bool_]
+        key: DestinationKey, rows: pa.Table, sequences: pa.Int64Array, redelivered: pa.BooleanArray
     ) -> pa.ChunkedArray | pa.Array:
         if key.name == ARRIVAL:
-            return pa.array(sequences)
+            return sequences
         if key.name == REDELIVERED:
-            return pa.array(redelivered.astype(np.int64))
+            return pc.cast(redelivered, pa.int64())
         column = rows.column(key.column)
         if key.column != "properties":
             return column
@@ -120,27 +116,27 @@ def _number(text: str | None, kind: str) -> int | float | None:
     return number if number is None or isinstance(number, float) or -(2**63) <= number < 2**63 else None
 
 
-def _ordered(keys: Sequence[DestinationKey], values: Sequence[Any], groups: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+def _ordered(keys: Sequence[DestinationKey], values: Sequence[Any], groups: pa.ChunkedArray) -> pa.Int64Array:
     names = [f"k{n}" for n in range(len(keys))]
-    table = pa.table([*values, pa.array(np.arange(len(groups)))], names=[*names, "row"])
+    table = pa.table([*values, counting(0, len(groups))], names=[*names, "row"])
     directions = [
         (name, "descending" if key.descending else "ascending") for name, key in zip(names, keys, strict=True)
     ]
-    order = pc.sort_indices(table, sort_keys=[*directions, ("row", "ascending")]).to_numpy()  # missing ones at the end
-    if groups.null_count == len(groups):
-        return np.asarray(order, dtype=np.int64)
-    return _with_units(np.asarray(order, dtype=np.int64), groups)
+    order = pc.sort_indices(table, sort_keys=[*directions, ("row", "ascending")])  # missing ones at the end
+    return order.view(pa.int64()) if groups.null_count == len(groups) else _with_units(order, groups)
 
 
-def _with_units(order: npt.NDArray[np.int64], groups: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+def _with_units(order: Any, groups: pa.ChunkedArray) -> pa.Int64Array:
     """A message of a unit takes the rank of the last-ranked of the unit's messages up to it."""
-    rank = np.empty(len(order), dtype=np.int64)
-    rank[order] = np.arange(len(order))
-    codes = pc.dictionary_encode(groups.combine_chunks()).indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    by_unit = np.argsort(codes, kind="stable")
-    by_unit = by_unit[codes[by_unit] >= 0]
-    if not len(by_unit):
-        return order
-    of_unit = codes[by_unit].astype(np.int64) * (len(order) + 1)  # so that the maximum begins anew with each unit
-    rank[by_unit] = np.maximum.accumulate(of_unit + rank[by_unit]) - of_unit
-    return np.lexsort((np.arange(len(order)), rank)).astype(np.int64)
+    rank = _inverse(order)
+    codes = pc.cast(pc.dictionary_encode(groups.combine_chunks()).indices, pa.int64())
+    by_unit = pc.sort_indices(codes)  # keeps the order within a unit; messages without one at the end
+    codes, ranks = codes.take(by_unit), rank.take(by_unit)
+    of_unit = pc.multiply(codes, len(order) + 1)  # so that the maximum begins again with each unit
+    latest = pc.subtract(pc.cumulative_max(pc.add(of_unit, ranks), skip_nulls=True), of_unit)
+    return pc.sort_indices(pc.coalesce(latest, ranks).take(_inverse(by_unit))).view(pa.int64())
+
+
+def _inverse(permutation: Any) -> Any:
+    """Where each position went: an Int64Array."""
+    return pc.sort_indices(permutation).view(pa.int64())

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
+from spark_jms.core.integers import counting
 from spark_jms.core.message import ORDINAL, STORED_SCHEMA
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.staged_file import StagedFile
@@ -189,7 +189,7 @@ def _append(writer: FileWriter, batches: list[pa.RecordBatch], schema: pa.Schema
     """Small batches are joined first: statistics of a batch cost more than a hundred rows."""
     if batches:
         joined = pa.concat_batches([b if b.schema.equals(schema) else b.cast(schema) for b in batches])
-        ordinals = pa.array(np.arange(writer.rows, writer.rows + joined.num_rows, dtype=np.int64))
+        ordinals = counting(writer.rows, joined.num_rows)
         writer.append(joined.set_column(schema.get_field_index(ORDINAL), schema.field(ORDINAL), ordinals))
 
 

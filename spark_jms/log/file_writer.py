@@ -8,11 +8,11 @@ import os
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from spark_jms.core.integers import counting
 from spark_jms.core.message import DICTIONARY_COLUMNS, ORDINAL, STATISTICS_COLUMNS, STORED_SCHEMA
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.staged_file import StagedFile
@@ -66,12 +66,12 @@ class FileWriter:
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Append rows as `normalise` returns them. Rows that have a JMSMessageID, as their first column, keep it."""
-        ordinals = np.arange(self.rows, self.rows + batch.num_rows, dtype=np.int64)
+        ordinals = counting(self.rows, batch.num_rows)
         if batch.schema.names[0] == "JMSMessageID":
-            self.append(pa.RecordBatch.from_arrays([pa.array(ordinals), *batch.columns], schema=STORED_SCHEMA))
+            self.append(pa.RecordBatch.from_arrays([ordinals, *batch.columns], schema=STORED_SCHEMA))
             return
-        ids = pc.binary_join_element_wise(f"ID:{self.token}", pc.cast(pa.array(ordinals), pa.string()), "-")
-        self.append(pa.RecordBatch.from_arrays([pa.array(ordinals), ids, *batch.columns], schema=STORED_SCHEMA))
+        ids = pc.binary_join_element_wise(f"ID:{self.token}", pc.cast(ordinals, pa.string()), "-")
+        self.append(pa.RecordBatch.from_arrays([ordinals, ids, *batch.columns], schema=STORED_SCHEMA))
 
     def append(self, stored: pa.RecordBatch) -> None:
         """Append rows that already have ordinals and ids (compaction, acknowledgements)."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import uuid
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_jms.core.destination import Destination
 from spark_jms.core.message import check_sendable, normalise
@@ -55,7 +54,7 @@ class MessageWriter:
         """Rows of a sorted destination are stored in its order (T15). Returns them so."""
         places = self._order.storing(rows) if self._order else None
         if places is not None:
-            rows = rows.take(pa.array(places))
+            rows = rows.take(places)
         members = route(self._destination.route, rows.column("JMSXGroupID"), self._turn)
         self._turn += 1
         self.write_routed(rows, members)
@@ -63,9 +62,9 @@ class MessageWriter:
 
     def write_to(self, rows: pa.RecordBatch, member: int) -> None:
         """All rows go to one member."""
-        self.write_routed(rows, np.full(rows.num_rows, member, dtype=np.int32))
+        self.write_routed(rows, pa.repeat(pa.scalar(member, pa.int32()), rows.num_rows))
 
-    def write_routed(self, rows: pa.RecordBatch, members: npt.NDArray[np.int32]) -> None:
+    def write_routed(self, rows: pa.RecordBatch, members: pa.Int32Array) -> None:
         """`members` has the member of each row."""
         for member, part in split(rows, members):
             writer = self._open.get(member)
@@ -75,7 +74,7 @@ class MessageWriter:
                 self._open[member] = writer
             writer.write(part)
             if self._notes_order:
-                new = Ranges.from_numbers(np.flatnonzero(members == member) + self._rows)
+                new = Ranges.from_numbers(pc.add(pc.indices_nonzero(pc.equal(members, member)), self._rows))
                 self._numbers[member] = self._numbers.get(member, EMPTY) | new
             if writer.bytes >= MAX_FILE_BYTES:
                 self._close(member)

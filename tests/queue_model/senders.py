@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.errors import CommitConflictError, DestinationReplacedError, InvalidDestinationError
@@ -37,8 +37,10 @@ class _NotedWriter(MessageWriter):
 
     def write_routed(self, rows: pa.RecordBatch, members: Any) -> None:
         texts = rows.column("text").to_pylist()
-        for member in np.unique(members).tolist():
-            self.noted.setdefault(member, []).extend(texts[i] for i in np.flatnonzero(members == member))
+        for member in pc.unique(members).tolist():
+            self.noted.setdefault(member, []).extend(
+                texts[i] for i in pc.indices_nonzero(pc.equal(members, member)).tolist()
+            )
         super().write_routed(rows, members)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -111,8 +110,8 @@ def expected(keys: tuple[DestinationKey, ...], rows: list[Row], first: int) -> l
 def test_delivery_is_in_the_order_of_the_keys(rows: list[Row], written: list[str], first: int) -> None:
     """T15: several keys, both directions, headers and properties of each type; missing ones last; units in order (T10)."""
     order = SortOrder.of(written)
-    sequences = np.arange(first, first + len(rows))
-    redelivered = np.array([row["redelivered"] for row in rows], dtype=bool)
+    sequences = pa.array(range(first, first + len(rows)), pa.int64())
+    redelivered = pa.array([row["redelivered"] for row in rows], pa.bool_())
     found = order.delivery(table(rows, order), sequences, redelivered).tolist()
     assert found == expected(order.keys, rows, first)
 
@@ -130,7 +129,7 @@ def test_stored_order_changes_no_delivery(rows: list[Row], written: list[str]) -
     for unit in "uv":
         of_unit = [n for n in places if rows[n]["JMSXGroupID"] == unit]
         assert of_unit == sorted(of_unit)
-    sequences, none = np.arange(1, len(rows) + 1), np.zeros(len(rows), dtype=bool)
+    sequences, none = pa.array(range(1, len(rows) + 1), pa.int64()), pa.array([False] * len(rows), pa.bool_())
     direct = order.delivery(table(rows, order), sequences, none).tolist()
     after = [places[n] for n in order.delivery(table(moved, order), sequences, none).tolist()]
     if "JMSMessageID" not in " ".join(written):
