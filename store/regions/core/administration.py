@@ -239,4 +239,5 @@ def _daemon_row(beat: DaemonHeartbeat | None) -> DaemonRow | None:
         beat.regions_open_primary,
         beat.regions_open_replica,
         beat.resilvers,
+        beat.waits_for,
     )

@@ -54,4 +54,5 @@ class Heartbeats:
             resilvers=self._primaries.resilvers,
             clock_ms=shared.clock.now_ms,
             echo_ms=-1.0,
+            waits_for=shared.peers.waits_for,
         )
