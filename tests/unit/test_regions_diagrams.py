@@ -16,6 +16,7 @@ from spark_jms.store.regions.core.leaving import LEAVING_STATES, LeavingEvent, L
 from spark_jms.store.regions.core.new_region import NEW_REGION_STATES, NewRegionEvent, NewRegionState
 from spark_jms.store.regions.core.opening import ANSWERS, Situation
 from spark_jms.store.regions.core.primary import PRIMARY_STATES, PrimaryEvent, PrimaryState
+from spark_jms.store.regions.core.second_place import SECOND_PLACE_STATES, SecondPlace, SecondPlaceEvent
 from spark_jms.store.regions.core.state_table import StateTable, StateTransition
 
 PAGE = Path(__file__).parents[2] / "docs/REPLICATED-STORE-DESIGN.md"
@@ -25,6 +26,7 @@ MACHINES = [
     (NEW_REGION_STATES, NewRegionState, NewRegionEvent),
     (REQUEST_STATES, RequestState, RequestEvent),
     (LEAVING_STATES, LeavingState, LeavingEvent),
+    (SECOND_PLACE_STATES, SecondPlace, SecondPlaceEvent),
 ]
 
 
@@ -44,7 +46,9 @@ def test_the_tables_name_every_event_and_state_of_the_code() -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "states", "events"), MACHINES, ids=["follower", "primary", "new region", "requests", "leaving"]
+    ("table", "states", "events"),
+    MACHINES,
+    ids=["follower", "primary", "new region", "requests", "leaving", "second place"],
 )
 def test_a_transition_that_is_not_in_the_table_cannot_happen(
     table: StateTable[Any, Any], states: Any, events: Any

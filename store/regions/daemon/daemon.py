@@ -115,7 +115,6 @@ class Daemon:
         self.log.begin_background()
         self._directory_id = self.directory.read_identity()
         self._secret = self.directory.secret(self.spec.index)
-        self._secrets = PeerSecrets(self.directory, self._directory_id)
         loop = asyncio.get_running_loop()
 
         def provided() -> None:
@@ -124,6 +123,7 @@ class Daemon:
 
         self._files = DirectoryFiles(self.directory, self._directory_id)
         self._workers = DirectoryWorkers()
+        self._secrets = PeerSecrets(self.directory, self._directory_id, self._workers.run)
         self._memory = SharedMemoryPort(
             self.spec.shmkey, self._memory_prefix(), provided, lock=self.settings.lock_memory
         )
@@ -314,7 +314,7 @@ class Daemon:
         spec = self.config.daemons[index]
         connection: DaemonConnection | None = None
         try:
-            secret = await self._workers.run(lambda: self._secrets.of(index))
+            secret = await self._secrets.of(index)
             if secret is None:
                 return
             connection = await connect(spec.address, spec.port, secret, self._identity)
