@@ -175,11 +175,12 @@ def at_every_step(path: Path, first: Callable[[Directory], Any], then: Callable[
         moment = Moment(directory)
         with stepped(number, lambda moment=moment: moment.run(moment.then, then)) as proxy:
             moment.run(moment.first, first)
+        if proxy.reached:
+            yield moment
+        shutil.rmtree(path / "directory")
         if not proxy.reached:
             assert number > 2
             return
-        yield moment
-        shutil.rmtree(path / "directory")
         number += 1
 
 
