@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from spark_jms.errors import (
@@ -47,9 +47,11 @@ class DeltaLog:
     and after each `append`. Then the log is loaded again, and `snapshot.table_id` is another one.
     """
 
-    def __init__(self, storage: Storage, name: str) -> None:
+    def __init__(self, storage: Storage, name: str, admit: Callable[[], None] = lambda: None) -> None:
+        """`admit` raises while the domain accepts no new messages."""
         self.storage = storage
         self.name = name
+        self.admit = admit
         self.lock = threading.RLock()
         self.recent = RecentRows()
         self._snapshot: Snapshot | None = None

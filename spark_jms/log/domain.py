@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import threading
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 from spark_jms.core.destination import check_name, is_temporary
@@ -43,6 +44,7 @@ class Domain:
         self.temporary = TemporaryTables(self.storage)
         self._lock = threading.Lock()
         self._logs: dict[tuple[str, str], DeltaLog] = {}  # by path and name
+        self._admission: Callable[[], None] | None = None
         data = self.storage.get(DOMAIN_FILE)
         if data is None:
             raise DomainError(
@@ -127,10 +129,18 @@ class Domain:
                 if name in (destination, f"acknowledgements of {destination}"):
                     del self._logs[path, name]
 
+    def _admit(self) -> None:
+        """ResourceAllocationException while the domain's store is above yellow (R13)."""
+        if self._admission is None:
+            from spark_jms.store.uri import admission_of
+
+            self._admission = admission_of(self.store_uri)
+        self._admission()
+
     def _shared_log(self, path: str, name: str) -> DeltaLog:
         with self._lock:
             if (path, name) not in self._logs:
-                self._logs[path, name] = DeltaLog(self.storage.child(path), name)
+                self._logs[path, name] = DeltaLog(self.storage.child(path), name, self._admit)
             return self._logs[path, name]
 
 

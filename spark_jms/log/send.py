@@ -101,11 +101,12 @@ def send(
 
     Raises ProductionPausedError, InsertionPausedError, DestinationReplacedError when they were routed for another table,
     and CommitOutcomeUnknownError when the storage cannot tell whether it has the commit. After any error but the latter
-    nothing was committed."""
+    nothing was committed. ResourceAllocationException while the domain's store is overloaded (R13)."""
     shipment, now = _Send(log, list(staged), routed_by, transaction, reroute), now_ms()
     deadline = time.monotonic() + wait_s
     try:
         while True:
+            log.admit()
             epoch = log.snapshot.destination.epoch
             try:
                 done = commit_prepared(
