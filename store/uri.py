@@ -9,10 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-import attrs
-
 from spark_jms.settings.extras import needs
-from spark_jms.settings.store import ReplicatedOptions
 from spark_jms.store.administration import Administration, OpenedAdministration
 from spark_jms.store.contract import Store
 from spark_jms.store.errors import NameInvalidError, StoreNotFoundError, StoreUriError
@@ -40,10 +37,12 @@ def admission_of(uri: str) -> Callable[[], None]:
     open store, and none of what the store needs."""
     if scheme_of(uri) != "replicated":
         return _admit
+    from spark_jms.settings.store import ReplicatedOptions  # its table needs the errors of this package
+    from spark_jms.settings.table import settings_of
     from spark_jms.store.regions.published_overload import SendAdmission
 
     parts = urlsplit(uri)
-    store = dict(parse_qsl(parts.query)).get("store") or attrs.fields(ReplicatedOptions).store.default
+    store = dict(parse_qsl(parts.query)).get("store") or settings_of(ReplicatedOptions)["store"].default
     return SendAdmission(unquote(parts.path), str(store)).check
 
 
