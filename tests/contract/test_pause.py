@@ -102,6 +102,37 @@ def test_unit_of_order_of_a_paused_member_is_refused_alone(context: Context) -> 
     assert got == [m for m in (0, -1, 2, 3) for _ in range(6)]
 
 
+def test_no_message_follows_a_pause_into_its_member(context: Context) -> None:
+    """T14: while several threads send, a member's last sequence stands still from the return of `pause` to `resume`; nothing
+    is refused while another member is open, and nothing is lost."""
+    stop, counts = threading.Event(), [0] * 4
+
+    def send(index: int) -> None:
+        producer = context.producer("spread")
+        while not stop.is_set():
+            producer.send(text=str(index))
+            counts[index] += 1
+
+    log = context._domain.log("spread")
+    with ThreadPoolExecutor(4) as threads:
+        sending_threads = [threads.submit(send, index) for index in range(4)]
+        try:
+            for round_ in range(6):
+                member = round_ % 4
+                pause(context._domain, "spread", [PRODUCTION], [member])
+                last, before = log.refresh().last_sequence(member), list(counts)
+                wait_until(
+                    lambda before=before: all(now >= b + 3 for now, b in zip(counts, before, strict=True)), LIMIT_S
+                )  # type: ignore[misc]
+                assert log.refresh().last_sequence(member) == last
+                resume(context._domain, "spread", [PRODUCTION], [member])
+        finally:
+            stop.set()
+        for done in sending_threads:
+            done.result(LIMIT_S)
+    assert len(browse(context, "spread")) == sum(counts)
+
+
 def test_apply_changes_no_pause(context: Context) -> None:
     """T14: neither sets nor clears it."""
     pause(context._domain, "orders", [PRODUCTION])
