@@ -27,17 +27,15 @@ export PYSPARK_PYTHON := $(PY)
 export PYSPARK_DRIVER_PYTHON := $(PY)
 export PYTHONUNBUFFERED := 1
 unexport SPARK_HOME
-# Tests start some thousand processes: without the compiled modules, each of them compiles this project anew.
-unexport PYTHONDONTWRITEBYTECODE
 
 # Commands that start Spark run with the Java that set-up found.
 SPARK_RUN := JAVA_HOME="$$(cat '$(JAVA_FILE)')" $(PY)
-# For two cores. Tests wait a part of their time, for timers or for another process, so three run at once. Without Spark
-# first: they fail faster, and some of them check time limits that JVMs beside them would stretch.
+# For two cores. A third of the time of the tests without Spark is waiting for timers, so three run at once; those with
+# Spark keep both cores busy. Without Spark first: they fail faster, and some of them check time limits that JVMs beside
+# them would stretch.
 THREE_AT_ONCE := --numprocesses 3 --dist worksteal
 TWO_AT_ONCE := --numprocesses 2 --dist worksteal
 FAST_TESTS := $(wildcard tests/unit tests/contract tests/simulation)
-SPARK_TESTS := tests/process tests/spark
 
 .PHONY: help
 help: ## this list
@@ -48,14 +46,14 @@ help: ## this list
 setup: $(INSTALLED) java jars ## virtual environment, Java, Delta's jars: once (offline afterwards)
 
 .PHONY: demo
-demo: setup ## a year of flights through queues and topics, with a kill in the middle and a computed account
+demo: setup classes ## a year of flights through queues and topics, with a kill in the middle and a computed account
 	@$(SPARK_RUN) -m spark_jms.demo $(ARGS)
 
 .PHONY: test
 test: $(INSTALLED) java ## everything CI runs: set-up, lint, every test layer (about 20 minutes)
 	@$(MAKE) --jobs=3 --output-sync=target jars postgresql chromium lint classes
 	@echo "== tests without Spark" && $(SPARK_RUN) -m pytest -q $(THREE_AT_ONCE) -m "not spark and not soak" tests $(ARGS)
-	@echo "== tests with Spark" && $(SPARK_RUN) -m pytest -q $(THREE_AT_ONCE) -m "spark and not soak" $(SPARK_TESTS) $(ARGS)
+	@echo "== tests with Spark" && $(SPARK_RUN) -m pytest -q $(TWO_AT_ONCE) -m "spark and not soak" tests $(ARGS)
 
 .PHONY: check
 check: lint ## format, lint, types, architecture, fast tests (under 3 minutes; needs no Java)
@@ -109,14 +107,13 @@ clean: ## remove what builds and tests leave behind (keeps .venv and the cached 
 $(PY):
 	@bash spark_jms/setup/venv.sh '$(PYTHON)' '$(VENV)'
 
-# Python compiles a module when it is first imported, which most modules of these packages never are.
 $(INSTALLED): setup.py constraints.txt | $(PY)
 	@echo "== Python packages into $(VENV) (once; about a minute)"
-	@$(PY) -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev,demo]'
+	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,demo]'
 	@touch $@
 
 $(INSTALLED_BENCH): $(INSTALLED)
-	@$(PY) -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	@touch $@
 
 # Asked every time (it takes a moment): a Java that is gone, or another JAVA_HOME, is noticed.
@@ -141,9 +138,9 @@ chromium: postgresql  # one after the other: apt takes a lock
 jars: java
 	@$(SPARK_RUN) -m spark_jms.setup jars
 
-# For the JVMs of the tests, which start faster with it. Another Java or another PySpark ignores it.
+# For the JVMs of the tests and of the demo, which start faster with it. Another Java or another PySpark ignores it.
 .PHONY: classes
 classes: $(CLASSES)
 $(CLASSES): $(INSTALLED) | jars
-	@echo "== Archive of Spark's classes for the tests (once; about a minute)"
-	@$(SPARK_RUN) -m tests.class_archive || echo "== There is no archive: the tests with Spark take longer" >&2
+	@echo "== Archive of Spark's classes (once; about a minute)"
+	@$(SPARK_RUN) -m tests.class_archive || echo "== There is no archive: the tests with Spark and the demo take longer" >&2

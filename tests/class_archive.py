@@ -1,10 +1,10 @@
-"""Writes the archive of Spark's classes that the JVMs of the tests share (Java's class data sharing).
+"""Writes the archive of Spark's classes that the JVMs of the tests and of the demo share (Java's class data sharing).
 
     python -m tests.class_archive
 
 A Spark application loads some 20,000 classes before its first batch. The archive has the classes that one session uses
-to send, receive into a Delta table and browse. It takes less than a minute and 200 MB, once. The tests run without it
-as well, more slowly.
+to send, receive into a Delta table and browse. It takes less than a minute and 200 MB, once. The tests and the demo run without
+it as well, more slowly.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from pathlib import Path
 from pyspark import SparkContext
 
 from spark_jms.setup.java import find_java
+from spark_jms.setup.java_options import SHORT_LIVED, class_archive
 from tests.process.feed import QUEUE, consumer, make_queue, send_numbers
-from tests.sessions import JAVA_OPTIONS, class_archive, small_session
+from tests.sessions import small_session
 
 ROWS = 20
 
@@ -29,7 +30,7 @@ def main() -> int:
     archive.unlink(missing_ok=True)
     writing = archive.with_suffix(f".{os.getpid()}")
     os.environ["JAVA_HOME"] = str(find_java().home)
-    os.environ["JDK_JAVA_OPTIONS"] = JAVA_OPTIONS
+    os.environ["JDK_JAVA_OPTIONS"] = SHORT_LIVED
     try:
         with tempfile.TemporaryDirectory(prefix="jmsq-classes-") as directory:
             code = _run(Path(directory), f"-XX:ArchiveClassesAtExit={writing} -Xlog:disable")

@@ -55,18 +55,7 @@ def subscriptions(
     if settings.as_json:
         settings.out.document(rows)
         return
-    columns = (
-        "destination",
-        "subscription",
-        "member",
-        "floor",
-        "last",
-        "backlog",
-        "claimed",
-        "holder",
-        "epoch",
-        "delayed",
-    )
+    columns = ("destination", "subscription", "member", "floor", "last", "backlog", "claimed", "holder", "epoch")
     settings.out.table("", columns, [views.as_row(row) for row in rows], "there are no subscriptions")
 
 

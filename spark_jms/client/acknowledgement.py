@@ -68,7 +68,6 @@ class AcknowledgementWriter:
 
     def _write_returning(self, returning: list[Return]) -> None:
         for item in returning:
-            parts = {item.member: item.picks}
-            if self._subscriber.release(item.claim, parts, delivered=item.delivered, delay_ms=item.delay_ms):
+            if self._subscriber.release(item.claim, {item.member: item.picks}, delivered=item.delivered):
                 with self._lock:
                     self._delivery.returning.remove(item)

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from spark_jms.demo.errors import DemoError
 
 ROWS = 336_776
-MOST_FEED_FILES = 24
+MOST_FEED_FILES = 12
 _WHOLE_NUMBERS = ("dep_time", "dep_delay", "arr_time", "arr_delay", "air_time")
 # `number` is the flight's place in the feed, `leg` its place among the flights of the same aircraft.
 FLIGHT_SCHEMA = (

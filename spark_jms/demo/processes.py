@@ -1,4 +1,4 @@
-"""Receivers as child processes: started, observed, killed, and always ended at the end."""
+"""A receiver as a child process: started, observed, killed, and always ended at the end."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from spark_jms.demo.errors import DemoError
+from spark_jms.demo.received import Received, ReceivedBatch
 
 READY_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 60.0
@@ -29,17 +30,11 @@ class ReceiverProcess:
         self.name, self._work, self._batch = name, work, batch
         self.log = work / "logs" / f"receiver-{name}.log"
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        self.batches: dict[int, int] = {}  # batch id -> rows; a repeated batch counts once
-        self.batch_ms: list[int] = []
-        self.consumer = ""
+        self.received = Received()
         self.pids: list[int] = []
         self._events: queue.Queue[str] = queue.Queue()
         self._process: subprocess.Popen[str] | None = None
         self._expected_end = False
-
-    @property
-    def rows(self) -> int:
-        return sum(self.batches.values())
 
     def start(self) -> None:
         """Start it in a session of its own: Ctrl-C reaches only the demo, and the session finds every process the driver starts."""
@@ -67,12 +62,11 @@ class ReceiverProcess:
     def _listen(self, source: IO[str], events: queue.Queue[str]) -> None:
         for line in source:
             told = json.loads(line)
-            if told["event"] == "batch":
-                self.batches[told["batch"]] = told["rows"]
-                self.batch_ms.append(told["ms"])
-                self.consumer = told["consumer"]
+            event = told.pop("event")
+            if event == "batch":
+                self.received.add(ReceivedBatch(**told))
             else:
-                events.put(told["event"])
+                events.put(event)
         events.put("ended")
 
     def check(self) -> None:
@@ -95,6 +89,10 @@ class ReceiverProcess:
             if told == "ended":
                 raise DemoError(f"receiver {self.name} ended before it was {event}:\n{self._tail()}")
         raise DemoError(f"receiver {self.name} was not {event} within {timeout_s:.0f} s:\n{self._tail()}")
+
+    def receive_subscription(self, name: str) -> None:
+        """Let it receive what waits for a subscription of the topic; then it reports the event `name`."""
+        self._order(name)
 
     def go(self) -> None:
         self._order("go")

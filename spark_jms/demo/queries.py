@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spark_jms.demo.flights import FLIGHT_COLUMNS, FLIGHT_SCHEMA
+from spark_jms.setup.java_options import short_lived_options
 from spark_jms.setup.session import spark_session
 
 if TYPE_CHECKING:
@@ -22,18 +23,24 @@ MESSAGE_COLUMNS = (
     "JMSXGroupSeq",
 )
 READ_COLUMNS = ",".join([*MESSAGE_COLUMNS, "text"])
+SUBSCRIPTIONS = {"ops": "dep_delay > 60", "statistics": None}  # of the topic: selectors
 PROPERTIES = ("carrier", "origin", "dest", "distance", "dep_delay")
 
 
 def session(app_name: str, warehouse: Path) -> SparkSession:
-    """A small session: three of them share the machine for two minutes, so extensive JIT compilation does not pay."""
-    java_options = f"-Dderby.system.home={warehouse} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    """A small session: two of them share the machine for a minute, so extensive JIT compilation and verifying the bytecode of
+    Spark's classes do not pay, nor do Delta's statistics and checkpoints of tables with a few commits."""
+    java_options = f"-Dderby.system.home={warehouse} {short_lived_options()}"
     found = spark_session(
         app_name,
         conf={
             "spark.driver.memory": "1g",
             "spark.sql.warehouse.dir": str(warehouse),
             "spark.driver.extraJavaOptions": java_options,
+            "spark.sql.shuffle.partitions": "1",
+            "spark.databricks.delta.snapshotPartitions": "1",
+            "spark.databricks.delta.stats.collect": "false",
+            "spark.databricks.delta.properties.defaults.checkpointInterval": "1000",
         },
     )
     found.sparkContext.setLogLevel("ERROR")
@@ -96,9 +103,22 @@ def receive(
     return writer.start(str(output))
 
 
-def create_output(spark: SparkSession, output: Path) -> None:
-    """Create the empty table of received flights if it does not exist: a new session's first Delta write takes seconds."""
+def receive_flights(spark: SparkSession, work: Path, name: str, batch: int) -> StreamingQuery:
+    """The query of the receiver `name`: from the queue into its table, `batch` messages at most in a micro-batch."""
+    checkpoint, output = work / "checkpoints" / name, work / "received" / name
+    return receive(spark, work / "domain", "flights", output, checkpoint, name, maxMessagesPerTrigger=batch)
+
+
+def receive_subscription(spark: SparkSession, work: Path, name: str) -> StreamingQuery:
+    """The query that receives the messages which wait for the durable subscription `name` now."""
+    output, checkpoint = work / "received" / name, work / "checkpoints" / name
+    options = {"subscription": name} | ({"selector": selector} if (selector := SUBSCRIPTIONS[name]) else {})
+    return receive(spark, work / "domain", "delays", output, checkpoint, name, available_now=True, **options)
+
+
+def create_output(spark: SparkSession, work: Path, name: str) -> None:
+    """Create the receiver's empty table if it does not exist: a new session's first Delta write takes seconds."""
     from spark_jms.core.message import spark_schema
 
     schema = f"{spark_schema(MESSAGE_COLUMNS)}, {FLIGHT_SCHEMA}"
-    spark.createDataFrame([], schema).write.format("delta").mode("ignore").save(str(output))
+    spark.createDataFrame([], schema).write.format("delta").mode("ignore").save(str(work / "received" / name))

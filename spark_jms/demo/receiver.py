@@ -1,7 +1,8 @@
-"""A receiver: a Spark driver of its own, so that the demo can kill it. It reports in JSON lines.
+"""The receiver `a`: a Spark application of its own, so that the demo can kill it. It reports in JSON lines.
 
     out   {"event": "ready"}, {"event": "batch", …} for each micro-batch, {"event": "stopped"}
-    in    "go" starts the query, "stop" (or the end of the input: the demo is gone) ends it
+    in    the name of a subscription: it receives what waits there and reports {"event": name};
+          "go" starts the query, "stop" (or the end of the input: the demo is gone) ends it
 
 Everything it has to remember is in its checkpoint and in the queue: started again after kill -9, it goes on.
 """
@@ -9,6 +10,7 @@ Everything it has to remember is in its checkpoint and in the queue: started aga
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import queue
@@ -17,7 +19,8 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from spark_jms.demo.queries import create_output, receive, session
+from spark_jms.demo.queries import SUBSCRIPTIONS, create_output, receive_flights, receive_subscription, session
+from spark_jms.demo.received import batches_after
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
@@ -36,21 +39,16 @@ def main(arguments: list[str] | None = None) -> int:
     os.dup2(2, 1)
     orders: queue.Queue[str] = queue.Queue()
     threading.Thread(target=_listen, args=(sys.stdin, orders), daemon=True).start()
-    work: Path = given.work
-    spark = session(f"demo receiver {given.name}", work / "warehouse" / given.name)
-    output = work / "received" / given.name
-    create_output(spark, output)
+    spark = session(f"demo receiver {given.name}", given.work / "warehouse" / given.name)
+    create_output(spark, given.work, given.name)
     _tell(out, "ready")
-    if orders.get() == "go":
-        query = receive(
-            spark,
-            work / "domain",
-            "flights",
-            output,
-            work / "checkpoints" / given.name,
-            given.name,
-            maxMessagesPerTrigger=given.batch,
-        )
+    order = orders.get()
+    while order in SUBSCRIPTIONS:
+        receive_subscription(spark, given.work, order).awaitTermination()
+        _tell(out, order)
+        order = orders.get()
+    if order == "go":
+        query = receive_flights(spark, given.work, given.name, given.batch)
         _follow(query, orders, out)
         query.stop()
     _tell(out, "stopped")
@@ -68,19 +66,9 @@ def _follow(query: StreamingQuery, orders: queue.Queue[str], out: TextIO) -> Non
     """Report each micro-batch until the demo stops the receiver. Raises the error that ends the query."""
     seen = -1
     while True:
-        for progress in query.recentProgress:
-            if progress["batchId"] > seen and progress["numInputRows"]:
-                seen = progress["batchId"]
-                end = progress["sources"][0]["endOffset"]
-                consumer = (json.loads(end) if isinstance(end, str) else end)["consumer"]
-                _tell(
-                    out,
-                    "batch",
-                    batch=seen,
-                    rows=progress["numInputRows"],
-                    consumer=consumer,
-                    ms=progress["durationMs"]["triggerExecution"],
-                )
+        for done in batches_after(query, seen):
+            seen = done.batch
+            _tell(out, "batch", **dataclasses.asdict(done))
         try:
             if orders.get(timeout=_LOOK_S) == "stop":
                 return

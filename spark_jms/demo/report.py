@@ -24,7 +24,7 @@ def show(screen: Screen, outcome: DemoResult, seconds: float) -> None:
         [(s.name, s.selector or "none", s.expected, s.received, s.lost, s.duplicated) for s in outcome.subscriptions],
     )
     screen.table(
-        "Speed (three Spark drivers on this machine)",
+        "Speed (two Spark applications on this machine)",
         ("stage", "messages", "seconds", "a second"),
         [(s.stage, s.rows, round(s.seconds, 1), s.per_second) for s in outcome.speeds],
     )

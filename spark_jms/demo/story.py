@@ -18,7 +18,8 @@ import spark_jms
 from spark_jms.demo import answers, flights, queries
 from spark_jms.demo.account import QueueAccount, Speed, SubscriptionAccount, queue_account, subscription_account
 from spark_jms.demo.errors import DemoError
-from spark_jms.demo.processes import READY_TIMEOUT_S, STOP_TIMEOUT_S, ReceiverProcess
+from spark_jms.demo.processes import READY_TIMEOUT_S, ReceiverProcess
+from spark_jms.demo.query_receiver import QueryReceiver
 from spark_jms.demo.screen import Screen
 from spark_jms.demo.watch import DepthSample, Watch
 from spark_jms.log.domain import Domain
@@ -34,9 +35,10 @@ MODULE = {
         "delays": {"kind": "topic"},
     }
 }
-DELAYED, LATE = "dep_delay > 15", "dep_delay > 60"
+DELAYED = "dep_delay > 15"
+SUBSCRIPTIONS = queries.SUBSCRIPTIONS
 KILL_AT = 0.2  # of all messages received
-BATCHES = 30  # micro-batches that one receiver alone would need …
+BATCHES = 10  # micro-batches that one receiver alone would need …
 LEAST_BATCH = 500  # … but not smaller ones
 STUCK_AFTER_S = 120.0
 _TICK_S = 0.2
@@ -62,13 +64,15 @@ class Story:
     def __init__(self, work: Path, rows: int | None, screen: Screen) -> None:
         self.work, self.screen = work, screen
         self.root = work / "domain"
-        self.flights = flights.load(rows)
-        self.total = len(self.flights)
-        batch = max(self.total // BATCHES, LEAST_BATCH)
+        self.total = rows or flights.ROWS
         self.files = flights.feed_files(self.total)
-        self.receivers = [ReceiverProcess(name, work, batch) for name in ("a", "b")]
+        batch = max(self.total // BATCHES, LEAST_BATCH)
+        self.a, self.b = ReceiverProcess("a", work, batch), QueryReceiver("b", work, batch)
+        self.receivers = (self.a, self.b)
         self.speeds: list[Speed] = []
         self.problems: list[str] = []
+        self.rest = 0  # flights of the second half
+        self._flights: pa.Table | None = None
         self._watch: Watch | None = None
         self._spark: SparkSession | None = None
 
@@ -76,8 +80,8 @@ class Story:
         self.prepare()
         self.send_first_half()
         self.ask_the_backlog()
-        in_doubt, taken_over = self.receive_and_kill()
         subscriptions = self.publish()
+        in_doubt, taken_over = self.receive_and_kill()
         self.drain()
         return self.account(subscriptions, in_doubt, taken_over)
 
@@ -86,19 +90,18 @@ class Story:
         self.screen.stage(
             "Destinations",
             f"{self.total:,} flights become messages. `jmsq apply` creates a queue `flights` of {MEMBERS} members, which\n"
-            "   receivers share among themselves, and a topic `delays`. Each is a Delta table. No broker is started;\n"
-            "   three Spark drivers are: this one sends, `a` and `b` receive.",
+            "   receivers share among themselves, and a topic `delays`. Each is a Delta table. No broker is started,\n"
+            "   but two Spark applications: this one sends, and receives as `b`; the other receives as `a`.",
         )
         for change in spark_jms.apply(self.root, MODULE):
             self.screen.say(f"{change.destination}: {change.what} ({change.detail})")
         self._watch = Watch(self.root, "flights")
-        for receiver in self.receivers:
-            receiver.start()
+        self.a.start()
+        self._flights = flights.load(self.total)
         (self.work / "logs").mkdir(exist_ok=True)
         with stderr_to(self.work / "logs" / "demo.log"):  # the JVM inherits it
             self._spark = queries.session("spark-jms demo", self.work / "warehouse" / "demo")
-        for receiver in self.receivers:
-            receiver.wait_until("ready", READY_TIMEOUT_S, self.tick)
+        self.b.prepare(self.spark)
 
     def send_first_half(self) -> None:
         self.screen.stage(
@@ -122,33 +125,57 @@ class Story:
         if any(rows != by_carrier[0] for rows in by_carrier):
             self.problems.append("Spark and DuckDB do not agree about the backlog")
 
+    def publish(self) -> list[SubscriptionAccount]:
+        self.screen.stage(
+            "A topic with two durable subscriptions",
+            f"`ops` and `statistics` subscribe and go away; then every flight of the year with {DELAYED} is published.\n"
+            "   A subscription is a named position in the table: both find what was sent meanwhile, `ops` only what its\n"
+            f'   selector "{SUBSCRIPTIONS["ops"]}" lets through. The application of `a` receives as `statistics`, this one as `ops`.',
+        )
+        with spark_jms.connect(self.root, housekeeping=False) as context:
+            for name, selector in SUBSCRIPTIONS.items():
+                context.consumer("delays", subscription=name, selector=selector).close()
+        self.rest = flights.write_feed(self.flights, self.work / "feed", self.files // 2, self.files, self.files)
+        expected = {"ops": _where(self.flights, 60), "statistics": _where(self.flights, 15)}
+        published = len(expected["statistics"])
+        self._timed("publish to the topic", published, self._send("delays", DELAYED, max(self.files // 3, 1)))
+        self.a.wait_until("ready", READY_TIMEOUT_S, self.tick)
+        started = time.monotonic()
+        self.a.receive_subscription("statistics")
+        self._await(queries.receive_subscription(self.spark, self.work, "ops"))
+        self.speeds.append(Speed("receive as ops", len(expected["ops"]), time.monotonic() - started))
+        self.a.wait_until("statistics", READY_TIMEOUT_S, self.tick)
+        self.speeds.append(Speed("receive as statistics", published, time.monotonic() - started))
+        out = []
+        for name, selector in SUBSCRIPTIONS.items():
+            out.append(subscription_account(name, selector, expected[name], self.work / "received" / name))
+            self.screen.say(f"{name}: {out[-1].received:,} messages")
+        return out
+
     def receive_and_kill(self) -> tuple[int, int]:
         """(messages `a` had claimed when it was killed, messages b received until a was back)."""
-        a, b = self.receivers
+        a, b = self.a.received, self.b.received
         self.screen.stage(
             "Two queries share the queue, the second half arrives, and one is killed",
-            "Receivers share the members: a new one gets some when a micro-batch ends. Each writes its own Delta\n"
-            "   table. When a fifth has arrived, `a` gets kill -9 in the middle of a micro-batch.",
+            "`a` and `b` share the members: a new receiver gets some when a micro-batch ends. Each writes its own Delta\n"
+            "   table. When a fifth has arrived, the application of `a` gets kill -9 in the middle of a micro-batch.",
         )
         self.watch.mark("start")
-        for receiver in self.receivers:
-            receiver.go()
-        rows = flights.write_feed(self.flights, self.work / "feed", self.files // 2, self.files, self.files)
+        self.a.go()
+        self.b.go(self.spark)
         started, query = time.monotonic(), self._send("flights")
-        self._until(
-            lambda: a.rows + b.rows >= KILL_AT * self.total and len(a.batches) > 1 and len(b.batches) > 1,
-            "both receive",
-        )
-        time.sleep(min(a.batch_ms[-3:]) / 2000)  # into the next micro-batch
-        a.kill_9()
+        self._until(lambda: a.rows + b.rows >= KILL_AT * self.total and b.rows > 0 and self._shared(), "both receive")
+        self.a.kill_9()
         self.watch.mark("kill")
         killed_s, b_before = self.watch.second, b.rows
+        self.a.start()
         self._until(lambda: self.watch.last.second > killed_s + 0.6, "the queue is looked at after the kill")
         in_hand = [claim for claim in self.watch.last.claims if claim.consumer == a.consumer]
         in_doubt = sum(claim.picks.count for claim in in_hand)
         self.screen.say(
             f"kill -9: `a` is gone with {in_doubt:,} messages in hand (members {_list(in_hand)}). They are kept for it,\n"
-            "   and so are later flights of the same aircraft, for their order's sake; all the rest is free at once."
+            "   and so are later flights of the same aircraft, for their order's sake; all the rest is free at once.\n"
+            "   Its application starts again, with its checkpoint."
         )
         self._until(
             lambda: self._seen_with(b.consumer, killed_s) == set(range(MEMBERS)) or self._only_in_doubt(a.consumer),
@@ -156,15 +183,12 @@ class Story:
         )
         self.watch.mark("take-over")
         self.screen.say(
-            f"`b` has messages of all {MEMBERS} members in hand {self.watch.second - killed_s:.1f} s later. "
-            "`a` is started again, with its checkpoint."
+            f"`b` has messages of all {MEMBERS} members in hand {self.watch.second - killed_s:.1f} s after the kill."
         )
-        a.start()
-        a.wait_until("ready", READY_TIMEOUT_S, self.tick)
-        a.go()
+        self.a.wait_until("ready", READY_TIMEOUT_S, self.tick)
+        self.a.go()
         self.watch.mark("restart")
-        taken_over = b.rows - b_before
-        batches = len(a.batches)
+        taken_over, batches = b.rows - b_before, len(a.batches)
         self._until(lambda: len(a.batches) > batches or self._empty(), "a has finished what it had in hand")
         away_s = self.watch.second - killed_s
         self.screen.say(
@@ -172,40 +196,8 @@ class Story:
             "until it was back."
         )
         self._await(query)
-        self.speeds.append(Speed("send, two receive", rows, time.monotonic() - started))
+        self.speeds.append(Speed("send, two receive", self.rest, time.monotonic() - started))
         return in_doubt, taken_over
-
-    def publish(self) -> list[SubscriptionAccount]:
-        self.screen.stage(
-            "A topic with two durable subscriptions",
-            f"`ops` and `statistics` subscribe and go away; then every flight with {DELAYED} is published. A subscription\n"
-            f"   is a named position in the table: both find what was sent meanwhile, `ops` only what its selector\n"
-            f'   "{LATE}" lets through. (The queue is still being emptied beside it.)',
-        )
-        subscribers = (("ops", LATE), ("statistics", None))
-        with spark_jms.connect(self.root, housekeeping=False) as context:
-            for name, selector in subscribers:
-                context.consumer("delays", subscription=name, selector=selector).close()
-        expected = {None: _where(self.flights, 15), LATE: _where(self.flights, 60)}
-        self._timed("publish to the topic", len(expected[None]), self._send("delays", DELAYED, max(self.files // 3, 1)))
-        out = []
-        for name, selector in subscribers:
-            options = {"subscription": name} | ({"selector": selector} if selector else {})
-            output = self.work / "received" / name
-            query = queries.receive(
-                self.spark,
-                self.root,
-                "delays",
-                output,
-                self.work / "checkpoints" / name,
-                name,
-                available_now=True,
-                **options,
-            )
-            self._timed(f"receive as {name}", len(expected[selector]), query)
-            out.append(subscription_account(name, selector, expected[selector], output))
-            self.screen.say(f"{name}: {out[-1].received:,} messages")
-        return out
 
     def drain(self) -> None:
         self.screen.stage("Until the queue is empty", "Both receivers continue until every message is acknowledged.")
@@ -216,9 +208,9 @@ class Story:
         for receiver in self.receivers:
             receiver.stop()
         for receiver in self.receivers:
-            receiver.wait_until("stopped", STOP_TIMEOUT_S, lambda: None)
+            done = receiver.received
             self.speeds.append(
-                Speed(f"receiver {receiver.name}, in batches it reported", receiver.rows, sum(receiver.batch_ms) / 1000)
+                Speed(f"receiver {receiver.name}, in batches it reported", done.rows, sum(done.batch_ms) / 1000)
             )
 
     def account(self, subscriptions: list[SubscriptionAccount], in_doubt: int, taken_over: int) -> DemoResult:
@@ -237,12 +229,16 @@ class Story:
     def close(self) -> None:
         if self._watch is not None:
             self._watch.close()
-        for receiver in self.receivers:
-            receiver.clean_up()
+        self.a.clean_up()
         if self._spark is not None:
             self._spark.stop()
 
     # -- waiting --------------------------------------------------------------------------------------------------
+    @property
+    def flights(self) -> pa.Table:
+        assert self._flights is not None
+        return self._flights
+
     @property
     def spark(self) -> SparkSession:
         assert self._spark is not None
@@ -261,13 +257,9 @@ class Story:
         last = self.watch.last
         self.screen.bar("sent", last.sent, self.total)
         for receiver in self.receivers:
-            ms = receiver.batch_ms[-1] if receiver.batch_ms else 0
-            self.screen.bar(
-                f"received by {receiver.name}",
-                receiver.rows,
-                self.total,
-                f"{len(receiver.batches)} batches, the last in {ms / 1000:.1f} s" if ms else "",
-            )
+            done = receiver.received
+            note = f"{len(done.batches)} batches, the last in {done.batch_ms[-1] / 1000:.1f} s" if done.batches else ""
+            self.screen.bar(f"received by {receiver.name}", done.rows, self.total, note)
         self.screen.depth([sample.backlog for sample in self.watch.samples], last.backlog)
 
     def _until(self, condition: Callable[[], bool], what: str) -> None:
@@ -275,7 +267,7 @@ class Story:
         moved_s, state = time.monotonic(), (-1, -1, -1)
         while not condition():
             self.tick()
-            now = (self.watch.last.sent, self.watch.last.backlog, sum(r.rows for r in self.receivers))
+            now = (self.watch.last.sent, self.watch.last.backlog, sum(r.received.rows for r in self.receivers))
             if now != state:
                 moved_s, state = time.monotonic(), now
             elif time.monotonic() - moved_s > STUCK_AFTER_S:
@@ -309,6 +301,11 @@ class Story:
 
     def _empty(self) -> bool:
         return self.watch.last.sent == self.total and self.watch.last.backlog == 0
+
+    def _shared(self) -> bool:
+        """Both receivers have messages in hand, `a` of at most its share of members: it is in the middle of a micro-batch."""
+        of_a, of_b = (self.watch.last.members_of(receiver.received.consumer) for receiver in self.receivers)
+        return 0 < len(of_a) <= MEMBERS // 2 and len(of_b) > 0
 
     def _only_in_doubt(self, consumer: str) -> bool:
         last = self.watch.last

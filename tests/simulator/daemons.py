@@ -25,7 +25,7 @@ class SimDaemon:
         self.memory: SimMemory | None = None
         self.directory: SimDirectory | None = None
         self.paused = False
-        self.inbox: list[tuple[DaemonCore, Callable[[], list[Action]]]] = []
+        self.inbox: list[Callable[[], None]] = []
         self.lives = 0
         self.clock_offset_ms = 0.0
         self.wall_skew_us = 0
@@ -51,17 +51,24 @@ class SimDaemon:
 
     def feed(self, core: DaemonCore, event: Callable[[], list[Action]]) -> None:
         """Passes an event to this life of the daemon: now, or when the daemon wakes."""
+
+        def step() -> None:
+            if self.core is core:
+                self.handle(event)
+
         if self.core is not core:
             return
         if self.paused:
-            self.inbox.append((core, event))
+            self.inbox.append(step)
         else:
-            self._perform(self, event())
+            step()
+
+    def handle(self, event: Callable[[], list[Action]]) -> None:
+        self._perform(self, event())
 
     def wake(self) -> None:
         """Handles what arrived meanwhile, in order."""
         self.paused = False
         inbox, self.inbox = self.inbox, []
-        for core, event in inbox:
-            if self.core is core:
-                self._perform(self, event())
+        for step in inbox:
+            step()

@@ -37,6 +37,3 @@ class Observer:
 
     def stopping(self, daemon: SimDaemon) -> None:
         """A daemon stops by its own decision."""
-
-
-REPORTS = tuple(name for name in vars(Observer) if not name.startswith("_"))

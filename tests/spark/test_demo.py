@@ -20,6 +20,7 @@ import pytest
 from spark_jms.core.ranges import Ranges
 from spark_jms.demo import flights
 from spark_jms.demo.account import queue_account, subscription_account
+from spark_jms.demo.received import Received, batches_after
 from spark_jms.demo.screen import sparkline
 from spark_jms.demo.watch import DepthSample, OpenClaim
 from tests.process.crash import PLUGIN
@@ -248,6 +249,31 @@ def test_feed_writes_flights_in_the_order_of_the_year(tmp_path: Path) -> None:
     files = sorted(tmp_path.iterdir(), key=lambda path: path.stat().st_mtime)
     assert files == sorted(tmp_path.glob("*.parquet"))
     assert pa.concat_tables([pq.read_table(path) for path in files]).equals(table)
+
+
+class FinishedQuery:
+    """The part of a streaming query that tells its progress."""
+
+    def __init__(self, *batches: tuple[int, int]) -> None:
+        self.recentProgress = [
+            {
+                "batchId": batch,
+                "numInputRows": rows,
+                "durationMs": {"triggerExecution": 100 + batch},
+                "sources": [{"endOffset": json.dumps({"consumer": "query-1"})}],
+            }
+            for batch, rows in batches
+        ]
+
+
+def test_received_counts_a_repeated_batch_once() -> None:
+    """After kill -9 the receiver repeats the micro-batch it was in."""
+    received = Received()
+    for query, seen in ((FinishedQuery((0, 0), (1, 5), (2, 7)), 1), (FinishedQuery((2, 7), (3, 1)), -1)):
+        for batch in batches_after(query, seen):  # type: ignore[arg-type]
+            received.add(batch)
+    assert (received.rows, received.batches, received.consumer) == (8, {2: 7, 3: 1}, "query-1")
+    assert received.batch_ms == [102, 102, 103]
 
 
 def test_sparkline_scales_to_height_and_width() -> None:

@@ -9,11 +9,10 @@ import os
 import pickle
 import threading
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
-import msgspec
 import pytest
-from msgspec.structs import replace
 
 from spark_jms.store.errors import (
     DirectoryUnavailableError,
@@ -23,7 +22,7 @@ from spark_jms.store.errors import (
     StoreVersionError,
     error_of,
 )
-from spark_jms.store.regions import folder_files
+from spark_jms.store.regions import global_directory
 from spark_jms.store.regions.core.directory import Absent, Holder, RegionEntry
 from spark_jms.store.regions.global_directory import DirectoryFiles, GlobalDirectory
 
@@ -105,16 +104,16 @@ def test_housekeeping_removes_files_of_dead_writers(files: DirectoryFiles, tmp_p
 def test_reader_that_slept_finds_the_newest_entry(files: DirectoryFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     """R10: though housekeeping removed the versions that it had listed."""
     grow(files, 2)
-    listed = folder_files.numbers
+    listed = global_directory._versions
 
-    def numbers(folder: int) -> Sequence[int]:
+    def versions(folder: Path) -> Sequence[int]:
         found = listed(folder)
-        monkeypatch.setattr(folder_files, "numbers", listed)
+        monkeypatch.setattr(global_directory, "_versions", listed)
         grow(files, 7, 2)
         files.remove_stale_files(FAR_AHEAD_S)
         return found
 
-    monkeypatch.setattr(folder_files, "numbers", numbers)
+    monkeypatch.setattr(global_directory, "_versions", versions)
     assert files.read("s.000") == at(7)
 
 
@@ -124,10 +123,10 @@ def test_writer_whose_file_was_removed_tries_again(files: DirectoryFiles, monkey
     grow(files, 3)
     link = os.link
 
-    def late(source: str, target: str, **folders: int) -> None:
+    def late(source: Path, target: Path) -> None:
         monkeypatch.setattr(os, "link", link)
-        assert [path.name for path in files.remove_stale_files(FAR_AHEAD_S)] == [source]
-        link(source, target, **folders)
+        assert files.remove_stale_files(FAR_AHEAD_S) == [source]
+        link(source, target)
 
     monkeypatch.setattr(os, "link", late)
     with pytest.raises(DirectoryUnavailableError):
@@ -141,11 +140,11 @@ def test_writer_of_a_removed_version_changes_nothing(files: DirectoryFiles, monk
     grow(files, 2)
     link = os.link
 
-    def late(source: str, target: str, **folders: int) -> None:
+    def late(source: Path, target: Path) -> None:
         monkeypatch.setattr(os, "link", link)
         grow(files, 6, 2)
         files.remove_stale_files(0.0)
-        link(source, target, **folders)
+        link(source, target)
 
     monkeypatch.setattr(os, "link", late)
     with pytest.raises(DirectoryUnavailableError, match="changed again in the same moment"):
@@ -228,14 +227,15 @@ def test_directory_that_returns_between_two_looks_is_not_empty(mounted: Mount, m
     looked for the identity."""
     grow(mounted.files, 2)
     mounted.unmount()
-    absent = DirectoryFiles._nothing
+    listed = global_directory._versions
 
-    def nothing(files: DirectoryFiles, name: str) -> Absent | None:
-        monkeypatch.setattr(DirectoryFiles, "_nothing", absent)
+    def versions(folder: Path) -> Sequence[int]:
+        found = listed(folder)
+        monkeypatch.setattr(global_directory, "_versions", listed)
         mounted.mount()
-        return absent(files, name)
+        return found
 
-    monkeypatch.setattr(DirectoryFiles, "_nothing", nothing)
+    monkeypatch.setattr(global_directory, "_versions", versions)
     assert mounted.files.read("s.000") == at(2)
 
 
@@ -294,7 +294,7 @@ def with_checksum(text: str) -> bytes:
 
 
 def fields_of(entry: RegionEntry, **more: object) -> str:
-    return json.dumps({**msgspec.to_builtins(entry), **more})
+    return json.dumps({**asdict(entry), **more})
 
 
 @pytest.fixture

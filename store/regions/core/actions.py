@@ -3,48 +3,54 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-
-import msgspec
+from dataclasses import dataclass
 
 from spark_jms.store.regions.core.directory import DirectoryRequest
 from spark_jms.store.regions.core.protocol import RegionMessage
 
 
-class ToPeer(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class ToPeer:
     daemon: int
     message: RegionMessage
 
 
-class ToClient(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class ToClient:
     client: int
     message: RegionMessage
 
 
-class Drop(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Drop:
     """Close this client's connection."""
 
     client: int
 
 
-class Unlink(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Unlink:
     """Close the connection to this daemon and open another: nothing comes through it."""
 
     daemon: int
 
 
-class Log(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Log:
     level: int  # 1 error, 2 information, 3 trace
     text: str
 
 
-class AskDirectory(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class AskDirectory:
     """Perform this request without waiting, and pass the answer to `DaemonCore.directory_answered` under its number."""
 
     number: int
     request: DirectoryRequest
 
 
-class Stop(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Stop:
     """End this daemon."""
 
 

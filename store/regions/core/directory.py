@@ -15,12 +15,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
-
-import msgspec
-from msgspec.structs import replace
 
 from spark_jms.store.errors import DirectoryUnavailableError
 
@@ -38,14 +35,16 @@ class EntryEvent(Enum):
     DELETED = "deleted"
 
 
-class Holder(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Holder:
     """A daemon in one incarnation. A restarted daemon has another incarnation, and none of the old one's memory."""
 
     daemon: int
     incarnation: str
 
 
-class RegionEntry(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class RegionEntry:
     """A deleted name that is used again gets another `region_id`. Together with `epoch` it orders all entries of a name."""
 
     name: str
@@ -211,15 +210,8 @@ def change(event: EntryEvent, entry: RegionEntry, subject: Holder | str | None =
         raise ValueError(f"region {entry.name} cannot be {event.value}: {entry}")
 
     def value(becomes: Becomes, old: Any) -> Any:
-        match becomes:
-            case Becomes.SAME:
-                return old
-            case Becomes.NONE:
-                return None
-            case Becomes.IT:
-                return subject
-            case Becomes.OLD_PRIMARY:
-                return entry.primary
+        values = {Becomes.SAME: old, Becomes.NONE: None, Becomes.IT: subject, Becomes.OLD_PRIMARY: entry.primary}
+        return values[becomes]
 
     return replace(
         entry,
@@ -272,25 +264,30 @@ class DirectoryPort(ABC):
         """False only when this incarnation has certainly ended: its lock is free, or a later incarnation has it."""
 
 
-class ReadEntry(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class ReadEntry:
     name: str
 
 
-class ChangeEntry(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class ChangeEntry:
     name: str
     old: RegionEntry | None
     new: RegionEntry | None
 
 
-class DiscardEntry(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class DiscardEntry:
     name: str
 
 
-class ListEntries(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class ListEntries:
     pass
 
 
-class AskRunning(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class AskRunning:
     holder: Holder
 
 

@@ -20,7 +20,6 @@ from spark_jms.store.regions.core.follower import Follower, FollowerEvent, Purpo
 from spark_jms.store.regions.core.placement import next_daemon, with_room
 from spark_jms.store.regions.core.protocol import Notice, ReadRegion, Revoked, WriteRegion
 from spark_jms.store.regions.core.replication import Replication
-from spark_jms.store.regions.core.second_place import SECOND_PLACE_STATES, SecondPlace, SecondPlaceEvent
 from spark_jms.store.regions.core.shared import Shared
 from spark_jms.store.regions.core.state_table import StateTable, StateTransition
 
@@ -60,8 +59,7 @@ PRIMARY_STATES = StateTable(
     *(StateTransition(state, PrimaryEvent.FENCED, None, _FREES) for state in PrimaryState),
 )
 
-# As globals: reading a member from its Enum runs in Python, and every write and every tick does.
-_SERVING, _IN_DOUBT = PrimaryState.SERVING, PrimaryState.IN_DOUBT
+_SERVING = PrimaryState.SERVING  # as a global: reading a member from its Enum runs in Python, and every write does
 
 
 class Primary:
@@ -75,16 +73,13 @@ class Primary:
         self._budget = budget
         self._covered = 0  # requests up to this one came before the directory named this daemon primary
         self._closing: list[Callable[[], None]] = []  # called once the region is closed
-        self._second_place = SECOND_PLACE_STATES.next(None, SecondPlaceEvent.SERVED)
+        self._wants_next = False  # the second copy should be on the next daemon (R9)
         self._declined: set[int] = set()  # daemons that had no memory when asked
         self._step(PrimaryEvent.NAMED)
         replication.adopt(entry)
 
     def _step(self, event: PrimaryEvent) -> None:
         self.state = PRIMARY_STATES.next(self.state, event)
-
-    def _step_place(self, event: SecondPlaceEvent) -> None:
-        self._second_place = SECOND_PLACE_STATES.next(self._second_place, event)
 
     @property
     def ended(self) -> bool:
@@ -106,8 +101,7 @@ class Primary:
         self._change(rules.opened(self.entry, opener), partial(self._opened, client, opened))
 
     def _opened(self, client: int, opened: Callable[[], None]) -> None:
-        self.client, self.open_epoch = client, self.entry.epoch
-        self._step_place(SecondPlaceEvent.OPENED)
+        self.client, self.open_epoch, self._wants_next = client, self.entry.epoch, True
         for follower in [f for f in self.replication.followers if f.purpose is Purpose.MOVE]:
             self._remove(follower)
         opened()
@@ -238,7 +232,7 @@ class Primary:
 
     def _joined(self, follower: Follower, before: Holder | None) -> None:
         follower.step(FollowerEvent.LISTED)
-        self._step_place(SecondPlaceEvent.JOINED)
+        self._wants_next = False
         for other in [f for f in self.replication.followers if f is not follower and f.in_sync]:
             self.replication.remove(other)
         self._shared.out.log(2, f"region {self.entry.name}: second copy on daemon {follower.holder.daemon}")
@@ -372,12 +366,12 @@ class Primary:
     # ---- time
 
     def tick(self, may_resilver: bool) -> None:
-        if self.state is _IN_DOUBT:
+        if self.state is PrimaryState.IN_DOUBT:
             self.refresh()
         self._continue_closing()
-        dead = self._shared.peers.dead
-        for follower in [f for f in self.replication.followers if dead(f.holder)]:
-            self._remove(follower)
+        for follower in list(self.replication.followers):
+            if self._shared.peers.dead(follower.holder):
+                self._remove(follower)
         for follower in list(self.replication.followers):
             follower.nudge()
             self._advance(follower)
@@ -394,7 +388,7 @@ class Primary:
         if peers.draining and closed and stays:
             self._swap_places()
             return
-        if secondary is not None and not leaves and self._second_place is SecondPlace.ACCEPTED:
+        if secondary is not None and not leaves and not self._wants_next:
             return
         candidates, exclude = peers.candidates(), set(self._declined)
         if secondary is not None:
@@ -402,8 +396,7 @@ class Primary:
             exclude |= {secondary.daemon} if leaves else set()
         target = next_daemon(peers.me.daemon, peers.count, candidates, size, exclude)
         if target is None or (secondary is not None and target == secondary.daemon):
-            if target is not None:
-                self._step_place(SecondPlaceEvent.IN_PLACE)
+            self._wants_next = self._wants_next and target is None
             self._declined.clear()
             return
         holder = peers.holder_of(target)

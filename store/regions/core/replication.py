@@ -8,8 +8,7 @@ counting only after the directory has stopped listing it.
 from __future__ import annotations
 
 from collections import deque
-
-import msgspec
+from dataclasses import dataclass
 
 from spark_jms.store.regions.core.copies import RegionCopy
 from spark_jms.store.regions.core.directory import Holder, RegionEntry
@@ -18,7 +17,8 @@ from spark_jms.store.regions.core.protocol import MAX_BODY_BYTES, Adopt, Begin, 
 from spark_jms.store.regions.core.shared import Shared
 
 
-class PendingRequest(msgspec.Struct):
+@dataclass
+class PendingRequest:
     """A write, until the followers have it, or a read with its bytes, until it is certain that this daemon is primary."""
 
     order: int  # rises by 1 with each
@@ -67,10 +67,7 @@ class Replication:
 
     @property
     def resilvering(self) -> bool:
-        for follower in self.followers:  # noqa: SIM110 - every tick asks it for every region
-            if not follower.in_sync:
-                return True
-        return False
+        return any(not f.in_sync for f in self.followers)
 
     @property
     def safe(self) -> bool:

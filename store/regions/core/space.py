@@ -16,8 +16,7 @@ from __future__ import annotations
 import struct
 import zlib
 from bisect import bisect_left, insort
-
-import msgspec
+from dataclasses import dataclass
 
 from spark_jms.store.errors import RegionFullError, StoreCorruptError, StoreVersionError
 
@@ -38,7 +37,8 @@ _CRC = struct.Struct("<I")
 Step = tuple[int, "bytes | tuple[int, int]"]  # (offset, bytes), or (to, (from, length)): the daemon copies inside
 
 
-class Block(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Block:
     offset: int
     size: int  # of the whole block
     connection: int
