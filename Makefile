@@ -27,15 +27,17 @@ export PYSPARK_PYTHON := $(PY)
 export PYSPARK_DRIVER_PYTHON := $(PY)
 export PYTHONUNBUFFERED := 1
 unexport SPARK_HOME
+# Tests start some thousand processes: without the compiled modules, each of them compiles this project anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Commands that start Spark run with the Java that set-up found.
 SPARK_RUN := JAVA_HOME="$$(cat '$(JAVA_FILE)')" $(PY)
-# For two cores. A third of the time of the tests without Spark is waiting for timers, so three run at once; those with
-# Spark keep both cores busy. Without Spark first: they fail faster, and some of them check time limits that JVMs beside
-# them would stretch.
+# For two cores. Tests wait a part of their time, for timers or for another process, so three run at once. Without Spark
+# first: they fail faster, and some of them check time limits that JVMs beside them would stretch.
 THREE_AT_ONCE := --numprocesses 3 --dist worksteal
 TWO_AT_ONCE := --numprocesses 2 --dist worksteal
 FAST_TESTS := $(wildcard tests/unit tests/contract tests/simulation)
+SPARK_TESTS := tests/process tests/spark
 
 .PHONY: help
 help: ## this list
@@ -53,7 +55,7 @@ demo: setup classes ## a year of flights through queues and topics, with a kill 
 test: $(INSTALLED) java ## everything CI runs: set-up, lint, every test layer (about 20 minutes)
 	@$(MAKE) --jobs=3 --output-sync=target jars postgresql chromium lint classes
 	@echo "== tests without Spark" && $(SPARK_RUN) -m pytest -q $(THREE_AT_ONCE) -m "not spark and not soak" tests $(ARGS)
-	@echo "== tests with Spark" && $(SPARK_RUN) -m pytest -q $(TWO_AT_ONCE) -m "spark and not soak" tests $(ARGS)
+	@echo "== tests with Spark" && $(SPARK_RUN) -m pytest -q $(THREE_AT_ONCE) -m "spark and not soak" $(SPARK_TESTS) $(ARGS)
 
 .PHONY: check
 check: lint ## format, lint, types, architecture, fast tests (under 3 minutes; needs no Java)
@@ -107,13 +109,14 @@ clean: ## remove what builds and tests leave behind (keeps .venv and the cached 
 $(PY):
 	@bash spark_jms/setup/venv.sh '$(PYTHON)' '$(VENV)'
 
+# Python compiles a module when it is first imported, which most modules of these packages never are.
 $(INSTALLED): setup.py constraints.txt | $(PY)
 	@echo "== Python packages into $(VENV) (once; about a minute)"
-	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,demo]'
+	@$(PY) -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev,demo]'
 	@touch $@
 
 $(INSTALLED_BENCH): $(INSTALLED)
-	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	@$(PY) -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	@touch $@
 
 # Asked every time (it takes a moment): a Java that is gone, or another JAVA_HOME, is noticed.

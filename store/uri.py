@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from urllib.parse import unquote
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from spark_jms.settings.extras import needs
 from spark_jms.store.administration import Administration, OpenedAdministration
@@ -30,6 +30,24 @@ def administration_of(uri: str) -> Administration:
     except StoreUriError:
         return _administer_opened(uri)
     return kind.administer(uri)
+
+
+def admission_of(uri: str) -> Callable[[], None]:
+    """What a sender calls before each send: ResourceAllocationException while the store refuses new messages (R13). Needs no
+    open store, and none of what the store needs."""
+    if scheme_of(uri) != "replicated":
+        return _admit
+    from spark_jms.settings.store import ReplicatedOptions  # its table needs the errors of this package
+    from spark_jms.settings.table import settings_of
+    from spark_jms.store.regions.published_overload import SendAdmission
+
+    parts = urlsplit(uri)
+    store = dict(parse_qsl(parts.query)).get("store") or settings_of(ReplicatedOptions)["store"].default
+    return SendAdmission(unquote(parts.path), str(store)).check
+
+
+def _admit() -> None:
+    pass
 
 
 def scheme_of(uri: str) -> str:

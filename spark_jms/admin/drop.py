@@ -27,6 +27,7 @@ from spark_jms.errors import (
     MemberUnavailableError,
 )
 from spark_jms.log.commit import Decision, commit_prepared
+from spark_jms.log.declarations import referring
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.register import RegisterEntry
@@ -138,9 +139,11 @@ def _mark_dropped(domain: Domain, store: Store, destination: str, entry: Registe
     def in_use(snapshot: Snapshot) -> str:
         if force:
             return ""
+        referring_to = referring(domain, destination)
         unfinished, consumers = _unfinished(domain, store, destination), consumers_alive(store, snapshot.table_id)
         reasons = [f"has {unfinished:,} unfinished message(s)"] * bool(unfinished)
         reasons += [f"is used by {', '.join(consumers)}"] * bool(consumers)
+        reasons += [f"is the errorDestination of {', '.join(referring_to)}"] * bool(referring_to)
         return " and ".join(reasons)
 
     def decide(snapshot: Snapshot, reasons: str) -> Decision:

@@ -58,7 +58,7 @@ class Rounds:
         if name not in self._housekeepers:
             made = self._housekeepers[name] = Housekeeper(self._domain, self._store, name)
             if self._clean_up:
-                made.rounds.CLEAN_UP_EVERY_S = 0.0
+                made.rounds.CLEAN_UP_EVERY_S = made.ABANDONED_EVERY_S = 0.0
         housekeeper = self._housekeepers[name]
         before = replace(housekeeper.rounds.total)
         if not housekeeper.run():

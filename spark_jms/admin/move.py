@@ -7,7 +7,7 @@ so consumers of the source continue. Claimed and moving messages stay where they
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -17,8 +17,9 @@ from spark_jms.claims.fetch import fetch
 from spark_jms.claims.open_records import OpenRecords, opened_records
 from spark_jms.claims.record_sets import label_of, state_of
 from spark_jms.claims.scan import Question, ScanBounds, scan
-from spark_jms.claims.transfer import Movement, Transfers
+from spark_jms.claims.transfer import Movement, Transfers, TransfersEnded
 from spark_jms.core.claim import Claim
+from spark_jms.core.pause import INSERTION
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.record_names import member_record
 from spark_jms.core.record_set import RecordSet
@@ -44,6 +45,8 @@ class MoveOrder:
     target_member: int | None = None
     selector: Selector | None = None
     limit: int | None = None
+    actor: str = MOVER  # the consumer in the acknowledgement table
+    convert: Callable[[pa.RecordBatch], pa.RecordBatch] = lambda rows: rows
 
 
 @dataclass(frozen=True)
@@ -63,13 +66,15 @@ def plan_move(domain: Domain, store: Store, request: MoveOrder) -> Moved:
         state = state_of(store, snapshot, subscription, member)
         claimed += state.claimed.count
         left = None if request.limit is None else request.limit - found
-        found += _picks(domain, request, state, member, snapshot.last_sequence(member), left).count
+        last = snapshot.last_sequence(member)
+        found += selected(domain, request.source, request.selector, state, member, last, left).count
     return Moved(found, claimed)
 
 
 def move(domain: Domain, store: Store, request: MoveOrder, wait_s: float) -> Moved:
-    """Messages that are sent meanwhile are left. Raises InvalidDestinationError, MemberUnavailableError, MessageSizeError
-    and TransferError; what has moved by then stays moved, and no message is lost or doubled."""
+    """Messages that are sent meanwhile are left. Raises InvalidDestinationError, InsertionPausedError before anything moves,
+    MemberUnavailableError, MessageSizeError and TransferError; what has moved by then stays moved, and no message is lost
+    or doubled."""
     subscription, members = _checked(domain, request)
     snapshot = domain.log(request.source).snapshot
     transfers, moved, claimed = Transfers(domain), 0, 0
@@ -82,7 +87,7 @@ def move(domain: Domain, store: Store, request: MoveOrder, wait_s: float) -> Mov
             with opened_records(store, labels, wait_s, "move") as records:
                 _finish(transfers, records, record)
                 state = records.states[record].start_at(snapshot.destination.start_floor(subscription, member))
-                picks = _picks(domain, request, state, member, last, left)
+                picks = selected(domain, request.source, request.selector, state, member, last, left)
                 if picks:
                     _transfer(domain, transfers, records, record, request, state, member, picks)
                 claimed += 0 if picks else state.claimed.count
@@ -105,6 +110,9 @@ def _checked(domain: Domain, request: MoveOrder) -> tuple[str, list[int]]:
         raise InvalidDestinationError(
             f"{target.name} has the members 0 to {target.members - 1}, not {request.target_member}"
         )
+    closed = target.pauses.members(INSERTION, target.members)
+    if request.target_member in closed or len(closed) == target.members:
+        target.check_insertion(closed if request.target_member is None else [request.target_member])
     wrong = [m for m in request.members or () if not 0 <= m < source.members]
     if wrong:
         raise InvalidDestinationError(f"{source.name} has the members 0 to {source.members - 1}, not {wrong[0]}")
@@ -118,14 +126,16 @@ def _checked(domain: Domain, request: MoveOrder) -> tuple[str, list[int]]:
     return subscription, members
 
 
-def _picks(domain: Domain, request: MoveOrder, state: RecordSet, member: int, last: int, limit: int | None) -> Ranges:
-    """The first available messages that the selector takes; delayed ones too."""
-    found, question = EMPTY, Question(request.selector)
+def selected(
+    domain: Domain, source: str, selector: Selector | None, state: RecordSet, member: int, last: int, limit: int | None
+) -> Ranges:
+    """The first available messages of a member that the selector takes; delayed ones too."""
+    found, question = EMPTY, Question(selector)
     for window in state.available_windows(1, last):
         enough = None if limit is None else limit - found.count
         if enough is not None and enough <= 0:
             break
-        found |= scan(domain.log(request.source), member, window, question, ScanBounds(enough)).picks
+        found |= scan(domain.log(source), member, window, question, ScanBounds(enough)).picks
     return found if limit is None else found.take(limit)
 
 
@@ -140,31 +150,37 @@ def _transfer(
     picks: Ranges,
 ) -> None:
     claim = f"move-{secrets.token_hex(8)}"
-    claimed = state.claim(Claim(claim, MOVER, claim, picks, now_ms(), replayable=False))
+    claimed = state.claim(Claim(claim, request.actor, claim, picks, now_ms(), replayable=False))
     movement = Movement(
         claim,
         picks,
-        _rows(domain, request.source, member, picks),
+        map(request.convert, fetched(domain, request.source, member, picks)),
         request.target,
         request.target_member,
-        MOVER,
+        request.actor,
         f"moved from {request.source}",
     )
-    records.change({record: transfers.begin(claimed, movement)})
-    _finish(transfers, records, record)
+    epoch = records.handles[record].epoch
+    _check_ended(transfers.carry_out(claimed, movement, epoch, lambda after: records.change({record: after})))
 
 
-def _rows(domain: Domain, source: str, member: int, picks: Ranges) -> Iterator[pa.RecordBatch]:
+def fetched(domain: Domain, source: str, member: int, picks: Ranges) -> Iterator[pa.RecordBatch]:
+    """The messages as a transfer takes them."""
     yield from fetch(domain.log(source), source, member, picks, {}, columns=ROW_COLUMNS)
 
 
 def _finish(transfers: Transfers, records: OpenRecords, record: str) -> None:
-    """Raises TransferError when a transfer does not end."""
+    """Finish transfers that earlier moves have left open."""
     state = records.states[record]
     if not state.intents:
         return
     ended = transfers.finish(state, records.handles[record].epoch)
     records.change({record: ended.state})
+    _check_ended(ended)
+
+
+def _check_ended(ended: TransfersEnded) -> None:
+    """Raises TransferError when a transfer does not end."""
     if ended.problems:
         raise TransferError(
             f"{len(ended.problems)} transfer(s) did not end; their messages are neither lost nor doubled, and are tried "

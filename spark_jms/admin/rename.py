@@ -17,9 +17,10 @@ from spark_jms.admin.drop import consumers_alive
 from spark_jms.core.destination import check_name
 from spark_jms.errors import DestinationInUseError, InvalidDestinationError
 from spark_jms.log.commit import Decision, commit
-from spark_jms.log.declarations import metadata_action
+from spark_jms.log.declarations import metadata_action, referring
 from spark_jms.log.domain import Domain
 from spark_jms.log.snapshot import Snapshot
+from spark_jms.log.temporary import check_not_temporary
 from spark_jms.store import Store
 
 
@@ -38,6 +39,7 @@ def rename_destination(domain: Domain, store: Store, old: str, new: str, *, forc
     when there is no `old`, or another destination is called `new`.
     """
     check_name("destination", new)
+    check_not_temporary(new)
     log = domain.log(old)
     table_id = log.refresh().table_id
     entry = domain.register.entry(old)
@@ -51,6 +53,11 @@ def rename_destination(domain: Domain, store: Store, old: str, new: str, *, forc
             f"destination {old} is used by {', '.join(consumers)}: it was not renamed. Stop its consumers and senders, or "
             "rename it with --force: then they get InvalidDestinationError sooner or later, and have to be started with the "
             "new name"
+        )
+    if taken is None and not force and (others := referring(domain, old)):
+        raise DestinationInUseError(
+            f"destination {old} is the errorDestination of {', '.join(others)}: it was not renamed. Rename it with --force, "
+            "then apply the new name there: until then their failed messages are kept back"
         )
     if taken is None and not domain.register.add(new, entry):
         raise InvalidDestinationError(f"{new} was created meanwhile: {old} was not renamed")

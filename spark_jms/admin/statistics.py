@@ -8,6 +8,7 @@ from datetime import datetime
 from spark_jms.claims import views
 from spark_jms.claims.housekeeper import published_failures
 from spark_jms.claims.views import SubscriptionRow
+from spark_jms.core.destination import Destination
 from spark_jms.core.health import BackgroundFailure
 from spark_jms.log.domain import Domain
 from spark_jms.log.snapshot import Snapshot
@@ -37,6 +38,15 @@ class Rates:
 
 
 @dataclass(frozen=True)
+class PauseRow:
+    """`member` None: the whole destination."""
+
+    operation: str
+    member: int | None
+    since: datetime
+
+
+@dataclass(frozen=True)
 class DestinationStatistics:
     destination: str
     kind: str
@@ -54,6 +64,7 @@ class DestinationStatistics:
     failures: tuple[BackgroundFailure, ...] = ()  # of housekeeping, as its last owner published them
     transfers: tuple[views.TransferRow, ...] = ()  # open ones
     rates: Rates | None = None
+    paused: tuple[PauseRow, ...] = ()
     oldest: datetime | None = None  # when the oldest unfinished message was sent, or earlier: its file's first message
 
 
@@ -95,8 +106,13 @@ def collect(domain: Domain, store: Store, destination: str) -> DestinationStatis
         "failing" if failures else "ok",
         failures,
         tuple(views.transfers(domain, store, destination)),
+        paused=pause_rows(declared),
         oldest=_oldest(snapshot, rows),
     )
+
+
+def pause_rows(declared: Destination) -> tuple[PauseRow, ...]:
+    return tuple(PauseRow(p.operation, p.member, views.moment(p.since_ms)) for p in declared.pauses.all)
 
 
 def _oldest(snapshot: Snapshot, rows: list[SubscriptionRow]) -> datetime | None:

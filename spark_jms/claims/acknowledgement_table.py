@@ -11,7 +11,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import pyarrow as pa
 
 from spark_jms.core.acknowledgement import Acknowledgement
@@ -93,7 +92,7 @@ class AcknowledgementTable:
     def _stage(self, member: int, rows: Sequence[Acknowledgement]) -> StagedFile:
         writer = FileWriter(self.table.storage, member, ACKNOWLEDGEMENT_SCHEMA)
         columns = {
-            "ordinal": np.arange(len(rows), dtype=np.int64),
+            "ordinal": range(len(rows)),
             "subscription": [self.subscription] * len(rows),
             "consumer": [row.consumer for row in rows],
             "claim": [row.claim for row in rows],

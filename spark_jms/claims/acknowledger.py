@@ -8,6 +8,7 @@ from spark_jms.claims.members import Members
 from spark_jms.claims.planner import Planner
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
+from spark_jms.core.redelivery import delay_end_ms
 
 
 class Acknowledger:
@@ -32,13 +33,15 @@ class Acknowledger:
         self._members.commit(changed)
         return left
 
-    def release(self, claim: str, parts: Mapping[int, Ranges], *, delivered: bool) -> bool:
+    def release(self, claim: str, parts: Mapping[int, Ranges], *, delivered: bool, delay_ms: int) -> bool:
         """See `Subscriber.release`."""
         if not all(self._members.open(member) for member in parts):
             return False
         for member in parts:
             self._planner.restart(member)  # released messages lie before what the pass has looked at
+        until = delay_end_ms(self._clock_ms(), delay_ms)
+        states = {m: self._members.attached_state(m) for m in parts}
         self._members.commit(
-            {m: self._members.attached_state(m).release(claim, part, delivered=delivered) for m, part in parts.items()}
+            {m: s.release(claim, parts[m], delivered=delivered, until_ms=until) for m, s in states.items()}
         )
         return True

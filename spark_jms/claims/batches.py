@@ -13,13 +13,15 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 
 from spark_jms.claims.members import Members
+from spark_jms.claims.offer import Offer
 from spark_jms.claims.planner import Planner
 from spark_jms.claims.positions import check_selector
 from spark_jms.claims.previous_batch import PreviousBatch
+from spark_jms.claims.redelivery_limit import RedeliveryLimit
 from spark_jms.claims.transfer import Transfers
-from spark_jms.core.batch import MAX_RANGES_PER_MEMBER, Batch, Limits, MemberPick, claim_id
+from spark_jms.core.batch import Batch, Limits, MemberPick, claim_id
 from spark_jms.core.claim import Claim
-from spark_jms.core.ranges import Ranges
+from spark_jms.core.pause import CONSUMPTION
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.selector import Selector
 from spark_jms.errors import (
@@ -63,6 +65,14 @@ class BatchMaker:
         self._table, self._store, self._members, self._planner = table, store, members, planner
         self._transfers, self._settings, self._clock_ms = transfers, settings, clock_ms
         self.previous = PreviousBatch(store, members, replayable=settings.replayable, clock_ms=clock_ms)
+        self._limit = RedeliveryLimit(
+            table,
+            transfers,
+            members.session_id,
+            members.label,
+            clock_ms,
+            fail_on_data_loss=settings.fail_on_data_loss,
+        )
         self.planned_version = -1
         self._last_batch_s = time.monotonic()
 
@@ -74,6 +84,7 @@ class BatchMaker:
         progress = self.previous.checked_progress(start)
         needed = self.previous.members_left(start)
         self._acquire(snapshot, needed)
+        self._check_new_records()
         # These are brought up to date, but nothing new is claimed there: it is another consumer's turn.
         leaving = self._members.contested() | self._members.borrowed()
         changed = self._up_to_date(snapshot, start, needed)
@@ -82,7 +93,10 @@ class BatchMaker:
             batch = self._claim_next(snapshot, progress.claimed + 1, changed, leaving, limits, targets)
             if batch is not None:
                 progress = replace(progress, claimed=progress.claimed + 1)
+        held = self._members.held
+        begun = {m for m, state in changed.items() if state.intents.keys() - held[m].state.intents.keys()}
         self._members.commit(changed, progress)
+        self._finish(begun)
         for member in {*self._left_to_others(snapshot), *(self._members.borrowed() & set(changed))}:
             self._members.leave(member, snapshot.last_sequence(member))
         self._members.hand_over({m: snapshot.last_sequence(m) for m in self._members.held})
@@ -108,6 +122,13 @@ class BatchMaker:
             selector = self._settings.selector
             check_selector(known, destination, selector.text.strip() if selector else None)
 
+    def _check_new_records(self) -> None:
+        """A record set that knows no message waits for its first claim; or a drop has emptied it, and has deleted the log
+        before we read its last commit."""
+        fresh = self._members.held.keys() - self._members.attached
+        if any(not self._members.held[member].state.newest_known for member in fresh):
+            self._check_subscription(self._table.verify())
+
     def _acquire(self, snapshot: Snapshot, needed: set[int]) -> None:
         members = max([snapshot.destination.members, *(m + 1 for m in needed)])  # a needed member may be removed by now
         last = {m: snapshot.last_sequence(m) for m in range(members)}
@@ -117,7 +138,7 @@ class BatchMaker:
     def _up_to_date(self, snapshot: Snapshot, start: Batch, needed: set[int]) -> dict[int, RecordSet]:
         """The states of the held members with `start` acknowledged, unlogged claims dropped and dead sessions swept."""
         live = set(self._store.sessions())
-        now, timeout_ms = self._clock_ms(), snapshot.destination.in_doubt_timeout_ms
+        now, destination = self._clock_ms(), snapshot.destination
         changed: dict[int, RecordSet] = {}
         for member, held in self._members.held.items():
             self._check_not_ahead(held.state, snapshot, member)
@@ -126,12 +147,24 @@ class BatchMaker:
                 fresh = member not in self._members.attached
                 state = self.previous.acknowledged_in(state, start, member, fresh=fresh)
             state = self.previous.without_unlogged(state, held.state, live)
-            floor = snapshot.destination.start_floor(self._members.subscription, member)
-            state = state.sweep(live, now, timeout_ms).start_at(floor)
+            floor = destination.start_floor(self._members.subscription, member)
+            before = state.delays
+            due = destination.due_ms(member, now)
+            state = state.sweep(live, now, destination.in_doubt_timeout_ms, destination.redelivery_delay_ms, due)
+            if before and before.keys() - state.delays.keys():
+                self._planner.restart(member)  # messages behind the pass are available again
+            state = state.start_at(floor)
             if state.intents:
                 state = self._transfers.finish(state, held.handle.epoch, patient=True).state
-            changed[member] = state
+            changed[member] = self._limit.enforce(state, destination, member, held.handle.epoch)
         return changed
+
+    def _finish(self, members: Set[int]) -> None:
+        """Finish the transfers that this batch has begun; what does not end now is tried with the next batch."""
+        for member in members & self._members.held.keys():
+            held = self._members.held[member]
+            ended = self._transfers.finish(held.state, held.handle.epoch, patient=True)
+            self._members.commit({member: ended.state})
 
     def _check_not_ahead(self, state: RecordSet, snapshot: Snapshot, member: int) -> None:
         """The store must not know messages that the table never had: new messages would get their numbers, and count as
@@ -169,11 +202,11 @@ class BatchMaker:
     ) -> Batch | None:
         """Claims the next messages in `changed`."""
         planned = self._plan(snapshot, changed, leaving, limits, targets)
-        total = sum(picks.count for picks in planned.values())
+        total = sum(offer.picks.count for offer in planned.values())
         waited_ms = (time.monotonic() - self._last_batch_s) * 1000
         if total == 0 or (total < limits.min_messages and waited_ms < limits.max_delay_ms and targets is None):
-            for member, picks in planned.items():
-                self._planner.not_claimed(member, picks)
+            for member, offer in planned.items():
+                self._planner.not_claimed(member, offer.picks)
             return None
         consumer, session = self._members.consumer, self._members.session_id
         for member in planned:
@@ -181,8 +214,8 @@ class BatchMaker:
         claim = claim_id(number, secrets.token_hex(8))
         members: dict[int, MemberPick] = {}
         for member, count in self._planner.shares(snapshot, planned, limits).items():
-            picks = planned[member].take(count).take_ranges(MAX_RANGES_PER_MEMBER)
-            self._planner.not_claimed(member, planned[member] - picks)
+            picks = planned[member].first(count)
+            self._planner.not_claimed(member, planned[member].picks - picks)
             if not picks:
                 continue
             state = changed[member]
@@ -217,18 +250,22 @@ class BatchMaker:
         leaving: Set[int],
         limits: Limits,
         targets: Mapping[int, int] | None,
-    ) -> dict[int, Ranges]:
+    ) -> dict[int, Offer]:
         """What each member could deliver now. Skips expired, refused and lost messages in `changed`."""
         full = {member for member, state in changed.items() if state.outbox_is_full}
         if full:
             log.warning("%s: members %s wait for their acknowledgement table", self._members.destination, sorted(full))
-        planned: dict[int, Ranges] = {}
-        for member in sorted(set(changed) - leaving - full):
+        declared = snapshot.destination
+        paused = declared.pauses.members(CONSUMPTION, declared.members)
+        for member in paused:
+            self._planner.restart(member)  # there is nothing more to plan until it is resumed
+        planned: dict[int, Offer] = {}
+        for member in sorted(set(changed) - leaving - full - paused):
             last = snapshot.last_sequence(member)
             if targets is not None:
                 last = min(last, targets.get(member, 0))
             epoch = self._members.held[member].handle.epoch
-            changed[member], picks = self._planner.picks(snapshot, member, changed[member], last, limits, epoch)
-            if picks:
-                planned[member] = picks
+            changed[member], offer = self._planner.picks(snapshot, member, changed[member], last, limits, epoch)
+            if offer.picks:
+                planned[member] = offer
         return planned

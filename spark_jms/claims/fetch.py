@@ -6,11 +6,12 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_jms.core.message import COLUMNS, deliver, stored_columns
 from spark_jms.core.ranges import Ranges, union
+from spark_jms.core.sort_order import FIFO, SortOrder
 from spark_jms.errors import DataLossError, DestinationReplacedError
 from spark_jms.log.data_file import FileHint
 from spark_jms.log.delta_log import DeltaLog
@@ -20,6 +21,7 @@ WITHOUT_LOST = (
     "Continue without them with failOnDataLoss=false (Python: fail_on_data_loss=False; `jmsq receive`: --skip-lost)."
 )
 _ATTEMPTS = 3
+_SORTED_ROWS = 16_384  # of a batch of sorted rows
 _SMALL_BATCH_BYTES = 2**20  # smaller batches are delivered together
 log = logging.getLogger("spark_jms")
 
@@ -35,15 +37,18 @@ def fetch(
     files: Sequence[FileHint] | None = None,
     fail_on_data_loss: bool = True,
     table_id: str | None = None,
+    order: SortOrder = FIFO,
 ) -> Iterator[pa.RecordBatch]:
-    """The picked messages of one member, in order. `redelivered` maps a delivery count above 1 to its messages.
+    """The picked messages of one member, in `order`: FIFO, or sorted, and then all are in memory at once. `redelivered` maps
+    a delivery count above 1 to its messages.
 
     `files` are tried first; a file that compaction has replaced is looked up in the log. Raises DataLossError for
     messages that are in no file, or leaves them out when `fail_on_data_loss` is false. Raises DestinationReplacedError when
     the table is not `table_id` any more: the messages that have these sequences now are others.
     """
     found = _PickedRows(table, member, picks, files, table_id)
-    for batch, sequences in _together(found.rows(stored_columns(columns))):
+    rows = _together(found.rows(list(dict.fromkeys([*stored_columns(columns), *order.columns]))))
+    for batch, sequences in _in_order(rows, order, redelivered) if order else rows:
         yield deliver(batch, columns, destination, member, sequences, _delivery_counts(sequences, redelivered))
     if not found.left:
         return
@@ -109,23 +114,34 @@ def _together(rows: Iterable[StoredRows]) -> Iterator[StoredRows]:
         yield _joined(pending)
 
 
+def _in_order(rows: Iterable[StoredRows], order: SortOrder, redelivered: Mapping[int, Ranges]) -> Iterator[StoredRows]:
+    """The same rows in the order of delivery."""
+    parts = sorted(rows, key=lambda part: part[1][0].as_py())
+    if not parts:
+        return
+    table = pa.Table.from_batches([batch for batch, _ in parts])
+    sequences = pa.concat_arrays([numbers for _, numbers in parts])
+    again = pc.is_in(sequences, union(redelivered.values()).numbers())
+    at = order.delivery(table.select(order.columns), sequences, again)
+    for start in range(0, len(at), _SORTED_ROWS):
+        chosen = at[start : start + _SORTED_ROWS]
+        for batch in table.take(chosen).combine_chunks().to_batches():
+            yield batch, sequences.take(chosen)
+
+
 def _joined(rows: list[StoredRows]) -> StoredRows:
     if len(rows) == 1:
         return rows[0]
-    return pa.concat_batches([batch for batch, _ in rows]), np.concatenate([sequences for _, sequences in rows])
+    return pa.concat_batches([batch for batch, _ in rows]), pa.concat_arrays([sequences for _, sequences in rows])
 
 
 def _delivery_counts(sequences: Any, redelivered: Mapping[int, Ranges]) -> Any:
     """One count for each sequence; just 1 when all are delivered for the first time."""
-    hits = {
-        count: part
-        for count, ranges in redelivered.items()
-        if (part := ranges.between(int(sequences[0]), int(sequences[-1])))
-    }
+    least, most = pc.min_max(sequences).as_py().values()
+    hits = {count: part for count, ranges in redelivered.items() if (part := ranges.between(least, most))}
     if not hits:
         return 1
-    counts = np.ones(len(sequences), dtype=np.int32)
+    counts = pa.repeat(pa.scalar(1, pa.int32()), len(sequences))
     for count, part in hits.items():
-        at = np.searchsorted(part.lo, sequences, side="right") - 1
-        counts[(at >= 0) & (sequences <= part.hi[at])] = count
+        counts = pc.if_else(pc.is_in(sequences, part.numbers()), pa.scalar(count, pa.int32()), counts)
     return counts

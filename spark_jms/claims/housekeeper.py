@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 from spark_jms.claims.leftovers import clear_leftovers
 from spark_jms.claims.record_sets import state_of
 from spark_jms.claims.transfer import Transfers, recover_transfers
+from spark_jms.core.destination import is_temporary
 from spark_jms.core.health import BackgroundFailure, Health, failures_from_bytes
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_names import lease_record
@@ -36,6 +39,8 @@ class Housekeeper:
     """Call `run` every few seconds: it does one round, unless another process has the lease. A failed step raises
     nothing: `health` has it, the log, and the lease's record, for `jmsq stat`."""
 
+    ABANDONED_EVERY_S = 60.0  # looks for temporary destinations of dead contexts
+
     def __init__(self, domain: Domain, store: Store, destination: str) -> None:
         self._domain, self._store, self._destination = domain, store, destination
         self._session = store.connect(f"housekeeping {destination}")
@@ -43,24 +48,38 @@ class Housekeeper:
         self._table_id = ""  # of the lease
         self._states: dict[tuple[str, str, int], RecordSet] = {}  # of this round
         logs = {"messages": domain.log(destination), "acknowledgements": domain.acknowledgements(destination)}
+        self._messages = logs["messages"]  # asked once for each file: the domain would read its register each time
         self.rounds = HousekeepingRounds(logs, self.is_done, clean_store=self._clear_leftovers)
         self._transfers = Transfers(domain)
+        self._looked_for_abandoned_s = time.monotonic()
 
     def is_done(self, subscription: str, member: int, sequences: Ranges) -> bool:
-        """Reads each record set once a round. An old state is good enough: a message that is done stays done."""
-        snapshot = self._domain.log(self._destination).snapshot
+        """An old state is good enough: a message that is done stays done."""
+        floor = self._messages.snapshot.destination.start_floor(subscription, member)
+        return sequences.last <= floor or self._state(subscription, member).is_done(sequences)
+
+    def _state(self, subscription: str, member: int) -> RecordSet:
+        """Read once a round."""
+        snapshot = self._messages.snapshot
         key = (snapshot.table_id, subscription, member)
         if key not in self._states:
             self._states[key] = state_of(self._store, snapshot, subscription, member)
-        floor = snapshot.destination.start_floor(subscription, member)
-        return sequences.last <= floor or self._states[key].is_done(sequences)
+        return self._states[key]
 
     def _clear_leftovers(self) -> None:
         clear_leftovers(self._store, self._session, self._domain.log(self._destination))
 
     def _recover_transfers(self) -> None:
         snapshot = self._domain.log(self._destination).snapshot
-        recover_transfers(self._transfers, self._store, self._session, snapshot, sorted(snapshot.numbered_members()))
+        recover_transfers(self._transfers, self._session, snapshot, self._state)
+
+    def _delete_abandoned(self) -> None:
+        """Temporary destinations of dead contexts (C15). The housekeeping of a temporary one has a store of its own."""
+        now_s = time.monotonic()
+        if now_s - self._looked_for_abandoned_s >= self.ABANDONED_EVERY_S and not is_temporary(self._destination):
+            self._looked_for_abandoned_s = now_s
+            temporary, sessions = self._domain.temporary, self._store.sessions
+            self.rounds.monitor.run("temporary destinations", lambda: temporary.delete_abandoned(sessions))
 
     def run(self) -> bool:
         """False when another process has the lease."""
@@ -82,6 +101,7 @@ class Housekeeper:
             self._states.clear()
             self.rounds.round()
             self.rounds.monitor.run("recovery of transfers", self._recover_transfers)
+            self._delete_abandoned()
             self._publish(self._lease)
         except FencedError:
             return self._reconnect()

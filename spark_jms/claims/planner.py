@@ -1,7 +1,7 @@
 """What a batch may take of the members a consumer holds: its picks, before they are claimed (C6, C7, C12).
 
-Messages are picked in the order of their sequences; `_Windows` chooses where to look next, so an order by priority would
-start there. scan.py judges the messages of a window.
+Messages are looked at in the order of their sequences; `_Windows` chooses where to look next, and scan.py judges the
+messages of a window. The order of delivery of a sorted destination is offer.py's.
 
 One plan reads the headers of a bounded number of messages. When that does not reach the end of a member, the *pass*
 continues with the next plan, behind the last message it looked at:
@@ -21,16 +21,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from spark_jms.claims.fetch import WITHOUT_LOST
+from spark_jms.claims.offer import Offer, SortedBacklogs
 from spark_jms.claims.scan import Question, Scan, ScanBounds, groups_of, scan
 from spark_jms.core.batch import Limits, fair_shares
 from spark_jms.core.ranges import EMPTY, Ranges, union
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.selector import Selector
+from spark_jms.core.sort_order import SortOrder
 from spark_jms.errors import DataLossError
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.snapshot import Snapshot
 
 log = logging.getLogger("spark_jms")
+EVERYTHING = Limits()
 MAX_ROWS_READ = 200_000  # headers that one plan reads in one member: about half a second
 
 
@@ -45,8 +48,8 @@ class _Windows:
     """The available messages from `first` on, window by window, so that a plan looks no further than it needs. `next` is the
     next window; EMPTY at the end."""
 
-    def __init__(self, state: RecordSet, refused: Ranges, first: int, last: int) -> None:
-        self._windows = (w - refused for w in state.available_windows(first, last))
+    def __init__(self, state: RecordSet, kept_back: Ranges, first: int, last: int) -> None:
+        self._windows = (w - kept_back for w in state.available_windows(first, last))
         self.next = next(filter(None, self._windows), EMPTY)
 
     def take(self, count: int | None) -> Ranges:
@@ -62,7 +65,7 @@ class _Windows:
 
 class Planner:
     """Not thread-safe: the subscriber's lock guards it. `refused` are messages of a queue's members that the selector
-    refuses; no later message of the units of order of `withheld` is picked."""
+    refuses."""
 
     def __init__(
         self,
@@ -75,9 +78,9 @@ class Planner:
     ) -> None:
         self.table, self.consumer, self.selector = table, consumer, selector
         self.refused: dict[int, Ranges] = {}
-        self.withheld: Mapping[int, Ranges] = {}
         self._fail_on_data_loss, self._name, self._clock_ms = fail_on_data_loss, name, clock_ms
         self._passes: dict[int, _Pass] = {}
+        self._sorted = SortedBacklogs(table)
 
     def has_more(self, member: int) -> bool:
         """The pass has not reached the end: plan again, there may be more."""
@@ -95,23 +98,30 @@ class Planner:
 
     def picks(
         self, snapshot: Snapshot, member: int, state: RecordSet, last: int, limits: Limits, epoch: int
-    ) -> tuple[RecordSet, Ranges]:
+    ) -> tuple[RecordSet, Offer]:
         """The messages up to `last` that may be delivered now, in order; and the state without those that are expired,
         lost or, in a topic, refused. With a limit it looks at no more messages than it needs: a plan costs the same
-        whatever the backlog."""
+        whatever the backlog. Of a sorted destination it looks at all."""
+        order = SortOrder.of(snapshot.destination.destination_keys)
+        if order:
+            limits = EVERYTHING
+            self._passes.pop(member, None)
         current, max_rows = self._passes.get(member), self._max_rows(limits)
         if current and current.epoch != epoch and any(f.has_groups for f in snapshot.member_files(member).files):
             current, max_rows = None, None  # units may have become available meanwhile: from the start to the end
         begin = current.behind + 1 if current else 1
-        windows = _Windows(state, self.refused.get(member, EMPTY), begin, last)
+        waiting = state.waiting
+        kept_back = waiting | state.beyond_limit(snapshot.destination.redelivery_limit)
+        kept_back |= self.refused.get(member, EMPTY)
+        windows = _Windows(state, kept_back, begin, last)
         if current and not windows.next:
-            current, windows = None, _Windows(state, self.refused.get(member, EMPTY), 1, last)
-        others = union(c.picks for c in state.claims.values() if c.consumer != self.consumer) | state.moving
-        others |= self.withheld.get(member, EMPTY)
+            current, windows = None, _Windows(state, kept_back, 1, last)
+        others = union(c.picks for c in state.claims.values() if c.consumer != self.consumer) | state.moving | waiting
         units = groups_of(self.table, member, others) if others else frozenset()
         if current:
             units |= current.units
-        question = Question(self.selector, units, self._clock_ms())
+        now = self._clock_ms()
+        question = Question(self.selector, units, now, snapshot.destination.due_ms(member, now))
         bounds = ScanBounds(
             None if limits.max_messages is None else max(limits.max_messages, limits.min_messages), max_rows
         )
@@ -129,23 +139,23 @@ class Planner:
             self._passes[member] = _Pass(windows.next.first - 1, units, epoch)
         else:
             self._passes.pop(member, None)
-        return state, picks
+        return state, self._sorted.offer(snapshot, member, state, picks, order) if order and picks else Offer(picks)
 
-    def shares(self, snapshot: Snapshot, planned: Mapping[int, Ranges], limits: Limits) -> dict[int, int]:
+    def shares(self, snapshot: Snapshot, planned: Mapping[int, Offer], limits: Limits) -> dict[int, int]:
         """How many of each member's picks the batch takes."""
-        shares = {member: picks.count for member, picks in planned.items()}
+        shares = {member: offer.picks.count for member, offer in planned.items()}
         if limits.max_messages is not None:
             shares = fair_shares(limits.max_messages, shares)
         if limits.max_bytes is not None:
             share_bytes = limits.max_bytes // max(len(planned), 1)
-            shares = {m: min(n, _fitting(snapshot, m, planned[m], share_bytes)) for m, n in shares.items()}
+            shares = {m: min(n, _fitting(snapshot, m, planned[m].picks, share_bytes)) for m, n in shares.items()}
         return shares
 
     # -- inside ---------------------------------------------------------------------------------------------------
     @staticmethod
     def _max_rows(limits: Limits) -> int | None:
-        """A batch that waits for a minimum must see all messages."""
-        return MAX_ROWS_READ if limits.min_messages <= 1 else None
+        """A batch that waits for a minimum must see all messages, and so must one that sorts them."""
+        return MAX_ROWS_READ if limits.min_messages <= 1 and limits is not EVERYTHING else None
 
     def _without_unwanted(self, snapshot: Snapshot, state: RecordSet, member: int, found: Scan) -> RecordSet:
         """Skips what the scan found expired, refused or lost."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -50,11 +49,17 @@ class Scan:
 
 @dataclass(frozen=True)
 class Question:
-    """Which messages are asked for. Without `now_ms` delay and expiration do not matter (a browser shows all)."""
+    """Which messages are asked for. Without `now_ms` delay and expiration do not matter (a browser shows all). `due_ms`:
+    messages with a later delivery time are delayed; it is earlier than `now_ms` while insertion is paused."""
 
     selector: Selector | None = None
     blocked: frozenset[str] = frozenset()  # units of order that other consumers hold
     now_ms: int | None = None
+    due_ms: int | None = None
+
+    @property
+    def delivers_up_to_ms(self) -> int | None:
+        return self.now_ms if self.due_ms is None else self.due_ms
 
 
 @dataclass(frozen=True)
@@ -138,7 +143,8 @@ def _expires(file: DataFile, question: Question) -> bool:
 
 def _columns(file: DataFile, question: Question) -> list[str] | None:
     """The headers to read; None when the statistics prove that all messages of the file may be delivered."""
-    delays = question.now_ms is not None and _high(file, "JMSDeliveryTime") > question.now_ms
+    due_ms = question.delivers_up_to_ms
+    delays = due_ms is not None and _high(file, "JMSDeliveryTime") > due_ms
     expires, blocks = _expires(file, question), bool(question.blocked) and file.has_groups
     if not (question.selector or delays or expires or blocks):
         return None
@@ -179,24 +185,24 @@ def _scan_rows(
     left = EMPTY
     for batch, sequences in read_stored(storage, file.hint, part, columns):
         if bounds.reached(picked, read):
-            left = part.between(int(sequences[0]), part.last)
+            left = part.between(sequences[0].as_py(), part.last)
             break
-        everything = np.ones(len(sequences), dtype=bool)
-        matches = question.selector.mask(batch) if question.selector else everything
-        over = ~everything
+        matches = question.selector.mask(batch) if question.selector else pa.repeat(True, len(sequences))
+        over = pa.repeat(False, len(sequences))
         if question.now_ms is not None and "JMSExpiration" in batch.schema.names:
-            ends = np.asarray(batch.column("JMSExpiration"))
-            over = (ends > 0) & (ends <= question.now_ms)
-        ready = matches & ~over
-        if question.now_ms is not None and "JMSDeliveryTime" in batch.schema.names:
-            ready &= np.asarray(batch.column("JMSDeliveryTime")) <= question.now_ms
+            ends = batch.column("JMSExpiration")
+            over = pc.and_(pc.greater(ends, 0), pc.less_equal(ends, question.now_ms))
+        ready = pc.and_not(matches, over)
+        due_ms = question.delivers_up_to_ms
+        if due_ms is not None and "JMSDeliveryTime" in batch.schema.names:
+            ready = pc.and_(ready, pc.less_equal(batch.column("JMSDeliveryTime"), due_ms))
         if question.blocked and file.has_groups:
             among = pa.array(sorted(question.blocked), pa.string())
-            ready &= ~np.asarray(pc.is_in(batch.column("JMSXGroupID"), value_set=among))
-        picks.append(Ranges.from_numbers(sequences[ready]))
-        refused.append(Ranges.from_numbers(sequences[~matches & ~over]))
-        expired.append(Ranges.from_numbers(sequences[over]))
-        picked, read = picked + int(ready.sum()), read + len(sequences)
+            ready = pc.and_not(ready, pc.is_in(batch.column("JMSXGroupID"), value_set=among))
+        picks.append(Ranges.from_numbers(sequences.filter(ready)))
+        refused.append(Ranges.from_numbers(sequences.filter(pc.invert(pc.or_(matches, over)))))
+        expired.append(Ranges.from_numbers(sequences.filter(over)))
+        picked, read = picked + picks[-1].count, read + len(sequences)
     return Scan(union(picks), union(refused), union(expired), left=left, read=read)
 
 

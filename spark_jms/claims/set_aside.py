@@ -57,10 +57,8 @@ def set_aside(
     origin = f"{members.label(member)}#{sequence}"
     rows = _described(fetch(table, members.destination, member, picks, {}, columns=ROW_COLUMNS), origin, why)
     movement = Movement(claim, picks, rows, SET_ASIDE, None, members.consumer, f"set aside: {why}")
-    moving = transfers.begin(state, movement)
-    members.commit({member: moving})
-    ended = transfers.finish(moving, members.held[member].handle.epoch)
-    members.commit({member: ended.state})
+    epoch = members.held[member].handle.epoch
+    transfers.carry_out(state, movement, epoch, lambda after: members.commit({member: after}))
     return True
 
 

@@ -49,6 +49,7 @@ class Subscriber:
         self.table = domain.log(destination)
         self.destination, self.subscription, self.consumer = destination, subscription, consumer
         self.settings = settings
+        self._clock_ms = clock_ms
         self.closed = False
         self.table_id = self.table.refresh().table_id
         self.members = Members(
@@ -87,13 +88,14 @@ class Subscriber:
             return bool(self._batches.previous.members_left(start))
 
     def has_news(self) -> bool:
-        """Something changed since the last plan: a commit (which another thread may have read already), or a record that
-        was handed over. Cheap enough for 200 calls a second."""
+        """Something changed since the last plan: a commit (which another thread may have read already), a record that was
+        handed over, or the end of a redelivery delay. Cheap enough for 200 calls a second."""
         return (
             self.table.snapshot.version != self._batches.planned_version
             or self.table.has_news()
             or self.has_more()
             or self.has_new_records()
+            or self._has_due()
         )
 
     def has_more(self) -> bool:
@@ -106,6 +108,11 @@ class Subscriber:
         with self._lock:
             return not self.closed and self.members.granted()
 
+    def _has_due(self) -> bool:
+        with self._lock:
+            now = self._clock_ms()
+            return any(until <= now for held in self.members.held.values() for until in held.state.delays)
+
     # -- acknowledging --------------------------------------------------------------------------------------------
     def acknowledge(self, parts: Mapping[str, Mapping[int, Ranges]]) -> dict[str, dict[int, Ranges]]:
         """Acknowledge parts (member -> messages) of open claims in one write. Returns the parts on members that another
@@ -114,19 +121,16 @@ class Subscriber:
             self._check_open()
             return self._acknowledger.acknowledge(parts)
 
-    def release(self, claim: str, parts: Mapping[int, Ranges], *, delivered: bool) -> bool:
-        """Make parts of a claim available again; `delivered` ones come again flagged. False when another consumer holds a
-        record: it has been asked for it, and nothing is released; try again."""
+    def release(self, claim: str, parts: Mapping[int, Ranges], *, delivered: bool, delay_ms: int | None = None) -> bool:
+        """Make parts of a claim available again; `delivered` ones come again flagged, after `delay_ms` (None: after the
+        destination's redelivery delay). False when another consumer holds a record: it has been asked for it, and nothing
+        is released; try again."""
         with self._lock:
             self._check_open()
-            return self._acknowledger.release(claim, parts, delivered=delivered)
-
-    def withhold(self, parts: Mapping[int, Ranges]) -> None:
-        """member -> claimed messages whose units of order wait for them: `next_batch` takes none of these units."""
-        with self._lock:
-            for member in self.planner.withheld:
-                self.planner.restart(member)  # it has passed by messages of these units
-            self.planner.withheld = parts
+            usual = self.table.snapshot.destination.redelivery_delay_ms
+            return self._acknowledger.release(
+                claim, parts, delivered=delivered, delay_ms=usual if delay_ms is None else delay_ms
+            )
 
     def set_aside(self, claim: str, member: int, sequence: int, why: str) -> bool:
         """Move a claimed message that cannot be decoded out of the way. False when another consumer holds the record: it has

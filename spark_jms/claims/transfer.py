@@ -18,25 +18,30 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from spark_jms.claims.record_sets import label_of, opened_state, operations, state_of
+from spark_jms.claims.record_sets import label_of, opened_state, operations
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_names import member_record
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.transfer import Intent, NextStep, TargetOutcome, Ticket, TransferStep, TransferTarget, next_step
-from spark_jms.errors import DomainError, InvalidDestinationError, JmsqError, TransferError
+from spark_jms.errors import (
+    DomainError,
+    InsertionPausedError,
+    InvalidDestinationError,
+    JmsqError,
+    TransferError,
+)
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.storage import now_ms
 from spark_jms.log.transfer import (
-    TargetState,
     abort_transfer,
     append_transfer,
     has_overtaken,
     stage_transfer,
-    target_state,
+    target_outcome,
 )
-from spark_jms.store import RecordHeldError, Session, Store
+from spark_jms.store import RecordHeldError, Session
 
 log = logging.getLogger("spark_jms")
 _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 1_000, 60_000
@@ -48,6 +53,7 @@ class TransferProblem:
 
     ticket: Ticket
     text: str
+    waits: bool = False  # nothing is wrong: insertion into the target is paused
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,16 @@ class Transfers:
     def __init__(self, domain: Domain, clock_ms: Callable[[], int] = now_ms) -> None:
         self._domain, self._clock_ms = domain, clock_ms
         self._pauses: dict[Ticket, tuple[int, int]] = {}  # ticket -> not before, pause
+
+    def carry_out(
+        self, state: RecordSet, movement: Movement, epoch: int, write: Callable[[RecordSet], None]
+    ) -> TransfersEnded:
+        """Begin a transfer and finish it, with all others that are open. `write` commits a new state of the record set."""
+        moving = self.begin(state, movement)
+        write(moving)
+        ended = self.finish(moving, epoch)
+        write(ended.state)
+        return ended
 
     def begin(self, state: RecordSet, movement: Movement) -> RecordSet:
         """Stage the messages, and enter the intent. Write the result to the store, then call `finish`. Raises
@@ -114,6 +130,10 @@ class Transfers:
                 continue
             try:
                 step = self._run(intent)
+            except InsertionPausedError as error:
+                self._pauses[intent.ticket] = (now + _FIRST_PAUSE_MS, 0)
+                problems.append(TransferProblem(intent.ticket, f"waits: {error}", waits=True))
+                continue
             except (JmsqError, OSError) as error:
                 problems.append(self._failed(intent, f"{type(error).__name__}: {error}", now))
                 continue
@@ -137,7 +157,18 @@ class Transfers:
 
     def look(self, intent: Intent) -> NextStep:
         """The next step of an open transfer; changes nothing."""
-        return next_step([(s.outcome, s.present) for s in (self._state(t, intent.ticket) for t in intent.targets)])
+        return next_step([self._outcome(target, intent.ticket) for target in intent.targets])
+
+    def waits_for(self, intent: Intent, step: NextStep) -> str:
+        """The destination whose insertion has to be resumed before the next step; "" when there is none."""
+        target = intent.targets[step.target]
+        target_log = self._log(target) if step.step is TransferStep.APPEND else None
+        try:
+            if target_log is not None:
+                target_log.snapshot.destination.check_insertion(file.member for file in target.files)
+        except InsertionPausedError:
+            return target.destination
+        return ""
 
     def _run(self, intent: Intent) -> NextStep:
         """Append and abort until the next step is at the origin, or blocked."""
@@ -150,11 +181,9 @@ class Transfers:
             act(target_log, target, intent.ticket)
         return step
 
-    def _state(self, target: TransferTarget, ticket: Ticket) -> TargetState:
+    def _outcome(self, target: TransferTarget, ticket: Ticket) -> TargetOutcome:
         target_log = self._log(target)
-        if target_log is None:
-            return TargetState(TargetOutcome.REPLACED, present=False)
-        return target_state(target_log, target, ticket)
+        return TargetOutcome.REPLACED if target_log is None else target_outcome(target_log, target, ticket)
 
     def _log(self, target: TransferTarget) -> DeltaLog | None:
         """The target's log, also after a rename; None when no destination has its table any more. An absent root proves
@@ -180,15 +209,16 @@ class Transfers:
 
 
 def recover_transfers(
-    transfers: Transfers, store: Store, session: Session, snapshot: Snapshot, members: Iterable[int]
+    transfers: Transfers, session: Session, snapshot: Snapshot, state_of: Callable[[str, int], RecordSet]
 ) -> None:
-    """Finish the open transfers of records that no session holds. A record's holder finishes its own. Raises TransferError
-    when one does not end."""
+    """Finish the open transfers of records that no session holds. A record's holder finishes its own. `state_of` reads the
+    record set of a subscription and member; an old state will do. Raises TransferError when a transfer does not end, unless
+    it waits for a paused target."""
     problems: list[str] = []
     for subscription in snapshot.destination.subscription_names():
-        for member in members:
+        for member in sorted(snapshot.numbered_members()):
             record = member_record(snapshot.table_id, subscription, member)
-            if not state_of(store, snapshot, subscription, member).intents:
+            if not state_of(subscription, member).intents:
                 continue
             try:
                 handle = session.open(record)
@@ -201,6 +231,6 @@ def recover_transfers(
                 ended = transfers.finish(before, handle.epoch, patient=True)
                 if ended.state is not before:
                     handle.commit(operations(before, ended.state))
-                problems += [f"{label}: {problem.text}" for problem in ended.problems]
+                problems += [f"{label}: {problem.text}" for problem in ended.problems if not problem.waits]
     if problems:
         raise TransferError(f"{len(problems)} transfer(s) do not end: {problems[0]}")

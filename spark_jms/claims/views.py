@@ -48,6 +48,7 @@ class SubscriptionRow:
     claimed: int
     holder: str | None
     epoch: int
+    delayed: int  # messages whose redelivery waits
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,7 @@ def subscriptions(
                     state.claimed.count,
                     holder,
                     info.epoch if info else 0,
+                    state.waiting.count,
                 )
             )
     return out
@@ -237,7 +239,9 @@ def transfers(domain: Domain, store: Store, destination: str) -> list[TransferRo
         for member in range(snapshot.destination.members):
             for intent in state_of(store, snapshot, name, member).intents.values():
                 try:
-                    step = looker.look(intent).step.name.lower()
+                    look = looker.look(intent)
+                    waits_for = looker.waits_for(intent, look)
+                    step = f"waits: insertion into {waits_for} is paused" if waits_for else look.step.name.lower()
                 except (JmsqError, OSError) as error:
                     step = f"unknown: {type(error).__name__}: {error}"
                 rows.append(

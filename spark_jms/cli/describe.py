@@ -25,6 +25,7 @@ def describe(settings: CommandSettings, destinations: tuple[str, ...], every_set
 
 
 def _describe_destinations(settings: CommandSettings, names: tuple[str, ...]) -> None:
+    from spark_jms.admin.statistics import pause_rows
     from spark_jms.settings.description import describe as describe_settings
     from spark_jms.settings.destination import KEYS
 
@@ -37,6 +38,7 @@ def _describe_destinations(settings: CommandSettings, names: tuple[str, ...]) ->
                     "name": d.name,
                     "epoch": d.epoch,
                     "subscriptions": sorted(d.subscriptions),
+                    "paused": list(pause_rows(d)),
                     "settings": describe_settings(d),
                 }
                 for d in found
@@ -50,6 +52,9 @@ def _describe_destinations(settings: CommandSettings, names: tuple[str, ...]) ->
             for each in describe_settings(d)
         ]
         settings.out.table(d.name, ("setting", "value", "default", "unit", "range", "from"), rows, "")
+        for pause in pause_rows(d):
+            scope = d.name if pause.member is None else f"{d.name}, member {pause.member}"
+            settings.out.say(f"{scope}: {pause.operation} is paused since {pause.since:%Y-%m-%d %H:%M:%SZ}")
 
 
 def _list_settings(settings: CommandSettings) -> None:

@@ -26,8 +26,40 @@ def apply(settings: CommandSettings, module: str) -> None:
 
 
 @command("list", short_help="List the destinations and their declarations.")
-def list_destinations(settings: CommandSettings) -> None:
+@click.option("--temporary", is_flag=True, help="List the temporary destinations instead, which other commands hide.")
+def list_destinations(settings: CommandSettings, temporary: bool) -> None:
     """List the destinations and their declarations."""
+    if temporary:
+        _list_temporary(settings)
+    else:
+        _list_declared(settings)
+
+
+def _list_temporary(settings: CommandSettings) -> None:
+    from spark_jms.claims.views import moment
+
+    with settings.opened() as (domain, store):
+        entries, live = domain.temporary.entries(), store.sessions()
+    if settings.as_json:
+        settings.out.document(
+            [
+                {
+                    "name": e.name,
+                    "kind": e.kind,
+                    "created": moment(e.created_ms),
+                    "owner": e.session,
+                    "live": e.session in live,
+                }
+                for e in entries
+            ]
+        )
+        return
+    rows = [(e.name, e.kind, moment(e.created_ms), e.session, "live" if e.session in live else "dead") for e in entries]
+    columns = ("temporary destination", "kind", "created", "owner's session", "owner")
+    settings.out.table("", columns, rows, f"{domain.root} has no temporary destinations")
+
+
+def _list_declared(settings: CommandSettings) -> None:
     from spark_jms.cli.output import human_bytes, human_ms
     from spark_jms.module import declare
 

@@ -90,6 +90,33 @@ class DurationParameter(click.ParamType):  # type: ignore[type-arg]  # generic f
 DURATION = DurationParameter()
 
 
+class MomentParameter(click.ParamType):  # type: ignore[type-arg]
+    """A point of time in ms since 1970: an ISO time (UTC unless it says otherwise), or a duration before now."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        from datetime import datetime, timezone
+        from time import time
+
+        from spark_jms.settings.duration import parse_duration_ms
+
+        if isinstance(value, int):
+            return value
+        try:
+            return int(time() * 1000) - parse_duration_ms(value)
+        except ValueError:
+            pass
+        try:
+            moment = datetime.fromisoformat(value.replace("Z", "+00:00"))
+        except ValueError:
+            self.fail(f"{value!r} is no time: write '2 h' for two hours ago, or 2026-03-01T12:00:00", param, ctx)
+        return int((moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp() * 1000)
+
+
+MOMENT = MomentParameter()
+
+
 # -- options and arguments --------------------------------------------------------------------------------------------
 def _remember_root(context: click.Context, _: click.Parameter, value: str | None) -> None:
     settings = context.ensure_object(CommandSettings)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _DEFAULT_WATCH = "2s"
 _FAILING = "Housekeeping that fails"
+_PAUSED = "Paused by an administrator"
 
 
 @command("stat", short_help="Show backlog, claims, holders, files and rates.")
@@ -202,6 +203,11 @@ def _tables(found: Sequence[DestinationStatistics], watched: bool) -> list[_Colu
         for s in found
         for t in s.transfers
     ]
+    paused: list[tuple[object, ...]] = [
+        (s.destination, "all" if p.member is None else p.member, p.operation, p.since) for s in found for p in s.paused
+    ]
+    if paused:
+        tables.append(_Columns(_PAUSED, ("destination", "member", "paused", "since"), paused, ("since",)))
     if transfers:
         columns = ("destination", "subscription", "member", "to", "messages", "reason", "made", "next step")
         tables.append(_Columns("Open transfers", columns, transfers, ("made",)))

@@ -98,6 +98,7 @@ def down(settings: CommandSettings, directory: str, force: bool, dry_run: bool) 
     """Stop safely: refused while a region is open, or while no other daemon has room for the data. Stopping all daemons
     loses their memory with everything in it; unless there are no regions, that needs --force."""
     from spark_jms.store.regions.admin.cluster import Cluster
+    from spark_jms.store.regions.admin.port import waiting_text
 
     cluster = Cluster(directory)
     if force or dry_run:
@@ -114,7 +115,7 @@ def down(settings: CommandSettings, directory: str, force: bool, dry_run: bool) 
             return
         if found.daemons:
             announce(settings, f"stopping daemons {which}; this loses {lost}")
-    stopped = cluster.down(force)
+    stopped = cluster.down(force, lambda index, reason: announce(settings, waiting_text(index, reason)))
     if settings.as_json:
         settings.out.document({"stopped": list(stopped)})
     else:

@@ -55,7 +55,18 @@ def subscriptions(
     if settings.as_json:
         settings.out.document(rows)
         return
-    columns = ("destination", "subscription", "member", "floor", "last", "backlog", "claimed", "holder", "epoch")
+    columns = (
+        "destination",
+        "subscription",
+        "member",
+        "floor",
+        "last",
+        "backlog",
+        "claimed",
+        "holder",
+        "epoch",
+        "delayed",
+    )
     settings.out.table("", columns, [views.as_row(row) for row in rows], "there are no subscriptions")
 
 

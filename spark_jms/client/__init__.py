@@ -12,6 +12,7 @@ from spark_jms.client.delivery import ConsumerStatistics
 from spark_jms.client.message import MapValue, Message, MessageArguments, MessageHeaders, PropertyValue
 from spark_jms.client.producer import Producer, ProducerStatistics, SendReport
 from spark_jms.client.receiver import AcknowledgeMode
+from spark_jms.client.temporary import TemporaryDestination
 from spark_jms.core.destination import Subscription
 from spark_jms.settings.duration import DurationLike
 
@@ -33,5 +34,6 @@ __all__ = [
     "SendReport",
     "StartingPosition",
     "Subscription",
+    "TemporaryDestination",
     "connect",
 ]

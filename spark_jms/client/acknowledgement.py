@@ -68,6 +68,7 @@ class AcknowledgementWriter:
 
     def _write_returning(self, returning: list[Return]) -> None:
         for item in returning:
-            if self._subscriber.release(item.claim, {item.member: item.picks}, delivered=item.delivered):
+            parts = {item.member: item.picks}
+            if self._subscriber.release(item.claim, parts, delivered=item.delivered, delay_ms=item.delay_ms):
                 with self._lock:
                     self._delivery.returning.remove(item)

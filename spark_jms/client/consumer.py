@@ -78,8 +78,8 @@ class Consumer:
         return self.messages()
 
     def recover(self) -> None:
-        """Release everything delivered and not acknowledged, rejected messages with a delay included: it is delivered
-        again, flagged and counted, to this or another consumer."""
+        """Release everything delivered and not acknowledged: it is delivered again, flagged and counted, to this or another
+        consumer, after the destination's redelivery delay."""
         self._receiver.recover()
 
     # -- the end --------------------------------------------------------------------------------------------------

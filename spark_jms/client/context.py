@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
@@ -25,19 +25,34 @@ from spark_jms.claims.subscriptions import drop_subscription, droppable_subscrip
 from spark_jms.client.browser import Browser
 from spark_jms.client.consumer import DEFAULT_PREFETCH, MAX_PREFETCH, MODES, Consumer
 from spark_jms.client.listener import ExceptionListener, ListenerThread, MessageListener
-from spark_jms.client.producer import Producer
+from spark_jms.client.message import Message, MessageArguments
+from spark_jms.client.producer import DEFAULT_SEND_TIMEOUT_S, Producer
 from spark_jms.client.receiver import AcknowledgeMode, Receiver
+from spark_jms.client.reply import Replies
+from spark_jms.client.request import Requestor
 from spark_jms.client.shared_send import SharedSender
-from spark_jms.core.destination import Subscription
+from spark_jms.client.temporary import OwnedDestinations, TemporaryDestination
+from spark_jms.core.destination import Subscription, is_temporary
 from spark_jms.core.health import BackgroundFailure
 from spark_jms.core.selector import Selector
-from spark_jms.errors import ClosedError, DomainError, InvalidDestinationError, ModuleFileError, OptionError
+from spark_jms.errors import (
+    ClosedError,
+    DomainError,
+    IllegalStateException,
+    InvalidDestinationError,
+    ModuleFileError,
+    OptionError,
+)
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.sender_housekeeping import SenderHousekeeping
 from spark_jms.log.watch import LogWatch
+from spark_jms.settings.duration import DurationLike, duration_s
 from spark_jms.settings.environment import ROOT_VARIABLE
 from spark_jms.store import Store, open_store
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 T = TypeVar("T", Producer, Consumer)
 StartingPosition = str | datetime | Mapping[str, Any]
@@ -97,15 +112,23 @@ class Context:
         self._watch = LogWatch()
         self._producers: list[Producer] = []
         self._consumers: list[Consumer] = []
+        self._owned = OwnedDestinations(domain, self._store)
+        self._replies = Replies(self._reply_producer)
+        self._requestor = Requestor(self._open_inbox, self._discard_inbox, self.producer)
         self._closed = False
 
     # -- producers, consumers, browsers --------------------------------------------------------------------------------------------
-    def producer(self, destination: str) -> Producer:
-        """Raises InvalidDestinationError, which lists the existing destinations."""
+    def producer(self, destination: str, *, send_timeout: DurationLike = DEFAULT_SEND_TIMEOUT_S) -> Producer:
+        """`send_timeout` is how long a send waits while insertion is paused; 0: not at all. Raises OptionError, and
+        InvalidDestinationError, which lists the existing destinations."""
+        send_timeout_s = _duration_s("send_timeout", send_timeout)
+        if is_temporary(destination) and destination not in self._domain.temporary.own:
+            return self._keep(self._producers, self._reply_producer(destination, send_timeout_s))
         log = self._use(destination)
         with self._lock:
             shared = self._shared.setdefault(destination, SharedSender(log))
-        producer = Producer(log, shared, self._check, self._after_send, self._forget(self._producers))
+        forget = self._forget(self._producers)
+        producer = Producer(log, shared, self._check, self._after_send, forget, send_timeout_s)
         return self._keep(self._producers, producer)
 
     def consumer(
@@ -147,9 +170,10 @@ class Context:
         settings = ConsumerSettings(wanted, False, fail_on_data_loss, members=_pinned(log, members))
         name = _subscription(log, subscription, _position(starting_position), wanted)
         consumer_name = f"client-{secrets.token_hex(6)}"
-        subscriber = Subscriber(self._domain, self._store, destination, name, consumer_name, settings)
-        bell = threading.Event()
-        receiver = Receiver(subscriber, acknowledge, prefetch, partial(self._check_consumer, consumer_name), bell)
+        store = self._store_of(destination)
+        subscriber = Subscriber(self._domain, store, destination, name, consumer_name, settings)
+        bell, check = threading.Event(), partial(self._check_consumer, consumer_name)
+        receiver = Receiver(subscriber, acknowledge, prefetch, check, bell, self._replies.send)
         thread = ListenerThread(receiver, listener, exception_listener) if listener is not None else None
         consumer = Consumer(receiver, thread, partial(self._consumer_closed, receiver, bell))
         self._watch.add(log, bell.set)
@@ -179,9 +203,31 @@ class Context:
         if include_finished and subscription is not None:
             raise OptionError("include_finished shows every message, whatever the subscription: give one of the two")
         wanted = Selector.parse(selector)
-        return Browser(
-            self._domain, self._store, destination, subscription, wanted, limit, include_finished, self._check
-        )
+        store = self._store_of(destination)
+        return Browser(self._domain, store, destination, subscription, wanted, limit, include_finished, self._check)
+
+    # -- request and reply -----------------------------------------------------------------------------------------
+    def create_temporary_queue(self) -> TemporaryDestination:
+        """A queue that is deleted when this context is closed or dies. Any context may send to it, by its `name`; only this
+        one may consume from it (C15)."""
+        return self._create_temporary("queue")
+
+    def create_temporary_topic(self) -> TemporaryDestination:
+        """A topic that is deleted when this context is closed or dies. Any context may send to it, by its `name`; only this
+        one may subscribe to it (C15)."""
+        return self._create_temporary("topic")
+
+    def request(
+        self, destination: str, *, timeout: DurationLike | None = None, **arguments: Unpack[MessageArguments]
+    ) -> Message:
+        """Send a message, with the arguments of `Producer.send`, and wait for its reply (C15). The receiver replies with
+        `message.reply(…)`, or sends to the message's `reply_to` with its correlation id. Several threads may wait at once.
+
+        Raises RequestTimeoutError when no reply comes within `timeout` (None waits for ever), and what `Producer.send` raises.
+        """
+        timeout_s = None if timeout is None else _duration_s("timeout", timeout)
+        self._check()
+        return self._requestor.request(destination, arguments, timeout_s)
 
     def destinations(self) -> list[str]:
         self._check()
@@ -196,8 +242,9 @@ class Context:
         """Drop a durable subscription and its backlog. Raises InvalidDestinationError when there is none, and
         IllegalStateException while a consumer uses it (C10)."""
         self._log(topic)
-        found = droppable_subscription(self._domain, self._store, topic, subscription)
-        drop_subscription(self._domain, self._store, found, UNSUBSCRIBE_TIMEOUT_S)
+        store = self._store_of(topic)
+        found = droppable_subscription(self._domain, store, topic, subscription)
+        drop_subscription(self._domain, store, found, UNSUBSCRIBE_TIMEOUT_S)
 
     # -- inside ---------------------------------------------------------------------------------------------------
     def _log(self, destination: str) -> DeltaLog:
@@ -213,10 +260,48 @@ class Context:
         log = self._log(destination)
         with self._lock:
             if self._housekeeping and destination not in self._housekeepers:
-                self._housekeepers[destination] = Housekeeper(self._domain, self._store, destination)
+                self._housekeepers[destination] = Housekeeper(self._domain, self._store_of(destination), destination)
                 run = self._housekeepers[destination].run
                 self._housekeeping_thread.add(f"housekeeping of {destination}", run, HOUSEKEEPING_EVERY_S)
         return log
+
+    def _store_of(self, destination: str) -> Store:
+        """The store with its record sets."""
+        return self._owned.store if is_temporary(destination) else self._store
+
+    def _create_temporary(self, kind: str) -> TemporaryDestination:
+        self._check()
+        return TemporaryDestination(self._owned.create(kind), kind, self._delete_temporary)
+
+    def _delete_temporary(self, name: str) -> None:
+        with self._lock:
+            consumers = [consumer.name for consumer in self._consumers if consumer.destination == name]
+            if consumers:
+                raise IllegalStateException(f"{name} has open consumers ({', '.join(consumers)}): close them first")
+            housekeeper = self._housekeepers.pop(name, None)
+            self._shared.pop(name, None)
+        if housekeeper is not None:
+            self._housekeeping_thread.remove(housekeeper.run)
+            housekeeper.close()
+        self._owned.delete(name)
+
+    def _reply_producer(self, destination: str, send_timeout_s: float = DEFAULT_SEND_TIMEOUT_S) -> Producer:
+        """Of a destination to which this context perhaps sends once: nothing of it is kept here."""
+        if not is_temporary(destination):
+            return self.producer(destination)
+        self._check()
+        log = self._domain.temporary.log(destination)
+        log.verify()
+        forget = self._forget(self._producers)
+        return Producer(log, SharedSender(log), self._check, lambda *_: None, forget, send_timeout_s)
+
+    def _open_inbox(self, listener: MessageListener, exception_listener: ExceptionListener) -> Consumer:
+        queue = self.create_temporary_queue()
+        return self.consumer(queue.name, acknowledge="auto", listener=listener, exception_listener=exception_listener)
+
+    def _discard_inbox(self, inbox: Consumer) -> None:
+        inbox.close()
+        self._delete_temporary(inbox.destination)
 
     def _after_send(self, log: DeltaLog, version: int) -> None:
         if not self._housekeeping:
@@ -270,6 +355,7 @@ class Context:
             if self._closed:
                 return
             consumers, producers = list(self._consumers), list(self._producers)
+        self._requestor.close()
         unreported: list[Exception] = []
         for close in [one.close for one in consumers] + [one.close for one in producers]:
             try:
@@ -285,6 +371,7 @@ class Context:
         for housekeeper in self._housekeepers.values():
             housekeeper.finish()
             housekeeper.close()
+        self._owned.close()
         self._store.close()
         if unreported:
             raise unreported[0]
@@ -301,6 +388,13 @@ class Context:
         with self._lock:
             made = f"{len(self._producers)} producer(s), {len(self._consumers)} consumer(s)"
         return f"<Context {self.root}: {'closed' if self._closed else made}>"
+
+
+def _duration_s(name: str, given: DurationLike) -> float:
+    try:
+        return duration_s(given)
+    except ValueError as error:
+        raise OptionError(f"{name}: {error}") from None
 
 
 def _check_listener(name: str, listener: object) -> None:

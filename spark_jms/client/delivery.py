@@ -2,7 +2,6 @@
 
     prefetched   claimed, not yet shown to the application               released as it was
     delivered    shown to the application, not acknowledged              released flagged and counted
-    delayed      rejected by the application with a delay                released flagged and counted when the delay ends
     finished     acknowledged by the application, not yet in the store   never released
     aside        cannot be decoded, on its way to the set-aside queue        –
     returning    released by the application, not yet in the store       with or without the flag
@@ -25,8 +24,7 @@ Parts = dict[str, dict[int, Ranges]]  # claim -> member -> sequences
 
 @dataclass(frozen=True)
 class ConsumerStatistics:
-    """Counts since the consumer was created; `prefetched`, `unacknowledged`, `delayed` and `returning` are current
-    values."""
+    """Counts since the consumer was created; `prefetched`, `unacknowledged` and `returning` are current values."""
 
     received: int = 0
     redelivered: int = 0  # of the received ones
@@ -36,19 +34,19 @@ class ConsumerStatistics:
     listener_failures: int = 0
     prefetched: int = 0
     unacknowledged: int = 0
-    delayed: int = 0
     returning: int = 0
     set_aside: int = 0  # messages that cannot be decoded
 
 
 @dataclass(frozen=True)
 class Return:
-    """Messages of one claim and member on their way back to the queue."""
+    """Messages of one claim and member on their way back to the queue. `delay_ms` None: the destination's."""
 
     claim: str
     member: int
     picks: Ranges
     delivered: bool
+    delay_ms: int | None = None
 
 
 @dataclass(frozen=True)
@@ -59,15 +57,6 @@ class Aside:
     member: int
     sequence: int
     reason: str
-
-
-@dataclass(frozen=True)
-class Delay:
-    """A rejected message that stays claimed until `until_s`. `unit`: it belongs to a unit of order."""
-
-    claim: str
-    until_s: float
-    unit: bool
 
 
 def parts_of(claims: Mapping[Key, str]) -> Parts:
@@ -82,7 +71,6 @@ class Delivery:
     def __init__(self) -> None:
         self.prefetched: deque[tuple[Message, str]] = deque()
         self.delivered: dict[Key, str] = {}
-        self.delayed: dict[Key, Delay] = {}
         self.finished: dict[Key, str] = {}
         self.returning: list[Return] = []
         self.aside: list[Aside] = []
@@ -120,46 +108,32 @@ class Delivery:
             if self.finished.pop(key, None) is not None:
                 self.acknowledged += 1
 
-    def give_back(self, *, delivered: bool, keys: Iterable[Key] | None = None) -> None:
-        """Release everything prefetched, and of the delivered messages `keys`, or, if `delivered`, all of them and the
-        delayed ones."""
+    def give_back(self, *, delivered: bool, keys: Iterable[Key] | None = None, delay_ms: int | None = None) -> None:
+        """Release everything prefetched, and of the delivered messages `keys`, or, if `delivered`, all of them."""
+        chosen = list(self.delivered) if delivered else [key for key in keys or () if key in self.delivered]
+        self._release(chosen, delay_ms)
         unseen = {(m.member, m.sequence): claim for m, claim in self.prefetched}
         self.prefetched.clear()
-        chosen = list(self.delivered) if delivered else [key for key in keys or () if key in self.delivered]
-        seen = {key: self.delivered.pop(key) for key in chosen}
-        if delivered:
-            seen |= {key: delay.claim for key, delay in self.delayed.items()}
-            self.delayed.clear()
-        if seen:
-            self.generation += 1
-        self._return(seen, flagged=True)
         self._return(unseen, flagged=False)
 
-    def delay(self, key: Key, until_s: float, *, unit: bool) -> None:
-        """Keep this delivered message claimed until `until_s`. Of a unit of order, no later message may be delivered
-        before it, so everything prefetched is released."""
-        self.delayed[key] = Delay(self.delivered.pop(key), until_s, unit)
-        self.generation += 1
-        if unit:
-            self.give_back(delivered=False)
+    def reject(self, key: Key, delay_ms: int | None, *, unit: bool) -> None:
+        """Release one delivered message. What is prefetched stays if the message waits, unless it belongs to a unit of
+        order: then no later message of the unit may be delivered before it."""
+        if delay_ms and not unit:
+            self._release([key], delay_ms)
+        else:
+            self.give_back(delivered=False, keys=[key], delay_ms=delay_ms)
 
-    def end_delays(self, now_s: float) -> bool:
-        """Release the messages whose delay is over; False if there are none."""
-        due = {key: delay.claim for key, delay in self.delayed.items() if delay.until_s <= now_s}
-        for key in due:
-            del self.delayed[key]
-        self._return(due, flagged=True)
-        return bool(due)
+    def _release(self, keys: Iterable[Key], delay_ms: int | None) -> None:
+        seen = {key: self.delivered.pop(key) for key in keys}
+        if seen:
+            self.generation += 1
+        self._return(seen, flagged=True, delay_ms=delay_ms)
 
-    def withheld(self) -> dict[int, Ranges]:
-        """member -> messages of units of order that wait for a delay."""
-        parts = parts_of({key: "" for key, delay in self.delayed.items() if delay.unit})
-        return parts.get("", {})
-
-    def _return(self, claims: Mapping[Key, str], *, flagged: bool) -> None:
+    def _return(self, claims: Mapping[Key, str], *, flagged: bool, delay_ms: int | None = None) -> None:
         self.returned += len(claims)
         for claim, members in parts_of(claims).items():
-            self.returning += [Return(claim, member, picks, flagged) for member, picks in members.items()]
+            self.returning += [Return(claim, member, picks, flagged, delay_ms) for member, picks in members.items()]
 
     def statistics(self, listener_failures: int) -> ConsumerStatistics:
         return ConsumerStatistics(
@@ -171,7 +145,6 @@ class Delivery:
             listener_failures=listener_failures,
             prefetched=len(self.prefetched),
             unacknowledged=len(self.delivered),
-            delayed=len(self.delayed),
             returning=sum(item.picks.count for item in self.returning),
             set_aside=self.set_aside,
         )

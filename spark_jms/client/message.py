@@ -7,11 +7,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timezone
-from typing import Any, Literal, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
 
 from spark_jms.core.message import DEFAULT_PRIORITY, PERSISTENT
 from spark_jms.errors import IllegalStateException, OptionError
 from spark_jms.settings.duration import DurationLike, duration_s
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 PropertyValue = bool | int | float | str
 MapValue = bool | int | float | str | bytes | None
@@ -48,7 +51,9 @@ class Receipt(Protocol):
 
     def acknowledge(self, message: Message) -> None: ...
 
-    def reject(self, message: Message, delay_s: float) -> None: ...
+    def reject(self, message: Message, delay_s: float | None) -> None: ...
+
+    def reply(self, message: Message, arguments: Mapping[str, Any]) -> Message: ...
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -91,20 +96,31 @@ class Message:
         """
         self._delivery("acknowledge").acknowledge(self)
 
-    def reject(self, delay: DurationLike = 0) -> None:
+    def reject(self, delay: DurationLike | None = None) -> None:
         """Return this one message to the queue; its next delivery is flagged and counted, to this or another consumer (C8).
 
-        Without a delay it comes before later messages. With one, this consumer keeps it claimed so long (to 0.1 s), and
-        later messages of its unit of order wait for it. The delay ends early when the consumer is closed, recovers or dies.
+        No consumer gets it before the delay is over (to 0.1 s, or 2 % of a longer delay); None is the destination's
+        `redeliveryDelay`. Without a delay it comes before later messages. Later messages of its unit of order wait for it.
+        Beyond the destination's `redeliveryLimit` it goes to the error destination.
 
         Raises IllegalStateException for a message that its consumer does not have any more, or that was not received.
         """
         receipt = self._delivery("reject")
         try:
-            delay_s = duration_s(delay)
+            delay_s = None if delay is None else duration_s(delay)
         except ValueError as error:
             raise OptionError(f"delay: {error}") from None
         receipt.reject(self, delay_s)
+
+    def reply(self, **arguments: Unpack[MessageArguments]) -> Message:
+        """Send a reply to this message's `reply_to`, with the arguments of `Producer.send`, and return it as sent (C15). Its
+        correlation id is this message's, or this message's id if it has none. It acknowledges nothing: acknowledge the
+        request after the reply.
+
+        Raises IllegalStateException when the message has no `reply_to` or was not received,
+        TemporaryDestinationDeletedError when the requestor is gone.
+        """
+        return self._delivery("reply to").reply(self, arguments)
 
     def _delivery(self, purpose: str) -> Receipt:
         if self._receipt is None:

@@ -18,10 +18,16 @@ from spark_jms.client.encoding import compose
 from spark_jms.client.message import MapValue, Message, MessageArguments, MessageHeaders, PropertyValue
 from spark_jms.client.shared_send import SentPosition, SharedSender
 from spark_jms.core.ranges import EMPTY, Ranges
-from spark_jms.errors import ClosedError, DuplicateTransactionError, JmsqError, MessageFormatError
+from spark_jms.errors import (
+    ClosedError,
+    DuplicateTransactionError,
+    InvalidDestinationError,
+    JmsqError,
+    MessageFormatError,
+)
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.message_writer import MessageWriter
-from spark_jms.log.send import Sent, TransactionId, send
+from spark_jms.log.send import Sent, TransactionId, explained, send
 from spark_jms.log.storage import now_ms
 from spark_jms.settings.duration import DurationLike
 
@@ -30,6 +36,7 @@ if TYPE_CHECKING:
 
 CHUNK_MESSAGES = 1000
 CHUNK_BYTES = 32 * 2**20
+DEFAULT_SEND_TIMEOUT_S = 0.01
 SHARED_MESSAGES = 100  # a chunk of at most so many shares its commit with what other threads send
 
 
@@ -70,10 +77,12 @@ class Producer:
         check: Callable[[], None],
         sent: Callable[[DeltaLog, int], None],
         closed: Callable[[Producer], None],
+        send_timeout_s: float = DEFAULT_SEND_TIMEOUT_S,
     ) -> None:
         self.destination = log.name
         self._log, self._shared = log, shared
         self._check_context, self._sent, self._on_close = check, sent, closed
+        self._send_timeout_s = send_timeout_s
         self._turns = itertools.count(random.randrange(2**31))
         self._lock = threading.Lock()
         self._statistics = ProducerStatistics()
@@ -119,7 +128,8 @@ class Producer:
         Give one of `text`, `body` and `map`, or none; or a Message as a template, which `dataclasses.replace` changes.
         `group_id` is the unit of order, `priority` 0 to 9. `time_to_live` and `delay` are durations ('10 s', a timedelta
         or seconds), `expiration` and `delivery_time` the same as points of time. Raises MessageFormatError or
-        MessageSizeError before anything is written.
+        MessageSizeError before anything is written, and ProductionPausedError or, after the send time-out,
+        InsertionPausedError while an administrator has paused the destination.
         """
         arguments: dict[str, object] = {
             "text": text,
@@ -219,24 +229,27 @@ class Producer:
         return {m: Ranges.from_numbers([p.sequence for p in positions if p.member == m]) for m in members}
 
     def _share(self, messages: Sequence[Item], now: int) -> list[SentPosition]:
-        part = self._shared.send(messages, next(self._turns), now)
+        part = self._shared.send(messages, next(self._turns), now, self._send_timeout_s)
         self._count(len(messages), 1, sum(map(_item_bytes, messages)), 0)
         if part.first == 0:  # one of the senders
             self._sent(self._log, part.version)
         return part.positions()
 
     def _commit(self, batches: Iterable[pa.RecordBatch], now: int, transaction: TransactionId | None) -> Sent:
-        snapshot = self._log.snapshot
+        snapshot = self._log.refresh()  # it avoids members that are paused by now
         writer = MessageWriter(self._log.storage, snapshot.destination, next(self._turns), now)
         size = 0
         try:
             for batch in batches:
                 size += carried_bytes(writer.write(batch))
             staged = writer.close()
+        except InvalidDestinationError as error:
+            writer.abort()
+            raise explained(self._log, error) from error
         except BaseException:
             writer.abort()
             raise
-        sent = send(self._log, staged, snapshot.route_id, transaction)
+        sent = send(self._log, staged, snapshot.route_id, transaction, wait_s=self._send_timeout_s)
         done = sent.version >= 0
         if not done and transaction is None:  # no rows
             return sent

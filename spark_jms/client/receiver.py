@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from spark_jms.claims.fetch import fetch
 from spark_jms.claims.subscriber import Subscriber
@@ -20,6 +20,7 @@ from spark_jms.client.delivery import Aside, ConsumerStatistics, Delivery, Retur
 from spark_jms.client.encoding import Undecodable, decoded
 from spark_jms.client.message import Message
 from spark_jms.core.batch import Batch, Limits
+from spark_jms.core.sort_order import SortOrder
 from spark_jms.errors import (
     ClosedError,
     ConsumerClosedException,
@@ -56,8 +57,12 @@ class _Receipt:
     def acknowledge(self, message: Message) -> None:
         self.receiver.acknowledge(message, self.generation)
 
-    def reject(self, message: Message, delay_s: float) -> None:
+    def reject(self, message: Message, delay_s: float | None) -> None:
         self.receiver.reject(message, delay_s)
+
+    def reply(self, message: Message, arguments: Mapping[str, Any]) -> Message:
+        self.receiver.check_open()
+        return self.receiver.send_reply(message, arguments)
 
 
 class Receiver:
@@ -71,12 +76,14 @@ class Receiver:
         prefetch: int,
         check_context: Callable[[], None],
         bell: threading.Event,
+        send_reply: Callable[[Message, Mapping[str, Any]], Message],
     ) -> None:
         self.destination, self.name = subscriber.destination, subscriber.consumer
         self.mode, self.prefetch = mode, prefetch
         self._subscriber, self._table = subscriber, subscriber.table
         self._aside_s = 0.0  # of the newest attempt to set messages aside
         self._check_context = check_context
+        self.send_reply = send_reply
         self._bell = bell  # rings when the log may have news, and when we close
         self._watched = False  # the bell rang for the news before
         # Taken in this order: `_claiming`, the writer's own lock, `_lock`. `_lock` guards `_delivery` and is never held
@@ -151,6 +158,7 @@ class Receiver:
                     pick.redelivered,
                     fail_on_data_loss=self._subscriber.settings.fail_on_data_loss,
                     table_id=self._subscriber.table_id,
+                    order=SortOrder.of(self._table.snapshot.destination.destination_keys),
                 ):
                     found = decoded(rows, receipt)
                     messages += found.messages
@@ -167,7 +175,7 @@ class Receiver:
             self._delivery.aside += [Aside(batch.claim, bad.member, bad.sequence, bad.reason) for bad in undecodable]
             if len(messages) + len(undecodable) < batch.count:  # deleted, and fail_on_data_loss is False: finished
                 read = {(m.member, m.sequence) for m in messages} | {(m.member, m.sequence) for m in undecodable}
-                claimed = ((m, int(n)) for m, pick in batch.members.items() for n in pick.picks.numbers())
+                claimed = ((m, n) for m, pick in batch.members.items() for n in pick.picks.numbers().tolist())
                 self._delivery.finished.update({key: batch.claim for key in claimed if key not in read})
 
         if undecodable:
@@ -271,9 +279,9 @@ class Receiver:
             self._delivery.give_back(delivered=True)
         self._write(HAND_OVER_TIMEOUT_S)
 
-    def reject(self, message: Message, delay_s: float) -> None:
-        """Release this one message: it is delivered again, flagged and counted. Without a delay, before later ones. With
-        one, it stays claimed so long; later messages of its unit of order wait for it."""
+    def reject(self, message: Message, delay_s: float | None) -> None:
+        """Release this one message: it is delivered again, flagged and counted, when the delay is over (None: the
+        destination's). Without a delay it comes before later ones. Later messages of its unit of order wait for it."""
         self.check_open()
         key = (message.member, message.sequence)
         with self._claiming:  # no claim may take later messages of the unit meanwhile
@@ -283,26 +291,15 @@ class Receiver:
                         f"message {message.message_id} was acknowledged, rejected or released before: only a message "
                         "that this consumer has delivered and not acknowledged can be rejected"
                     )
-                if delay_s:
-                    self._delivery.delay(key, time.monotonic() + delay_s, unit=message.group_id is not None)
-            if delay_s:
-                self._withhold()
-        if delay_s:
-            self._write(0)
-        else:
-            self.release(message)
+                delay_ms = None if delay_s is None else round(delay_s * 1000)
+                self._delivery.reject(key, delay_ms, unit=message.group_id is not None)
+            self._write(HAND_OVER_TIMEOUT_S)
 
     def release(self, message: Message) -> None:
-        """Release this one message, if it is delivered and not acknowledged: it is delivered again, flagged and counted,
-        before later ones."""
+        """Release this one message, if it is delivered and not acknowledged: it is delivered again, flagged and counted."""
         with self._lock:
             self._delivery.give_back(delivered=False, keys=[(message.member, message.sequence)])
         self._write(HAND_OVER_TIMEOUT_S)
-
-    def _withhold(self) -> None:
-        with self._lock:
-            withheld = self._delivery.withheld()
-        self._subscriber.withhold(withheld)
 
     def _write(self, timeout_s: float) -> None:
         try:
@@ -320,18 +317,14 @@ class Receiver:
 
     def hand_over(self) -> None:
         """The context's background thread calls this several times a second: hand records over to waiting consumers,
-        end the delays of rejected messages, and write acknowledgements that are overdue."""
+        and write acknowledgements and releases that are overdue."""
         if self._failure is not None or self._closing.is_set():
             return
         try:
             self._boundary()
-            with self._lock:
-                delay_ended = self._delivery.end_delays(time.monotonic())
             overdue = time.monotonic() - self._writer.written_s >= _LAZY_S
             if self._delivery.returning or (overdue and self._delivery.finished):
                 self._write(0)
-            if delay_ended:
-                self._withhold()
             if self._delivery.aside and time.monotonic() - self._aside_s >= _ASIDE_RETRY_S:
                 self._set_aside()
         except (ConsumerClosedException, ClosedError):

@@ -4,10 +4,13 @@
 2. The leader converts the messages of all senders at once. When one of them is refused, it converts each sender's alone.
 3. It stages one file for each member that gets messages, and commits all files together.
 4. Each sender reads the positions of its own messages from the shipment.
+5. A shipment that is refused because a member is paused is repeated for each sender alone, so that only senders with
+   messages for that member get the error. While insertion is paused, each waits by its own time-out, and queues again.
 
     an error                                 reaches                       its messages are
     --------                                 -------                       ----------------
-    of a message: format, size               its own sender                not sent; the others' are
+    of a message: format, size, its member   its own sender                not sent; the others' are
+    is paused
     of staging, or before the log has it     each sender, as a copy        not sent
     while the log is written                 each sender, as a copy        unknown (CommitOutcomeUnknownError)
     an interrupt (Ctrl-C) of the leader      the leader                    unknown to it; the other senders look into the
@@ -18,11 +21,11 @@ Messages stay in the order in which they were queued, so each thread's own sends
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from spark_jms.client.columns import Item, to_columns
@@ -30,10 +33,17 @@ from spark_jms.core.destination import Destination
 from spark_jms.core.message import normalise
 from spark_jms.core.routing import Routing, route
 from spark_jms.core.staged_file import StagedFile
-from spark_jms.errors import JmsqError, MessageFormatError, MessageSizeError
+from spark_jms.errors import (
+    DestinationPausedError,
+    InsertionPausedError,
+    InvalidDestinationError,
+    JmsqError,
+    MessageFormatError,
+    MessageSizeError,
+)
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.message_writer import MessageWriter
-from spark_jms.log.send import Sent, find, send
+from spark_jms.log.send import Sent, explained, find, send, wait_for_change
 from spark_jms.log.staged_file import discard
 from spark_jms.store import OutcomeUnknownError
 from spark_jms.store.ledger.group import Drain, GroupCommit, GroupRequest, finish
@@ -79,9 +89,10 @@ class Part:
         members = self.shipment.members
         tokens = {file.member: file.token for file in sent.files}
         positions = []
-        for row in range(self.first, self.first + len(self.messages)):
-            member = int(members[row])
-            ordinal = int(np.count_nonzero(members[:row] == member))
+        written = Counter(members[: self.first])
+        for member in members[self.first : self.first + len(self.messages)]:
+            ordinal = written[member]
+            written[member] += 1
             positions.append(
                 SentPosition(member, sent.sequences[member].first + ordinal, f"ID:{tokens[member]}-{ordinal}")
             )
@@ -95,12 +106,18 @@ class SharedSender:
         self._log = log
         self._group = GroupCommit(self._lead)
 
-    def send(self, messages: Sequence[Item], turn: int, now_ms: int) -> Part:
-        """Returns when the messages are in the table. `turn` is the round-robin turn of the first."""
+    def send(self, messages: Sequence[Item], turn: int, now_ms: int, wait_s: float = 0) -> Part:
+        """Returns when the messages are in the table. `turn` is the round-robin turn of the first; `wait_s` how long to wait
+        while insertion is paused."""
+        deadline = time.monotonic() + wait_s
         while True:
-            part = Part(messages, turn, now_ms)
+            part, epoch = Part(messages, turn, now_ms), self._log.snapshot.destination.epoch
             try:
                 self._group.write(part.join)
+            except InsertionPausedError:
+                if not wait_for_change(self._log, epoch, deadline):
+                    raise
+                continue
             except OutcomeUnknownError:  # another thread led, and was interrupted
                 if part.shipment is None or not part.shipment.is_sent():
                     continue
@@ -108,6 +125,11 @@ class SharedSender:
 
     def _lead(self, drain: Drain) -> None:
         requests = drain()
+        self._ship(requests)
+        finish(requests, None)
+
+    def _ship(self, requests: Sequence[GroupRequest]) -> None:
+        """A request that fails gets its error."""
         shipment = Shipment(self._log)
         try:
             for request in requests:
@@ -115,10 +137,17 @@ class SharedSender:
             shipment.encode([request for request in requests if request.error is None])
             shipment.commit()
         except Exception as error:  # noqa: BLE001 - it is raised in each sender
-            for request in requests:
-                if request.error is None:
-                    request.error = error if len(requests) == 1 else _copy(error)
-        finish(requests, None)
+            failed = [request for request in requests if request.error is None]
+            if isinstance(error, InvalidDestinationError):
+                error = explained(self._log, error)
+            if isinstance(error, DestinationPausedError) and len(failed) > 1:
+                for request in failed:
+                    self._ship([request])
+                return
+            for request in failed:
+                request.error = error if len(requests) == 1 else _copy(error)
+        finally:
+            shipment.let_go()
 
 
 class Shipment:
@@ -130,8 +159,9 @@ class Shipment:
         self.sent: Sent | None = None
         self._files: list[StagedFile] = []
         self._committing = False
-        self.members: npt.NDArray[np.int32] = np.empty(0, dtype=np.int32)
+        self.members: list[int] = []  # of each row
         self._rows: pa.RecordBatch | None = None
+        self._stored: dict[str, pa.RecordBatch] = {}  # path -> rows as stored
 
     def encode(self, requests: Sequence[GroupRequest]) -> None:
         """Convert all messages to rows. A request whose messages are refused gets the error, and its part leaves."""
@@ -162,14 +192,18 @@ class Shipment:
         files = self._stage(snapshot.destination)
         self._committing = True
         self.sent = send(self._log, files, snapshot.route_id, reroute=self._stage_again)
+        for file in self.sent.files:
+            if file.path in self._stored:
+                self._log.recent.add(file.path, self._stored[file.path], file.bytes)
 
     def _stage(self, destination: Destination) -> list[StagedFile]:
         assert self._rows is not None
         writer = MessageWriter(self._log.storage, destination, turn=0)
         try:
-            self.members = _route(destination.route, self._rows.column("JMSXGroupID"), self.parts)
-            writer.write_routed(self._rows, self.members)
-            self._files = writer.close()
+            members = _route(destination.route, self._rows.column("JMSXGroupID"), self.parts)
+            self.members = members.tolist()
+            writer.write_routed(self._rows, members)
+            self._files, self._stored = writer.close(), writer.singles
         except BaseException:
             writer.abort()
             raise
@@ -180,6 +214,11 @@ class Shipment:
         discard(self._log.storage, files)
         return self._stage(destination)
 
+    def let_go(self) -> None:
+        """Of what no sender reads any more. Each part knows its shipment; without this cycle messages and rows leave the memory
+        at once, and senders pay less for the garbage collector."""
+        self.parts, self._rows, self._stored = [], None, {}
+
     def is_sent(self) -> bool:
         """For senders whose leader was interrupted. False: certainly not, and it will not be. Raises
         CommitOutcomeUnknownError when the storage cannot tell."""
@@ -189,16 +228,16 @@ class Shipment:
 
 
 def _rows(parts: Sequence[Part], limit: int) -> pa.RecordBatch:
-    times = np.repeat([part.now_ms for part in parts], [len(part.messages) for part in parts])
-    batch = to_columns([message for part in parts for message in part.messages], times.tolist())
+    times = [part.now_ms for part in parts for _ in part.messages]
+    batch = to_columns([message for part in parts for message in part.messages], times)
     return normalise(batch, pa.array(times, pa.int64()), limit)
 
 
-def _route(routing: Routing, groups: pa.Array, parts: Sequence[Part]) -> npt.NDArray[np.int32]:
+def _route(routing: Routing, groups: pa.Array, parts: Sequence[Part]) -> pa.Int32Array:
     """Each part by its own turn, as if it were sent alone."""
     if routing.members == 1:
-        return np.zeros(len(groups), dtype=np.int32)
-    return np.concatenate([route(routing, groups.slice(p.first, len(p.messages)), p.turn) for p in parts])
+        return pa.repeat(pa.scalar(0, pa.int32()), len(groups))
+    return pa.concat_arrays([route(routing, groups.slice(p.first, len(p.messages)), p.turn) for p in parts])
 
 
 def _copy(error: Exception) -> Exception:

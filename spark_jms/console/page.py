@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import PurePosixPath
 
+from spark_jms.admin.statistics import PauseRow
 from spark_jms.claims.views import moment
 from spark_jms.console.chart import chart
 from spark_jms.console.history import History
@@ -55,7 +56,20 @@ def _body(history: History, sample: DomainSample) -> str:
 
 
 def _destinations(sample: DomainSample) -> str:
-    names = ("name", "kind", "members", "sent", "backlog", "oldest", "claimed", "stored", "files", "bytes", "health")
+    names = (
+        "name",
+        "kind",
+        "members",
+        "sent",
+        "backlog",
+        "oldest",
+        "claimed",
+        "stored",
+        "files",
+        "bytes",
+        "paused",
+        "health",
+    )
     return _table(
         names,
         [
@@ -70,11 +84,18 @@ def _destinations(sample: DomainSample) -> str:
                 one.stored_messages,
                 one.files,
                 one.bytes,
+                _paused(one.paused),
                 one.health,
             )
             for one in sample.destinations
         ],
     )
+
+
+def _paused(rows: Sequence[PauseRow]) -> str:
+    """`production, insertion of member 2`."""
+    shown = [row.operation if row.member is None else f"{row.operation} of member {row.member}" for row in rows]
+    return ", ".join(shown) or "–"
 
 
 def _subscriptions(sample: DomainSample) -> str:

@@ -6,7 +6,11 @@ the outbox keeps every message and loses only which claim it belonged to.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import NamedTuple
 
 from spark_jms.core.ranges import Ranges
 
@@ -32,21 +36,58 @@ class Acknowledgement:
         return _ROW_BYTES + _RANGE_BYTES * len(self.picks)
 
 
-Outbox = tuple[Acknowledgement, ...]
+class Outbox(tuple[Acknowledgement, ...]):
+    """Rows in the order of their positions, and the size of all. One more row costs the same behind 10 rows and behind 1,000,
+    but for the copying of the references."""
+
+    bytes: int
+
+    def __new__(cls, rows: Iterable[Acknowledgement] = (), size: int | None = None) -> Outbox:
+        made = super().__new__(cls, rows)
+        made.bytes = sum(row.bytes for row in made) if size is None else size
+        return made
+
+    def appended(self, row: Acknowledgement) -> Outbox:
+        """With one more row, folded from the front until it fits its bounds."""
+        size = self.bytes + row.bytes
+        if len(self) < MAX_OUTBOX and size <= MAX_OUTBOX_BYTES:
+            return Outbox((*self, row), size)
+        rows = [*self, row]
+        while len(rows) > MAX_OUTBOX or (size > MAX_OUTBOX_BYTES and len(rows) > 1):
+            first, second = rows[:2]
+            folded = replace(second, picks=first.picks | second.picks, since=first.since or first.position)
+            size += folded.bytes - first.bytes - second.bytes
+            rows[:2] = [folded]
+        return Outbox(rows, size)
+
+    def behind(self, position: int) -> Outbox:
+        """The rows of later positions."""
+        return Outbox(row for row in self if row.position > position)
+
+    @property
+    def is_full(self) -> bool:
+        """The table is so far behind that the record set could grow beyond what a store accepts."""
+        return self.bytes > MAX_OUTBOX_BYTES
 
 
-def appended(outbox: Outbox, row: Acknowledgement) -> Outbox:
-    """With one more row, folded from the front until it fits its bounds."""
-    rows = [*outbox, row]
-    size = sum(row.bytes for row in rows)
-    while len(rows) > MAX_OUTBOX or (size > MAX_OUTBOX_BYTES and len(rows) > 1):
-        first, second = rows[:2]
-        folded = replace(second, picks=first.picks | second.picks, since=first.since or first.position)
-        size += folded.bytes - first.bytes - second.bytes
-        rows[:2] = [folded]
-    return tuple(rows)
+NOTHING_WAITS = Outbox()
 
 
-def is_full(outbox: Outbox) -> bool:
-    """The table is so far behind that the record set could grow beyond what a store accepts."""
-    return sum(row.bytes for row in outbox) > MAX_OUTBOX_BYTES
+class OutboxChange(NamedTuple):
+    removed: list[int]  # positions
+    written: list[Acknowledgement]
+
+
+def outbox_change(before: Outbox, after: Outbox) -> OutboxChange:
+    """What to store when `before` becomes `after`. Usually rows left at the front and came at the end; then the rows in
+    between, of which all but a folded first one are the same, are not looked at one by one."""
+    first = after[0].position if after else before[-1].position + 1 if before else 0
+    start = bisect_left(before, first, key=attrgetter("position"))
+    removed, kept = [row.position for row in before[:start]], before[start:]
+    common = len(kept)
+    if not kept or (kept[0].position == first and kept[1:] == after[1:common]):
+        changed = after[:1] if kept and kept[0] != after[0] else ()
+        return OutboxChange(removed, [*changed, *after[common:]])
+    old = {row.position: row for row in kept}
+    written = [row for row in after if old.pop(row.position, None) != row]
+    return OutboxChange([*removed, *old], written)

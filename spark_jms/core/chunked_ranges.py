@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import json
 import zlib
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 
-import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from spark_jms.core.integers import inside, plus, view
 from spark_jms.core.ranges import Ranges, concatenated
 
 SPAN = 2**18
 _BITMAP_FROM = 2_000  # ranges: below it, steps are smaller than a bitmap
 _BITMAP, _RANGES = b"b", b"r"
+_REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))  # Arrow begins with the lowest bit of a byte
 
 
 class Chunk:
@@ -149,10 +153,10 @@ class ChunkedRanges:
         """The last of the numbers start, start + 1, … that are all in this set; start - 1 if `start` is not."""
         while (chunk := self.chunks.get((start - 1) // SPAN)) is not None:
             ranges = chunk.ranges
-            at = int(ranges.lo.searchsorted(start, side="right")) - 1
-            if at < 0 or int(ranges.hi[at]) < start:
+            at = bisect_right(ranges.lo, start) - 1
+            if at < 0 or ranges.hi[at] < start:
                 break
-            start = int(ranges.hi[at]) + 1
+            start = ranges.hi[at] + 1
             if start <= _bounds(chunk.number)[1]:
                 break
         return start - 1
@@ -189,12 +193,22 @@ def _split(ranges: Ranges) -> Iterator[tuple[int, Ranges]]:
 def _encode(number: int, ranges: Ranges) -> bytes:
     if len(ranges) < _BITMAP_FROM:
         return _RANGES + json.dumps(ranges.to_json(), separators=(",", ":")).encode()
-    steps = np.zeros(SPAN + 1, dtype=np.int8)
-    first = _bounds(number)[0]
-    steps[ranges.lo - first] += 1
-    steps[ranges.hi - first + 1] -= 1
-    bits = np.packbits(np.cumsum(steps[:-1], dtype=np.int8).astype(bool))
-    return _BITMAP + zlib.compress(bits.tobytes(), 1)
+    return _BITMAP + zlib.compress(_bitmap(ranges, _bounds(number)[0]), 1)
+
+
+def _bitmap(ranges: Ranges, first: int) -> bytes:
+    """`SPAN` bits, the first number in the highest bit of the first byte."""
+    bits = inside(plus(ranges.lo, -first), plus(ranges.hi, 1 - first), SPAN)
+    return memoryview(bits.buffers()[1])[: SPAN // 8].tobytes().translate(_REVERSED)
+
+
+def _ranges(bitmap: bytes, first: int) -> Ranges:
+    """The inverse of `_bitmap`."""
+    bits = pa.Array.from_buffers(pa.bool_(), SPAN, [None, pa.py_buffer(bitmap.translate(_REVERSED))])
+    unset = pa.array([False])
+    here, before = pa.concat_arrays([bits, unset]), pa.concat_arrays([unset, bits])
+    begins, ends = pc.indices_nonzero(pc.and_not(here, before)), pc.indices_nonzero(pc.and_not(before, here))
+    return Ranges(plus(view(begins.view(pa.int64())), first), plus(view(ends.view(pa.int64())), first - 1))
 
 
 def _decode(number: int, data: bytes) -> Ranges:
@@ -204,13 +218,12 @@ def _decode(number: int, data: bytes) -> Ranges:
         ranges = Ranges.from_json(json.loads(body))
     elif kind == _BITMAP:
         try:
-            bits = np.frombuffer(zlib.decompress(body), np.uint8)
+            bitmap = zlib.decompress(body)
         except zlib.error as error:
             raise ValueError(f"a bitmap is damaged: {error}") from error
-        if bits.size != SPAN // 8:
-            raise ValueError(f"a bitmap has {bits.size} bytes, not {SPAN // 8}")
-        edges = np.diff(np.unpackbits(bits).astype(np.int8), prepend=np.int8(0), append=np.int8(0))
-        ranges = Ranges(np.flatnonzero(edges == 1) + first, np.flatnonzero(edges == -1) + first - 1)
+        if len(bitmap) != SPAN // 8:
+            raise ValueError(f"a bitmap has {len(bitmap)} bytes, not {SPAN // 8}")
+        ranges = _ranges(bitmap, first)
     else:
         raise ValueError(f"a chunk begins with {kind!r}")
     if not ranges or ranges.first < first or ranges.last > last:

@@ -8,17 +8,27 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import attrs
 
+from spark_jms.core.pause import INSERTION, PRODUCTION, Pauses
 from spark_jms.core.routing import Routing
-from spark_jms.errors import FormatVersionError, InvalidDestinationError, ModuleFileError, UnreadableTableError
+from spark_jms.errors import (
+    DestinationPausedError,
+    FormatVersionError,
+    InsertionPausedError,
+    InvalidDestinationError,
+    ModuleFileError,
+    ProductionPausedError,
+    UnreadableTableError,
+)
 from spark_jms.settings.destination import DestinationSettings, contradiction, from_metadata, to_metadata
 
 FORMAT_VERSION = 1
 QUEUE_SUBSCRIPTION = "-"  # a queue has one set of positions, under this name
+TEMPORARY_PREFIX = "jmsq-temporary-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
 _PREFIX = "jmsq."
 
@@ -42,6 +52,7 @@ class Destination(DestinationSettings):
     slot_members: int = 0
     epoch: int = 1
     subscriptions: Mapping[str, Subscription] = attrs.field(factory=dict)
+    pauses: Pauses = attrs.field(factory=Pauses)
 
     def __attrs_post_init__(self) -> None:
         check_name("destination", self.name)
@@ -54,7 +65,8 @@ class Destination(DestinationSettings):
 
     @property
     def route(self) -> Routing:
-        return Routing(self.epoch, self.members, self.routing, self.weights, self.slot_members)
+        closed = self.pauses.closed(self.members)
+        return Routing(self.epoch, self.members, self.routing, self.weights, self.slot_members, closed)
 
     def subscription_names(self) -> list[str]:
         """The subscriptions that must acknowledge a message before it may be purged."""
@@ -73,13 +85,54 @@ class Destination(DestinationSettings):
         return known.floors.get(member, 0) if known else 0
 
     def changed_to(self, new: Destination) -> Destination:
-        """This destination with newly declared settings: the epoch rises, slots and subscriptions stay."""
+        """This destination with newly declared settings: the epoch rises, slots, subscriptions and pauses stay."""
         return attrs.evolve(
-            new, epoch=self.epoch + 1, slot_members=self.slot_members or self.members, subscriptions=self.subscriptions
+            new,
+            epoch=self.epoch + 1,
+            slot_members=self.slot_members or self.members,
+            subscriptions=self.subscriptions,
+            pauses=self.pauses.within(new.members),
         )
 
     def same_declaration(self, other: Destination) -> bool:
         return self.name == other.name and to_metadata(self) == to_metadata(other)
+
+    # -- pauses (T14) ---------------------------------------------------------------------------------------------
+    def check_production(self, members: Iterable[int], planned_epoch: int) -> None:
+        """For a sender that planned by `planned_epoch` and has messages for these members. Raises ProductionPausedError,
+        or InsertionPausedError, which may pass."""
+        if not self.pauses:
+            return
+        concerned = sorted(set(members))
+        self._refuse(
+            PRODUCTION,
+            ProductionPausedError,
+            (m for m in concerned if (found := self.pauses.find(PRODUCTION, m)) and found.epoch <= planned_epoch),
+        )
+        self.check_insertion(concerned)
+
+    def check_insertion(self, members: Iterable[int]) -> None:
+        """Raises InsertionPausedError when one of these members is paused for insertion."""
+        if self.pauses:
+            paused = (m for m in sorted(set(members)) if self.pauses.find(INSERTION, m))
+            self._refuse(INSERTION, InsertionPausedError, paused)
+
+    def due_ms(self, member: int, now_ms: int) -> int:
+        """Delays that end later keep their messages back: now, or the beginning of an insertion pause."""
+        stopped = self.pauses.find(INSERTION, member) if self.pauses else None
+        return now_ms if stopped is None else min(now_ms, stopped.since_ms)
+
+    def _refuse(self, operation: str, kind: type[DestinationPausedError], members: Iterable[int]) -> None:
+        refused = list(members)
+        if not refused:
+            return
+        whole = any(pause.operation == operation and pause.member is None for pause in self.pauses.all)
+        member = "" if whole else f" --member {refused[0]}"
+        what = self.name if whole else f"{self.name}, member {', '.join(map(str, refused))}"
+        raise kind(
+            f"{what}: an administrator has paused {operation}; nothing was committed. Try again after `jmsq resume "
+            f"{self.name}{member} --{operation}`; `jmsq stat {self.name}` shows the pauses"
+        )
 
     # -- in the table's metadata ----------------------------------------------------------------------------------
     def to_configuration(self) -> dict[str, str]:
@@ -98,6 +151,7 @@ class Destination(DestinationSettings):
             "slotMembers": str(self.slot_members),
             "epoch": str(self.epoch),
             "subscriptions": json.dumps(subscriptions, sort_keys=True),
+            "paused": json.dumps(self.pauses.to_json(), sort_keys=True),
         }
         return {_PREFIX + key: value for key, value in stored.items()}
 
@@ -121,12 +175,18 @@ class Destination(DestinationSettings):
                 slot_members=int(stored["slotMembers"]),
                 epoch=int(stored["epoch"]),
                 subscriptions=subscriptions,
+                pauses=Pauses.from_json(json.loads(stored.get("paused", "[]"))),
             )
         except (KeyError, ValueError, TypeError, AttributeError, ModuleFileError) as error:
             raise UnreadableTableError(
                 f"{where} is a Delta table but not a spark-jms destination (its metadata lacks or garbles {error}): "
                 "create destinations with `jmsq apply`"
             ) from error
+
+
+def is_temporary(name: str) -> bool:
+    """A name that a context has given to a temporary destination (C15)."""
+    return name.startswith(TEMPORARY_PREFIX)
 
 
 def check_name(what: str, name: str) -> None:

@@ -10,13 +10,14 @@ are milliseconds since 1970 UTC, as in JMS; 0 in JMSExpiration means never.
 from __future__ import annotations
 
 import re
+from array import array as machine_array
 from collections.abc import Mapping
+from functools import reduce
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_jms.core.integers import arrow, copied, counting, interleaved, joined, view, view_of
 from spark_jms.core.typed_properties import (
     TYPES_PROPERTY,
     check_typed_properties,
@@ -254,38 +255,41 @@ def _check_sizes(columns: Mapping[str, pa.Array], max_message_bytes: int) -> Non
     carried = {name: by_row for name, by_row in sizes.items() if by_row is not None}
     if not carried:
         return
-    total = np.sum(list(carried.values()), axis=0)
-    row = int(total.argmax()) if len(total) else 0
-    if len(total) and total[row] > max_message_bytes:
-        parts = ", ".join(f"`{name}` {by_row[row]}" for name, by_row in carried.items() if by_row[row])
+    total = reduce(pc.add, carried.values())
+    most = pc.max(total).as_py()
+    if most is not None and most > max_message_bytes:
+        row = pc.index(total, most).as_py()
+        parts = ", ".join(f"`{name}` {by_row[row]}" for name, by_row in carried.items() if by_row[row].as_py())
         raise MessageSizeError(
-            f"row {row} carries {total[row]} bytes ({parts}), more than the destination's maxMessageSize of "
+            f"row {row} carries {most} bytes ({parts}), more than the destination's maxMessageSize of "
             f"{max_message_bytes} bytes: raise the limit in the module file, or send a reference to the data instead"
         )
 
 
-def _bytes_by_row(array: pa.Array) -> npt.NDArray[np.int64] | None:
+def _bytes_by_row(array: pa.Array) -> pa.Int64Array | None:
     """The bytes of each row's value, 0 for null; None for a column of numbers."""
     if pa.types.is_map(array.type):
-        ends = np.concatenate(([0], np.cumsum(_lengths(array.keys) + _lengths(array.items))))
-        offsets = array.offsets.to_numpy()
-        by_row = ends[offsets[1:]] - ends[offsets[:-1]]
-        return by_row if array.null_count == 0 else np.where(np.asarray(array.is_valid()), by_row, 0)
+        through = pc.cumulative_sum(pc.add(_lengths(array.keys), _lengths(array.items)))
+        ends = pa.concat_arrays([pa.array([0], pa.int64()), through]).take(array.offsets)
+        by_row = pc.subtract(ends[1:], ends[:-1])
+        return by_row if array.null_count == 0 else pc.if_else(array.is_valid(), by_row, 0)
     return _lengths(array) if pa.types.is_string(array.type) or pa.types.is_binary(array.type) else None
 
 
-def _lengths(array: pa.Array) -> npt.NDArray[np.int64]:
-    return pc.fill_null(pc.binary_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+def _lengths(array: pa.Array) -> pa.Int64Array:
+    return pc.cast(pc.fill_null(pc.binary_length(array), 0), pa.int64())
 
 
 def _properties(array: pa.Array | None, rows: int) -> pa.Array:
     if array is None or array.null_count == rows:
         return pa.nulls(rows, _MAP)
-    if pa.types.is_struct(array.type):
+    typed = pa.types.is_struct(array.type)  # its values have their types
+    if typed:
         array = _struct_to_map(array)
     array = array if array.type == _MAP else array.cast(_MAP)
     check_property_names(pc.unique(array.keys).to_pylist())
-    check_typed_properties(array)
+    if not typed:
+        check_typed_properties(array)
     return array
 
 
@@ -315,19 +319,13 @@ def _struct_to_map(array: pa.StructArray) -> pa.MapArray:
         return pa.nulls(rows, _MAP)
     # interleave: row 0's values, row 1's values …; a null value means the message lacks that property
     width = len(names)
-    order = pa.array(np.arange(rows * width).reshape(width, rows).T.ravel())
-    flat = pa.concat_arrays(values).take(order)
-    keys = (
-        pa.array(names * rows, pa.string())
-        if rows * width < 64
-        else pa.DictionaryArray.from_arrays(
-            pa.array(np.tile(np.arange(width, dtype=np.int32), rows)), pa.array(names)
-        ).cast(pa.string())
-    )
-    keep = np.asarray(flat.is_valid())
-    offsets = np.concatenate(([0], np.cumsum(keep.reshape(rows, width).sum(axis=1)))).astype(np.int32)
-    mask = pa.array(keep)
-    return pa.MapArray.from_arrays(pa.array(offsets), keys.filter(mask), flat.filter(mask))
+    order = interleaved(*(view(counting(place * rows, rows)) for place in range(width)))
+    flat = pa.concat_arrays(values).take(arrow(order))
+    kept = flat.is_valid()
+    places = arrow(memoryview(machine_array("q", range(width)) * rows)).filter(kept)
+    through = view(pc.cumulative_sum(pc.cast(kept, pa.int64())))
+    offsets = pc.cast(arrow(joined([view_of([0]), copied(through[width - 1 :: width])])), pa.int32())
+    return pa.MapArray.from_arrays(offsets, pa.array(names, pa.string()).take(places), flat.filter(kept))
 
 
 def deliver(
@@ -335,8 +333,8 @@ def deliver(
     columns: tuple[str, ...],
     destination: str,
     member: int,
-    sequences: npt.NDArray[np.int64],
-    delivery_counts: npt.NDArray[np.int32] | int,
+    sequences: pa.Int64Array,
+    delivery_counts: pa.Int32Array | int,
 ) -> pa.RecordBatch:
     """Stored rows as message columns, exactly of `arrow_schema(columns)`: adds position and delivery count (1 = delivered
     for the first time) (C2, C8)."""
@@ -344,7 +342,7 @@ def deliver(
     arrays = []
     for name in columns:
         if name == "sequence":
-            arrays.append(pa.array(sequences))
+            arrays.append(sequences)
         elif name == "member":
             arrays.append(pa.repeat(pa.scalar(member, pa.int32()), rows))
         elif name == "JMSDestination":
@@ -358,10 +356,10 @@ def deliver(
     return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
 
 
-def _counts(delivery_counts: npt.NDArray[np.int32] | int, rows: int) -> pa.Array:
+def _counts(delivery_counts: pa.Int32Array | int, rows: int) -> pa.Int32Array:
     if isinstance(delivery_counts, int):
         return pa.repeat(pa.scalar(delivery_counts, pa.int32()), rows)
-    return pa.array(delivery_counts, pa.int32())
+    return delivery_counts
 
 
 def stored_columns(columns: tuple[str, ...]) -> list[str]:

@@ -1,22 +1,37 @@
 """Sets of sequence numbers as sorted, disjoint, closed ranges (C5).
 
 The pick of a whole backlog is one range, whatever its size; the pick of a selector may be half a million single numbers.
-Both must be cheap, so the bounds are two numpy arrays and every operation is a vectorised sweep. Most sets of a client that
-receives and acknowledges one by one are a single range: two of them combine by comparing numbers, without arrays. Values
-are immutable.
+Both must be cheap, so the bounds are two arrays of 64-bit integers. Most sets are few ranges, often one: Python combines
+them faster than a call of Arrow would. Many ranges are combined by Arrow's kernels. Values are immutable.
 """
 
 from __future__ import annotations
 
 import base64
 import zlib
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, islice
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
-Int64Array = npt.NDArray[np.int64]
-_EMPTY = np.empty(0, dtype=np.int64)
+from spark_jms.core.integers import (
+    FEW,
+    arrow,
+    ascends,
+    copied,
+    counting,
+    interleaved,
+    joined,
+    places,
+    plus,
+    view,
+    view_of,
+)
+
+_EMPTY = view_of(())
 _LARGEST = 2**62  # a bound and its neighbours fit 64 bits
 _INLINE_RANGES = 16  # below this, JSON pairs are readable and small enough
 
@@ -28,7 +43,8 @@ class Ranges:
 
     __slots__ = ("hi", "lo")
 
-    def __init__(self, lo: Int64Array, hi: Int64Array) -> None:
+    def __init__(self, lo: memoryview, hi: memoryview) -> None:
+        """The first and the last numbers of the ranges, of format "q" and contiguous."""
         self.lo = lo
         self.hi = hi
 
@@ -36,41 +52,41 @@ class Ranges:
     @staticmethod
     def of(*pairs: tuple[int, int]) -> Ranges:
         """`Ranges.of((1, 5), (9, 9))`; pairs may overlap and come in any order; empty ones (lo > hi) are dropped."""
-        kept = [(lo, hi) for lo, hi in pairs if lo <= hi]
-        if not kept:
-            return EMPTY
-        if len(kept) == 1:
-            return _single(*kept[0])
-        lo, hi = (np.array(side, dtype=np.int64) for side in zip(*kept, strict=True))
-        return _merge(lo, hi)
+        return _merged(pairs)
 
     @staticmethod
-    def from_numbers(numbers: Iterable[int] | Int64Array) -> Ranges:
-        if not isinstance(numbers, np.ndarray):
+    def from_numbers(numbers: Iterable[int] | pa.Array) -> Ranges:
+        """Integers in any order, or an Arrow array of them."""
+        if not isinstance(numbers, pa.Array):
             numbers = list(numbers)
-            if len(numbers) == 1:
-                return _single(numbers[0], numbers[0])
-        array = np.unique(np.asarray(numbers, dtype=np.int64))
-        return _merge(array, array) if array.size else EMPTY
+            if len(numbers) < FEW:
+                return _merged([(number, number) for number in numbers])
+        vector = pc.cast(pa.array(numbers), pa.int64())
+        return _merge(vector, vector) if len(vector) else EMPTY
+
+    def __reduce__(self) -> tuple[Callable[[bytes, bytes], Ranges], tuple[bytes, bytes]]:
+        return _from_bytes, (bytes(self.lo), bytes(self.hi))
 
     # -- asking ---------------------------------------------------------------------------------------------------
     def __bool__(self) -> bool:
-        return self.lo.size > 0
+        return len(self.lo) > 0
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Ranges):
             return NotImplemented
-        return np.array_equal(self.lo, other.lo) and np.array_equal(self.hi, other.hi)
+        return len(self) == len(other) and bool(
+            _bytes(self.lo) == _bytes(other.lo) and _bytes(self.hi) == _bytes(other.hi)
+        )
 
     def __hash__(self) -> int:
         return hash((self.lo.tobytes(), self.hi.tobytes()))
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        return zip(self.lo.tolist(), self.hi.tolist(), strict=True)
+        return zip(self.lo, self.hi, strict=True)
 
     def __contains__(self, number: int) -> bool:
-        i = int(np.searchsorted(self.lo, number, side="right")) - 1
-        return i >= 0 and number <= int(self.hi[i])
+        i = bisect_right(self.lo, number) - 1
+        return i >= 0 and number <= self.hi[i]
 
     def __repr__(self) -> str:
         return f"Ranges({self})"
@@ -80,33 +96,41 @@ class Ranges:
 
     def text(self, most: int | None = None) -> str:
         """`1-3, 7`; with an ellipsis after `most` ranges."""
-        shown = [f"{lo}" if lo == hi else f"{lo}-{hi}" for lo, hi in list(self)[:most]]
+        shown = [f"{lo}" if lo == hi else f"{lo}-{hi}" for lo, hi in islice(self, most)]
         return ", ".join(shown if len(shown) == len(self) else [*shown, "…"])
 
     def __len__(self) -> int:
         """The number of ranges, not of integers: see `count`."""
-        return int(self.lo.size)
+        return len(self.lo)
 
     @property
     def count(self) -> int:
         """The number of integers in the set."""
-        return int((self.hi - self.lo).sum()) + len(self)
+        if len(self) <= FEW:
+            return sum(self.hi) - sum(self.lo) + len(self)
+        return int(pc.sum(pc.subtract(arrow(self.hi), arrow(self.lo))).as_py()) + len(self)
 
     @property
     def first(self) -> int:
-        return int(self.lo[0])
+        return self.lo[0]
 
     @property
     def last(self) -> int:
-        return int(self.hi[-1])
+        return self.hi[-1]
 
-    def numbers(self) -> Int64Array:
+    def numbers(self) -> pa.Int64Array:
         """All integers, ascending; 8 bytes each, so only for bounded sets."""
-        if not self:
-            return _EMPTY
-        lengths = self.hi - self.lo + 1
-        starts = np.repeat(self.lo - np.concatenate(([0], np.cumsum(lengths)[:-1])), lengths)
-        return starts + np.arange(int(lengths.sum()), dtype=np.int64)
+        if len(self) < 2:
+            return counting(self.first, self.count) if self else counting(1, 0)
+        bounds = joined([view_of([0]), self._counts()])
+        shifts = pc.subtract(arrow(self.lo), arrow(bounds[:-1]))
+        return pc.add(shifts.take(places(bounds)), counting(0, bounds[-1]))
+
+    def _counts(self) -> memoryview:
+        """How many numbers the first range has, the first two, …"""
+        if len(self) < FEW:
+            return view_of(accumulate(hi - lo + 1 for lo, hi in self))
+        return view(pc.cumulative_sum(pc.add(pc.subtract(arrow(self.hi), arrow(self.lo)), 1)))
 
     # -- combining ------------------------------------------------------------------------------------------------
     def __or__(self, other: Ranges) -> Ranges:
@@ -118,22 +142,15 @@ class Ranges:
                 return _single(first.first, max(first.last, second.last))
         large, small = (self, other) if len(self) >= len(other) else (other, self)
         before, near, after = large._around(small.first - 1, small.last + 1)
-        middle = _merge(np.concatenate((near.lo, small.lo)), np.concatenate((near.hi, small.hi)))
-        return concatenated([before, middle, after])
+        return concatenated([before, union((near, small)), after])
 
     def __sub__(self, other: Ranges) -> Ranges:
         if not self or not other:
             return self
-        if len(self) == len(other) == 1:
-            left, right = (self.first, other.first - 1), (other.last + 1, self.last)
-            if other.last < self.first or other.first > self.last:
-                return self
-            if left[0] > left[1] or right[0] > right[1]:  # at most one side is left
-                return Ranges.of(left, right)
         before, near, after = self._around(other.first, other.last)
         if not near:
             return self
-        return concatenated([before, _difference(near, other), after])
+        return concatenated([before, near & other._gaps(near.first, near.last), after])
 
     def __and__(self, other: Ranges) -> Ranges:
         if not self or not other:
@@ -141,12 +158,19 @@ class Ranges:
         if len(other) == 1:
             return self.between(other.first, other.last)
         mine = self.between(other.first, other.last)
-        return _sweep(mine, other, wanted=lambda a, b: (a > 0) & (b > 0)) if mine else EMPTY
+        if len(mine) == 1:
+            return other.between(mine.first, mine.last)
+        if not mine:
+            return EMPTY
+        few, many = sorted((mine, other), key=len)
+        if len(few) < FEW:
+            return concatenated([many.between(lo, hi) for lo, hi in few])
+        return _sweep(mine, other)
 
     def _around(self, low: int, high: int) -> tuple[Ranges, Ranges, Ranges]:
         """The ranges before, those that touch low..high (whole), and those behind: what a small operand cannot change is
         not merged again."""
-        begin, end = int(self.hi.searchsorted(low)), int(self.lo.searchsorted(high, side="right"))
+        begin, end = bisect_left(self.hi, low), bisect_right(self.lo, high)
         return (
             Ranges(self.lo[:begin], self.hi[:begin]),
             Ranges(self.lo[begin:end], self.hi[begin:end]),
@@ -156,10 +180,9 @@ class Ranges:
     def _gaps(self, low: int, high: int) -> Ranges:
         """The numbers of low..high that are not in this set."""
         taken = self.between(low, high)
-        lo = np.concatenate((np.array([low]), taken.hi + 1))
-        hi = np.concatenate((taken.lo - 1, np.array([high])))
-        kept = lo <= hi
-        return Ranges(lo[kept], hi[kept])
+        lo, hi = joined([view_of((low,)), plus(taken.hi, 1)]), joined([plus(taken.lo, -1), view_of((high,))])
+        begin, end = int(lo[0] > hi[0]), len(lo) - int(lo[-1] > hi[-1])
+        return Ranges(lo[begin:end], hi[begin:end]) if begin < end else EMPTY
 
     def between(self, low: int, high: int) -> Ranges:
         """The part within [low, high]."""
@@ -168,27 +191,25 @@ class Ranges:
             if low <= first and last <= high:
                 return self
             return Ranges.of((max(first, low), min(last, high)))
-        begin = int(self.hi.searchsorted(low))
-        end = int(self.lo.searchsorted(high, side="right"))
+        begin, end = bisect_left(self.hi, low), bisect_right(self.lo, high)
         if begin >= end or low > high:
             return EMPTY
         if begin == 0 and end == len(self) and low <= self.first and high >= self.last:
             return self
-        lo, hi = self.lo[begin:end].copy(), self.hi[begin:end].copy()
-        lo[0], hi[-1] = max(int(lo[0]), low), min(int(hi[-1]), high)
+        lo, hi = copied(self.lo[begin:end]), copied(self.hi[begin:end])
+        lo[0], hi[-1] = max(lo[0], low), min(hi[-1], high)
         return Ranges(lo, hi)
 
     def take(self, count: int) -> Ranges:
         """The lowest `count` numbers."""
         if count <= 0:
             return EMPTY
-        ends = np.cumsum(self.hi - self.lo + 1)
-        i = int(np.searchsorted(ends, count))
+        ends = self._counts()
+        i = bisect_left(ends, count)
         if i >= len(self):
             return self
-        over = int(ends[i]) - count
-        hi = self.hi[: i + 1].copy()
-        hi[-1] -= over
+        hi = copied(self.hi[: i + 1])
+        hi[-1] -= ends[i] - count
         return Ranges(self.lo[: i + 1], hi)
 
     def take_ranges(self, ranges: int) -> Ranges:
@@ -200,16 +221,13 @@ class Ranges:
         """Pairs if there are few ranges, else compressed deltas in base64: the set of a batch takes a few KB."""
         if len(self) <= _INLINE_RANGES:
             return [[lo, hi] for lo, hi in self]
-        edges = np.empty(2 * len(self), dtype=np.int64)
-        edges[0::2], edges[1::2] = self.lo, self.hi
-        return base64.b64encode(
-            zlib.compress(
-                np.diff(edges, prepend=0).astype("<u4").tobytes()
-                if _fits(edges)
-                else b"\xff" + edges.astype("<i8").tobytes(),
-                1,
-            )
-        ).decode()
+        edges = arrow(interleaved(self.lo, self.hi))
+        steps = pc.subtract(edges, pa.concat_arrays([pa.array([0], pa.int64()), edges[:-1]]))
+        try:
+            raw = memoryview(pc.cast(steps, pa.uint32()).buffers()[1]).tobytes()
+        except pa.ArrowInvalid:  # a step of 2**32 or more
+            raw = b"\xff" + memoryview(edges.buffers()[1]).tobytes()
+        return base64.b64encode(zlib.compress(raw, 1)).decode()
 
     @staticmethod
     def from_json(value: object) -> Ranges:
@@ -227,71 +245,90 @@ class Ranges:
             raw = zlib.decompress(base64.b64decode(value, validate=True))
         except zlib.error as error:
             raise ValueError(f"ranges are damaged: {error}") from error
-        wide = len(raw) % 8 == 1
-        edges = (
-            np.frombuffer(raw[1:], "<i8").astype(np.int64)
-            if wide
-            else np.cumsum(np.frombuffer(raw, "<u4").astype(np.int64))
-        )
-        if edges.size % 2 or not edges.size:
+        if len(raw) % 8 == 1:
+            bounds = memoryview(raw[1:]).cast("q")
+        elif len(raw) % 8 == 0:
+            steps = pa.Array.from_buffers(pa.uint32(), len(raw) // 4, [None, pa.py_buffer(raw)])
+            bounds = view(pc.cumulative_sum(pc.cast(steps, pa.int64())))
+        else:
+            bounds = _EMPTY
+        if len(bounds) % 2 or not bounds:
             raise ValueError("ranges are damaged: an odd number of bounds")
-        return _merge(edges[0::2].copy(), edges[1::2].copy())
+        return _merge(arrow(copied(bounds[0::2])), arrow(copied(bounds[1::2])))
 
 
 EMPTY = Ranges(_EMPTY, _EMPTY)
 
 
 def _single(lo: int, hi: int) -> Ranges:
-    return Ranges(np.array([lo], dtype=np.int64), np.array([hi], dtype=np.int64))
+    return Ranges(view_of((lo,)), view_of((hi,)))
+
+
+def _from_bytes(lo: bytes, hi: bytes) -> Ranges:
+    return Ranges(memoryview(lo).cast("q"), memoryview(hi).cast("q"))
 
 
 def union(many: Iterable[Ranges]) -> Ranges:
-    kept = [r for r in many if r]
-    if not kept:
-        return EMPTY
-    return _merge(np.concatenate([r.lo for r in kept]), np.concatenate([r.hi for r in kept]))
+    kept = [ranges for ranges in many if ranges]
+    if len(kept) < 2:
+        return kept[0] if kept else EMPTY
+    if sum(map(len, kept)) < FEW:
+        return _merged([pair for ranges in kept for pair in ranges])
+    return _merge(arrow(joined([ranges.lo for ranges in kept])), arrow(joined([ranges.hi for ranges in kept])))
 
 
 def concatenated(many: Sequence[Ranges]) -> Ranges:
     """The union of sets that follow one another: faster than `union`, because nothing is sorted."""
-    kept = [r for r in many if r]
+    kept = [ranges for ranges in many if ranges]
     if len(kept) < 2:
         return kept[0] if kept else EMPTY
-    lo, hi = np.concatenate([r.lo for r in kept]), np.concatenate([r.hi for r in kept])
-    apart = lo[1:] > hi[:-1] + 1
-    if apart.all():
-        return Ranges(lo, hi)
-    return Ranges(lo[np.concatenate(([True], apart))], hi[np.concatenate((apart, [True]))])
+    lo, hi = [kept[0].lo], [kept[0].hi]
+    for ranges in kept[1:]:
+        touches = ranges.first <= hi[-1][-1] + 1
+        if touches:
+            hi[-1] = hi[-1][:-1]
+        lo.append(ranges.lo[1:] if touches else ranges.lo)
+        hi.append(ranges.hi)
+    return Ranges(joined(lo), joined(hi))
 
 
-def _fits(edges: Int64Array) -> bool:
-    steps = np.diff(edges, prepend=0)
-    return bool(steps.min() >= 0 and steps.max() < 2**32)
+def _merged(pairs: Sequence[tuple[int, int]]) -> Ranges:
+    """Few pairs, which may overlap and come in any order."""
+    lo: list[int] = []
+    hi: list[int] = []
+    for first, last in sorted(pairs):
+        if first > last:
+            continue
+        if hi and first <= hi[-1] + 1:
+            hi[-1] = max(hi[-1], last)
+        else:
+            lo.append(first)
+            hi.append(last)
+    return Ranges(view_of(lo), view_of(hi)) if lo else EMPTY
 
 
-def _difference(one: Ranges, other: Ranges) -> Ranges:
-    if len(one) == 1:
-        return other._gaps(one.first, one.last)
-    return _sweep(one, other, wanted=lambda a, b: (a > 0) & (b == 0))
+def _merge(lo: Any, hi: Any) -> Ranges:
+    """At least one pair, of Int64Arrays."""
+    if not ascends(lo):
+        order = pc.sort_indices(lo)
+        lo, hi = lo.take(order), hi.take(order)
+    hi = pc.cumulative_max(hi)
+    apart = pc.greater(lo[1:], pc.add(hi[:-1], 1))
+    first = pa.array([True])
+    return Ranges(view(lo.filter(pa.concat_arrays([first, apart]))), view(hi.filter(pa.concat_arrays([apart, first]))))
 
 
-def _merge(lo: Int64Array, hi: Int64Array) -> Ranges:
-    order = np.argsort(lo, kind="stable")
-    lo, hi = lo[order], np.maximum.accumulate(hi[order])
-    starts = np.concatenate(([True], lo[1:] > hi[:-1] + 1))
-    ends = np.concatenate((starts[1:], [True]))
-    return Ranges(lo[starts], hi[ends])
+def _sweep(a: Ranges, b: Ranges) -> Ranges:
+    """The numbers in both: walks all bounds once, and counts the sets that are open between a bound and the next."""
+    begins = pa.repeat(pa.scalar(1, pa.int8()), len(a) + len(b))
+    ends = pa.repeat(pa.scalar(-1, pa.int8()), len(a) + len(b))
+    points = arrow(joined([a.lo, b.lo, plus(a.hi, 1), plus(b.hi, 1)]))
+    order = pc.sort_indices(points)
+    points = points.take(order)
+    both = pc.equal(pc.cumulative_sum(pa.concat_arrays([begins, ends]).take(order)), 2)[:-1]
+    inside = pc.and_(both, pc.less(points[:-1], points[1:]))
+    return Ranges(view(points[:-1].filter(inside)), plus(view(points[1:].filter(inside)), -1))
 
 
-def _sweep(a: Ranges, b: Ranges, wanted: Callable[[Int64Array, Int64Array], npt.NDArray[np.bool_]]) -> Ranges:
-    """Walk all bounds of both sets once; `wanted(depth in a, depth in b)` is true inside the result."""
-    points = np.concatenate((a.lo, a.hi + 1, b.lo, b.hi + 1))
-    one = np.int64(1)
-    depth_a = np.concatenate((np.full(len(a), one), np.full(len(a), -one), np.zeros(2 * len(b), np.int64)))
-    depth_b = np.concatenate((np.zeros(2 * len(a), np.int64), np.full(len(b), one), np.full(len(b), -one)))
-    order = np.argsort(points, kind="stable")
-    points = points[order]
-    inside = wanted(np.cumsum(depth_a[order]), np.cumsum(depth_b[order]))
-    real = np.concatenate((points[1:] > points[:-1], [False])) & inside
-    lo, hi = points[:-1][real[:-1]], points[1:][real[:-1]] - 1
-    return _merge(lo, hi) if lo.size else EMPTY
+def _bytes(numbers: memoryview) -> memoryview:
+    return numbers.cast("B")

@@ -2,7 +2,7 @@
 
 Sets represent the states of messages; message_state.py has the table of their transitions:
 
-    AVAILABLE   in none of the sets below
+    AVAILABLE   in none of the sets below; a redelivery that waits is in `delays` too
     CLAIMED     in `claims[id].picks`, with `in_doubt_since_ms` 0
     IN_DOUBT    in `claims[id].picks`, with `in_doubt_since_ms` set
     MOVING      in `intents[slot].picks`: a transfer to another destination is open (transfer.py)
@@ -16,13 +16,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from spark_jms.core.acknowledgement import Acknowledgement, Outbox, appended, is_full
+from spark_jms.core.acknowledgement import NOTHING_WAITS, Acknowledgement, Outbox
 from spark_jms.core.chunked_ranges import NONE, ChunkedRanges
 from spark_jms.core.claim import Claim
 from spark_jms.core.message_state import TRANSITIONS, MessageEvent, MessageState
 from spark_jms.core.ranges import Ranges, union
-from spark_jms.core.redelivery import Deliveries, counted, delivery_counts, event_of_session, forgotten
+from spark_jms.core.redelivery import (
+    Delays,
+    Deliveries,
+    beyond_limit,
+    counted,
+    delay_end_ms,
+    delayed,
+    delivery_counts,
+    event_of_session,
+    forgotten,
+)
 from spark_jms.core.transfer import Intent, Ticket, free_ticket
 from spark_jms.errors import ConsumerClosedException
 
@@ -33,8 +44,9 @@ class RecordSet:
     done: ChunkedRanges = NONE  # above the floor
     claims: Mapping[str, Claim] = field(default_factory=dict)
     deliveries: Deliveries = field(default_factory=dict)  # of unfinished messages
+    delays: Delays = field(default_factory=dict)  # of available messages
     consumers: Mapping[str, str] = field(default_factory=dict)  # consumer -> the session that speaks for it
-    outbox: Outbox = ()
+    outbox: Outbox = NOTHING_WAITS
     position: int = 0  # of the newest acknowledgement ever
     intents: Mapping[int, Intent] = field(default_factory=dict)  # slot -> its open transfer
     nonce: str = ""  # of this record set's life, for new transfers
@@ -77,13 +89,23 @@ class RecordSet:
         """The largest sequence that this record set knows anything of."""
         return max([self.floor, *(r.last for r in (self.done, self.claimed, self.moving) if r)])
 
+    @property
+    def waiting(self) -> Ranges:
+        """Available messages whose redelivery is delayed."""
+        return union(ranges.all() for ranges in self.delays.values())
+
+    def beyond_limit(self, limit: int) -> Ranges:
+        """The messages that were delivered too often to be delivered again, whether their delay is over or not."""
+        beyond = beyond_limit(self.deliveries, limit)
+        return beyond - self.claimed - self.moving if beyond else beyond
+
     def redelivered(self, picks: Ranges) -> dict[int, Ranges]:
         """Delivery count -> those of `picks` that are not delivered for the first time."""
         return delivery_counts(self.deliveries, picks)
 
     @property
     def outbox_is_full(self) -> bool:
-        return is_full(self.outbox)
+        return self.outbox.is_full
 
     def speaks_for(self, consumer: str, session: str) -> bool:
         return self.consumers.get(consumer) == session
@@ -124,11 +146,10 @@ class RecordSet:
                 f"claim {claim_id} does not hold {part - claim.picks}: nothing was acknowledged. "
                 "Close this consumer and create a new one."
             )
-        after = self._move(claim, picks, MessageEvent.ACKNOWLEDGE)
-        if picks:
-            row = Acknowledgement(self.position + 1, consumer, claim_id, picks, epoch, now_ms)
-            after = replace(after, outbox=appended(self.outbox, row), position=row.position)
-        return after
+        if not picks:
+            return self
+        row = Acknowledgement(self.position + 1, consumer, claim_id, picks, epoch, now_ms)
+        return self._move(claim, picks, MessageEvent.ACKNOWLEDGE, row=row)
 
     def drop(self, consumer: str, keep: str | None = None) -> RecordSet:
         """Forget the consumer's claims except `keep`: Spark never logged them, so no application saw their messages."""
@@ -138,22 +159,36 @@ class RecordSet:
                 after = after._move(claim, claim.picks, MessageEvent.RETURN)
         return after
 
-    def release(self, claim_id: str, part: Ranges | None = None, *, delivered: bool) -> RecordSet:
-        """Make messages of a claim available again. If they were `delivered`, the next delivery is flagged and counted."""
+    def release(self, claim_id: str, part: Ranges | None = None, *, delivered: bool, until_ms: int = 0) -> RecordSet:
+        """Make messages of a claim available again. If they were `delivered`, the next delivery is flagged and counted, and
+        comes not before `until_ms`."""
         claim = self.claims.get(claim_id)
         if claim is None:
             return self
         picks = claim.picks if part is None else part & claim.picks
-        return self._move(claim, picks, MessageEvent.REDELIVER if delivered else MessageEvent.RETURN)
+        if not delivered:
+            return self._move(claim, picks, MessageEvent.RETURN)
+        return self._move(claim, picks, MessageEvent.REDELIVER, until_ms=until_ms)
 
-    def sweep(self, live_sessions: Set[str], now_ms: int, in_doubt_timeout_ms: int) -> RecordSet:
-        """Revoke or doubt the claims of dead sessions, and forget consumers without session and claims. Returns self when
-        nothing changes."""
+    def sweep(
+        self,
+        live_sessions: Set[str],
+        now_ms: int,
+        in_doubt_timeout_ms: int,
+        redelivery_delay_ms: int = 0,
+        due_ms: int | None = None,
+    ) -> RecordSet:
+        """Revoke or doubt the claims of dead sessions, end delays that are over, and forget consumers without session and
+        claims. Delays that end after `due_ms` stay (None: after now). Returns self when nothing changes."""
         after = self
+        over = [until for until in self.delays if until <= (now_ms if due_ms is None else due_ms)]
+        if over:
+            after = replace(self, delays={until: r for until, r in self.delays.items() if until not in over})
+        until_ms = delay_end_ms(now_ms, redelivery_delay_ms)
         for claim in self.claims.values():
             event = event_of_session(claim, live_sessions, now_ms, in_doubt_timeout_ms)
             if event is not None:
-                after = after._move(claim, claim.picks, event, now_ms)
+                after = after._move(claim, claim.picks, event, now_ms, until_ms)
         busy = {claim.consumer for claim in after.claims.values()}
         consumers = {c: s for c, s in after.consumers.items() if s in live_sessions or c in busy}
         return after if len(consumers) == len(after.consumers) else replace(after, consumers=consumers)
@@ -162,13 +197,20 @@ class RecordSet:
         """Finish messages without an acknowledgement (see SKIP). Claimed and moving ones are left out."""
         return self._finish(ranges - self.claimed - self.moving)
 
+    def discard(self, picks: Ranges, consumer: str, claim: str, epoch: int, now_ms: int) -> RecordSet:
+        """Finish available messages for good; the acknowledgement table tells by whom."""
+        if picks & self.claimed or picks & self.moving or not picks:
+            raise AssertionError(f"{claim} discards messages that are not available")
+        row = Acknowledgement(self.position + 1, consumer, claim, picks, epoch, now_ms)
+        return replace(self._finish(picks), outbox=self.outbox.appended(row), position=row.position)
+
     def start_at(self, floor: int) -> RecordSet:
         """Skip messages up to `floor`: the subscription starts behind them."""
         return self.skip(Ranges.of((self.floor + 1, floor))) if floor > self.floor else self
 
     def delivered_to_table(self, position: int) -> RecordSet:
         """The acknowledgement table has all rows up to `position`."""
-        rest = tuple(row for row in self.outbox if row.position > position)
+        rest = self.outbox.behind(position)
         return self if len(rest) == len(self.outbox) else replace(self, outbox=rest)
 
     def cleared(self) -> RecordSet:
@@ -202,28 +244,41 @@ class RecordSet:
         intent = self.intents[slot]
         row = Acknowledgement(self.position + 1, intent.consumer, intent.claim, intent.picks, epoch, now_ms)
         after = self._end(intent, MessageEvent.ARRIVE)
-        return replace(after, outbox=appended(self.outbox, row), position=row.position)
+        return replace(after, outbox=self.outbox.appended(row), position=row.position)
 
     def returned(self, slot: int) -> RecordSet:
         """No target has the messages or will ever have them: they are available again, flagged."""
         return self._end(self.intents[slot], MessageEvent.REFUSE)
 
     # -- inside ---------------------------------------------------------------------------------------------------
-    def _move(self, claim: Claim, picks: Ranges, event: MessageEvent, now_ms: int = 0) -> RecordSet:
+    def _move(
+        self,
+        claim: Claim,
+        picks: Ranges,
+        event: MessageEvent,
+        now_ms: int = 0,
+        until_ms: int = 0,
+        row: Acknowledgement | None = None,
+    ) -> RecordSet:
         """Take `picks` of a claim through one transition of the table. CLAIM, DOUBT and RECOVER move a whole claim. After
-        MOVE the caller enters the intent."""
+        MOVE the caller enters the intent. `row` joins the outbox."""
         known = self.claims.get(claim.id)
         transition = TRANSITIONS[known.state if known else MessageState.AVAILABLE, event]
         if transition.to in (MessageState.CLAIMED, MessageState.IN_DOUBT):
             moved = replace(claim, in_doubt_since_ms=now_ms if transition.to is MessageState.IN_DOUBT else 0)
-            return replace(self, claims={**self.claims, claim.id: moved})
+            return replace(self, claims={**self.claims, claim.id: moved}, delays=forgotten(self.delays, picks))
         claims = {key: other for key, other in self.claims.items() if key != claim.id}
         if rest := claim.picks - picks:
             claims[claim.id] = replace(claim, picks=rest)
-        after = replace(self, claims=claims)
+        changes: dict[str, Any] = {"claims": claims}
+        if row is not None:
+            changes |= {"outbox": self.outbox.appended(row), "position": row.position}
         if transition.redelivers:
-            return replace(after, deliveries=counted(after.deliveries, picks))
-        return after._finish(picks) if transition.to is MessageState.DONE else after
+            changes["deliveries"] = counted(self.deliveries, picks)
+            changes["delays"] = delayed(self.delays, picks, until_ms)
+        elif transition.to is MessageState.DONE:
+            changes |= self._finished(picks)
+        return replace(self, **changes)
 
     def _end(self, intent: Intent, event: MessageEvent) -> RecordSet:
         """Take an intent's messages out of MOVING."""
@@ -235,9 +290,22 @@ class RecordSet:
         return after._finish(intent.picks)
 
     def _finish(self, picks: Ranges) -> RecordSet:
-        """Enter DONE: raise the floor as far as all below is done."""
-        done = self.done | picks.between(self.floor + 1, picks.last) if picks else self.done
-        floor = done.run_end(self.floor + 1)
-        if floor > self.floor:
-            done = done - Ranges.of((1, floor))
-        return replace(self, done=done, floor=floor, deliveries=forgotten(self.deliveries, picks))
+        """Enter DONE."""
+        return replace(self, **self._finished(picks))
+
+    def _finished(self, picks: Ranges) -> dict[str, Any]:
+        """The fields that change when `picks` enter DONE: the floor rises as far as all below is done."""
+        done, floor = self.done, self.floor
+        if not done and len(picks) == 1 and picks.first <= floor + 1:  # in order, as most clients acknowledge
+            floor = max(floor, picks.last)
+        else:
+            done = done | picks.between(floor + 1, picks.last) if picks else done
+            floor = done.run_end(floor + 1)
+            if floor > self.floor:
+                done = done - Ranges.of((1, floor))
+        return {
+            "done": done,
+            "floor": floor,
+            "deliveries": forgotten(self.deliveries, picks),
+            "delays": forgotten(self.delays, picks),
+        }

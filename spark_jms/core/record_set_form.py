@@ -5,6 +5,7 @@
     head                    JSON: version, floor, position, consumers, nonce and slots of transfers
     done/<chunk>            finished messages above the floor, in chunks (chunked_ranges.py)
     deliveries/<n>/<chunk>  unfinished messages that were delivered n times
+    delays/<until>/<chunk>  available messages that no consumer gets before this time
     claim/<id>              JSON: consumer, session, messages, times
     outbox/<position>       JSON: an acknowledgement that waits for its table
     intent/<slot>           JSON: an open transfer (transfer.py)
@@ -20,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from spark_jms.core.acknowledgement import Acknowledgement
+from spark_jms.core.acknowledgement import Acknowledgement, Outbox, outbox_change
 from spark_jms.core.chunked_ranges import Chunk, ChunkedRanges
 from spark_jms.core.claim import Claim
 from spark_jms.core.ranges import Ranges
@@ -41,23 +42,25 @@ def changed_objects(before: RecordSet | None, after: RecordSet) -> dict[str, byt
     """The objects to write when `before` becomes `after`; None deletes one. `before` None: everything is written."""
     old = before or RecordSet()
     out: dict[str, bytes | None] = {}
-    head = _head(after)
-    if before is None or head != _head(before):
-        out[HEAD] = head
-    _compare(out, _chunks(old), _chunks(after), lambda chunk: chunk.data)
+    if before is None or _head(before) != _head(after):
+        out[HEAD] = _dump(_head(after))
+    if old.done.chunks is not after.done.chunks or old.deliveries is not after.deliveries:
+        _compare(out, _chunks(old), _chunks(after), lambda chunk: chunk.data)
     for key, claim in after.claims.items():
         known = old.claims.get(key)
         if known is not claim and not _is_part(known, claim, after):
             out[f"claim/{key}"] = _dump(_claim(claim))
     out.update({f"claim/{key}": None for key in old.claims if key not in after.claims})
-    rows = {f"outbox/{row.position}": row for row in after.outbox}
-    _compare(out, {f"outbox/{row.position}": row for row in old.outbox}, rows, lambda row: _dump(_row(row)))
-    _compare(
-        out,
-        {f"intent/{slot}": intent for slot, intent in old.intents.items()},
-        {f"intent/{slot}": intent for slot, intent in after.intents.items()},
-        lambda intent: _dump(intent_to_json(intent)),
-    )
+    outbox = outbox_change(old.outbox, after.outbox)
+    out.update({f"outbox/{row.position}": _dump(_row(row)) for row in outbox.written})
+    out.update({f"outbox/{position}": None for position in outbox.removed})
+    if old.intents is not after.intents:
+        _compare(
+            out,
+            {f"intent/{slot}": intent for slot, intent in old.intents.items()},
+            {f"intent/{slot}": intent for slot, intent in after.intents.items()},
+            lambda intent: _dump(intent_to_json(intent)),
+        )
     return out
 
 
@@ -73,16 +76,17 @@ def from_objects(objects: Mapping[str, bytes], name: str) -> RecordSet:
                 f"the state of {name} has format version {head['v']}, this spark-jms reads up to {FORMAT_VERSION}: "
                 "install a later spark-jms"
             )
-        done, deliveries = _read_chunks(objects)
+        done = {int(number): _read_chunk(number, data) for number, data in _under(objects, "done/")}
         state = RecordSet(
             floor=int(head["floor"]),
-            done=done,
-            deliveries=deliveries,
+            done=ChunkedRanges(done),
+            deliveries=_read_numbered(objects, "deliveries/"),
+            delays=_read_numbered(objects, "delays/"),
             position=int(head["position"]),
             consumers=dict(head["consumers"]),
             nonce=str(head["nonce"]),
             slots={int(slot): int(number) for slot, number in head["slots"].items()},
-            outbox=tuple(sorted((_read_row(v) for _, v in _under(objects, "outbox/")), key=lambda row: row.position)),
+            outbox=Outbox(sorted((_read_row(v) for _, v in _under(objects, "outbox/")), key=lambda row: row.position)),
             intents={int(slot): intent_from_json(json.loads(v)) for slot, v in _under(objects, "intent/")},
         )
         claims = [_read_claim(key, value) for key, value in _under(objects, "claim/")]
@@ -95,17 +99,15 @@ def from_objects(objects: Mapping[str, bytes], name: str) -> RecordSet:
         ) from error
 
 
-def _head(state: RecordSet) -> bytes:
-    return _dump(
-        {
-            "v": FORMAT_VERSION,
-            "floor": state.floor,
-            "position": state.position,
-            "consumers": dict(state.consumers),
-            "nonce": state.nonce,
-            "slots": {str(slot): number for slot, number in state.slots.items()},
-        }
-    )
+def _head(state: RecordSet) -> dict[str, Any]:
+    return {
+        "v": FORMAT_VERSION,
+        "floor": state.floor,
+        "position": state.position,
+        "consumers": dict(state.consumers),
+        "nonce": state.nonce,
+        "slots": {str(slot): number for slot, number in state.slots.items()},
+    }
 
 
 def _is_part(known: Claim | None, claim: Claim, after: RecordSet) -> bool:
@@ -117,8 +119,9 @@ def _is_part(known: Claim | None, claim: Claim, after: RecordSet) -> bool:
 
 def _chunks(state: RecordSet) -> dict[str, Chunk]:
     out = {f"done/{number}": chunk for number, chunk in state.done.chunks.items()}
-    for times, ranges in state.deliveries.items():
-        out |= {f"deliveries/{times}/{number}": chunk for number, chunk in ranges.chunks.items()}
+    for prefix, numbered in (("deliveries", state.deliveries), ("delays", state.delays)):
+        for key, ranges in numbered.items():
+            out |= {f"{prefix}/{key}/{number}": chunk for number, chunk in ranges.chunks.items()}
     return out
 
 
@@ -129,15 +132,13 @@ def _compare(out: dict[str, bytes | None], old: Mapping[str, Any], new: Mapping[
     out.update({key: None for key in old if key not in new})
 
 
-def _read_chunks(objects: Mapping[str, bytes]) -> tuple[ChunkedRanges, dict[int, ChunkedRanges]]:
-    done: dict[int, Chunk] = {}
-    deliveries: dict[int, dict[int, Chunk]] = {}
-    for number, data in _under(objects, "done/"):
-        done[int(number)] = _read_chunk(number, data)
-    for place, data in _under(objects, "deliveries/"):
-        times, number = place.split("/")
-        deliveries.setdefault(int(times), {})[int(number)] = _read_chunk(number, data)
-    return ChunkedRanges(done), {times: ChunkedRanges(chunks) for times, chunks in sorted(deliveries.items())}
+def _read_numbered(objects: Mapping[str, bytes], prefix: str) -> dict[int, ChunkedRanges]:
+    """Chunks under a number each: of deliveries, or of a time."""
+    found: dict[int, dict[int, Chunk]] = {}
+    for place, data in _under(objects, prefix):
+        key, number = place.split("/")
+        found.setdefault(int(key), {})[int(number)] = _read_chunk(number, data)
+    return {key: ChunkedRanges(chunks) for key, chunks in sorted(found.items())}
 
 
 def _read_chunk(number: str, data: bytes) -> Chunk:
@@ -150,8 +151,11 @@ def _under(objects: Mapping[str, bytes], prefix: str) -> Iterator[tuple[str, byt
     return ((key.removeprefix(prefix), value) for key, value in objects.items() if key.startswith(prefix))
 
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would make one for each call
+
+
 def _dump(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
+    return _encode(value).encode()
 
 
 def _claim(c: Claim) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from spark_jms.core.acknowledgement import Acknowledgement
+from spark_jms.core.acknowledgement import Acknowledgement, Outbox
 from spark_jms.core.chunked_ranges import ChunkedRanges
 from spark_jms.core.claim import Claim
 from spark_jms.core.ranges import Ranges
@@ -43,7 +43,7 @@ def from_v1(data: bytes, name: str) -> RecordSetV1:
             },
             deliveries={times: ChunkedRanges.of(Ranges.from_json(r)) for times, r in value["deliveries"]},
             consumers=value["consumers"],
-            outbox=tuple(
+            outbox=Outbox(
                 Acknowledgement(position, consumer, claim, Ranges.from_json(picks), *rest)
                 for position, consumer, claim, picks, *rest in value["outbox"]
             ),

@@ -7,12 +7,12 @@ which balances as well as single messages do and copies no bodies.
 
 from __future__ import annotations
 
-import itertools
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from itertools import accumulate, pairwise
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -30,6 +30,7 @@ class Routing:
     policy: str = "round-robin"
     weights: tuple[int, ...] = ()
     slot_members: int = 0  # the first so many members share the slots; 0 = all
+    closed: frozenset[int] = frozenset()  # members that get no message without a unit of order, while others are open
 
     def __post_init__(self) -> None:
         if self.members < 1:
@@ -39,53 +40,73 @@ class Routing:
         if self.policy == "weighted" and (len(self.weights) != self.members or not sum(self.weights)):
             raise ValueError(f"weighted routing needs {self.members} weights, not all 0")
 
-    def slot_table(self) -> npt.NDArray[np.int32]:
-        """slot -> member. Members added later get no slots: a unit of order never changes its member."""
-        return (np.arange(SLOTS) % (self.slot_members or self.members)).astype(np.int32)
+    def member_of_slot(self, slot: int) -> int:
+        """Members added later get no slots: a unit of order never changes its member."""
+        return slot % (self.slot_members or self.members)
+
+    def open_members(self) -> list[int]:
+        """The members that may get messages without a unit of order; all of them when every one is closed."""
+        weighted = self.policy == "weighted"
+        kept = [n for n in range(self.members) if n not in self.closed and (not weighted or self.weights[n])]
+        return kept or list(range(self.members))
 
 
-def slots_of(group_ids: pa.Array) -> npt.NDArray[np.int32]:
-    """The slot of each group id, -1 for null. Hashes each distinct id once."""
-    encoded = pc.dictionary_encode(group_ids)
-    slots = np.array(
-        [zlib.crc32(value.encode()) % SLOTS for value in encoded.dictionary.to_pylist()] + [-1], dtype=np.int32
-    )
-    return slots[np.asarray(pc.fill_null(encoded.indices, len(slots) - 1))]
+def slot_of(group_id: str) -> int:
+    return zlib.crc32(group_id.encode()) % SLOTS
 
 
-def route(routing: Routing, group_ids: pa.Array, turn: int) -> npt.NDArray[np.int32]:
+def route(routing: Routing, group_ids: pa.Array, turn: int) -> pa.Int32Array:
     """The member of each row. Round robin starts at `turn`, which also seeds the random policies: the same batch with the
     same turn takes the same route."""
     rows = len(group_ids)
     free = _free_members(routing, rows, turn)
     if group_ids.null_count == rows:
         return free
-    slots = slots_of(group_ids)
-    return np.where(slots >= 0, routing.slot_table()[slots], free).astype(np.int32)
+    encoded = pc.dictionary_encode(group_ids)  # hashes each distinct id once
+    members = [routing.member_of_slot(slot_of(group_id)) for group_id in encoded.dictionary.to_pylist()]
+    return pc.coalesce(pa.array(members, pa.int32()).take(encoded.indices), free)
 
 
-def _free_members(routing: Routing, rows: int, turn: int) -> npt.NDArray[np.int32]:
-    if routing.members == 1:
-        return np.zeros(rows, dtype=np.int32)
-    if routing.policy == "round-robin":
-        share = (np.arange(rows, dtype=np.int64) * routing.members) // max(rows, 1)
-        return ((share + turn) % routing.members).astype(np.int32)
-    generator = np.random.Generator(np.random.Philox(key=turn % 2**64))
-    if routing.policy == "random":
-        return generator.integers(0, routing.members, rows).astype(np.int32)
-    weights = np.array(routing.weights, dtype=float)
-    return generator.choice(routing.members, rows, p=weights / weights.sum()).astype(np.int32)
+def _free_members(routing: Routing, rows: int, turn: int) -> pa.Int32Array:
+    """Of rows without a unit of order."""
+    if not routing.closed:
+        return _places(routing.policy, routing.members, routing.weights, rows, turn)
+    open_members = routing.open_members()
+    weights = [routing.weights[n] for n in open_members] if routing.weights else ()
+    return pa.array(open_members, pa.int32()).take(_places(routing.policy, len(open_members), weights, rows, turn))
 
 
-def split(batch: pa.RecordBatch, members: npt.NDArray[np.int32]) -> list[tuple[int, pa.RecordBatch]]:
+def _places(policy: str, count: int, weights: Sequence[int], rows: int, turn: int) -> pa.Int32Array:
+    """The place of each row among `count` members."""
+    if count == 1:
+        return _repeated(0, rows)
+    if policy == "round-robin":
+        if rows <= count:
+            return pa.array([(row * count // rows + turn) % count for row in range(rows)], pa.int32())
+        begins = [-(-share * rows // count) for share in range(count + 1)]
+        shares = enumerate(pairwise(begins))
+        return pa.concat_arrays([_repeated((n + turn) % count, end - begin) for n, (begin, end) in shares])
+    drawn = pc.random(rows, initializer=turn % 2**63)
+    if policy == "random":
+        return pc.cast(pc.min_element_wise(pc.floor(pc.multiply(drawn, count)), count - 1), pa.int32())
+    drawn = pc.multiply(drawn, sum(weights))
+    return reduce(
+        pc.add, (pc.cast(pc.greater_equal(drawn, bound), pa.int32()) for bound in [*accumulate(weights)][:-1])
+    )
+
+
+def _repeated(member: int, rows: int) -> pa.Int32Array:
+    return pa.repeat(pa.scalar(member, pa.int32()), rows)
+
+
+def split(batch: pa.RecordBatch, members: pa.Int32Array) -> list[tuple[int, pa.RecordBatch]]:
     """(member, its rows in order). Consecutive shares are slices of the batch; other rows are copied once."""
-    if not batch.num_rows:
-        return []
-    changes = np.flatnonzero(np.diff(members)) + 1
-    runs = members[np.concatenate(([0], changes))]
-    if len(set(runs.tolist())) < len(runs):
-        order = np.argsort(members, kind="stable")
-        batch, members = batch.take(pa.array(order)), members[order]
-        changes = np.flatnonzero(np.diff(members)) + 1
-    bounds = [0, *changes.tolist(), batch.num_rows]
-    return [(int(members[lo]), batch.slice(lo, hi - lo)) for lo, hi in itertools.pairwise(bounds)]
+    runs = pc.run_end_encode(members)
+    if len(set(runs.values.tolist())) < len(runs.values):
+        order = pc.sort_indices(members)  # rows of equal members keep their order
+        batch, runs = batch.take(order), pc.run_end_encode(members.take(order))
+    parts, begin = [], 0
+    for member, end in zip(runs.values.tolist(), runs.run_ends.tolist(), strict=True):
+        parts.append((member, batch.slice(begin, end - begin)))
+        begin = end
+    return parts

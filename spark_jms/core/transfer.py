@@ -8,11 +8,13 @@ commit of that log, and the first of the two counts.
 
     the first target    the other targets          next step
     ----------------    -----------------          ---------
-    undecided           (nothing is appended yet)  append to it; abort it when its staged files are missing
+    undecided           (nothing is appended yet)  append to it
+    incomplete          (nothing is appended yet)  abort it: undecided, and a staged file is missing
     aborted, replaced   (nothing is appended yet)  return the messages to the origin, flagged as redelivered
     overtaken           (decided long ago)         the same: the origin's store is older than the target's table
-    appended            one undecided              append to it; without its staged files: blocked
-    appended            one aborted or replaced    blocked: an administrator decides; `jmsq stat` names it
+    appended            one undecided              append to it
+    appended            one incomplete, aborted    blocked: an administrator decides; `jmsq stat` names it
+                        or replaced
     appended            all appended               the origin acknowledges the messages
 
 So the absence of a transaction decides nothing, because a sleeping process may still append; and once the first target has
@@ -106,9 +108,10 @@ class Intent:
 
 
 class TargetOutcome(Enum):
-    """What a target's log says of a transfer."""
+    """What a target says of a transfer: its log, and while that is undecided, its directory."""
 
     UNDECIDED = auto()  # no transaction: the files may still be appended, by any process
+    INCOMPLETE = auto()  # undecided, and a staged file is missing
     APPENDED = auto()
     ABORTED = auto()
     OVERTAKEN = auto()  # the transaction of a later intent of the slot: this one was decided before
@@ -132,28 +135,20 @@ class NextStep:
 
 
 _O, _S = TargetOutcome, TransferStep
-# (the first target?, its outcome, its staged files are present) -> the step; None: look at the next target
-STEPS: Mapping[tuple[bool, TargetOutcome, bool], TransferStep | None] = {
-    (True, _O.UNDECIDED, True): _S.APPEND,
-    (True, _O.UNDECIDED, False): _S.ABORT,
-    (True, _O.ABORTED, True): _S.RETURN,
-    (True, _O.ABORTED, False): _S.RETURN,
-    (True, _O.REPLACED, True): _S.RETURN,
-    (True, _O.REPLACED, False): _S.RETURN,
-    (True, _O.OVERTAKEN, True): _S.RETURN,
-    (True, _O.OVERTAKEN, False): _S.RETURN,
-    (True, _O.APPENDED, True): None,
-    (True, _O.APPENDED, False): None,
-    (False, _O.UNDECIDED, True): _S.APPEND,
-    (False, _O.UNDECIDED, False): _S.BLOCKED,
-    (False, _O.ABORTED, True): _S.BLOCKED,
-    (False, _O.ABORTED, False): _S.BLOCKED,
-    (False, _O.REPLACED, True): _S.BLOCKED,
-    (False, _O.REPLACED, False): _S.BLOCKED,
-    (False, _O.OVERTAKEN, True): None,
-    (False, _O.OVERTAKEN, False): None,
-    (False, _O.APPENDED, True): None,
-    (False, _O.APPENDED, False): None,
+# (the first target?, its outcome) -> the step; None: look at the next target
+STEPS: Mapping[tuple[bool, TargetOutcome], TransferStep | None] = {
+    (True, _O.UNDECIDED): _S.APPEND,
+    (True, _O.INCOMPLETE): _S.ABORT,
+    (True, _O.APPENDED): None,
+    (True, _O.ABORTED): _S.RETURN,
+    (True, _O.OVERTAKEN): _S.RETURN,
+    (True, _O.REPLACED): _S.RETURN,
+    (False, _O.UNDECIDED): _S.APPEND,
+    (False, _O.INCOMPLETE): _S.BLOCKED,
+    (False, _O.APPENDED): None,
+    (False, _O.ABORTED): _S.BLOCKED,
+    (False, _O.OVERTAKEN): None,
+    (False, _O.REPLACED): _S.BLOCKED,
 }
 
 
@@ -166,10 +161,10 @@ def outcome_of(ticket: Ticket, version: int | None) -> TargetOutcome:
     return TargetOutcome.ABORTED if version == ticket.aborted else TargetOutcome.OVERTAKEN
 
 
-def next_step(targets: Sequence[tuple[TargetOutcome, bool]]) -> NextStep:
-    """The next step of an intent whose targets have these outcomes and whether their staged files are present."""
-    for index, (outcome, present) in enumerate(targets):
-        step = STEPS[index == 0, outcome, present]
+def next_step(targets: Sequence[TargetOutcome]) -> NextStep:
+    """The next step of an intent whose targets have these outcomes."""
+    for index, outcome in enumerate(targets):
+        step = STEPS[index == 0, outcome]
         if step is not None:
             at_origin = step in (TransferStep.RETURN, TransferStep.ACKNOWLEDGE)
             return NextStep(step) if at_origin else NextStep(step, index)

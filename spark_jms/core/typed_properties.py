@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_jms.core.map_entries import MapEntries
 from spark_jms.errors import MessageFormatError
 
 TYPES_PROPERTY = "JMS_JMSQ_Types"
@@ -49,23 +49,17 @@ def decode_property(text: str | None, kind: str) -> object:
 
 def check_typed_properties(properties: Any) -> None:
     """`properties` is a map array of text. Raises MessageFormatError, which names row, property and type."""
-    keys = properties.keys
-    if not pc.any(pc.equal(keys, TYPES_PROPERTY)).as_py():
+    if not pc.any(pc.equal(properties.keys, TYPES_PROPERTY)).as_py():
         return
-    offsets = properties.offsets.to_numpy()
-    start, stop = int(offsets[0]), int(offsets[-1])
-    keys, items = keys.slice(start, stop - start), properties.items.slice(start, stop - start)
-    row_of = np.repeat(np.arange(len(properties)), np.diff(offsets))
-    has_types = pc.equal(keys, TYPES_PROPERTY).to_numpy(zero_copy_only=False)
-    types = items.filter(pa.array(has_types)).dictionary_encode()
-    types_of_row = np.full(len(properties), -1, np.int64)
-    types_of_row[row_of[has_types]] = pc.fill_null(types.indices, -1).to_numpy(zero_copy_only=False)
-    types_of_entry = types_of_row[row_of]
+    entries = MapEntries(properties)
+    types = entries.items.take(entries.of(pc.equal(entries.keys, TYPES_PROPERTY))).dictionary_encode()
+    types_of_entry = types.indices.take(entries.row_of)
     for code, text in enumerate(types.dictionary.to_pylist()):
+        declared = pc.fill_null(pc.equal(types_of_entry, code), False)
         for name, kind in declared_types(text or "").items():
-            chosen = (types_of_entry == code) & pc.equal(keys, name).to_numpy(zero_copy_only=False)
-            if chosen.any() and not _all_read(items.filter(pa.array(chosen)), kind):
-                _refuse(items, np.flatnonzero(chosen), row_of, name, kind)
+            chosen = pc.and_(declared, pc.equal(entries.keys, name))
+            if not _all_read(entries.items.filter(chosen), kind):
+                _refuse(entries, pc.indices_nonzero(chosen), name, kind)
 
 
 def _all_read(values: Any, kind: str) -> bool:
@@ -83,14 +77,14 @@ def _all_read(values: Any, kind: str) -> bool:
     return True
 
 
-def _refuse(items: Any, entries: Any, row_of: Any, name: str, kind: str) -> None:
+def _refuse(entries: MapEntries, chosen: Any, name: str, kind: str) -> None:
     """Raises the error for the first value that does not read; there may be none, since Arrow reads less than Python."""
-    for entry in entries.tolist():
-        text = items[entry].as_py()
+    for entry in chosen.tolist():
+        text = entries.items[entry].as_py()
         try:
             decode_property(text, kind)
         except ValueError as error:
             raise MessageFormatError(
-                f"row {int(row_of[entry])}: property {name!r} is {text!r}, but {TYPES_PROPERTY} declares it as {kind!r}: "
+                f"row {entries.row_of[entry]}: property {name!r} is {text!r}, but {TYPES_PROPERTY} declares it as {kind!r}: "
                 "give the value in that type, or leave the type out"
             ) from error

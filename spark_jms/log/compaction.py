@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
+from spark_jms.core.integers import counting
 from spark_jms.core.message import ORDINAL, STORED_SCHEMA
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.errors import UnreadableTableError
 from spark_jms.log.acknowledgements import ACKNOWLEDGED, ACKNOWLEDGEMENT_SCHEMA
+from spark_jms.log.breath import STEP_FILES, breathe
 from spark_jms.log.commit import Decision, commit_prepared
 from spark_jms.log.data_file import DataFile
 from spark_jms.log.delta_log import DeltaLog
@@ -30,7 +32,6 @@ from spark_jms.log.staged_file import too_old
 from spark_jms.log.storage import now_ms
 
 _RUN_FACTOR_BITS = 3  # a level has 8 times the rows of the level below
-_MAX_RUN = 200  # files; a commit that replaces them holds the log's lock for a few milliseconds
 _MAX_INPUT_BYTES = 32 * 2**20  # a larger file is never rewritten
 _MAX_COMPACTED_BYTES = 128 * 2**20
 _JOINED_BYTES = 2**20
@@ -57,6 +58,7 @@ def compact(
             files = snapshot.members[member].files
             for run in runs([file for file in files if _damaged(log, file.path) not in failing] if failing else files):
                 if clock_s() < until_s:
+                    breathe()
                     progress = _compact_run(log, run, report, monitor) or progress
     return report
 
@@ -76,7 +78,7 @@ def _read_damaged_files_again(log: DeltaLog, monitor: Monitor) -> None:
             monitor.forget([what])
         elif monitor.is_due(what):
             try:
-                for _ in _rows(log, [file], _schema(log).names):
+                for _ in _pieces(log, [file], _schema(log).names):
                     pass
             except _UnreadFilesError as unread:
                 monitor.failed(what, unread.errors[file.path])
@@ -126,7 +128,7 @@ def _split(stretch: Sequence[DataFile], highest: int, found: list[list[DataFile]
     for file in stretch:
         fits = level(file.rows) <= highest and file.bytes <= _MAX_INPUT_BYTES
         joins = fits and (not run or run[-1].last + 1 == file.first)
-        if not joins or len(run) >= _MAX_RUN or size + file.bytes > _MAX_COMPACTED_BYTES:
+        if not joins or len(run) >= STEP_FILES or size + file.bytes > _MAX_COMPACTED_BYTES:
             end_run()
         if fits:
             run.append(file)
@@ -147,6 +149,7 @@ def _compact_run(log: DeltaLog, run: list[DataFile], report: HousekeepingReport,
             if path in files:  # else purged and cleaned up meanwhile
                 monitor.failed(_damaged(log, path), error)
         return True  # plan again without them
+    breathe()
     first, now = run[0].first, now_ms()
     actions = [file.remove_action(now) for file in run]
     decision = Decision("OPTIMIZE", [*actions, staged.add_action(first, data_change=False)])
@@ -169,9 +172,9 @@ def _merge(log: DeltaLog, run: list[DataFile]) -> StagedFile:
     try:
         pending: list[pa.RecordBatch] = []
         size = 0
-        for batch in _rows(log, run, schema.names):
-            pending.append(batch)
-            size += batch.nbytes
+        for piece in _pieces(log, run, schema.names):
+            pending.append(piece.rows)
+            size += piece.bytes
             if size >= _JOINED_BYTES:
                 _append(writer, pending, schema)
                 pending, size = [], 0
@@ -185,8 +188,8 @@ def _merge(log: DeltaLog, run: list[DataFile]) -> StagedFile:
 def _append(writer: FileWriter, batches: list[pa.RecordBatch], schema: pa.Schema) -> None:
     """Small batches are joined first: statistics of a batch cost more than a hundred rows."""
     if batches:
-        joined = pa.concat_batches([batch.cast(schema) for batch in batches])
-        ordinals = pa.array(np.arange(writer.rows, writer.rows + joined.num_rows, dtype=np.int64))
+        joined = pa.concat_batches([b if b.schema.equals(schema) else b.cast(schema) for b in batches])
+        ordinals = counting(writer.rows, joined.num_rows)
         writer.append(joined.set_column(schema.get_field_index(ORDINAL), schema.field(ORDINAL), ordinals))
 
 
@@ -198,16 +201,28 @@ class _UnreadFilesError(Exception):
         self.errors = errors
 
 
-def _rows(log: DeltaLog, run: list[DataFile], columns: list[str]) -> Iterator[pa.RecordBatch]:
+class _Piece(NamedTuple):
+    """Rows of one file, and about how many bytes of it they are: counting those in memory would cost more than joining them."""
+
+    rows: pa.RecordBatch
+    bytes: int
+
+
+def _pieces(log: DeltaLog, run: list[DataFile], columns: list[str]) -> Iterator[_Piece]:
     """Raises _UnreadFilesError with all files of the run that cannot be read: behind the first one, the others are only
     opened."""
     errors: dict[str, Exception] = {}
     for file in run:
+        recent = log.recent.take(file.path)
+        if recent is not None:
+            if not errors:
+                yield _Piece(recent, file.bytes)
+            continue
         try:
             for batch, _ in read_stored(log.storage, file.hint, Ranges.of((file.first, file.last)), columns):
                 if errors:
                     break
-                yield batch
+                yield _Piece(batch, file.bytes * batch.num_rows // file.rows)
         except (UnreadableTableError, OSError) as error:
             errors[file.path] = error
     if errors:

@@ -6,6 +6,7 @@ messages: a sender that routed by an older declaration notices at its commit.
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,7 +19,8 @@ import pyarrow as pa
 
 from spark_jms.core.destination import Destination, Subscription
 from spark_jms.core.message import PARTITION_SCHEMA, STORED_SCHEMA
-from spark_jms.errors import InvalidDestinationError, JmsqError, MemberRemovalError
+from spark_jms.core.sort_order import SortOrder
+from spark_jms.errors import InvalidDestinationError, JmsqError, MemberRemovalError, ModuleFileError
 from spark_jms.log.acknowledgements import ACKNOWLEDGEMENT_SCHEMA
 from spark_jms.log.checkpoints import commit_path
 from spark_jms.log.commit import Decision, commit_prepared
@@ -28,6 +30,10 @@ from spark_jms.log.register import RegisterEntry
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.storage import now_ms
 from spark_jms.log.table_schema import first_commit
+from spark_jms.log.temporary import check_not_temporary
+from spark_jms.settings.destination import KEYS
+
+log = logging.getLogger("spark_jms")
 
 
 @dataclass(frozen=True)
@@ -48,8 +54,18 @@ def apply_destinations(
     empty cannot be removed (MemberRemovalError). Destinations that are not declared stay unchanged.
     """
     existing = set(domain.register.names())  # those being dropped too: they are refused by name
+    for wanted in declared:
+        if SortOrder.of(wanted.destination_keys).is_costly:
+            log.warning(
+                "destination %s is sorted by %s: with a large backlog that costs time and memory for every batch; FIFO and LIFO "
+                "do not",
+                wanted.name,
+                ", ".join(wanted.destination_keys),
+            )
+    _check_error_destinations(domain, declared)
     changes = []
     for wanted in declared:
+        check_not_temporary(wanted.name)
         if wanted.name not in existing:
             _create(domain, wanted)
             changes.append(DeclarationChange(wanted.name, "created", f"{wanted.kind}, {wanted.members} member(s)"))
@@ -59,17 +75,38 @@ def apply_destinations(
     return changes + [DeclarationChange(name, "left", "not in the module") for name in sorted(existing - names)]
 
 
+def _check_error_destinations(domain: Domain, declared: Sequence[Destination]) -> None:
+    """An error destination is another queue: a topic keeps nothing that no subscription wants. ModuleFileError."""
+    kinds = {d.name: d.kind for d in declared}
+    for destination in declared:
+        name = destination.error_destination
+        if name is None:
+            continue
+        kind = kinds.get(name)
+        if kind is None and name in domain.destinations():
+            kind = domain.log(name).refresh().destination.kind
+        wrong = "is itself" if name == destination.name else f"is a {kind}" if kind and kind.endswith("topic") else ""
+        wrong = wrong or ("" if kind else "does not exist")
+        if wrong:
+            raise ModuleFileError(
+                f"destination {destination.name}: errorDestination {name!r} {wrong}, but must be another queue of this "
+                "domain, in this file or applied before"
+            )
+
+
+def referring(domain: Domain, name: str) -> list[str]:
+    """The destinations whose error destination is `name`."""
+    others = (domain.log(other).refresh().destination for other in domain.destinations() if other != name)
+    return [other.name for other in others if other.error_destination == name]
+
+
 def _create(domain: Domain, destination: Destination) -> None:
-    acknowledgements = attrs.evolve(
-        destination, kind="distributed-queue", routing="round-robin", weights=(), subscriptions={}, durability="process"
-    )
     by_name = RegisterEntry.by_name(destination.name)
     path = _own_path(domain, by_name.path, destination.name)
     continued = domain.storage.exists(f"{path}/{commit_path(0)}")
     acknowledgements_path = _own_path(domain, by_name.acknowledgements, destination.name, continued=continued)
     entry = RegisterEntry(path, acknowledgements_path)
-    create_table(domain, entry.path, STORED_SCHEMA, destination)
-    create_table(domain, entry.acknowledgements, ACKNOWLEDGEMENT_SCHEMA, acknowledgements)
+    create_tables(domain, destination, entry.path, entry.acknowledgements)
     domain.storage.sync([f"{entry.path}/{commit_path(0)}", f"{entry.acknowledgements}/{commit_path(0)}"])
     if not domain.register.add(destination.name, entry):  # another process has created it meanwhile
         for path in {entry.path, entry.acknowledgements} - domain.register.paths():
@@ -86,6 +123,21 @@ def _own_path(domain: Domain, path: str, name: str, *, continued: bool = True) -
             if DeltaLog(domain.storage.child(path), name).refresh().destination.name == name:
                 return path
     return f"{path}.{secrets.token_hex(4)}"
+
+
+def create_tables(domain: Domain, destination: Destination, path: str, acknowledgements_path: str) -> None:
+    """The tables of its messages and of its acknowledgements. Leaves an existing table unchanged."""
+    acknowledgements = attrs.evolve(
+        destination,
+        kind="distributed-queue",
+        routing="round-robin",
+        weights=(),
+        subscriptions={},
+        durability="process",
+        error_destination=None,
+    )
+    create_table(domain, path, STORED_SCHEMA, destination)
+    create_table(domain, acknowledgements_path, ACKNOWLEDGEMENT_SCHEMA, acknowledgements)
 
 
 def create_table(domain: Domain, path: str, schema: pa.Schema, destination: Destination) -> None:
@@ -151,18 +203,7 @@ def _with_floors(snapshot: Snapshot, members: int) -> dict[str, Subscription]:
 
 
 def _difference(old: Destination, new: Destination) -> str:
-    fields = (
-        "kind",
-        "members",
-        "routing",
-        "weights",
-        "max_message_bytes",
-        "retention_ms",
-        "in_doubt_timeout_ms",
-        "file_grace_ms",
-        "acknowledgement_retention_ms",
-        "durability",
-    )
+    fields = [row.field for row in KEYS.values()]
     return ", ".join(
         f"{f}: {getattr(old, f)} -> {getattr(new, f)}" for f in fields if getattr(old, f) != getattr(new, f)
     )

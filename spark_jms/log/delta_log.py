@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from spark_jms.errors import (
@@ -28,12 +28,14 @@ from spark_jms.log.checkpoints import (
     newest_checkpoint_version,
     read_checkpoint,
 )
+from spark_jms.log.recent_rows import RecentRows
 from spark_jms.log.replay import ENGINE, LogReplay, OtherTableError, digest_of, names_table
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.storage import Storage, now_ms
 
 Action = Mapping[str, Mapping[str, Any]]
 _GAP_CHECK_INTERVAL_MS = 30_000
+_encode = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would make one for each action
 _LOAD_ATTEMPTS = 3
 
 
@@ -45,10 +47,13 @@ class DeltaLog:
     and after each `append`. Then the log is loaded again, and `snapshot.table_id` is another one.
     """
 
-    def __init__(self, storage: Storage, name: str) -> None:
+    def __init__(self, storage: Storage, name: str, admit: Callable[[], None] = lambda: None) -> None:
+        """`admit` raises while the domain accepts no new messages."""
         self.storage = storage
         self.name = name
+        self.admit = admit
         self.lock = threading.RLock()
+        self.recent = RecentRows()
         self._snapshot: Snapshot | None = None
         self._outdated = False  # the snapshot: `refresh` must load from the start
         self._gap_checked_ms = 0
@@ -245,7 +250,7 @@ class DeltaLog:
         }
         own: Action = {"txn": {"appId": NEWEST_OWN_COMMIT, "version": version, "lastUpdated": now}}
         actions = [*actions, own]
-        lines = "\n".join(json.dumps(action, separators=(",", ":")) for action in (info, *actions))
+        lines = "\n".join(_encode(action) for action in (info, *actions))
         data = (lines + "\n").encode()
         durable = snapshot.destination.durability == "power"
         if durable:  # before the log names them; fsync also covers what tasks in other processes wrote

@@ -3,6 +3,7 @@
 ROOT/<destination>/                          the Delta table of a destination, unless the register names another path
 ROOT/_jmsq/domain.json                       format version, id, store
 ROOT/_jmsq/destinations/<destination>        the register: where its tables lie
+ROOT/_jmsq/temporary/                        temporary destinations: log/temporary.py
 ROOT/_jmsq/health/<destination>              failures of senders' housekeeping
 ROOT/_jmsq/acknowledgements/<destination>/   the Delta table of its acknowledgements
 ROOT/_jmsq/store/                            the default file store
@@ -13,15 +14,17 @@ from __future__ import annotations
 import json
 import threading
 import uuid
+from collections.abc import Callable
 from typing import Any
 
-from spark_jms.core.destination import check_name
+from spark_jms.core.destination import check_name, is_temporary
 from spark_jms.errors import DestinationDroppedError, DomainError, FormatVersionError, InvalidDestinationError
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.local_storage import LocalStorage
 from spark_jms.log.register import Register, RegisterEntry
 from spark_jms.log.root import open_storage
 from spark_jms.log.storage import now_ms
+from spark_jms.log.temporary import TemporaryTables
 
 DOMAIN_FILE = "_jmsq/domain.json"
 DEFAULT_STORE = "file"
@@ -38,8 +41,10 @@ class Domain:
         self.storage = open_storage(root)
         self.root = self.storage.uri
         self.register = Register(self.storage)
+        self.temporary = TemporaryTables(self.storage)
         self._lock = threading.Lock()
         self._logs: dict[tuple[str, str], DeltaLog] = {}  # by path and name
+        self._admission: Callable[[], None] | None = None
         data = self.storage.get(DOMAIN_FILE)
         if data is None:
             raise DomainError(
@@ -89,11 +94,16 @@ class Domain:
         return [name for name in self.register.names() if (e := self.register.entry(name)) and e.dropping is None]
 
     def log(self, destination: str) -> DeltaLog:
-        """Raises InvalidDestinationError, which lists the existing destinations, or DestinationDroppedError."""
+        """Raises InvalidDestinationError, which lists the existing destinations, DestinationDroppedError, or
+        TemporaryDestinationError for a temporary destination of another context."""
+        if is_temporary(destination):
+            return self.temporary.own_log(destination)
         return self._shared_log(self._entry(destination).path, destination)
 
     def acknowledgements(self, destination: str) -> DeltaLog:
         """Raises InvalidDestinationError."""
+        if is_temporary(destination):
+            return self.temporary.acknowledgements(destination)
         return self._shared_log(self._entry(destination).acknowledgements, f"acknowledgements of {destination}")
 
     def _entry(self, destination: str) -> RegisterEntry:
@@ -119,10 +129,18 @@ class Domain:
                 if name in (destination, f"acknowledgements of {destination}"):
                     del self._logs[path, name]
 
+    def _admit(self) -> None:
+        """ResourceAllocationException while the domain's store is above yellow (R13)."""
+        if self._admission is None:
+            from spark_jms.store.uri import admission_of
+
+            self._admission = admission_of(self.store_uri)
+        self._admission()
+
     def _shared_log(self, path: str, name: str) -> DeltaLog:
         with self._lock:
             if (path, name) not in self._logs:
-                self._logs[path, name] = DeltaLog(self.storage.child(path), name)
+                self._logs[path, name] = DeltaLog(self.storage.child(path), name, self._admit)
             return self._logs[path, name]
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from spark_jms.core.integers import counting
 from spark_jms.core.message import ORDINAL
 from spark_jms.core.ranges import Ranges
 from spark_jms.errors import UnreadableTableError
@@ -17,7 +17,7 @@ from spark_jms.log.storage import Storage
 
 _READ_BATCH_BYTES = 4 * 2**20
 
-StoredRows = tuple[pa.RecordBatch, np.ndarray[Any, np.dtype[np.int64]]]  # rows and their sequences
+StoredRows = tuple[pa.RecordBatch, pa.Int64Array]  # rows and their sequences
 
 
 def read_stored(
@@ -60,19 +60,17 @@ def _read_group(
     size = max(min(_READ_BATCH_BYTES * file.rows // max(file.bytes, 1), 16_384), 64)
     try:
         for batch in parquet.iter_batches(batch_size=size, row_groups=[group], columns=names, use_threads=False):
-            sequences = np.arange(first, first + batch.num_rows, dtype=np.int64)
-            first += batch.num_rows
-            inside = wanted.between(int(sequences[0]), int(sequences[-1]))
+            begin, first = first, first + batch.num_rows
+            inside = wanted.between(begin, first - 1)
             if not inside:
                 continue
             if inside.count == batch.num_rows:
-                yield batch, sequences
+                yield batch, counting(begin, batch.num_rows)
             elif len(inside) == 1:
-                start = inside.first - int(sequences[0])
-                yield batch.slice(start, inside.count), sequences[start : start + inside.count]
+                yield batch.slice(inside.first - begin, inside.count), counting(inside.first, inside.count)
             else:
-                chosen = inside.numbers() - sequences[0]
-                yield batch.take(pa.array(chosen)), sequences[chosen]
+                sequences = inside.numbers()
+                yield batch.take(pc.subtract(sequences, begin)), sequences
     except (pa.ArrowException, OSError) as error:
         raise _damaged(storage, file, error) from error
 

@@ -8,19 +8,20 @@ import os
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from spark_jms.core.integers import counting
 from spark_jms.core.message import DICTIONARY_COLUMNS, ORDINAL, STATISTICS_COLUMNS, STORED_SCHEMA
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.errors import InvalidDestinationError
 from spark_jms.log.acknowledgements import ACKNOWLEDGED
+from spark_jms.log.recent_rows import SMALL_BYTES
 from spark_jms.log.storage import Storage, now_ms
 
-_FLUSH_BYTES = 8 * 2**20  # one row group
+ROW_GROUP_BYTES, SORTED_ROW_GROUP_BYTES = 8 * 2**20, 2**20  # a batch of a sorted destination takes a few rows of each
 _MAX_STATISTICS_TEXT = 32
 ORDER_KEY = b"jmsq.order"  # in a file's footer: see reroute.py
 
@@ -28,7 +29,15 @@ ORDER_KEY = b"jmsq.order"  # in a file's footer: see reroute.py
 class FileWriter:
     """Writes one file of one member. Rows get `ordinal` 0, 1, 2 … and a JMSMessageID of the file's token and the ordinal."""
 
-    def __init__(self, storage: Storage, member: int, schema: pa.Schema = STORED_SCHEMA, *, prefix: str = "") -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        member: int,
+        schema: pa.Schema = STORED_SCHEMA,
+        *,
+        prefix: str = "",
+        row_group_bytes: int = ROW_GROUP_BYTES,
+    ) -> None:
         self._storage = storage
         self.member = member
         self.token = base64.urlsafe_b64encode(os.urandom(12)).decode()
@@ -49,33 +58,37 @@ class FileWriter:
             store_schema=False,
         )
         self._pending: list[pa.RecordBatch] = []
-        self._pending_bytes = 0
+        self._pending_bytes, self._row_group_bytes = 0, row_group_bytes
         self.rows = 0
         self.bytes = 0
+        self.single: pa.RecordBatch | None = None  # all rows, if they came in one small batch
         self._statistics = FileStatistics()
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Append rows as `normalise` returns them. Rows that have a JMSMessageID, as their first column, keep it."""
-        ordinals = np.arange(self.rows, self.rows + batch.num_rows, dtype=np.int64)
+        ordinals = counting(self.rows, batch.num_rows)
         if batch.schema.names[0] == "JMSMessageID":
-            self.append(pa.RecordBatch.from_arrays([pa.array(ordinals), *batch.columns], schema=STORED_SCHEMA))
+            self.append(pa.RecordBatch.from_arrays([ordinals, *batch.columns], schema=STORED_SCHEMA))
             return
-        ids = pc.binary_join_element_wise(f"ID:{self.token}", pc.cast(pa.array(ordinals), pa.string()), "-")
-        self.append(pa.RecordBatch.from_arrays([pa.array(ordinals), ids, *batch.columns], schema=STORED_SCHEMA))
+        ids = pc.binary_join_element_wise(f"ID:{self.token}", pc.cast(ordinals, pa.string()), "-")
+        self.append(pa.RecordBatch.from_arrays([ordinals, ids, *batch.columns], schema=STORED_SCHEMA))
 
     def append(self, stored: pa.RecordBatch) -> None:
         """Append rows that already have ordinals and ids (compaction, acknowledgements)."""
         self._statistics.add(stored)
+        size = stored.nbytes
+        self.single = stored if not self.rows and size <= SMALL_BYTES else None
         self.rows += stored.num_rows
         self._pending.append(stored)
-        self._pending_bytes += stored.nbytes
-        if self._pending_bytes >= _FLUSH_BYTES:
+        self._pending_bytes += size
+        if self._pending_bytes >= self._row_group_bytes:
             self._flush()
 
     def _flush(self) -> None:
         if self._pending:
             table = pa.Table.from_batches(self._pending)
-            self._writer.write_table(table, row_group_size=max(table.num_rows, 1))
+            groups = max(self._pending_bytes // self._row_group_bytes, 1)
+            self._writer.write_table(table, row_group_size=max(-(-table.num_rows // groups), 1))
             self.bytes += self._pending_bytes
             self._pending, self._pending_bytes = [], 0
 

@@ -41,6 +41,8 @@ class HousekeepingRounds:
         clean_store: Callable[[], None] = lambda: None,
     ) -> None:
         self.logs, self._is_done, self._clock_s, self._clean_store = logs, is_done, clock_s, clean_store
+        for log in logs.values():
+            log.recent.keep()
         self._clean_ups = {kind: CleanUp(log) for kind, log in logs.items()}
         self._cleaned_s = clock_s()
         self.total = HousekeepingReport()

@@ -10,6 +10,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -29,8 +30,9 @@ class LocalStorage:
         self._made: set[Path] = set()
 
     def get(self, path: str) -> bytes | None:
-        try:
-            return (self.root / path).read_bytes()
+        try:  # without pathlib, which takes longer than the call: every refresh of a log asks for a file
+            with open(f"{self.uri}/{path}", "rb", buffering=0) as file:
+                return file.readall()
         except (FileNotFoundError, NotADirectoryError):
             return None
 
@@ -82,7 +84,8 @@ class LocalStorage:
                 yield FileInfo(full.relative_to(self.root).as_posix(), status.st_size, status.st_mtime_ns // 1_000_000)
 
     def delete(self, path: str) -> None:
-        (self.root / path).unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(f"{self.uri}/{path}")
 
     def delete_all(self, prefix: str) -> None:
         for _ in range(_DELETE_ATTEMPTS):  # another process deletes it too, or has just written another file

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import uuid
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_jms.core.destination import Destination
 from spark_jms.core.message import check_sendable, normalise
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.routing import route, split
+from spark_jms.core.sort_order import SortOrder
 from spark_jms.core.staged_file import StagedFile
-from spark_jms.log.file_writer import FileWriter
+from spark_jms.log.file_writer import ROW_GROUP_BYTES, SORTED_ROW_GROUP_BYTES, FileWriter
 from spark_jms.log.staged_file import discard
 from spark_jms.log.storage import Storage, now_ms
 
@@ -37,7 +37,9 @@ class MessageWriter:
         self._producer, self._rows = uuid.uuid4().hex, 0
         self._numbers: dict[int, Ranges] = {}  # open file -> which of our rows it has, if a member can be removed
         self._staged: list[StagedFile] = []
+        self.singles: dict[str, pa.RecordBatch] = {}  # path -> rows, of files written in one small batch
         self._checked: pa.Schema | None = None
+        self._order = SortOrder.of(destination.destination_keys)
 
     def write(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Returns the rows as they are stored, without ids. Raises MessageFormatError or MessageSizeError before it writes
@@ -46,27 +48,33 @@ class MessageWriter:
             check_sendable(batch.schema)
             self._checked = batch.schema
         rows = normalise(batch, self._now, self._destination.max_message_bytes)
-        self.write_normalised(rows)
-        return rows
+        return self.write_normalised(rows)
 
-    def write_normalised(self, rows: pa.RecordBatch) -> None:
+    def write_normalised(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows of a sorted destination are stored in its order (T15). Returns them so."""
+        places = self._order.storing(rows) if self._order else None
+        if places is not None:
+            rows = rows.take(places)
         members = route(self._destination.route, rows.column("JMSXGroupID"), self._turn)
         self._turn += 1
         self.write_routed(rows, members)
+        return rows
 
     def write_to(self, rows: pa.RecordBatch, member: int) -> None:
         """All rows go to one member."""
-        self.write_routed(rows, np.full(rows.num_rows, member, dtype=np.int32))
+        self.write_routed(rows, pa.repeat(pa.scalar(member, pa.int32()), rows.num_rows))
 
-    def write_routed(self, rows: pa.RecordBatch, members: npt.NDArray[np.int32]) -> None:
+    def write_routed(self, rows: pa.RecordBatch, members: pa.Int32Array) -> None:
         """`members` has the member of each row."""
         for member, part in split(rows, members):
             writer = self._open.get(member)
             if writer is None:
-                writer = self._open[member] = FileWriter(self._storage, member, prefix=self._prefix)
+                size = SORTED_ROW_GROUP_BYTES if self._order else ROW_GROUP_BYTES
+                writer = FileWriter(self._storage, member, prefix=self._prefix, row_group_bytes=size)
+                self._open[member] = writer
             writer.write(part)
             if self._notes_order:
-                new = Ranges.from_numbers(np.flatnonzero(members == member) + self._rows)
+                new = Ranges.from_numbers(pc.add(pc.indices_nonzero(pc.equal(members, member)), self._rows))
                 self._numbers[member] = self._numbers.get(member, EMPTY) | new
             if writer.bytes >= MAX_FILE_BYTES:
                 self._close(member)
@@ -80,7 +88,10 @@ class MessageWriter:
     def _close(self, member: int) -> None:
         if self._notes_order:
             self._open[member].note_order(self._producer, self._numbers.pop(member))
-        self._staged.append(self._open[member].close())
+        writer = self._open[member]
+        self._staged.append(writer.close())
+        if writer.single is not None:
+            self.singles[writer.path] = writer.single
         del self._open[member]
 
     def abort(self) -> None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from spark_jms.core.ranges import Ranges
 from spark_jms.log.acknowledgements import ACKNOWLEDGED
+from spark_jms.log.breath import STEP_FILES, breathe
 from spark_jms.log.commit import Decision, commit
 from spark_jms.log.data_file import DataFile
 from spark_jms.log.delta_log import DeltaLog
@@ -20,7 +21,6 @@ from spark_jms.log.snapshot import Snapshot, TableMetadata
 from spark_jms.log.storage import now_ms
 
 _MAX_PURGED_FILES = 10_000  # of one decision
-_MAX_COMMIT_FILES = 200  # a commit holds the log's lock for a few milliseconds
 _MAX_DECISIONS = 10
 TOPIC_WITHOUT_SUBSCRIPTIONS_RETENTION_MS = 86_400_000
 
@@ -45,8 +45,9 @@ def purge(
     for _ in range(_MAX_DECISIONS):
         snapshot = log.refresh()
         finished = finished_files(snapshot, is_done, at_ms)
-        for at in range(0, len(finished), _MAX_COMMIT_FILES):
-            part = FinishedFiles(snapshot.table, finished[at : at + _MAX_COMMIT_FILES])
+        for at in range(0, len(finished), STEP_FILES):
+            breathe()
+            part = FinishedFiles(snapshot.table, finished[at : at + STEP_FILES])
             done = commit(log, partial(decide_purge, part, at_ms))
             if done is not None:
                 report.purged_files += len(done.decision.files)
@@ -76,8 +77,9 @@ def purge_acknowledgements(log: DeltaLog, retention_ms: int, now: int | None = N
     at_ms = now_ms() if now is None else now
     snapshot = log.refresh()
     old, purged = _files_before(snapshot, at_ms - retention_ms), 0
-    for at in range(0, len(old), _MAX_COMMIT_FILES):
-        done = commit(log, partial(_purge_acknowledgements, old[at : at + _MAX_COMMIT_FILES], at_ms))
+    for at in range(0, len(old), STEP_FILES):
+        breathe()
+        done = commit(log, partial(_purge_acknowledgements, old[at : at + STEP_FILES], at_ms))
         purged += len(done.decision.files) if done else 0
     return purged
 
@@ -101,7 +103,8 @@ def finished_files(snapshot: Snapshot, is_done: IsDone, now: int, limit: int = _
     for files in snapshot.members.values():
         for file in files.files:
             sequences = Ranges.of((file.first, file.last))
-            if now - _sent_ms(file) >= retention and all(is_done(name, file.member, sequences) for name in names):
+            done = all(is_done(name, file.member, sequences) for name in names)  # cheaper than the statistics
+            if done and now - _sent_ms(file) >= retention:
                 out.append(file)
             elif destination.is_topic:
                 break  # from the front only: a later subscription that starts at "earliest" must find no holes

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import PurePosixPath
 
 from spark_jms.errors import DomainError
@@ -51,15 +52,12 @@ class Register:
         if not data.strip():
             return RegisterEntry.by_name(name)
         try:
-            entry = RegisterEntry(**json.loads(data))
-            if not all(map(_is_below_the_root, (entry.path, entry.acknowledgements))):
-                raise ValueError("a path leads out of the root")
+            return _from_bytes(data)
         except (ValueError, TypeError) as error:
             raise DomainError(
                 f"{self._storage.uri}/{REGISTER}/{name} is damaged ({error}): restore it from a copy, or write into it "
                 f"{json.dumps(asdict(RegisterEntry.by_name(name)))} with the paths of the two tables below the root"
             ) from error
-        return entry
 
     def add(self, name: str, entry: RegisterEntry) -> bool:
         """False when there is such a destination already. Durable on return."""
@@ -84,6 +82,15 @@ class Register:
 
 def _to_bytes(entry: RegisterEntry) -> bytes:
     return json.dumps({key: value for key, value in asdict(entry).items() if value is not None}, indent=1).encode()
+
+
+@lru_cache
+def _from_bytes(data: bytes) -> RegisterEntry:
+    """An entry is read with every use of its destination, and hardly ever changes."""
+    entry = RegisterEntry(**json.loads(data))
+    if not all(map(_is_below_the_root, (entry.path, entry.acknowledgements))):
+        raise ValueError("a path leads out of the root")
+    return entry
 
 
 def _is_below_the_root(path: str) -> bool:

@@ -9,14 +9,15 @@ other destinations write none of it.
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark_jms.core.destination import Destination
+from spark_jms.core.integers import counting, view
 from spark_jms.core.message import ORDINAL, STORED_SCHEMA
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.routing import route
@@ -65,14 +66,14 @@ class _StagedRows:
             footer = pq.ParquetFile(source).metadata.metadata or {}
         stored = json.loads(footer.get(ORDER_KEY, b"null"))
         self.producer: str = stored["producer"] if stored else file.path  # an earlier version staged it
-        self.numbers = Ranges.from_json(stored["rows"]).numbers() if stored else np.arange(file.rows)
+        self.numbers = Ranges.from_json(stored["rows"]).numbers() if stored else counting(0, file.rows)
         self._batches = self._read()
         self._pending: list[pa.RecordBatch] = []
         self._taken = 0
 
     def take(self, end: int) -> pa.Table:
         """The next rows whose numbers are below `end`."""
-        wanted = int(np.searchsorted(self.numbers, end)) - self._taken
+        wanted = bisect_left(view(self.numbers), end) - self._taken
         parts, have = [], 0
         while have < wanted:
             batch = self._pending.pop() if self._pending else next(self._batches)
@@ -84,7 +85,7 @@ class _StagedRows:
         self._taken += wanted
         return pa.Table.from_batches(parts, _SCHEMA)
 
-    def numbers_taken(self, rows: int) -> npt.NDArray[np.int64]:
+    def numbers_taken(self, rows: int) -> pa.Int64Array:
         """Of the rows that `take` returned last."""
         return self.numbers[self._taken - rows : self._taken]
 
@@ -98,22 +99,21 @@ _SCHEMA = pa.schema([STORED_SCHEMA.field(name) for name in _COLUMNS])
 
 
 def _write(writer: MessageWriter, producer: Sequence[_StagedRows], destination: Destination) -> None:
-    end, last = 0, max(int(rows.numbers[-1]) for rows in producer)
+    end, last = 0, max(rows.numbers[-1].as_py() for rows in producer)
     while end <= last:
         end += _WINDOW_ROWS
         tables = [rows.take(end) for rows in producer]
         window = pa.concat_tables(tables).combine_chunks()
         if not window.num_rows:
             continue
-        numbers = np.concatenate([rows.numbers_taken(t.num_rows) for rows, t in zip(producer, tables, strict=True)])
-        members = np.concatenate(
-            [np.full(t.num_rows, rows.file.member) for rows, t in zip(producer, tables, strict=True)]
-        )
-        order = np.argsort(numbers)
-        (batch,) = window.take(pa.array(order)).combine_chunks().to_batches()
-        members = members[order].astype(np.int32)
-        moving = members >= destination.members
-        if moving.any():
-            groups = batch.column("JMSXGroupID").filter(pa.array(moving))
-            members[moving] = route(destination.route, groups, end // _WINDOW_ROWS)
+        numbers = pa.concat_arrays([rows.numbers_taken(t.num_rows) for rows, t in zip(producer, tables, strict=True)])
+        sources = zip(producer, tables, strict=True)
+        members = pa.concat_arrays([pa.repeat(pa.scalar(r.file.member, pa.int32()), t.num_rows) for r, t in sources])
+        order = pc.sort_indices(numbers)
+        (batch,) = window.take(order).combine_chunks().to_batches()
+        members = members.take(order)
+        moving = pc.greater_equal(members, destination.members)
+        if pc.any(moving).as_py():
+            routed = route(destination.route, batch.column("JMSXGroupID").filter(moving), end // _WINDOW_ROWS)
+            members = pc.replace_with_mask(members, moving, routed)
         writer.write_routed(batch, members)

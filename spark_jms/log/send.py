@@ -5,12 +5,15 @@ What happens on a send:
 1. `MessageWriter` routes the rows to members and stages one file for each; nothing is visible yet.
 2. `_Send.prepare` refuses files that clean-up may delete or that belong to a replaced table, and routes files again whose
    member was removed.
-3. `decide_send` numbers the rows behind each member's last sequence, and notes the transaction.
-4. `commit_prepared` creates the next log file; another writer may be first, then 2 to 4 run again.
+3. `decide_send` refuses members that are paused, numbers the rows behind each member's last sequence, and notes the
+   transaction.
+4. `commit_prepared` creates the next log file; another writer may be first, then 2 to 4 run again. While insertion is
+   paused, `send` waits for as long as its caller allows.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,7 +23,14 @@ from typing import NamedTuple
 from spark_jms.core.destination import Destination
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.staged_file import StagedFile
-from spark_jms.errors import CommitConflictError, CommitOutcomeUnknownError, DestinationReplacedError
+from spark_jms.errors import (
+    CommitConflictError,
+    CommitOutcomeUnknownError,
+    DestinationReplacedError,
+    InsertionPausedError,
+    InvalidDestinationError,
+    JmsqError,
+)
 from spark_jms.log.commit import Decision, commit_prepared
 from spark_jms.log.delta_log import Action, DeltaLog
 from spark_jms.log.reroute import rewrite
@@ -29,6 +39,7 @@ from spark_jms.log.staged_file import discard, too_old
 from spark_jms.log.storage import now_ms
 
 Reroute = Callable[[Sequence[StagedFile], Destination], list[StagedFile]]
+_LONGEST_LOOK_S = 0.05  # between two looks at a paused destination
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,13 @@ class Sent:
     files: Sequence[StagedFile] = ()  # as committed: after a change of route not those that were staged
 
 
+class Shipping(NamedTuple):
+    """Staged files, and the routing epoch by which their sender planned."""
+
+    files: Sequence[StagedFile]
+    planned_epoch: int
+
+
 class Numbering(NamedTuple):
     """add actions with sequences, txn actions with each member's new last sequence, and the sequences by member."""
 
@@ -73,18 +91,31 @@ def send(
     routed_by: RouteId,
     transaction: TransactionId | None = None,
     reroute: Reroute | None = None,
+    wait_s: float = 0,
 ) -> Sent:
     """Commit staged files as new messages, in the given order. `routed_by` is the `route_id` of the snapshot by whose
-    declaration they were routed; `reroute` replaces them when the members have changed since. Of several sends with one
-    transaction exactly one counts, and the others delete their files.
+    declaration they were routed. When the declaration or a pause has changed since, `reroute` stages them again, which
+    makes them new messages; without it only the rows of removed members are routed again. Of several sends with one
+    transaction exactly one counts, and the others delete their files. While insertion is paused, this waits up to
+    `wait_s`.
 
-    Raises DestinationReplacedError when they were routed for another table, and CommitOutcomeUnknownError when the
-    storage cannot tell whether it has the commit. After any error but the latter nothing was committed."""
+    Raises ProductionPausedError, InsertionPausedError, DestinationReplacedError when they were routed for another table,
+    and CommitOutcomeUnknownError when the storage cannot tell whether it has the commit. After any error but the latter
+    nothing was committed. ResourceAllocationException while the domain's store is overloaded (R13)."""
     shipment, now = _Send(log, list(staged), routed_by, transaction, reroute), now_ms()
+    deadline = time.monotonic() + wait_s
     try:
-        done = commit_prepared(
-            log, shipment.prepare, lambda snapshot, files: decide_send(snapshot, files, transaction, now)
-        )
+        while True:
+            log.admit()
+            epoch = log.snapshot.destination.epoch
+            try:
+                done = commit_prepared(
+                    log, shipment.prepare, lambda snapshot, ready: decide_send(snapshot, ready, transaction, now)
+                )
+                break
+            except InsertionPausedError:
+                if not wait_for_change(log, epoch, deadline):
+                    raise
     except CommitOutcomeUnknownError:
         raise  # the files stay: the log may name them
     except Exception:
@@ -121,6 +152,29 @@ def find(log: DeltaLog, files: Sequence[StagedFile]) -> Sent | None:
     return None
 
 
+def explained(log: DeltaLog, error: InvalidDestinationError) -> JmsqError:
+    """For a file that could not be staged because the table's folder was deleted: the error that tells what became of the
+    destination."""
+    try:
+        log.verify()
+    except JmsqError as reason:
+        return reason
+    return error
+
+
+def wait_for_change(log: DeltaLog, epoch: int, deadline: float) -> bool:
+    """Wait until the destination has another routing epoch: then a member may have been resumed. False at the deadline, a
+    time of time.monotonic()."""
+    look_s = 0.001
+    while log.refresh().destination.epoch == epoch:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return False
+        time.sleep(min(look_s, left))
+        look_s = min(2 * look_s, _LONGEST_LOOK_S)
+    return True
+
+
 class _Send:
     """The files of one send. They change when the destination's members do."""
 
@@ -134,10 +188,12 @@ class _Send:
     ) -> None:
         self._log, self._routed_by, self._transaction = log, routed_by, transaction
         self._reroute = reroute or partial(rewrite, log.storage)
+        self._plans_again = reroute is not None
+        self._planned_epoch = routed_by.epoch
         self.files = files
         self.repeated = False
 
-    def prepare(self, snapshot: Snapshot) -> Sequence[StagedFile]:
+    def prepare(self, snapshot: Snapshot) -> Shipping:
         """The files as they can be committed on this snapshot. Raises CommitConflictError when they are too old,
         DestinationReplacedError when they belong to another table."""
         if snapshot.table_id != self._routed_by.table_id:
@@ -159,15 +215,20 @@ class _Send:
             if snapshot.route_id != self._routed_by:
                 self.files = self._reroute(self.files, destination)
                 self._routed_by = snapshot.route_id
-        return tuple(self.files)
+                if self._plans_again:
+                    self._planned_epoch = snapshot.route_id.epoch
+        return Shipping(tuple(self.files), self._planned_epoch)
 
 
 def decide_send(
-    snapshot: Snapshot, files: Sequence[StagedFile], transaction: TransactionId | None, now: int
+    snapshot: Snapshot, shipping: Shipping, transaction: TransactionId | None, now: int
 ) -> SendDecision | None:
-    """Pure. None when the transaction is in the log, or there is nothing to send."""
+    """Pure. None when the transaction is in the log, or there is nothing to send. Raises ProductionPausedError or
+    InsertionPausedError."""
+    files = shipping.files
     if (transaction and transaction.is_in(snapshot)) or not (files or transaction):
         return None
+    snapshot.destination.check_production((file.member for file in files), shipping.planned_epoch)
     actions, sequences = number(snapshot, files, now)
     if transaction:
         actions.append(transaction.action(now))

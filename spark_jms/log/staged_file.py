@@ -17,9 +17,20 @@ def staged_grace_ms(destination: Destination) -> int:
     return max(destination.file_grace_ms, _STAGED_GRACE_MS)
 
 
+def commit_within_ms(destination: Destination) -> int:
+    """How long after it was written a staged file may be committed."""
+    return staged_grace_ms(destination) // 2
+
+
+def patience_ms(files: Sequence[StagedFile], destination: Destination, now: int) -> int:
+    """How long a sender may wait before it commits these files, with a tenth to spare."""
+    oldest = min((file.modified_ms for file in files), default=now)
+    return max(oldest + commit_within_ms(destination) * 9 // 10 - now, 0)
+
+
 def too_old(storage: Storage, files: Sequence[StagedFile], destination: Destination, now: int) -> list[StagedFile]:
     """The files that clean-up has deleted or is about to: their writer slept (a stopped process, a suspended machine)."""
-    oldest_ms = now - staged_grace_ms(destination) // 2
+    oldest_ms = now - commit_within_ms(destination)
     return [file for file in files if file.modified_ms < oldest_ms or not storage.exists(file.path)]
 
 

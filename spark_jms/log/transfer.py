@@ -6,7 +6,6 @@ core/transfer.py has the rules. Nothing here deletes a file that the log may nam
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import pyarrow as pa
@@ -24,14 +23,6 @@ from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.storage import now_ms
 
 ROW_COLUMNS = tuple(name for name in STORED_SCHEMA.names if name != ORDINAL)
-
-
-@dataclass(frozen=True)
-class TargetState:
-    """What a target's log says; for an undecided transfer also whether all files staged there are present."""
-
-    outcome: TargetOutcome
-    present: bool
 
 
 def has_overtaken(log: DeltaLog, ticket: Ticket) -> bool:
@@ -62,14 +53,17 @@ def stage_transfer(
     return TransferTarget(snapshot.destination.name, snapshot.table_id, tuple(files))
 
 
-def target_state(log: DeltaLog, target: TransferTarget, ticket: Ticket) -> TargetState:
+def target_outcome(log: DeltaLog, target: TransferTarget, ticket: Ticket) -> TargetOutcome:
+    """Nothing looks for the files of a decided transfer."""
     outcome = _outcome(log.refresh(), target, ticket)
-    decided = outcome is not TargetOutcome.UNDECIDED  # then the files do not matter, and nothing looks for them
-    return TargetState(outcome, decided or all(log.storage.exists(file.path) for file in target.files))
+    if outcome is TargetOutcome.UNDECIDED and not all(log.storage.exists(file.path) for file in target.files):
+        return TargetOutcome.INCOMPLETE
+    return outcome
 
 
 def append_transfer(log: DeltaLog, target: TransferTarget, ticket: Ticket) -> None:
-    """Make the staged files messages, unless the transfer is decided. Repeatable, by several processes at once."""
+    """Make the staged files messages, unless the transfer is decided. Repeatable, by several processes at once. Raises
+    InsertionPausedError; the files stay."""
     now = now_ms()
     commit_prepared(
         log,
@@ -87,9 +81,10 @@ def abort_transfer(log: DeltaLog, target: TransferTarget, ticket: Ticket) -> Non
 def decide_append(
     snapshot: Snapshot, target: TransferTarget, ticket: Ticket, files: Sequence[StagedFile], now: int
 ) -> Decision | None:
-    """Pure. None when another process has decided, or the table is another one."""
+    """Pure. None when another process has decided, or the table is another one. Raises InsertionPausedError."""
     if _outcome(snapshot, target, ticket) is not TargetOutcome.UNDECIDED:
         return None
+    snapshot.destination.check_insertion(file.member for file in files)
     actions = number(snapshot, files, now).actions
     return Decision(
         "TRANSFER", [*actions, TransactionId(ticket.app_id, ticket.appended).action(now)], {"mode": "Append"}

@@ -12,8 +12,11 @@ from typing import Any
 import attrs
 
 from spark_jms.errors import ModuleFileError
+from spark_jms.settings.destination_key import KeyText
 from spark_jms.settings.table import REQUIRED, Setting, Table, setting, settings_of
 from spark_jms.settings.types import Choice, Duration, ListOf, Size, Text, Whole
+
+UNLIMITED = -1  # of redeliveries
 
 MAX_MEMBERS = 1024
 MAX_WEIGHT = 1_000_000
@@ -101,6 +104,36 @@ class DestinationSettings(Table):
         "How long rows of the acknowledgement table stay, at least.",
     )
     durability: str = setting("durability", Choice(DURABILITIES), "process", "What a sent message survives.")
+    redelivery_limit: int = setting(
+        "redeliveryLimit",
+        Whole(UNLIMITED, 1_000_000),
+        UNLIMITED,
+        "How often a message is delivered again after its first delivery was not acknowledged; -1: without limit. Then it "
+        "goes to the error destination.",
+    )
+    redelivery_delay_ms: int = setting(
+        "redeliveryDelay",
+        Duration(high="365 days"),
+        0,
+        "How long a message waits before it is delivered again. `message.reject(delay=…)` sets another time for one message.",
+    )
+    error_destination: str | None = setting(
+        "errorDestination",
+        Text("the name of a queue of the same domain"),
+        None,
+        "Where messages go that have reached the redelivery limit, whole and with the reason; `jmsq redrive` brings them "
+        "back. Without one they are discarded.",
+        without="none",
+    )
+    destination_keys: tuple[str, ...] = setting(
+        "destinationKeys",
+        ListOf(KeyText(), f"a list of {KeyText().range}"),
+        (),
+        "What the messages of each member are sorted by, instead of their order of arrival: `JMSPriority descending` for "
+        "priorities, `JMSMessageID descending` for LIFO. Avoid sorting where it is not needed: apart from FIFO and LIFO, "
+        "planning a batch costs time and memory for the whole backlog.",
+        without="FIFO",
+    )
 
     def refusal(self, row: Setting, value: object, allowed: str) -> ModuleFileError:
         return ModuleFileError(f"destination {self.name}: {row.name} is {value!r}, but must be {allowed}")

@@ -140,8 +140,9 @@ class Thresholds(_FromVariables):
         80,
         "Logged as a warning. While the daemon's memory *and* the store's regions are above it, record sets accept no new "
         "values (ResourceAllocationException; changes in the same group that add no values pass), doors accept no new "
-        "files and contents (DSQuotaExceededException); deletions pass. Judged at "
-        "each write: a store whose regions are above it asks its daemon first. A program asks with "
+        "files and contents (DSQuotaExceededException), and the domain's sends are refused "
+        "(ResourceAllocationException); deletions pass. Judged at "
+        "each write: a store whose regions are above it asks its daemon first, and once a second for the sends. A program asks with "
         "`await StoreInstance.check_new_message(size)`.",
     )
     space_overload_red_percent: int = setting(

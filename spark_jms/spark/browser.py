@@ -31,7 +31,7 @@ _VIEW_SCHEMAS = {
     "claims": "destination string, subscription string, member int, claim string, consumer string, session string, "
     "live boolean, messages bigint, first bigint, last bigint, made timestamp, in_doubt_since timestamp",
     "subscriptions": "destination string, subscription string, member int, floor bigint, last_sequence bigint, "
-    "backlog bigint, claimed bigint, holder string, epoch bigint",
+    "backlog bigint, claimed bigint, holder string, epoch bigint, delayed bigint",
 }
 
 

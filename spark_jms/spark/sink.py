@@ -3,6 +3,9 @@
 A micro-batch is the transaction (query id, batch id): the log holds its commit once, however often Spark repeats the
 batch. A batch write has no such identity, because two writes in one foreachBatch share the query's; only `txnAppId` and
 `txnVersion` make it repeatable.
+
+While production is paused, a new batch fails by name before it writes; one that was planned before the pause is committed.
+While insertion is paused, a batch waits at its commit for as long as its staged files are safe from clean-up (T14).
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from spark_jms.core.pause import PRODUCTION
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.errors import DuplicateTransactionError, OptionError, QueryIdError
 from spark_jms.log.domain import Domain
@@ -22,7 +26,8 @@ from spark_jms.log.message_writer import MessageWriter
 from spark_jms.log.send import TransactionId, send
 from spark_jms.log.sender_housekeeping import SenderHousekeeping
 from spark_jms.log.snapshot import RouteId
-from spark_jms.log.staged_file import discard
+from spark_jms.log.staged_file import discard, patience_ms
+from spark_jms.log.storage import now_ms
 from spark_jms.settings.options import Options
 from spark_jms.spark.worker import freeze_loaded
 
@@ -89,6 +94,8 @@ class _Writer:
         query_id = context.getLocalProperty("sql.streaming.queryId") or ""
         batch_id = int(context.getLocalProperty("streaming.sql.batchId") or int.from_bytes(os.urandom(4), "big"))
         storage = Domain(self.options.root).log(self.options.destination).storage
+        if len(self.destination.pauses.members(PRODUCTION, self.destination.members)) == self.destination.members:
+            self.destination.check_production(range(self.destination.members), self.route_id.epoch)
         writer = MessageWriter(storage, self.destination, turn=batch_id + context.partitionId())
         try:
             for batch in iterator:
@@ -118,7 +125,8 @@ class _Writer:
         if not files:
             return
         log = Domain(self.options.root).log(self.options.destination)
-        sent = send(log, files, staged[0].routed_by, transaction)
+        wait_s = patience_ms(files, self.destination, now_ms()) / 1000
+        sent = send(log, files, staged[0].routed_by, transaction, wait_s=wait_s)
         if sent.version >= 0:
             _housekeeping(self.options.root).sent(log, sent.version)
 

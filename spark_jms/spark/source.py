@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
+from spark_jms.core.pause import CONSUMPTION
 from spark_jms.errors import DataLossError, DestinationReplacedError, MemberUnavailableError, TriggerError
 from spark_jms.settings.options import Options
 from spark_jms.spark.options import check_streaming
@@ -51,6 +52,7 @@ class MemberPartition(InputPartition):
     files: list[FileHint]
     fail_on_data_loss: bool
     table_id: str | None = None
+    destination_keys: tuple[str, ...] = ()
 
 
 class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -177,6 +179,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 continue
             left = subscriber.left_to_others(self._targets or {})
             if not left and not subscriber.is_unacknowledged(before):
+                self._warn_of_pause(subscriber)
                 return None
             if time.monotonic() > deadline:
                 if subscriber.is_unacknowledged(before):
@@ -194,6 +197,16 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     )
                 return None
             time.sleep(_POLL_S * 4)
+
+    def _warn_of_pause(self, subscriber: Subscriber) -> None:
+        """Trigger.AvailableNow ends while consumption is paused: to wait would hold the job for as long as the pause."""
+        declared = subscriber.table.snapshot.destination
+        for member in sorted(declared.pauses.members(CONSUMPTION, declared.members)):
+            log.warning(
+                "%s: consumption of member %d is paused: Trigger.AvailableNow leaves its messages for the next run",
+                self.options.destination,
+                member,
+            )
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The backlog; Spark shows it as `latestOffset` in the query progress."""
@@ -229,6 +242,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                         files,
                         self.options.fail_on_data_loss,
                         snapshot.table_id,
+                        snapshot.destination.destination_keys,
                     )
                 )
         return out
@@ -253,6 +267,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def read_partition(partition: MemberPartition) -> Iterator[RecordBatch]:
     """The partition's messages in order."""
     from spark_jms.claims.fetch import fetch
+    from spark_jms.core.sort_order import SortOrder
     from spark_jms.log.domain import Domain
 
     yield from fetch(
@@ -265,4 +280,5 @@ def read_partition(partition: MemberPartition) -> Iterator[RecordBatch]:
         files=partition.files,
         fail_on_data_loss=partition.fail_on_data_loss,
         table_id=partition.table_id,
+        order=SortOrder.of(partition.destination_keys),
     )

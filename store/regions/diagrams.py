@@ -16,9 +16,11 @@ from spark_jms.store.regions.core import directory
 from spark_jms.store.regions.core.directory import EntryEvent, Holder, RegionEntry
 from spark_jms.store.regions.core.entry_requests import REQUEST_STATES
 from spark_jms.store.regions.core.follower import FOLLOWER_STATES
+from spark_jms.store.regions.core.leaving import LEAVING_STATES
 from spark_jms.store.regions.core.new_region import NEW_REGION_STATES
 from spark_jms.store.regions.core.opening import ANSWERS
 from spark_jms.store.regions.core.primary import PRIMARY_STATES
+from spark_jms.store.regions.core.second_place import SECOND_PLACE_STATES
 from spark_jms.store.regions.core.state_table import StateTable
 
 Rows = list[tuple[str, ...]]
@@ -134,6 +136,8 @@ PICTURES = (
     _of("requests", REQUEST_STATES),
     _of("new region", NEW_REGION_STATES),
     Picture("opening", opening_rows),
+    _of("leaving", LEAVING_STATES),
+    _of("second place", SECOND_PLACE_STATES),
 )
 
 

@@ -10,6 +10,8 @@
     daemons/dNNN.secret                proves that a process may read this directory; new at each start of the daemon (R17)
     daemons/STORE.engine               the address of the process that serves the store
     daemons/entries/NAME/VERSION       the region's entry, with its checksum; the highest version counts
+    daemons/gathered/NAME              the region was removed, and its entry gathered up
+    daemons/gathering/                 entries that are being gathered up
 
 A change is a compare-and-swap without a lock, so that a daemon that stops in the middle blocks no other: it writes the new
 version under a temporary name, syncs it, and links it to the next number, which only one writer can do. A deleted region
@@ -22,13 +24,13 @@ first daemon that starts on it: that daemon requires rs_daemons.cfg, which an em
 
 `remove_stale_files` removes what a dead writer has left: temporary files, and all versions but the last two. A reader takes
 the highest number, and looks again when that file was removed. A writer that was stopped for so long finds its temporary
-file removed or its number used, and raises DirectoryUnavailableError, because the outcome is unknown.
+file removed, its number used, or its folder gathered up (entry_gathering.py), and raises DirectoryUnavailableError, because
+the outcome is unknown. Readers and writers stay in the folder that they have opened, whatever its path leads to meanwhile.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import functools
 import hashlib
@@ -40,9 +42,9 @@ import socket
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -53,21 +55,26 @@ from spark_jms.store.errors import (
     RegionEntryDamagedError,
     RegionEntryVersionError,
 )
+from spark_jms.store.regions import folder_files
 from spark_jms.store.regions.core.config import ClusterConfig, DaemonSpec, checksum_of, parse, pick_local
 from spark_jms.store.regions.core.directory import Absent, DirectoryListing, DirectoryPort, Holder, RegionEntry
+from spark_jms.store.regions.folder_files import has, is_at, opened_folder
 
 CONFIG = "rs_daemons.cfg"
 IDENTITY = "daemons/directory.id"
 ENTRIES = "daemons/entries"
-FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+GATHERED = "daemons/gathered"
+GATHERING = "daemons/gathering"
 TIGHT_FILE, TIGHT_FOLDER = 0o600, 0o700
 GROUP_FILE = 0o660
+FOLDERS = (*((name, TIGHT_FOLDER) for name in ("daemons", ENTRIES, GATHERED, GATHERING)), ("regions", 0o750))
 LOCK_TIMEOUT_S, LOCK_POLL_S = 1.0, 0.01
 STALE_AGE_S = 3600.0
 VERSION = 1  # of an entry
-FIELDS = {field.name for field in dataclasses.fields(RegionEntry)}
+MARK = "gathered by"  # a daemon's mark instead of an entry
+FIELDS = set(RegionEntry.__struct_fields__)
 IDENTITY_TEXT = re.compile("[0-9a-f]{64}")
-TEMPORARY = re.compile(r"\..+\.[0-9]+\.[0-9a-f]{8}")  # see _written
+TEMPORARY = re.compile(r"\..+\.[0-9]+\.[0-9a-f]{8}")  # see folder_files.py
 
 
 def machine_addresses() -> frozenset[str]:
@@ -117,13 +124,14 @@ class GlobalDirectory:
     def prepare(self) -> None:
         """Makes the folders and the identity. DirectoryUnavailableError without rs_daemons.cfg."""
         with _named(), self.opened() as root:
-            if not _has(root, CONFIG):
+            if not has(root, CONFIG):
                 raise DirectoryUnavailableError(f"{self.path} has no {CONFIG}, so it may be an empty mount point")
-            for name, mode in (("daemons", TIGHT_FOLDER), (ENTRIES, TIGHT_FOLDER), ("regions", 0o750)):
+            for name, mode in FOLDERS:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(name, mode, dir_fd=root)
-            if not _has(root, IDENTITY):
-                _link_new(self.path / IDENTITY, secrets.token_hex(32).encode(), TIGHT_FILE)
+            with opened_folder("daemons", root) as folder:
+                if not has(root, IDENTITY):
+                    folder_files.link_new(folder, Path(IDENTITY).name, secrets.token_hex(32).encode(), TIGHT_FILE)
 
     # ---- whether it is the directory at all
 
@@ -131,11 +139,8 @@ class GlobalDirectory:
     def opened(self) -> Iterator[int]:
         """A descriptor of the folder: whatever is looked up through it belongs to the same directory, even if the path leads
         to another one meanwhile."""
-        root = os.open(self.path, FOLDER_FLAGS)
-        try:
+        with opened_folder(self.path) as root:
             yield root
-        finally:
-            os.close(root)
 
     def read_identity(self) -> str:
         """DirectoryUnavailableError without one: `prepare` makes it."""
@@ -149,7 +154,7 @@ class GlobalDirectory:
         """Whether the descriptor belongs to the directory with this identity. Without one, as for a command, the directory is
         the one that has rs_daemons.cfg."""
         if not identity:
-            return _has(root, CONFIG)
+            return has(root, CONFIG)
         try:
             return _identity_in(root) == identity
         except FileNotFoundError:
@@ -223,12 +228,12 @@ class GlobalDirectory:
         with _named(), self.opened() as root:
             if not self.is_seen(root, identity):
                 raise DirectoryUnavailableError(f"{path}: {Absent.UNSEEN.value}")
-            return _has(root, str(path.relative_to(self.path)))
+            return has(root, str(path.relative_to(self.path)))
 
     # ---- services on stores
 
     def _service_file(self, store: str) -> Path:
-        return self.path / "daemons" / f"{_quoted(store)}.engine"
+        return self.path / "daemons" / f"{quoted(store)}.engine"
 
     def publish_service(self, store: str, reached: Mapping[str, Any]) -> None:
         """The process that opened the store's regions and serves them publishes how the others reach it. OSError."""
@@ -237,6 +242,18 @@ class GlobalDirectory:
     def published_service(self, store: str) -> dict[str, Any]:
         """What the last server of the store published; {} when none has, or the file cannot be read."""
         return _object_in(self._service_file(store))
+
+
+class RegionNames(NamedTuple):
+    entered: list[str]  # those with a folder of versions
+    gathered: set[str]  # those that were removed and gathered up; they may have been created again since
+
+
+@dataclass(frozen=True)
+class GatheredBy:
+    """The last version in a folder: this daemon moves it away (entry_gathering.py)."""
+
+    daemon: Holder
 
 
 class DirectoryFiles(DirectoryPort):
@@ -257,59 +274,92 @@ class DirectoryFiles(DirectoryPort):
         unreadable: dict[str, DirectoryUnavailableError] = {}
         with _named():
             names = self._names()
-        for name in names:
+        for name in names.entered:
             try:
                 found[name] = self.read(name)
             except DirectoryUnavailableError as error:
                 unreadable[name] = error
         if Absent.UNSEEN in found.values():
             raise self._unseen()
-        removed = frozenset(name for name, entry in found.items() if entry is Absent.REMOVED)
+        removed = {name for name, entry in found.items() if entry is Absent.REMOVED} | (names.gathered - found.keys())
         entries = {name: entry for name, entry in found.items() if isinstance(entry, RegionEntry)}
-        return DirectoryListing(entries, removed, unreadable)
+        return DirectoryListing(entries, frozenset(removed - unreadable.keys()), unreadable)
 
-    def _names(self) -> list[str]:
+    def _names(self) -> RegionNames:
         with self._directory.opened() as root:
             if not self._directory.is_seen(root, self._identity):
                 raise self._unseen()
-            with _opened_folder(ENTRIES, root) as fd, os.scandir(fd) as folders:
-                return [urllib.parse.unquote(folder.name) for folder in folders if folder.is_dir()]
+            with opened_folder(ENTRIES, root) as fd, os.scandir(fd) as folders:
+                entered = [urllib.parse.unquote(folder.name) for folder in folders if folder.is_dir()]
+            try:  # after the others: what is gathered up meanwhile is in one of the two
+                with opened_folder(GATHERED, root) as fd:
+                    return RegionNames(entered, {urllib.parse.unquote(name) for name in os.listdir(fd)})
+            except FileNotFoundError:
+                return RegionNames(entered, set())  # a directory of an earlier version
 
     def _unseen(self) -> DirectoryUnavailableError:
         return DirectoryUnavailableError(f"{self._directory.path}: {Absent.UNSEEN.value}")
 
     def swap(self, name: str, old: RegionEntry | None, new: RegionEntry | None) -> bool:
         with _named():
-            version, current = self._newest(name)
-            if current is Absent.UNSEEN:
-                raise self._unseen()
-            if (current.tag if isinstance(current, RegionEntry) else None) != (old.tag if old else None):
+            folder = self._open_entry(name, make=old is None)
+            if folder is None:
                 return False
-            folder = self._folder(name)
-            if not version:
-                folder.mkdir(mode=TIGHT_FOLDER, exist_ok=True)
-                _sync_folder(self._entries)
-            if not _link_new(folder / str(version + 1), _encode(new), TIGHT_FILE):
-                return False
-            versions = _versions(folder)
-            if max(versions) > version + 1:
-                # Another daemon built on it, or used this number and removed it while this process slept.
-                raise DirectoryUnavailableError(f"region {name}: changed again in the same moment")
-            for stale in versions:
-                if stale < version:
-                    (folder / str(stale)).unlink(missing_ok=True)
+            try:
+                if not self._swap_in(folder, name, old, new):
+                    return False
+            finally:
+                os.close(folder)
+            if old is None and new is not None:
+                (self._directory.path / GATHERED / quoted(name)).unlink(missing_ok=True)
             self._lock_files(name)
             return True
 
+    def _swap_in(self, folder: int, name: str, old: RegionEntry | None, new: RegionEntry | None) -> bool:
+        version, current = self.newest_in(folder, name)
+        if (current.tag if isinstance(current, RegionEntry) else None) != (old.tag if old else None):
+            return False
+        if isinstance(current, GatheredBy) and self.running(current.daemon):
+            raise DirectoryUnavailableError(f"region {name}: daemon {current.daemon.daemon} gathers up its old entry")
+        if not folder_files.link_new(folder, str(version + 1), encode_entry(new), TIGHT_FILE):
+            return False
+        versions = folder_files.numbers(folder)
+        if max(versions, default=0) > version + 1 or not is_at(folder, self.folder_of(name)):
+            # Another daemon built on it; or, while this process slept, used this number and removed it, or gathered the
+            # folder up.
+            raise DirectoryUnavailableError(f"region {name}: changed again in the same moment")
+        for stale in versions:
+            if stale < version:
+                folder_files.remove(folder, str(stale))
+        return True
+
+    def _open_entry(self, name: str, make: bool) -> int | None:
+        """The folder of the region's versions. Without one: a new one with `make`, else None."""
+        while True:
+            try:
+                return os.open(self.folder_of(name), folder_files.FOLDER_FLAGS)
+            except FileNotFoundError:
+                absent = self._nothing(name)
+            if absent is Absent.UNSEEN:
+                raise self._unseen()
+            if absent is not None and not make:
+                return None
+            self.folder_of(name).mkdir(mode=TIGHT_FOLDER, exist_ok=True)
+            with opened_folder(self._entries) as entries:
+                os.fsync(entries)
+
     def discard(self, name: str) -> bool:
         with _named():
-            folder = self._folder(name)
-            version = max(_versions(folder), default=0)
             try:
-                self._newest(name)
+                with opened_folder(self.folder_of(name)) as folder:
+                    version = max(folder_files.numbers(folder), default=0)
+                    try:
+                        self.newest_in(folder, name)
+                        return False
+                    except RegionEntryDamagedError:
+                        done = folder_files.link_new(folder, str(version + 1), encode_entry(None), TIGHT_FILE)
+            except FileNotFoundError:
                 return False
-            except RegionEntryDamagedError:
-                done = _link_new(folder / str(version + 1), _encode(None), TIGHT_FILE)
             if done:
                 self._lock_files(name)
             return done
@@ -318,30 +368,40 @@ class DirectoryFiles(DirectoryPort):
         """The removed files. Any process may call it at any time."""
         with _named():
             folders = [folder for folder in self._entries.iterdir() if folder.is_dir()]
-            stale = [folder / str(old) for folder in folders for old in sorted(_versions(folder))[:-2]]
-            for folder in (*folders, self._entries.parent, self._regions, self._directory.path):
-                for path in (folder / name for name in os.listdir(folder) if TEMPORARY.fullmatch(name)):
-                    with contextlib.suppress(FileNotFoundError):  # its writer has just finished
-                        if now_s - path.lstat().st_mtime > age_s:
-                            stale.append(path)
-            for path in stale:
-                path.unlink(missing_ok=True)
+            stale: list[Path] = []
+            for path in (*folders, self._entries.parent, self._regions, self._directory.path):
+                with contextlib.suppress(FileNotFoundError), opened_folder(path) as folder:  # gathered up meanwhile
+                    old = [name for name in os.listdir(folder) if _is_old(folder, name, now_s - age_s)]
+                    if path.parent == self._entries:
+                        old += map(str, sorted(folder_files.numbers(folder))[:-2])
+                    for name in old:
+                        folder_files.remove(folder, name)
+                        stale.append(path / name)
             return stale
 
     def running(self, holder: Holder) -> bool:
         return self._directory.is_running(holder.daemon, holder.incarnation, self._identity)
 
     def _newest(self, name: str) -> tuple[int, RegionEntry | Absent]:
-        folder = self._folder(name)
         while True:
-            version = max(_versions(folder), default=0)
-            if not version and (absent := self._nothing(name)) is not None:
+            version = 0
+            with contextlib.suppress(FileNotFoundError), opened_folder(self.folder_of(name)) as folder:
+                version, found = self.newest_in(folder, name)
+            if version:
+                return version, found if isinstance(found, RegionEntry) else Absent.REMOVED
+            if (absent := self._nothing(name)) is not None:
                 return 0, absent
-            path = folder / str(version)
+
+    def newest_in(self, folder: int, name: str) -> tuple[int, RegionEntry | GatheredBy | None]:
+        """Version 0: there is none. None: the removal of the region."""
+        while version := max(folder_files.numbers(folder), default=0):
             try:
-                return version, _decode(str(path), path.read_bytes()) or Absent.REMOVED
+                return version, _decode(
+                    str(self.folder_of(name) / str(version)), folder_files.read(folder, str(version))
+                )
             except FileNotFoundError:
-                continue  # two newer versions exist by now, or the directory was away for a moment
+                continue  # two newer versions exist by now, or the folder was gathered up
+        return 0, None
 
     def _nothing(self, name: str) -> Absent | None:
         """What it means that there is no version; None when there is one after all."""
@@ -349,22 +409,24 @@ class DirectoryFiles(DirectoryPort):
             if not self._directory.is_seen(root, self._identity):
                 return Absent.UNSEEN
             try:
-                with _opened_folder(f"{ENTRIES}/{_quoted(name)}", root) as fd:
-                    return None if any(found.isdecimal() for found in os.listdir(fd)) else Absent.NOTHING
+                with opened_folder(f"{ENTRIES}/{quoted(name)}", root) as fd:
+                    if folder_files.numbers(fd):
+                        return None
             except FileNotFoundError:
-                return Absent.NOTHING
+                pass
+            return Absent.REMOVED if has(root, f"{GATHERED}/{quoted(name)}") else Absent.NOTHING
 
-    def _folder(self, name: str) -> Path:
-        return self._entries / _quoted(name)
+    def folder_of(self, name: str) -> Path:
+        return self._entries / quoted(name)
 
     def _lock_files(self, name: str) -> None:
         """R8: the files by which people know regions. Looks again when the entry changed meanwhile."""
-        client = self._regions / f"{_quoted(name)}_client_meta.f"
+        client = self._regions / f"{quoted(name)}_client_meta.f"
         version = -1
         while version != (newest := self._newest(name))[0]:
             version, entry = newest
             if isinstance(entry, RegionEntry) and entry.epoch == 1:
-                (self._regions / f"{_quoted(name)}.RGN").touch(mode=0o640)
+                (self._regions / f"{quoted(name)}.RGN").touch(mode=0o640)
             if isinstance(entry, RegionEntry) and entry.opener is not None:
                 if not client.exists():
                     write_whole(client, entry.opener.encode(), 0o640)
@@ -374,7 +436,7 @@ class DirectoryFiles(DirectoryPort):
     @contextlib.contextmanager
     def administered(self, name: str) -> Iterator[None]:
         """While an administrator deletes the region."""
-        path = self._regions / f"{_quoted(name)}_admin_meta.f"
+        path = self._regions / f"{quoted(name)}_admin_meta.f"
         with _named():
             path.touch(mode=0o640)
         try:
@@ -392,7 +454,7 @@ def _object_in(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
     return urllib.parse.quote(name, safe="-_.@ ")
 
 
@@ -404,23 +466,6 @@ def _named() -> Iterator[None]:
         raise DirectoryUnavailableError(str(error)) from error
 
 
-@contextlib.contextmanager
-def _opened_folder(name: str, root: int) -> Iterator[int]:
-    fd = os.open(name, FOLDER_FLAGS, dir_fd=root)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def _has(root: int, name: str) -> bool:
-    try:
-        os.stat(name, dir_fd=root)
-    except FileNotFoundError:
-        return False
-    return True
-
-
 def _identity_in(root: int) -> str:
     fd = os.open(IDENTITY, os.O_RDONLY | os.O_CLOEXEC, dir_fd=root)
     try:
@@ -429,19 +474,22 @@ def _identity_in(root: int) -> str:
         os.close(fd)
 
 
-def _versions(folder: Path) -> list[int]:
-    try:
-        return [int(name) for name in os.listdir(folder) if name.isdecimal()]
-    except FileNotFoundError:
-        return []
+def _is_old(folder: int, name: str, before_s: float) -> bool:
+    """Whether it is a temporary file of a writer that is dead by now."""
+    with contextlib.suppress(FileNotFoundError):  # its writer has just finished
+        return (
+            bool(TEMPORARY.fullmatch(name)) and os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime < before_s
+        )
+    return False
 
 
-def _encode(entry: RegionEntry | None) -> bytes:
-    body = json.dumps(None if entry is None else asdict(entry), sort_keys=True)
+def encode_entry(entry: RegionEntry | GatheredBy | None) -> bytes:
+    fields = msgspec.to_builtins(entry)
+    body = json.dumps({MARK: fields} if isinstance(entry, GatheredBy) else fields, sort_keys=True)
     return f"{body}\n{hashlib.sha256(body.encode()).hexdigest()}\n".encode()
 
 
-def _decode(file: str, data: bytes) -> RegionEntry | None:
+def _decode(file: str, data: bytes) -> RegionEntry | GatheredBy | None:
     """RegionEntryDamagedError, RegionEntryVersionError."""
     lines = data.decode("utf-8", "replace").split("\n")
     if len(lines) < 2 or hashlib.sha256(lines[0].encode()).hexdigest() != lines[1]:
@@ -450,6 +498,8 @@ def _decode(file: str, data: bytes) -> RegionEntry | None:
         fields = json.loads(lines[0])
         if fields is None:
             return None
+        if MARK in fields:
+            return msgspec.convert(fields[MARK], GatheredBy)
         unknown = sorted(fields.keys() - FIELDS)
         if unknown or fields["version"] > VERSION:
             raise RegionEntryVersionError(file, fields["version"], VERSION, ", ".join(unknown))
@@ -460,42 +510,5 @@ def _decode(file: str, data: bytes) -> RegionEntry | None:
 
 def write_whole(path: Path, data: bytes, mode: int) -> None:
     """The old content or the new one, whatever happens."""
-    with _written(path, data, mode) as temporary:
-        os.rename(temporary, path)
-    _sync_folder(path.parent)
-
-
-def _link_new(path: Path, data: bytes, mode: int) -> bool:
-    """A file that was not there, whole; False when it is there already."""
-    with _written(path, data, mode) as temporary:
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            return False
-    _sync_folder(path.parent)
-    return True
-
-
-@contextlib.contextmanager
-def _written(path: Path, data: bytes, mode: int) -> Iterator[Path]:
-    """A synced file beside `path`, for the moment."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
-        os.fsync(fd)
-        yield temporary
-    finally:
-        os.close(fd)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-
-
-def _sync_folder(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    with opened_folder(path.parent) as folder:
+        folder_files.replace(folder, path.name, data, mode)

@@ -1,14 +1,16 @@
 """Durable files and directories on the objects of one connection (R19).
 
 An operation that returned is durable. After a crash at any point each operation has happened completely or not at all.
-No answer and no refusal tells of something that is not durable yet: an operation looks at the tree at once, and answers
-when every edit it may have seen is in the journal.
+No answer and no refusal tells of something that is not durable yet, or that another process may have changed: an operation
+looks at the tree at once, and answers when every edit it may have seen is in the journal, with a proof that the namespace is
+still open here.
 
     files  →  decisions, tree      what an operation does to the tree (pure)
            →  edit_log             edits on their way into the journal
            →  leases, writer       one writer a file; contents coming in
            →  blocks, reader       what files are made of; contents going out
            →  guard                the store's refusals and its failure
+           →  read_proof           whether the namespace is still open here
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from spark_jms.store.webhdfs.inode import ContentSummary, FileStatus
 from spark_jms.store.webhdfs.leases import Lease, Leases, NewFile
 from spark_jms.store.webhdfs.options import DEFAULT_FILE_BLOCK_BYTES, FilesOptions, FilesStatistics
 from spark_jms.store.webhdfs.path import shown
+from spark_jms.store.webhdfs.read_proof import Prove, ReadProof, nothing_to_prove
 from spark_jms.store.webhdfs.reader import ContentReader
 from spark_jms.store.webhdfs.tree import DirectoryTree
 from spark_jms.store.webhdfs.tree_snapshot import TreeRecovery, encode_tree
@@ -46,25 +49,38 @@ class Files:
     It has a method for each operation of WebHDFS, which is why there are many; what they have in common is elsewhere."""
 
     def __init__(
-        self, journal: ObjectJournal, tree: DirectoryTree, clock_us: Callable[[], int], options: FilesOptions
+        self,
+        journal: ObjectJournal,
+        tree: DirectoryTree,
+        clock_us: Callable[[], int],
+        options: FilesOptions,
+        prove: Prove,
     ) -> None:
         self.options = options
         self._journal = journal
         self._tree = tree
         self._clock_us = clock_us
         self._guard = StoreGuard(journal)
+        self._proof = ReadProof(prove, self._guard)
         self._blocks = BlockStore(journal, self._guard, options.block_bytes)
         self._edits = EditLog(journal, tree, self._blocks, self._guard, options)
         self._leases = Leases(tree, self._edits, clock_us, options.max_writers)
 
     @classmethod
-    async def open(cls, objects: Objects, clock_us: Callable[[], int], options: FilesOptions | None = None) -> Files:
-        """Recover the namespace; an empty connection becomes an empty one. StoreError when the store cannot be read."""
+    async def open(
+        cls,
+        objects: Objects,
+        clock_us: Callable[[], int],
+        options: FilesOptions | None = None,
+        prove: Prove = nothing_to_prove,
+    ) -> Files:
+        """Recover the namespace; an empty connection becomes an empty one. StoreError when the store cannot be read. `prove`
+        confirms that the store is still open here."""
         options = options or FilesOptions()
         policy = SnapshotPolicy(options.snapshot_batches, options.snapshot_journal_bytes, options.snapshot_block_bytes)
         recovery, empty = TreeRecovery(), DirectoryTree(options.owner, options.group, clock_us())
         journal = await ObjectJournal.recover(objects, recovery, encode_tree(empty), FORMAT_VERSION, policy)
-        return cls(journal, recovery.tree, clock_us, options)
+        return cls(journal, recovery.tree, clock_us, options, prove)
 
     @property
     def failure(self) -> BaseException | None:
@@ -231,20 +247,24 @@ class Files:
 
     async def _look(self, look: Callable[[], Result], undo: Callable[[Result], None] | None = None) -> Result:
         """Calls `look`, at once unless its edit needs room first. Returns its result, or raises its refusal, when everything
-        it may have seen is durable. `undo` gets the result if that fails."""
+        it may have seen is durable and the namespace is certainly still open here. `undo` gets the result if that fails."""
         self._guard.check()
         try:
             result = await self._edits.with_room(look)
         except RemoteError:
-            await self._edits.durable()
+            await self._may_answer()
             raise
         try:
-            await self._edits.durable()
+            await self._may_answer()
         except BaseException:
             if undo is not None:
                 undo(result)
             raise
         return result
+
+    async def _may_answer(self) -> None:
+        await self._edits.durable()
+        await self._proof.require()
 
     async def _change(self, decide: Callable[[int], TreeDecision]) -> bool:
         """Whether the operation succeeded."""

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from spark_jms.settings.store import DoorSettings, Thresholds, from_variables
+from spark_jms.store.engine.read_lease import START_WAIT_MS
 from spark_jms.store.errors import (
     MemoryLimitError,
     RegionLostError,
@@ -132,7 +133,11 @@ class NamespaceDoor:
             objects = await self._instance.connection(CONNECTION)
             capacity = sum(spec.memory_limit_bytes for spec in self._host.config.daemons) // 2
             options = FilesOptions(capacity_bytes=capacity)
-            self._files = await Files.open(objects, lambda: time.time_ns() // 1000, options)
+            if not self._instance.is_new:
+                await asyncio.sleep(
+                    START_WAIT_MS / 1000.0
+                )  # for the proofs of another door to expire, see read_proof.py
+            self._files = await Files.open(objects, _now_us, options, self._instance.prove)
         except BaseException:
             await self._close_namespace()
             raise
@@ -153,6 +158,10 @@ class NamespaceDoor:
     def _published_door(self) -> str | None:
         door = self._host.directory.published_service(self._settings.store).get("door")
         return None if door in (None, self.address) else str(door)
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
 
 
 def _thresholds(store: str) -> Thresholds:

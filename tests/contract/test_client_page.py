@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from click.testing import CliRunner
 
 import spark_jms
 from spark_jms.cli.main import cli
-from spark_jms.client import Context
+from spark_jms.client import Context, Message
+from spark_jms.errors import IllegalStateException, InvalidDestinationError
 from spark_jms.settings.options import OPTIONS
 from spark_jms.spark.options import parse_options
 
@@ -41,7 +43,8 @@ def context(root: str) -> Iterator[Context]:
 
 def run_python(code: str, context: Context) -> None:
     producer = context.producer("orders")
-    producer.send(text="for this row", properties={"color": "red", "region": "eu.west"})
+    reply_to = "invoices" if "reply(" in code else None
+    producer.send(text="for this row", properties={"color": "red", "region": "eu.west"}, reply_to=reply_to)
     if "unsubscribe" in code:
         context.consumer("prices", subscription="billing").close()
     names: dict[str, Any] = {"ctx": context, "producer": producer, "spark_jms": spark_jms}
@@ -49,8 +52,18 @@ def run_python(code: str, context: Context) -> None:
     if re.search(r"\b(consumer|message)\.", code):
         names["consumer"] = context.consumer("orders", acknowledge="individual")
     if "message." in code:
-        names["message"] = names["consumer"].receive(timeout=10)
+        messages = iter(names["consumer"])
+        names["message"] = next(message for message in messages if message.reply_to == reply_to)
+    if "request(" in code:
+        names["consumer"] = context.consumer("orders", listener=answer, acknowledge="auto")
     eval(code, names)
+    if "consumer" in names:
+        names["consumer"].close()
+
+
+def answer(message: Message) -> None:
+    with suppress(IllegalStateException, InvalidDestinationError):  # no reply wanted; what other rows have sent
+        message.reply(text="the answer")
 
 
 def run_command(code: str, root: str) -> None:
@@ -77,10 +90,15 @@ def test_each_line_of_the_tables_is_true(
             run_python(code.replace('connect("messages")', f"connect({root!r})"), context)
 
 
-def test_program_of_the_page_runs(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """C11"""
+def test_programs_of_the_page_run(
+    root: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """C11, C15"""
     monkeypatch.chdir(Path(root).parent)
-    exec(PAGE.split("```python\n")[1].split("```")[0], {})
+    names: dict[str, Any] = {}
+    for program in PAGE.split("```python\n")[1:]:
+        exec(program.split("```")[0], names)
+    assert "HELLO" in capsys.readouterr().out
 
 
 def test_page_names_what_is_public() -> None:

@@ -67,7 +67,7 @@ def test_compaction_keeps_every_message_while_the_table_changes(
 
 def test_compaction_keeps_up_in_one_round(table: DeltaLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """C13: one round merges as many runs as there are, not one for each member."""
-    monkeypatch.setattr(compaction, "_MAX_RUN", 10)
+    monkeypatch.setattr(compaction, "STEP_FILES", 10)
     for i in range(100):
         put(table, f"{i}-a", f"{i}-b")
     expected = texts(table)

@@ -18,12 +18,16 @@ from spark_jms.admin import rename as rename_module
 from spark_jms.admin.drop import drop_destination, plan_drop
 from spark_jms.admin.rename import rename_destination
 from spark_jms.claims import views
+from spark_jms.claims.batches import ConsumerSettings
+from spark_jms.claims.subscriber import Subscriber
 from spark_jms.cli.main import cli
 from spark_jms.client import connect
+from spark_jms.core.batch import Batch, Limits
 from spark_jms.core.destination import Destination
 from spark_jms.errors import (
     DestinationDroppedError,
     DestinationInUseError,
+    DestinationReplacedError,
     InvalidDestinationError,
     JmsqError,
     MemberUnavailableError,
@@ -149,6 +153,23 @@ def test_drop_is_refused_while_a_consumer_is_alive(root: str, domain: Domain, st
         with pytest.raises(InvalidDestinationError):
             producer.send(text="b")
     assert not Path(root, "orders").exists()
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_consumer_that_missed_the_drop_claims_nothing(root: str, domain: Domain, store: Store, again: bool) -> None:
+    """C18: it held no record, so the drop did not wait for it, and the log was deleted before it read the last commit."""
+    settings = ConsumerSettings(replayable=False)
+    early = Subscriber(Domain(root), store, "orders", "-", "early", settings)  # it has not even seen the message
+    send(root, "a")
+    late = Subscriber(Domain(root), store, "orders", "-", "late", settings)
+    drop_destination(domain, store, "orders", force=True)
+    if again:
+        apply(root, "orders")
+    for consumer in (early, late):
+        with pytest.raises(DestinationReplacedError if again else InvalidDestinationError):
+            consumer.next_batch(Batch(consumer.consumer), Limits())
+        consumer.close()
+    assert not any(store.peek(name) for name in store.names(f"members/{late.table_id}/"))
 
 
 def test_dropped_destination_refuses_senders_and_consumers_by_name(

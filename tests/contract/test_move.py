@@ -272,14 +272,30 @@ def test_target_that_cannot_be_reached_decides_nothing(context: Context, monkeyp
         with pytest.raises(TransferError, match="no route"):
             transfer.recover_transfers(
                 transfer.Transfers(context._domain),
-                context._store,
                 context._store.connect("admin"),
                 context._domain.log("orders").snapshot,
-                range(2),
+                housekeeper._state,
             )
     housekeeper.close()
     run(context, MoveOrder("orders", "errors"))
     assert len(everything(context, "errors")) == 30
+
+
+def test_housekeeping_reads_a_record_set_once_a_round(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C13, C18: its purge and its search for open transfers share the states that the round has read."""
+    send(context, 30)
+    killed_move(context, monkeypatch, *STEPS["after the intent"], after=False)
+    housekeeper = Housekeeper(context._domain, context._store, "orders")
+    reads: list[str] = []
+    peek = context._store.peek
+    monkeypatch.setattr(context._store, "peek", lambda name: reads.append(name) or peek(name))
+    for _ in range(2):
+        reads.clear()
+        housekeeper.run()
+        read = [name for name in reads if name.startswith("members/")]
+        assert len(read) == len(set(read)) == 2
+    assert not views.transfers(context._domain, context._store, "orders")
+    housekeeper.close()
 
 
 def test_restored_record_set_never_takes_an_old_transfer_for_its_own(context: Context) -> None:

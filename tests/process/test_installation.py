@@ -12,7 +12,18 @@ from tests.installation import PROJECT, Installation, installation, must, sdist_
 
 PACKAGES = ("spark_jms", "store")
 NOT_SHIPPED = {".sh", ".pyc"}
-NOT_THERE = ("pyspark", "delta", "deltalake", "pandas", "obstore", "sqlalchemy", "psycopg", "msgspec", "aiohttp")
+NOT_THERE = (
+    "numpy",
+    "pyspark",
+    "delta",
+    "deltalake",
+    "pandas",
+    "obstore",
+    "sqlalchemy",
+    "psycopg",
+    "msgspec",
+    "aiohttp",
+)
 MODULE_FILE = "destinations: {orders: {kind: queue}}\n"
 PROGRAM = """
 import sys
@@ -63,6 +74,13 @@ def test_client_installation_brings_the_client_only(client: Installation, tmp_pa
     client.pip("check")
     find = f"from importlib.util import find_spec; print([n for n in {NOT_THERE!r} if find_spec(n)])"
     assert must(client.run("python", "-c", find, cwd=tmp_path)).strip() == "[]"
+
+
+def test_client_installation_takes_at_most_250_megabytes(client: Installation) -> None:
+    """C11: everything that pip installs and the environment itself. pyarrow is most of it."""
+    sizes = {path: path.stat().st_size for path in client.venv.rglob("*") if path.is_file() and not path.is_symlink()}
+    largest = sorted(sizes, key=sizes.__getitem__)[-5:]
+    assert sum(sizes.values()) <= 250_000_000, {str(path.relative_to(client.venv)): sizes[path] for path in largest}
 
 
 def test_client_and_commands_work_without_any_extra(client: Installation, tmp_path: Path) -> None:

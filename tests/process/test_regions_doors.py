@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -47,6 +49,34 @@ class Doors:
     def serving(self) -> int:
         told = self.daemons.cluster.directory.published_service("webhdfs")
         return self.daemons.doors.index(int(told["door"].rpartition(":")[2]))
+
+
+def test_stopped_door_that_wakes_answers_no_stale_read(tmp_path: Path) -> None:
+    """R8, R19: another door serves the namespace meanwhile, and a file changes. Questions wait at the stopped door."""
+    doors = Doors(tmp_path)
+    try:
+        wait_until(lambda: all(doors.ask(n, "PUT", "/d", "MKDIRS") == b'{"boolean":true}' for n in range(3)), 30.0)
+        serving = doors.serving()
+        other = (serving + 1) % 3
+        assert doors.ask(serving, "PUT", "/d/f", "CREATE", b"old") == b""
+        assert doors.ask(serving, "GET", "/d/f", "OPEN") == b"old"
+        wait_until(lambda: has_all_copies(doors.daemons.path, range(3)), 30.0)
+        doors.daemons.signal(serving, signal.SIGSTOP)
+        answers: list[bytes | int] = []
+        threads = [
+            threading.Thread(target=lambda: answers.append(doors.ask(serving, "GET", "/d/f", "OPEN"))) for _ in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: doors.ask(other, "PUT", "/d/f", "CREATE&overwrite=true", b"new") == b"", 60.0)
+        doors.daemons.signal(serving, signal.SIGCONT)
+        for thread in threads:
+            thread.join(60)
+        assert len(answers) == 8
+        assert b"old" not in answers
+        wait_until(lambda: doors.ask(serving, "GET", "/d/f", "OPEN") == b"new", 30.0)
+    finally:
+        doors.daemons.close()
 
 
 def test_doors_forward_requests_over_tls(tmp_path: Path) -> None:

@@ -6,11 +6,15 @@ import asyncio
 import logging
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from datetime import timezone
 from pathlib import Path
 
 import pytest
 
+from spark_jms.core.destination import Destination
+from spark_jms.log.declarations import apply_destinations
+from spark_jms.log.domain import Domain, create_domain
 from spark_jms.settings.store import Thresholds
 from spark_jms.store import Delete, Handle, Put, open_store
 from spark_jms.store.errors import MemoryLimitError, ObjectTooLargeError, ResourceAllocationException, StoreFullError
@@ -20,8 +24,10 @@ from spark_jms.store.regions.client import attachment as attachments
 from spark_jms.store.regions.client import instance as instances
 from spark_jms.store.regions.client.instance import StoreInstance
 from spark_jms.store.regions.global_directory import GlobalDirectory
+from spark_jms.store.regions.published_overload import SendAdmission
 from spark_jms.testing.waiting import wait_until
 from tests.daemons import Daemons
+from tests.process.feed import QUEUE, send_numbers
 from tests.process.regions_cluster import MB, FaultyDaemons, Make, lists
 
 
@@ -36,6 +42,20 @@ async def opened(path: Path, store: str, region_mb: int = 1, **percent: int) -> 
     return await StoreInstance.open(
         GlobalDirectory(str(path)), store, region_bytes=region_mb * MB, daemon=0, thresholds=thresholds
     )
+
+
+def admitted(path: Path, store: str) -> bool:
+    """Whether a sender's messages are accepted."""
+    try:
+        SendAdmission(str(path), store).check()
+    except ResourceAllocationException:
+        return False
+    return True
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
 
 
 async def overloaded(store: StoreInstance) -> bool:
@@ -89,8 +109,11 @@ def test_store_rejects_messages_above_yellow(
         other = await opened(daemons.path, "other", 2)  # now both are above
         assert await overloaded(store), "judged when asked, not when the store looks next"
         await other.check_new_message(100)  # not above by its own settings
+        await until(lambda: not admitted(daemons.path, "s"))
+        assert admitted(daemons.path, "other")
         await objects.delete(handles[0])
         await store.check_new_message(100)  # the daemon is above, the store is not
+        await until(lambda: admitted(daemons.path, "s"))
         await store.close()
         await other.close()
 
@@ -132,6 +155,38 @@ def test_record_sets_reject_new_values_above_yellow(daemons: FaultyDaemons, monk
         handle.commit([Delete("k0")])
         assert len(handle.objects()) == kept - 1
         assert len(session.open("another").objects()) == 0
+
+
+def test_sends_are_refused_above_yellow_of_the_domains_store(
+    daemons: FaultyDaemons, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """R13: by name, though a sender opens no store; once the store has ended, they pass."""
+    monkeypatch.setattr(instances, "NEAR_S", 0.05)
+    monkeypatch.setenv("store.replicated.full.SpaceOverloadYellowPercent", "60")
+    domain = create_domain(str(tmp_path / "domain"), daemons.uri("full", region_mb=2))
+    apply_destinations(domain, [Destination(QUEUE, kind="distributed-queue", members=4)], lambda *_: True)
+    sent = iter(range(1_000))
+
+    def send() -> bool:
+        """Whether the message was accepted."""
+        number = next(sent)
+        try:
+            send_numbers(Domain(domain.root), range(number, number + 1))
+        except ResourceAllocationException as error:
+            return "store full: daemon memory is" not in str(error)
+        return True
+
+    assert send()
+    with open_store(domain.store_uri) as store, store.connect("c") as session:
+        handle = session.open("r")
+        assert send()
+        with pytest.raises(ResourceAllocationException):
+            fill(handle)
+        wait_until(lambda: not send(), 10.0)
+        before = Domain(domain.root).log(QUEUE).refresh().version
+        assert not send()
+        assert Domain(domain.root).log(QUEUE).refresh().version == before
+    wait_until(send, 10.0)
 
 
 def test_door_rejects_new_files_above_yellow(tmp_path: Path) -> None:

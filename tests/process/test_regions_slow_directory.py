@@ -108,6 +108,27 @@ def test_daemon_that_dies_while_the_directory_hangs_is_replaced_afterwards(make_
     asyncio.run(run())
 
 
+def test_daemons_connect_again_while_the_directory_hangs(make_daemons: Make, tmp_path: Path) -> None:
+    """R10: the secondary loses its connections. Without a new one, its primary's writes would wait for the directory."""
+    switch = Switch(tmp_path / "slow")
+    daemons = make_daemons(2, **{SLOW_DIRECTORY: str(switch.path), "RS_FAILURE_TIMEOUT_MS": "20000"})
+
+    async def run() -> None:
+        store = await opened(daemons.path, "s", 0)
+        objects = await store.connection("c")
+        await asyncio.to_thread(wait_for_copies, daemons)
+        switch.hang()
+        for number in range(3):  # each time over the secret that was read before
+            ended = daemons.output().count("the connection with daemon 1 ended")
+            daemons.signal(1, signal.SIGUSR2)
+            await until(lambda before=ended: daemons.output().count("the connection with daemon 1 ended") > before)
+            assert await objects.read(await objects.create(b"%d" % number)) == b"%d" % number
+        switch.heal()
+        await store.close()
+
+    asyncio.run(run())
+
+
 def counts_as_up(daemons: FaultyDaemons, index: int) -> bool:
     """For daemon 0, which knows it without the directory."""
     admin = DaemonAdmin(str(daemons.path), 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -79,7 +78,7 @@ def test_removed_member_loses_no_staged_message_and_no_order(
     apply_destinations(domain, [Destination(QUEUE, "distributed-queue", 6, routing=routing)], lambda *_: True)
     files = staged(log, turn, units=turn == 5)
     writer = MessageWriter(log.storage, log.refresh().destination, 0)
-    writer.write_routed(normalised("1000"), np.array([0], np.int32))
+    writer.write_routed(normalised("1000"), pa.array([0], pa.int32()))
     other = writer.close()
     route = log.snapshot.route_id
     declare(domain, 4)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable
+from functools import partial
 
 from spark_jms.store.regions.core.daemon import (
     Action,
@@ -29,7 +30,7 @@ from tests.simulator.daemons import SimDaemon
 from tests.simulator.directory import DirectoryContents, DirectoryFaults, SimDirectory
 from tests.simulator.memory import SimMemory
 from tests.simulator.network import Network
-from tests.simulator.observer import Observer
+from tests.simulator.observer import REPORTS, Observer
 from tests.simulator.schedule import Schedule
 from tests.simulator.timing import Timing
 
@@ -53,7 +54,7 @@ class SimCluster:
         self.schedule = Schedule(start_ms)
         self.settings = settings
         self._core_type = core_type
-        self._observers: list[Observer] = []
+        self._observers: dict[str, list[Observer]] = {report: [] for report in REPORTS}  # those that listen to it
         self.directory = DirectoryContents(self._changed, self._refused)
         self.directory_faults = DirectoryFaults(chance, self.schedule.later)
         self.daemons = [SimDaemon(index, limit_bytes, self.schedule, self._perform) for index in range(daemons)]
@@ -73,22 +74,24 @@ class SimCluster:
     # ---- what it reports
 
     def observe(self, observer: Observer) -> None:
-        self._observers.append(observer)
+        for report in REPORTS:
+            if getattr(type(observer), report) is not getattr(Observer, report):
+                self._observers[report].append(observer)
 
     def note(self, text: str) -> None:
-        for observer in self._observers:
+        for observer in self._observers["note"]:
             observer.note(text)
 
     def _changed(self, by: Holder, name: str, old: RegionEntry | None, new: RegionEntry | None, opened: bool) -> None:
-        for observer in self._observers:
+        for observer in self._observers["changed"]:
             observer.changed(by, name, old, new, opened)
 
     def _refused(self, by: Holder, name: str, reason: str) -> None:
-        for observer in self._observers:
+        for observer in self._observers["refused"]:
             observer.refused(by, name, reason)
 
     def _sent(self, source: int, target: int, message: RegionMessage) -> None:
-        for observer in self._observers:
+        for observer in self._observers["sent"]:
             observer.sent(source, target, message)
 
     # ---- daemons
@@ -120,7 +123,7 @@ class SimCluster:
             return
         if not daemon.paused:
             self.network.dial(daemon)
-            daemon.handle(lambda: core.tick(daemon.clock_ms(), daemon.wall_us()))
+            self._perform(daemon, core.tick(daemon.clock_ms(), daemon.wall_us()))
         self.schedule.later(self.timing.tick_ms(), lambda: self._tick(daemon, core))
 
     def crash(self, daemon: SimDaemon) -> None:
@@ -159,14 +162,14 @@ class SimCluster:
                 case Unlink(target):
                     self.network.cut(daemon.index, target)
                 case Log(_, text):
-                    for observer in self._observers:
+                    for observer in self._observers["logged"]:
                         observer.logged(daemon.index, text)
                 case AskDirectory(number, request):
                     self._ask_directory(daemon, number, request)
                 case Stop():
                     self._stop(daemon)
                     return
-        for observer in self._observers:
+        for observer in self._observers["handled"]:
             observer.handled(daemon)
 
     def _ask_directory(self, daemon: SimDaemon, number: int, request: DirectoryRequest) -> None:
@@ -196,7 +199,7 @@ class SimCluster:
             self.wake(daemon)
 
     def _stop(self, daemon: SimDaemon) -> None:
-        for observer in self._observers:
+        for observer in self._observers["stopping"]:
             observer.stopping(daemon)
         self.crash(daemon)
         restart_ms = self.timing.restart_ms()
@@ -231,20 +234,20 @@ class SimCluster:
     def ask(self, connection: ClientConnection, message: RegionMessage) -> None:
         """From the client to its daemon; nothing happens once the connection was cut."""
         if connection.number in self.connections:
-            for observer in self._observers:
+            for observer in self._observers["asked"]:
                 observer.asked(connection, message)
             self._transmit(connection.there, message)
 
     def _answer(self, connection: ClientConnection, message: RegionMessage) -> None:
-        for observer in self._observers:
+        for observer in self._observers["answered"]:
             observer.answered(connection, message)
         connection.end.answering(message)
         self._transmit(connection.back, message)
 
     def _transmit(self, wire: Wire, message: RegionMessage) -> None:
-        frame = wire.pack(message)
-        wire.last_ms = max(wire.last_ms, self.now_ms + self.timing.client_delay_ms())
-        self.schedule.later(wire.last_ms - self.now_ms, lambda: wire.arrive(frame))
+        frame, now_ms = wire.pack(message), self.schedule.now_ms
+        wire.last_ms = max(wire.last_ms, now_ms + self.timing.client_delay_ms())
+        self.schedule.later(wire.last_ms - now_ms, partial(wire.arrive, frame))
 
     def disconnect(self, connection: ClientConnection) -> None:
         if self.connections.pop(connection.number, None) is None:

@@ -6,10 +6,13 @@ from collections.abc import Callable
 from functools import partial
 
 from spark_jms.store.regions.core.daemon import DaemonCore
-from spark_jms.store.regions.core.protocol import Shutdown
+from spark_jms.store.regions.core.protocol import BreakOff, Shutdown
 from tests.simulator.cluster import SimCluster
 from tests.simulator.daemons import SimDaemon
 from tests.simulator.draw import Draw
+
+PATIENCE_MS = (2_000.0, 6_000.0, 20_000.0, 60_000.0)  # after which an administrator breaks a safe shutdown off
+LAST_PATIENCE_MS = 10_000.0
 
 
 class DaemonFaults:
@@ -75,3 +78,21 @@ class DaemonFaults:
                 if connection.daemon is daemon:
                     self._cluster.disconnect(connection)
         self._cluster.ask_once(daemon, Shutdown(1, [daemon.index], False))
+        patience_ms = PATIENCE_MS[
+            (daemon.index + daemon.lives) % len(PATIENCE_MS)
+        ]  # not drawn: seeds keep their course
+        core = daemon.running
+        self._draw.later(patience_ms, lambda: self._break_off(daemon, core))
+
+    def _break_off(self, daemon: SimDaemon, core: DaemonCore) -> None:
+        if daemon.core is core and core.draining:
+            self._cluster.ask_once(daemon, BreakOff(2, [daemon.index]))
+
+    def end(self) -> None:
+        """Shutdowns that are under way have some time, and then whoever asked for them breaks them off."""
+        self._draw.later(LAST_PATIENCE_MS, self._break_all_off)
+
+    def _break_all_off(self) -> None:
+        for daemon in self._cluster.daemons:
+            if daemon.core is not None:
+                self._break_off(daemon, daemon.core)

@@ -25,7 +25,7 @@ class SimDaemon:
         self.memory: SimMemory | None = None
         self.directory: SimDirectory | None = None
         self.paused = False
-        self.inbox: list[Callable[[], None]] = []
+        self.inbox: list[tuple[DaemonCore, Callable[[], list[Action]]]] = []
         self.lives = 0
         self.clock_offset_ms = 0.0
         self.wall_skew_us = 0
@@ -51,24 +51,17 @@ class SimDaemon:
 
     def feed(self, core: DaemonCore, event: Callable[[], list[Action]]) -> None:
         """Passes an event to this life of the daemon: now, or when the daemon wakes."""
-
-        def step() -> None:
-            if self.core is core:
-                self.handle(event)
-
         if self.core is not core:
             return
         if self.paused:
-            self.inbox.append(step)
+            self.inbox.append((core, event))
         else:
-            step()
-
-    def handle(self, event: Callable[[], list[Action]]) -> None:
-        self._perform(self, event())
+            self._perform(self, event())
 
     def wake(self) -> None:
         """Handles what arrived meanwhile, in order."""
         self.paused = False
         inbox, self.inbox = self.inbox, []
-        for step in inbox:
-            step()
+        for core, event in inbox:
+            if self.core is core:
+                self._perform(self, event())

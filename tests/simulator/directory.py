@@ -20,6 +20,7 @@ class DirectoryContents:
     def __init__(self, changed: Changed, refused: Refused) -> None:
         self.entries: dict[str, RegionEntry] = {}
         self.removed: set[str] = set()  # regions whose removal is recorded
+        self._gathering: set[str] = set()  # of those, whose entry is being gathered up when the next creation comes
         self.alive: set[Holder] = set()
         self.opens: dict[str, int] = {}
         self._changed = changed
@@ -39,6 +40,8 @@ class DirectoryContents:
                 return
             del self.entries[name]
             self.removed.add(name)
+            if (current.epoch + len(name)) % 3 == 0:  # not drawn: seeds keep their course
+                self._gathering.add(name)
             opened = self.opens.pop(name, None) is not None
         else:
             self._check_epoch(name, new)
@@ -47,6 +50,13 @@ class DirectoryContents:
             self.entries[name] = new
             self.removed.discard(name)
         self._changed(me, name, current, new, opened)
+
+    def is_gathered_up(self, name: str) -> bool:
+        """The first creation on an old entry may find that a daemon gathers it up, and has to be repeated."""
+        if name not in self._gathering:
+            return False
+        self._gathering.discard(name)
+        return True
 
     def discard(self, me: Holder, name: str) -> None:
         """An administrator removes a region whose entry is damaged, whichever daemon serves it."""
@@ -203,6 +213,8 @@ class SimDirectory(DirectoryPort):
             raise self._unanswered(name, "the directory is away")
         if self._is_empty():
             raise self._unanswered(name, "the directory is empty")
+        if old is None and self.contents.is_gathered_up(name):
+            raise self._unanswered(name, "its old entry is being gathered up")
         self._delay(name, old, new)
         failing = self._fails() or name in self.faults.torn
         if failing and self.faults.chance.random() < 0.5:

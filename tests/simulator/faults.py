@@ -56,7 +56,7 @@ class Faults:
         self._kinds = sorted(kinds, key=lambda kind: kind.value)
         self._counts = counts
         self._ended = False
-        daemons = DaemonFaults(cluster, draw, may_lose, before_death)
+        self._daemons = daemons = DaemonFaults(cluster, draw, may_lose, before_death)
         network = NetworkFaults(cluster, draw)
         self._regions = regions = RegionFaults(cluster, draw, region_bytes, may_lose)
         self._begin: dict[Fault, Callable[[], None]] = {
@@ -103,3 +103,4 @@ class Faults:
             if daemon.core is None:
                 self._cluster.start(daemon)
         self._regions.remove_rivals()
+        self._daemons.end()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from spark_jms.store.regions.core.daemon import DaemonCore
 from spark_jms.store.regions.core.protocol import RegionHello, RegionMessage, encode
@@ -33,7 +35,7 @@ class Network:
         self._chance = chance
         self._sent = sent
         self._wires: dict[tuple[int, int], Wire] = {}
-        self._hello_ms: dict[frozenset[int], float] = {}
+        self._hello_by_ms: dict[tuple[int, int], float] = {}  # connections without a hello, by their lower daemon first
         self.blocked: set[frozenset[int]] = set()
         self.clogged: set[frozenset[int]] = set()
         self.noise = 0.0
@@ -46,13 +48,13 @@ class Network:
         """Connects a daemon to those after it. A connection without a hello is given up after a while."""
         for other in self._daemons[daemon.index + 1 :]:
             pair = (daemon.index, other.index)
-            both = frozenset(pair)
-            waited_ms = self._schedule.now_ms - self._hello_ms.get(both, self._schedule.now_ms)
-            if pair in self._wires and waited_ms > HELLO_TIMEOUT_MS:
+            if pair in self._wires:
+                if self._schedule.now_ms <= self._hello_by_ms.get(pair, math.inf):
+                    continue
                 self.cut(*pair)
-            if pair in self._wires or other.core is None or both in self.blocked:
+            if other.core is None or frozenset(pair) in self.blocked:
                 continue
-            self._hello_ms[both] = self._schedule.now_ms
+            self._hello_by_ms[pair] = self._schedule.now_ms + HELLO_TIMEOUT_MS
             self._connect(daemon, other)
 
     def _connect(self, a: SimDaemon, b: SimDaemon) -> None:
@@ -64,13 +66,12 @@ class Network:
 
     def _wire(self, source: SimDaemon, target: SimDaemon, core: DaemonCore) -> None:
         self._wires[(source.index, target.index)] = Wire(
-            lambda message: self._arrived(target, core, source.index, message),
-            lambda: self.cut(source.index, target.index),
+            partial(self._arrived, target, core, source.index), partial(self.cut, source.index, target.index)
         )
 
     def _arrived(self, daemon: SimDaemon, core: DaemonCore, sender: int, message: RegionMessage) -> None:
         if isinstance(message, RegionHello):
-            self._hello_ms.pop(frozenset((daemon.index, sender)), None)
+            self._hello_by_ms.pop((min(daemon.index, sender), max(daemon.index, sender)), None)
             daemon.feed(core, lambda: core.linked(daemon.clock_ms(), sender, message.incarnation))
         else:
             daemon.feed(core, lambda: core.from_peer(daemon.clock_ms(), sender, message))
@@ -107,8 +108,7 @@ class Network:
             self._kept.append((wire, message))
             return
         frame: Frame = wire.pack(message)
-        pair = frozenset((source, target))
-        if pair in self.blocked:
+        if self.blocked and frozenset((source, target)) in self.blocked:
             return
         copies, delay_ms = 1, self._timing.peer_delay_ms()
         if self.noise and self._chance.random() < self.noise:
@@ -124,7 +124,7 @@ class Network:
             elif kind == "flip":
                 damaged[self._chance.randrange(len(damaged))] ^= 1 << self._chance.randrange(8)
             frame = bytes(damaged)
-        if pair in self.clogged:
+        if self.clogged and frozenset((source, target)) in self.clogged:
             delay_ms += self._chance.uniform(100, 3000)
         for _ in range(copies):
             self._deliver(wire, frame, delay_ms)
@@ -133,7 +133,7 @@ class Network:
     def _deliver(self, wire: Wire, frame: Frame, delay_ms: float) -> None:
         now_ms = self._schedule.now_ms
         wire.last_ms = max(wire.last_ms, now_ms + delay_ms)
-        self._schedule.later(wire.last_ms - now_ms, lambda: wire.arrive(frame))
+        self._schedule.later(wire.last_ms - now_ms, partial(wire.arrive, frame))
 
     def hold(self, held: Callable[[int, RegionMessage], bool]) -> None:
         """Keeps the frames that `held` accepts (by sender and message) on their way; others overtake them."""

@@ -37,3 +37,6 @@ class Observer:
 
     def stopping(self, daemon: SimDaemon) -> None:
         """A daemon stops by its own decision."""
+
+
+REPORTS = tuple(name for name in vars(Observer) if not name.startswith("_"))

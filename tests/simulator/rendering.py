@@ -11,6 +11,7 @@ from spark_jms.store.regions.core.protocol import (
     Ack,
     Adopt,
     Begin,
+    BreakOff,
     Close,
     DaemonHeartbeat,
     Failure,
@@ -100,6 +101,8 @@ def render(message: RegionMessage) -> str:
             return f"Remove({request}) {name}" + (", by force" if force else "")
         case RemoveRequest(name, force, _):
             return f"RemoveRequest {name}" + (", by force" if force else "")
+        case BreakOff(request, indexes):
+            return f"BreakOff({request}) {indexes}"
         case Shutdown(request, indexes, force):
             return f"Shutdown({request}) {indexes}" + (", by force" if force else "")
         case Reply(request, value):

@@ -19,17 +19,18 @@ class Schedule:
         self._count += 1
         heapq.heappush(self._due, (self.now_ms + delay_ms, self._count, step))
 
-    def run_until(self, end_ms: float, stop: Callable[[], bool] = lambda: False) -> None:
+    def run_until(self, end_ms: float, stop: Callable[[], bool] | None = None) -> None:
         """Runs every step due up to `end_ms`. Asks `stop` once all steps of a moment have run.
 
         A step may call this method: it then waits while the rest of the world continues.
         """
-        while self._due and self._due[0][0] <= end_ms:
-            at_ms = self._due[0][0]
-            if at_ms > self.now_ms and stop():
-                return
-            self.now_ms = max(self.now_ms, at_ms)
+        due, pop = self._due, heapq.heappop
+        while due and (at_ms := due[0][0]) <= end_ms:
+            if at_ms > self.now_ms:
+                if stop is not None and stop():
+                    return
+                self.now_ms = at_ms
             self.steps += 1
-            heapq.heappop(self._due)[2]()
-        if not stop():
+            pop(due)[2]()
+        if stop is None or not stop():
             self.now_ms = max(self.now_ms, end_ms)

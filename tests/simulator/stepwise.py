@@ -8,6 +8,7 @@ from typing import Any
 from spark_jms.store.regions.core.daemon import DaemonCore, DaemonSettings
 from spark_jms.store.regions.core.directory import RegionEntry
 from spark_jms.store.regions.core.protocol import (
+    BreakOff,
     Close,
     Failure,
     Open,
@@ -120,6 +121,9 @@ class StepClient(ClientEnd):
 
     def shutdown(self, *indexes: int, force: bool = False) -> Any:
         return self.ask(lambda n: Shutdown(n, list(indexes), force))
+
+    def break_off(self, *indexes: int) -> Any:
+        return self.ask(lambda n: BreakOff(n, list(indexes)))
 
     def remove(self, name: str, force: bool = False, wait_ms: float = 8_000.0) -> Any:
         self.ask(lambda n: Remove(n, name, force), wait_ms)

@@ -40,6 +40,15 @@ def sends(context: Context, row: MessageArguments) -> None:
     producer.send_many(["a"])  # type: ignore[list-item]
 
 
+def requests(context: Context, message: Message) -> None:
+    assert_type(context.request("orders", text="x", timeout="30 s"), Message)
+    assert_type(message.reply(map={"sum": 42}, priority=9), Message)
+    with context.create_temporary_queue() as queue:
+        context.producer("orders").send(text="x", reply_to=queue.name)
+    context.request("orders", txt="x")  # type: ignore[call-arg]
+    message.reply(text=1)  # type: ignore[arg-type]
+
+
 def receives() -> None:
     with spark_jms.connect("messages", housekeeping=False) as context:
         with context.consumer("orders", selector="color = 'red'", acknowledge="individual") as consumer:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -47,10 +48,10 @@ def round_trip(*messages: Message) -> list[Message]:
     batch = to_batch(messages)
     check_sendable(batch.schema)
     rows = normalise(batch, NOW, 10 * 2**20)
-    numbers = np.arange(len(messages))
-    ids = pa.array([f"ID:x-{n}" for n in numbers])
-    stored = pa.RecordBatch.from_arrays([pa.array(numbers), ids, *rows.columns], schema=STORED_SCHEMA)
-    return from_batch(deliver(stored, tuple(COLUMNS), "orders", 0, numbers + 1, 1), None)
+    numbers = pa.array(range(len(messages)), pa.int64())
+    ids = pa.array([f"ID:x-{n}" for n in numbers.tolist()])
+    stored = pa.RecordBatch.from_arrays([numbers, ids, *rows.columns], schema=STORED_SCHEMA)
+    return from_batch(deliver(stored, tuple(COLUMNS), "orders", 0, pc.add(numbers, 1), 1), None)
 
 
 def same(left: Any, right: Any) -> bool:

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 
 import pytest
 
-from spark_jms.admin.statistics import DestinationStatistics, MemberStatistics
+from spark_jms.admin.statistics import DestinationStatistics, MemberStatistics, PauseRow
 from spark_jms.claims.views import ClaimRow, SubscriptionRow
 from spark_jms.console.chart import chart
 from spark_jms.console.history import MAX_SAMPLES, History, Point, Series
@@ -24,7 +24,7 @@ HOSTILE = "<script>alert(1)</script>"
 
 def statistics(sent: int, backlog: int) -> DestinationStatistics:
     members = [MemberStatistics(0, sent, sent, 1, 100, backlog, 0)]
-    rows = [SubscriptionRow("orders", "-", 0, sent - backlog, sent, backlog, 0, HOSTILE, 1)]
+    rows = [SubscriptionRow("orders", "-", 0, sent - backlog, sent, backlog, 0, HOSTILE, 1, 0)]
     return DestinationStatistics("orders", "queue", 1, 1, 1, 100, sent, sent, backlog, 0, members, rows)
 
 
@@ -115,3 +115,13 @@ def test_other_addresses_need_a_token(host: str) -> None:
     with pytest.raises(OptionError, match="--token-file"):
         check_exposure(host, None)
     check_exposure(host, "secret")
+
+
+def test_page_shows_pauses() -> None:
+    """M8, T14: of the destination and of its members."""
+    now = sample(0, 1, 1)
+    since = datetime.now(timezone.utc)
+    rows = (PauseRow("production", None, since), PauseRow("insertion", 2, since))
+    history = History()
+    history.add(replace(now, destinations=(replace(now.destinations[0], paused=rows),)))
+    assert "<td>production, insertion of member 2</td>" in page(history, 1)

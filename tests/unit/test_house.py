@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 from collections import defaultdict
 from functools import lru_cache
@@ -93,3 +94,12 @@ def test_no_formatting_is_switched_off() -> None:
     assert [
         str(path.relative_to(PROJECT)) for path in python_files() if path.exists() and switch in path.read_text()
     ] == []
+
+
+def test_make_test_looks_for_tests_with_spark_in_every_folder_that_has_some() -> None:
+    """Its stage with Spark does not import the tests of the other folders."""
+    (named,) = re.findall(r"^SPARK_TESTS := (.+)$", (PROJECT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    marker = "mark." + "spark"
+    marked = [path for path in (PROJECT / "tests").rglob("test_*.py") if marker in path.read_text("utf-8")]
+    folders = {"tests/spark", *(f"tests/{path.relative_to(PROJECT / 'tests').parts[0]}" for path in marked)}
+    assert folders == set(named.split())

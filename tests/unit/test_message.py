@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -192,7 +191,7 @@ def test_delivered_columns_carry_delivery_counts() -> None:
     """C8: redelivered messages are flagged and counted, in exactly the requested columns."""
     stored = pa.RecordBatch.from_pydict({"text": ["a", "b"]})
     columns = ("sequence", "JMSRedelivered", "text", "JMSXDeliveryCount", "member", "JMSDestination")
-    out = deliver(stored, columns, "orders", 3, np.array([7, 8]), np.array([1, 3], dtype=np.int32))
+    out = deliver(stored, columns, "orders", 3, pa.array([7, 8]), pa.array([1, 3], pa.int32()))
     assert out.schema == arrow_schema(columns)
     assert out.to_pylist()[1] == {
         "sequence": 8,
@@ -202,7 +201,7 @@ def test_delivered_columns_carry_delivery_counts() -> None:
         "member": 3,
         "JMSDestination": "orders",
     }
-    assert deliver(stored, columns, "orders", 3, np.array([7, 8]), 1).column("JMSRedelivered").to_pylist() == [
+    assert deliver(stored, columns, "orders", 3, pa.array([7, 8]), 1).column("JMSRedelivered").to_pylist() == [
         False,
         False,
     ]

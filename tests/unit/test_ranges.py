@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import itertools
 import json
+import pickle
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spark_jms.core.ranges import EMPTY, Ranges, union
+from spark_jms.core import integers, ranges
+from spark_jms.core.ranges import EMPTY, Ranges, concatenated, union
 
 pairs = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), max_size=12)
+
+
+@pytest.fixture(params=[0, integers.FEW], ids=["kernels", "loops"])
+def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sets as small as those of a property test take the way of many ranges, and that of few."""
+    monkeypatch.setattr(integers, "FEW", request.param)
+    monkeypatch.setattr(ranges, "FEW", request.param)
+
+
+each_way = pytest.mark.usefixtures("few")
+same_for_all = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # the fixture changes one constant
 
 
 def members(r: Ranges) -> set[int]:
@@ -27,6 +40,8 @@ def canonical(r: Ranges) -> bool:
     return all(lo <= hi for lo, hi in bounds) and all(a[1] + 1 < b[0] for a, b in itertools.pairwise(bounds))
 
 
+@each_way
+@same_for_all
 @given(pairs, pairs)
 def test_operations_match_sets(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> None:
     """C5: union, difference and intersection are those of sets, and results are in normal form."""
@@ -41,8 +56,14 @@ def test_operations_match_sets(a: list[tuple[int, int]], b: list[tuple[int, int]
         assert result.count == len(expected)
         assert bool(result) == bool(expected)
     assert members(union([x, y, x])) == as_set(a) | as_set(b)
+    for middle in (0, 30, 60):
+        parts = [x.between(1, middle), x.between(middle + 1, 60)]
+        assert concatenated(parts) == x
+    assert pickle.loads(pickle.dumps(x)) == x
 
 
+@each_way
+@same_for_all
 @given(pairs, st.integers(-1, 70), st.integers(1, 60), st.integers(1, 60))
 def test_take_between_and_numbers_match_sets(a: list[tuple[int, int]], n: int, low: int, high: int) -> None:
     """C5: `take` returns the lowest numbers, `between` a window, `numbers` all of them in order."""
@@ -56,6 +77,8 @@ def test_take_between_and_numbers_match_sets(a: list[tuple[int, int]], n: int, l
     assert len(x.take_ranges(2)) <= 2
 
 
+@each_way
+@same_for_all
 @given(pairs)
 def test_ranges_round_trip_as_json(a: list[tuple[int, int]]) -> None:
     """C5: ranges read back from an offset are equal."""

@@ -10,32 +10,67 @@ from typing import Any
 
 import pytest
 
-from spark_jms.store.errors import ShutdownRefusedError
+from spark_jms.store.errors import ShutdownBrokenOffError
 from spark_jms.store.net.event_loop import EventLoopThread
 from spark_jms.store.regions.admin import client as admin_client
 from spark_jms.store.regions.admin.client import DaemonAdmin
 from spark_jms.store.regions.admin.port import DaemonInfo
+from spark_jms.store.regions.core.protocol import BreakOff, Shutdown
 from spark_jms.store.regions.global_directory import GlobalDirectory
 
 
+class LeavingDaemons(DaemonAdmin):
+    """Daemon 1 of a cluster, which is asked to leave: `answers` are what it waits for, one for each look; None: it stays."""
+
+    def __init__(self, path: Path, answers: list[str | None]) -> None:
+        self._global, self.local_index = GlobalDirectory(str(path)), 0
+        self.answers = answers
+        self.asked: list[Any] = []
+
+    def _ask(self, make: Any, shape: Any = None) -> Any:
+        self.asked.append(make(1))
+
+    def _reach(self, running: set[int]) -> None:
+        pass
+
+    def _running(self, told: Any) -> set[int]:
+        return {1} if self.answers else set()
+
+    def daemons(self) -> list[DaemonInfo]:
+        waits = self.answers.pop(0)
+        info = DaemonInfo(
+            1, "127.0.0.1", 7100, 7100, 1 << 30, up=True, draining=waits is not None, waits_for=waits or ""
+        )
+        return [info]
+
+
 def test_shutdown_reports_a_daemon_that_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R4: the daemon gave its shutdown up; the administrator who waits gets ShutdownRefusedError."""
+    """R4: another administrator broke it off; the one who waits gets ShutdownBrokenOffError."""
     monkeypatch.setattr(admin_client, "GIVEN_UP_S", 0.0)
-    admin = DaemonAdmin.__new__(DaemonAdmin)
-    admin._global, admin.local_index = GlobalDirectory(str(tmp_path)), 0
-    asked: list[Any] = []
-    monkeypatch.setattr(admin, "_ask", lambda make, shape=None: asked.append(make(1)))
-    monkeypatch.setattr(admin._global, "is_running", lambda index, incarnation=None: True)
-    leaving = [True, True, False]
-
-    def daemons() -> list[DaemonInfo]:
-        return [DaemonInfo(1, "127.0.0.1", 7100, 7100, 1 << 30, up=True, draining=leaving.pop(0))]
-
-    monkeypatch.setattr(admin, "daemons", daemons)
-    with pytest.raises(ShutdownRefusedError, match="daemon 1 did not stop"):
+    admin = LeavingDaemons(tmp_path, ["", "", None, None])
+    with pytest.raises(ShutdownBrokenOffError, match="daemon 1 stays"):
         admin.shutdown([1], force=False)
-    assert leaving == []
-    assert len(asked) == 1
+    assert admin.asked == [Shutdown(1, [1], False)]
+
+
+def test_shutdown_tells_what_a_daemon_waits_for(tmp_path: Path) -> None:
+    """R4, step 3: each reason once, and it returns when the daemon is down."""
+    admin = LeavingDaemons(tmp_path, ["", "for memory: a", "for memory: a", "", "for memory: b"])
+    told: list[Any] = []
+    admin.shutdown([1], force=False, waits=lambda index, reason: told.append((index, reason)))
+    assert told == [(1, "for memory: a"), (1, ""), (1, "for memory: b")]
+
+
+def test_interrupted_shutdown_is_broken_off(tmp_path: Path) -> None:
+    """R4, step 3: Control-C while it waits."""
+    admin = LeavingDaemons(tmp_path, ["for memory: a", "for memory: a"])
+
+    def interrupt(index: int, reason: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(ShutdownBrokenOffError, match="daemon 1 stays: interrupted"):
+        admin.shutdown([1], force=False, waits=interrupt)
+    assert admin.asked == [Shutdown(1, [1], False), BreakOff(1, [1])]
 
 
 async def _answers(value: int) -> int:

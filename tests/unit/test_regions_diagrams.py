@@ -12,9 +12,11 @@ from spark_jms.store.regions import diagrams
 from spark_jms.store.regions.core.directory import EntryEvent
 from spark_jms.store.regions.core.entry_requests import REQUEST_STATES, RequestEvent, RequestState
 from spark_jms.store.regions.core.follower import FOLLOWER_STATES, FollowerEvent, FollowerState
+from spark_jms.store.regions.core.leaving import LEAVING_STATES, LeavingEvent, LeavingState
 from spark_jms.store.regions.core.new_region import NEW_REGION_STATES, NewRegionEvent, NewRegionState
 from spark_jms.store.regions.core.opening import ANSWERS, Situation
 from spark_jms.store.regions.core.primary import PRIMARY_STATES, PrimaryEvent, PrimaryState
+from spark_jms.store.regions.core.second_place import SECOND_PLACE_STATES, SecondPlace, SecondPlaceEvent
 from spark_jms.store.regions.core.state_table import StateTable, StateTransition
 
 PAGE = Path(__file__).parents[2] / "docs/REPLICATED-STORE-DESIGN.md"
@@ -23,6 +25,8 @@ MACHINES = [
     (PRIMARY_STATES, PrimaryState, PrimaryEvent),
     (NEW_REGION_STATES, NewRegionState, NewRegionEvent),
     (REQUEST_STATES, RequestState, RequestEvent),
+    (LEAVING_STATES, LeavingState, LeavingEvent),
+    (SECOND_PLACE_STATES, SecondPlace, SecondPlaceEvent),
 ]
 
 
@@ -41,7 +45,11 @@ def test_the_tables_name_every_event_and_state_of_the_code() -> None:
         assert {t.event for t in table.transitions} == set(events)
 
 
-@pytest.mark.parametrize(("table", "states", "events"), MACHINES, ids=["follower", "primary", "new region", "requests"])
+@pytest.mark.parametrize(
+    ("table", "states", "events"),
+    MACHINES,
+    ids=["follower", "primary", "new region", "requests", "leaving", "second place"],
+)
 def test_a_transition_that_is_not_in_the_table_cannot_happen(
     table: StateTable[Any, Any], states: Any, events: Any
 ) -> None:

@@ -9,10 +9,11 @@ import os
 import pickle
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from spark_jms.store.errors import (
     DirectoryUnavailableError,
@@ -22,7 +23,7 @@ from spark_jms.store.errors import (
     StoreVersionError,
     error_of,
 )
-from spark_jms.store.regions import global_directory
+from spark_jms.store.regions import folder_files
 from spark_jms.store.regions.core.directory import Absent, Holder, RegionEntry
 from spark_jms.store.regions.global_directory import DirectoryFiles, GlobalDirectory
 
@@ -104,16 +105,16 @@ def test_housekeeping_removes_files_of_dead_writers(files: DirectoryFiles, tmp_p
 def test_reader_that_slept_finds_the_newest_entry(files: DirectoryFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     """R10: though housekeeping removed the versions that it had listed."""
     grow(files, 2)
-    listed = global_directory._versions
+    listed = folder_files.numbers
 
-    def versions(folder: Path) -> Sequence[int]:
+    def numbers(folder: int) -> Sequence[int]:
         found = listed(folder)
-        monkeypatch.setattr(global_directory, "_versions", listed)
+        monkeypatch.setattr(folder_files, "numbers", listed)
         grow(files, 7, 2)
         files.remove_stale_files(FAR_AHEAD_S)
         return found
 
-    monkeypatch.setattr(global_directory, "_versions", versions)
+    monkeypatch.setattr(folder_files, "numbers", numbers)
     assert files.read("s.000") == at(7)
 
 
@@ -123,10 +124,10 @@ def test_writer_whose_file_was_removed_tries_again(files: DirectoryFiles, monkey
     grow(files, 3)
     link = os.link
 
-    def late(source: Path, target: Path) -> None:
+    def late(source: str, target: str, **folders: int) -> None:
         monkeypatch.setattr(os, "link", link)
-        assert files.remove_stale_files(FAR_AHEAD_S) == [source]
-        link(source, target)
+        assert [path.name for path in files.remove_stale_files(FAR_AHEAD_S)] == [source]
+        link(source, target, **folders)
 
     monkeypatch.setattr(os, "link", late)
     with pytest.raises(DirectoryUnavailableError):
@@ -140,11 +141,11 @@ def test_writer_of_a_removed_version_changes_nothing(files: DirectoryFiles, monk
     grow(files, 2)
     link = os.link
 
-    def late(source: Path, target: Path) -> None:
+    def late(source: str, target: str, **folders: int) -> None:
         monkeypatch.setattr(os, "link", link)
         grow(files, 6, 2)
         files.remove_stale_files(0.0)
-        link(source, target)
+        link(source, target, **folders)
 
     monkeypatch.setattr(os, "link", late)
     with pytest.raises(DirectoryUnavailableError, match="changed again in the same moment"):
@@ -227,15 +228,14 @@ def test_directory_that_returns_between_two_looks_is_not_empty(mounted: Mount, m
     looked for the identity."""
     grow(mounted.files, 2)
     mounted.unmount()
-    listed = global_directory._versions
+    absent = DirectoryFiles._nothing
 
-    def versions(folder: Path) -> Sequence[int]:
-        found = listed(folder)
-        monkeypatch.setattr(global_directory, "_versions", listed)
+    def nothing(files: DirectoryFiles, name: str) -> Absent | None:
+        monkeypatch.setattr(DirectoryFiles, "_nothing", absent)
         mounted.mount()
-        return found
+        return absent(files, name)
 
-    monkeypatch.setattr(global_directory, "_versions", versions)
+    monkeypatch.setattr(DirectoryFiles, "_nothing", nothing)
     assert mounted.files.read("s.000") == at(2)
 
 
@@ -294,7 +294,7 @@ def with_checksum(text: str) -> bytes:
 
 
 def fields_of(entry: RegionEntry, **more: object) -> str:
-    return json.dumps({**asdict(entry), **more})
+    return json.dumps({**msgspec.to_builtins(entry), **more})
 
 
 @pytest.fixture

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from spark_jms.store.regions.core.actions import AskDirectory
 from spark_jms.store.regions.core.directory import Absent, RegionEntry, promoted

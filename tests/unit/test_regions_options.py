@@ -79,7 +79,7 @@ def test_force_and_safe_exclude_each_other() -> None:
 
 def test_help_names_every_option() -> None:
     """R3: in lines of at most 120 characters."""
-    assert usage(STOP_TABLE) == "[-dir path] [-localindex idx] [-force | -safe]"
+    assert usage(STOP_TABLE) == "[-dir path] [-localindex idx] [-force | -safe | -cancel]"
     for table in (START_TABLE, STOP_TABLE):
         text = help_text("program", table)
         assert all(f"\n  {option.name}" in text for option in table)

@@ -180,10 +180,22 @@ STORED = {
     "jmsq.fileGraceMs": "0",
     "jmsq.acknowledgementRetentionMs": "604800000",
     "jmsq.durability": "power",
+    "jmsq.redeliveryLimit": "-1",
+    "jmsq.redeliveryDelayMs": "0",
+    "jmsq.destinationKeys": "[]",
     "jmsq.slotMembers": "2",
     "jmsq.epoch": "4",
     "jmsq.subscriptions": "{}",
+    "jmsq.paused": "[]",
 }
+LATER = (  # tables of earlier versions lack them
+    "jmsq.acknowledgementRetentionMs",
+    "jmsq.durability",
+    "jmsq.redeliveryLimit",
+    "jmsq.redeliveryDelayMs",
+    "jmsq.destinationKeys",
+    "jmsq.paused",
+)
 ORDERS = Destination(
     "orders",
     "distributed-queue",
@@ -208,8 +220,7 @@ def test_stored_form_is_stable() -> None:
 
 def test_missing_stored_setting_has_its_default() -> None:
     """C3: tables of earlier versions lack the settings of later ones."""
-    later = ("jmsq.acknowledgementRetentionMs", "jmsq.durability")
-    read = Destination.from_configuration({k: v for k, v in STORED.items() if k not in later}, "here")
+    read = Destination.from_configuration({k: v for k, v in STORED.items() if k not in LATER}, "here")
     assert read == attrs.evolve(ORDERS, acknowledgement_retention_ms=7 * 86_400_000, durability="process")
 
 
@@ -228,7 +239,7 @@ def test_garbled_stored_setting_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [name.removeprefix("jmsq.") for name in STORED if not name.endswith(("acknowledgementRetentionMs", "durability"))],
+    [name.removeprefix("jmsq.") for name in STORED if name not in LATER],
 )
 def test_missing_mandatory_entry_is_refused(name: str) -> None:
     with pytest.raises(UnreadableTableError, match=f"lacks or garbles '{name}'"):

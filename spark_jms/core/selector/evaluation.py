@@ -1,23 +1,20 @@
 """A selector on a table of messages, vectorised (feature C7).
 
-`selector_columns` reads the columns into operands: lanes of numbers, texts and booleans with one kind per row. Here a
-condition becomes two bit vectors, true and false; a row that is in neither is unknown. The theory is that of
-`selector_match`.
+`columns` reads the columns into operands: lanes of numbers, texts and booleans, null where a row's value has another type.
+Here a condition becomes a boolean for each row, null where it is unknown, and AND, OR and NOT are Kleene's. Literals alone
+make a scalar. The theory is that of `matching`.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_jms.core.selector.columns import BOOLEAN, DOUBLE, LONG, NULL, TEXT, Array, Bits, Operand, Rows
+from spark_jms.core.selector.columns import Operand, Rows
 from spark_jms.core.selector.matching import python_like
 from spark_jms.core.selector.tree import (
     And,
@@ -37,41 +34,25 @@ from spark_jms.core.selector.tree import (
 )
 
 MIN_BATCH_ROWS = 4096
+_UNKNOWN = pa.scalar(None, pa.bool_())
 _COMPARE: Mapping[str, Callable[[Any, Any], Any]] = {
-    "=": operator.eq,
-    "<>": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
+    "=": pc.equal,
+    "<>": pc.not_equal,
+    "<": pc.less,
+    "<=": pc.less_equal,
+    ">": pc.greater,
+    ">=": pc.greater_equal,
 }
 _CALCULATE: Mapping[str, Callable[[Any, Any], Any]] = {
-    "+": np.add,
-    "-": np.subtract,
-    "*": np.multiply,
-    "/": np.divide,
+    "+": pc.add,
+    "-": pc.subtract,
+    "*": pc.multiply,
+    "/": pc.divide,
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Truth:
-    """Rows where a condition is true, rows where it is false; never both."""
-
-    true: Bits
-    false: Bits
-
-    def negated(self, negated: bool = True) -> _Truth:
-        return _Truth(self.false, self.true) if negated else self
-
-    def __and__(self, other: _Truth) -> _Truth:
-        return _Truth(self.true & other.true, self.false | other.false)
-
-    def __or__(self, other: _Truth) -> _Truth:
-        return _Truth(self.true | other.true, self.false & other.false)
-
-
-def mask(tree: Expression, columns: tuple[str, ...], table: pa.Table | pa.RecordBatch) -> Bits:
-    """Where the selector is TRUE; needs the message columns `columns`, ignores the others."""
+def mask(tree: Expression, columns: tuple[str, ...], table: pa.Table | pa.RecordBatch) -> pa.BooleanArray:
+    """Where the selector is TRUE, without nulls; needs the message columns `columns`, ignores the others."""
     missing = [name for name in columns if name not in table.schema.names]
     if missing:
         present = ", ".join(table.schema.names)
@@ -87,36 +68,30 @@ def mask(tree: Expression, columns: tuple[str, ...], table: pa.Table | pa.Record
             table = table.combine_chunks()
         batches = table.to_batches()
     found = [_mask(tree, Rows(batch, batch.num_rows)) for batch in batches]
-    return np.concatenate(found) if found else np.zeros(0, np.bool_)
+    return pa.concat_arrays(found) if found else pa.array([], pa.bool_())
 
 
-def _mask(tree: Expression, rows: Rows) -> Bits:
-    with np.errstate(all="ignore"):
-        return np.array(np.broadcast_to(_truth(tree, rows).true, (rows.count,)))
+def _mask(tree: Expression, rows: Rows) -> Any:
+    true = pc.fill_null(_truth(tree, rows), False)
+    return pa.repeat(true, rows.count) if isinstance(true, pa.Scalar) else true
 
 
 # -- conditions --------------------------------------------------------------------------------------------------------
-def _truth(node: Expression, rows: Rows) -> _Truth:
+def _truth(node: Expression, rows: Rows) -> Any:
     match node:
         case And(operands):
-            result = _truth(operands[0], rows)
-            for operand in operands[1:]:
-                result = result & _truth(operand, rows)
-            return result
+            return reduce(pc.and_kleene, (_truth(operand, rows) for operand in operands))
         case Or(operands):
-            result = _truth(operands[0], rows)
-            for operand in operands[1:]:
-                result = result | _truth(operand, rows)
-            return result
+            return reduce(pc.or_kleene, (_truth(operand, rows) for operand in operands))
         case Not(operand):
-            return _truth(operand, rows).negated()
+            return pc.invert(_truth(operand, rows))
         case Comparison(op, left, right):
             return _compare(op, _operand(left, rows), _operand(right, rows))
         case Between(operand, low, high, negated):
             value, least, most = (_operand(part, rows) for part in (operand, low, high))
             if negated:
-                return _compare("<", value, least) | _compare(">", value, most)
-            return _compare(">=", value, least) & _compare("<=", value, most)
+                return pc.or_kleene(_compare("<", value, least), _compare(">", value, most))
+            return pc.and_kleene(_compare(">=", value, least), _compare("<=", value, most))
         case In(name, values, negated):
             value = rows.operand(name.name)
             return _text_test(value, lambda texts: pc.is_in(texts, pa.array(values, texts.type)), negated)
@@ -124,52 +99,50 @@ def _truth(node: Expression, rows: Rows) -> _Truth:
             value = rows.operand(name.name)
             return _text_test(value, lambda texts: _like(texts, pattern, escape), negated)
         case IsNull(name, negated):
-            null = rows.operand(name.name).kinds == NULL
-            return _Truth(null, ~null).negated(negated)
+            known = rows.operand(name.name).known()
+            return known if negated else pc.invert(known)
         case _:  # a name or TRUE / FALSE standing as a condition: x means x = TRUE
             return _compare("=", _operand(node, rows), _operand(Literal(True), rows))
 
 
-def _compare(op: str, left: Operand, right: Operand) -> _Truth:
+def _compare(op: str, left: Operand, right: Operand) -> Any:
     """Like types only: unlike types are false, NULL is unknown."""
-    known = (left.kinds != NULL) & (right.kinds != NULL)
-    true = np.zeros(known.shape, np.bool_)
-    exact = (left.kinds == LONG) & (right.kinds == LONG)
-    if exact.any():
-        true |= exact & _COMPARE[op](left.longs, right.longs)
-    approximate = left.numbers() & right.numbers() & ~exact
-    if approximate.any():
-        true |= approximate & _COMPARE[op](left.as_doubles(), right.as_doubles())
+    results = []
+    if left.longs is not None and right.longs is not None:
+        results.append(_COMPARE[op](left.longs, right.longs))
+    if left.doubles is not None or right.doubles is not None:
+        wide_left, wide_right = left.as_doubles(), right.as_doubles()
+        if wide_left is not None and wide_right is not None:
+            results.append(_COMPARE[op](wide_left, wide_right))
     if op in ("=", "<>"):
-        texts = (left.kinds == TEXT) & (right.kinds == TEXT)
-        if texts.any():
-            same = _same_text(left.texts, right.texts)
-            true |= texts & (same if op == "=" else ~same)
-        booleans = (left.kinds == BOOLEAN) & (right.kinds == BOOLEAN)
-        if booleans.any():
-            true |= booleans & _COMPARE[op](left.booleans, right.booleans)
-    return _Truth(true, known & ~true)
+        if left.texts is not None and right.texts is not None:
+            results.append(_COMPARE[op](*_of_one_type(left.texts, right.texts)))
+        if left.booleans is not None and right.booleans is not None:
+            results.append(_COMPARE[op](left.booleans, right.booleans))
+    if results and len(left.lanes()) == len(right.lanes()) == 1:  # no value is unlike another
+        return results[0]
+    return pc.coalesce(*results, _false_where(pc.and_(left.known(), right.known())))
 
 
-def _same_text(left: Any, right: Any) -> Bits:
-    if isinstance(left, str):
-        left, right = right, left
-    if isinstance(left, str):
-        return np.array([left == right])
-    return _bits(pc.equal(left, pa.scalar(right, left.type) if isinstance(right, str) else right))
+def _false_where(known: Any) -> Any:
+    """False, or NULL where it is not known."""
+    return pc.if_else(known, False, _UNKNOWN)
 
 
-def _bits(found: Any) -> Bits:
-    """A pyarrow boolean array as bits, null as False."""
-    return np.asarray(pc.fill_null(found, False).to_numpy(zero_copy_only=False), np.bool_)
+def _of_one_type(left: Any, right: Any) -> tuple[Any, Any]:
+    """Arrow has two types of text."""
+    if left.type == right.type:
+        return left, right
+    return pc.cast(left, pa.large_string()), pc.cast(right, pa.large_string())
 
 
-def _text_test(value: Operand, test: Callable[[Any], Any], negated: bool) -> _Truth:
+def _text_test(value: Operand, test: Callable[[Any], Any], negated: bool) -> Any:
     """NULL is unknown; a value that is not a string fails the test and its negation."""
-    texts = value.kinds == TEXT
-    passed = _bits(test(value.texts)) if texts.any() else texts
-    true = texts & (~passed if negated else passed)
-    return _Truth(true, (value.kinds != NULL) & ~true)
+    if value.texts is None:
+        return _false_where(value.known())
+    passed = test(value.texts)
+    passed = pc.if_else(pc.is_valid(value.texts), pc.invert(passed) if negated else passed, _UNKNOWN)
+    return passed if len(value.lanes()) == 1 else pc.coalesce(passed, _false_where(value.known()))
 
 
 def _like(texts: Any, pattern: str, escape: str | None) -> Any:
@@ -213,56 +186,41 @@ def _operand(node: Expression, rows: Rows) -> Operand:
                 result = _calculate(op, result, _operand(operand, rows))
             return result
         case _:  # a condition in parentheses: a boolean, NULL where it is unknown
-            truth = _truth(node, rows)
-            return Operand(np.where(truth.true | truth.false, BOOLEAN, NULL).astype(np.int8), booleans=truth.true)
+            return Operand(booleans=_truth(node, rows))
 
 
 def _constant(value: str | int | float | bool) -> Operand:
-    def kinds(kind: int) -> npt.NDArray[np.int8]:
-        return np.array([kind], np.int8)
-
     if isinstance(value, str):
-        return Operand(kinds(TEXT), texts=value)
+        return Operand(texts=pa.scalar(value))
     if isinstance(value, bool):
-        return Operand(kinds(BOOLEAN), booleans=np.array([value]))
+        return Operand(booleans=pa.scalar(value))
     if isinstance(value, int):
-        return Operand(kinds(LONG), longs=np.array([value], np.int64))
-    return Operand(kinds(DOUBLE), doubles=np.array([value]))
+        return Operand(longs=pa.scalar(value, pa.int64()))
+    return Operand(doubles=pa.scalar(value))
 
 
 def _signed(op: str, value: Operand) -> Operand:
-    kinds = np.where(value.numbers(), value.kinds, NULL).astype(np.int8)
     if op == "+":
-        return Operand(kinds, value.longs, value.doubles)
-    longs = None if value.longs is None else np.negative(value.longs)
-    doubles = None if value.doubles is None else np.negative(value.doubles)
-    return Operand(kinds, longs, doubles)
+        return Operand(value.longs, value.doubles)
+    return Operand(*(None if lane is None else pc.negate(lane) for lane in (value.longs, value.doubles)))
 
 
 def _calculate(op: str, left: Operand, right: Operand) -> Operand:
     """Java long where both are exact (overflow wraps, division by zero is NULL), else double; NULL if not numbers."""
-    exact = (left.kinds == LONG) & (right.kinds == LONG)
-    approximate = left.numbers() & right.numbers() & ~exact
-    kinds = np.where(exact, LONG, np.where(approximate, DOUBLE, NULL)).astype(np.int8)
     longs = doubles = None
-    if exact.any():
-        assert left.longs is not None
-        assert right.longs is not None
-        if op == "/":
-            kinds[exact & (right.longs == 0)] = NULL
-            longs = _divide_long(left.longs, right.longs)
-        else:
-            longs = _CALCULATE[op](left.longs, right.longs)
-    if approximate.any():
-        doubles = _CALCULATE[op](left.as_doubles(), right.as_doubles())
-    return Operand(kinds, longs, doubles)
+    if left.longs is not None and right.longs is not None:
+        longs = _divide_long(left.longs, right.longs) if op == "/" else _CALCULATE[op](left.longs, right.longs)
+    if left.doubles is not None or right.doubles is not None:
+        wide_left, wide_right = left.as_doubles(), right.as_doubles()
+        if wide_left is not None and wide_right is not None:
+            doubles = _CALCULATE[op](wide_left, wide_right)
+            if longs is not None:
+                exact = pc.and_(pc.is_valid(left.longs), pc.is_valid(right.longs))
+                doubles = pc.if_else(exact, pa.scalar(None, pa.float64()), doubles)
+    return Operand(longs, doubles)
 
 
-def _divide_long(left: npt.NDArray[np.int64], right: npt.NDArray[np.int64]) -> Array:
-    """Java truncates towards zero, numpy floors; the one overflow, least / -1, gives the least long in both."""
-    divisor = np.where(right == 0, 1, right)
-    negative = divisor == -1  # numpy leaves least // -1 undefined
-    safe = np.where(negative, 1, divisor)
-    quotient = np.floor_divide(left, safe)
-    quotient = quotient + ((quotient * safe != left) & ((left < 0) != (safe < 0)))
-    return np.where(negative, np.negative(left), quotient)
+def _divide_long(left: Any, right: Any) -> Any:
+    """Java truncates towards zero, as Arrow does; the one overflow, least / -1, gives the least long."""
+    divisor = pc.if_else(pc.equal(right, 0), pa.scalar(None, pa.int64()), right)
+    return pc.if_else(pc.equal(divisor, -1), pc.negate(left), pc.divide(left, divisor))

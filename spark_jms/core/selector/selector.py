@@ -39,8 +39,6 @@ from spark_jms.core.selector.tree import And, Between, Comparison, Expression, I
 from spark_jms.errors import InvalidSelectorError
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     import pyarrow as pa
 
 __all__ = ["HEADER_COLUMNS", "PROPERTIES_COLUMN", "InvalidSelectorError", "Selector"]
@@ -86,7 +84,7 @@ class Selector:
         """The message columns `mask` needs; `properties` where any name is not a header column."""
         return _columns(self.text)
 
-    def mask(self, table: pa.Table | pa.RecordBatch) -> npt.NDArray[np.bool_]:
+    def mask(self, table: pa.Table | pa.RecordBatch) -> pa.BooleanArray:
         """True for the rows where the selector is TRUE; the table holds at least `columns`."""
         return evaluation.mask(self.tree, self.columns, table)
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from spark_jms.store.errors import DaemonUnavailableError, StoreClosedError, StoreError
-from spark_jms.store.regions.admin.port import AdminPort, DaemonInfo, RegionInfo
+from spark_jms.store.regions.admin.port import AdminPort, DaemonInfo, RegionInfo, Waits, silently
 from spark_jms.store.regions.admin.selection import (
     SORTS,
     DaemonSelection,
@@ -109,14 +109,22 @@ class Admin:
                 refused.append((region.name, error))
         return Removal(tuple(removed), tuple(refused))
 
-    def shutdown(self, daemon: str | DaemonSelection, force: bool = False) -> tuple[int, ...]:
+    def shutdown(self, daemon: str | DaemonSelection, force: bool = False, waits: Waits = silently) -> tuple[int, ...]:
         """Returns the numbers of the daemons once they are down, and detaches when its own daemon is among them. Safe unless
-        `force`; after a ShutdownRefusedError nothing was changed."""
+        `force`; after a ShutdownRefusedError nothing was changed. While the other daemons have no room it blocks, and calls
+        `waits` with the number of the daemon and what it waits for. `break_off` or a KeyboardInterrupt ends that with a
+        ShutdownBrokenOffError."""
         indexes = self._indexes(_selection(daemon))
         local = self.local_index
-        self._ask(lambda port: port.shutdown(indexes, force))
+        self._ask(lambda port: port.shutdown(indexes, force, waits))
         if local in indexes:
             self.detach()
+        return indexes
+
+    def break_off(self, daemon: str | DaemonSelection) -> tuple[int, ...]:
+        """The safe shutdown of these daemons: they stay. Does nothing to others."""
+        indexes = self._indexes(_selection(daemon))
+        self._ask(lambda port: port.break_off(indexes))
         return indexes
 
     def _indexes(self, selection: DaemonSelection) -> tuple[int, ...]:

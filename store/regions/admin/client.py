@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
-from spark_jms.store.errors import DaemonUnavailableError, ShutdownRefusedError, StoreError
+from spark_jms.store.errors import DaemonUnavailableError, ShutdownBrokenOffError, StoreError
 from spark_jms.store.net.event_loop import EventLoopThread
-from spark_jms.store.regions.admin.port import AdminPort, DaemonInfo, RegionInfo
+from spark_jms.store.regions.admin.port import AdminPort, DaemonInfo, RegionInfo, Waits, silently
 from spark_jms.store.regions.client.attachment import DAEMON_ROWS, REGION_ROWS, Attachment, client_name
-from spark_jms.store.regions.core.protocol import Daemons, RegionMessage, RegionRow, Regions, Remove, Shutdown
+from spark_jms.store.regions.core.protocol import BreakOff, Daemons, RegionMessage, RegionRow, Regions, Remove, Shutdown
 from spark_jms.store.regions.global_directory import DirectoryFiles, GlobalDirectory
 
 T = TypeVar("T")
@@ -28,9 +28,7 @@ class DaemonAdmin(AdminPort):
         spec = self._global.local_daemon(self._config, localindex)
         self._loop = EventLoopThread("storeadmin")
         try:
-            self._attachment = self._loop.call(
-                Attachment.to(self._global, self._config, spec.index, client_name("admin"), role="admin")
-            )
+            self._attachment = self._loop.call(self._attached_to(spec.index))
         except BaseException:
             self._loop.close()
             raise
@@ -61,6 +59,7 @@ class DaemonAdmin(AdminPort):
                     regions_open_replica=row.regions_open_replica,
                     resilvers_in_progress=row.resilvers,
                     draining=row.draining,
+                    waits_for=row.waits_for,
                 )
             )
         return found
@@ -73,28 +72,57 @@ class DaemonAdmin(AdminPort):
         with DirectoryFiles(self._global).administered(name):
             self._ask(lambda request: Remove(request, name, force))
 
-    def shutdown(self, indexes: Sequence[int], force: bool) -> None:
+    def shutdown(self, indexes: Sequence[int], force: bool, waits: Waits = silently) -> None:
         told = {index: self._global.told(index).get("incarnation") for index in indexes}
         try:
             self._ask(lambda request: Shutdown(request, list(indexes), force))
         except DaemonUnavailableError:
             if self.local_index not in indexes:
                 raise
+        try:
+            self._wait_until_down(told, waits)
+        except KeyboardInterrupt:
+            running = self._running(told)
+            if force or not running:
+                raise
+            self.break_off(sorted(running))
+            raise ShutdownBrokenOffError(f"{_numbered(running)} stays: interrupted") from None
+
+    def _wait_until_down(self, told: Mapping[int, str | None], waits: Waits) -> None:
         began_s = time.monotonic()
-        while running := {index for index, incarnation in told.items() if self._global.is_running(index, incarnation)}:
-            if time.monotonic() - began_s > GIVEN_UP_S and running <= self._staying():
-                which = ", ".join(map(str, sorted(running)))
-                raise ShutdownRefusedError(
-                    f"daemon {which} did not stop: the other daemons no longer have room for its regions"
-                )
+        reasons: dict[int, str] = {}
+        while running := self._running(told):
+            leaving = self._leaving(running)
+            if leaving is not None and time.monotonic() - began_s > GIVEN_UP_S and not running & leaving.keys():
+                raise ShutdownBrokenOffError(f"{_numbered(running)} stays: see why in its log")
+            for index, reason in (leaving or {}).items():
+                if index in running and reason != reasons.get(index, ""):
+                    reasons[index] = reason
+                    waits(index, reason)
             time.sleep(SHUTDOWN_POLL_S)
 
-    def _staying(self) -> set[int]:
-        """The daemons that run and are not leaving; none when no daemon answers."""
+    def _running(self, told: Mapping[int, str | None]) -> set[int]:
+        return {index for index, incarnation in told.items() if self._global.is_running(index, incarnation)}
+
+    def _leaving(self, running: set[int]) -> Mapping[int, str] | None:
+        """What each daemon waits for that is being shut down safely; None when no daemon answers."""
         try:
-            return {info.index for info in self.daemons() if info.up and not info.draining}
+            self._reach(running)
+            return {info.index: info.waits_for for info in self.daemons() if info.draining}
         except StoreError:
-            return set()
+            return None
+
+    def break_off(self, indexes: Sequence[int]) -> None:
+        self._reach(set(indexes))
+        self._ask(lambda request: BreakOff(request, list(indexes)))
+
+    def _reach(self, running: set[int]) -> None:
+        """The daemon of this attachment may be among those that have stopped: attaches to another one of them."""
+        if self._attachment.gone:
+            self._attachment = self._loop.call(self._attached_to(min(running)))
+
+    def _attached_to(self, index: int) -> Coroutine[Any, Any, Attachment]:
+        return Attachment.to(self._global, self._config, index, client_name("admin"), role="admin")
 
     def close(self) -> None:
         try:
@@ -104,6 +132,10 @@ class DaemonAdmin(AdminPort):
 
     async def _close(self) -> None:
         self._attachment.close()
+
+
+def _numbered(indexes: set[int]) -> str:
+    return f"daemon {', '.join(map(str, sorted(indexes)))}"
 
 
 def _info(row: RegionRow) -> RegionInfo:

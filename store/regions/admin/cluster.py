@@ -16,7 +16,7 @@ from pathlib import Path
 
 from spark_jms.store.errors import ClusterMismatchError, DaemonUnavailableError, StoreError
 from spark_jms.store.regions.admin.client import DaemonAdmin
-from spark_jms.store.regions.admin.port import DaemonInfo, RegionInfo
+from spark_jms.store.regions.admin.port import DaemonInfo, RegionInfo, Waits, silently
 from spark_jms.store.regions.core.config import DaemonSpec, local_daemons, parse_memory_limit
 from spark_jms.store.regions.global_directory import (
     CONFIG,
@@ -194,14 +194,15 @@ class Cluster:
             admin.close()
         return Stopping(running, tuple(region for region, on in holders if on and on <= set(running)))
 
-    def down(self, force: bool = False) -> tuple[int, ...]:
-        """Stops all local daemons. Safe: refused while no other daemon could take the data of their regions (R4)."""
+    def down(self, force: bool = False, waits: Waits = silently) -> tuple[int, ...]:
+        """Stops all local daemons. Safe: refused while no other daemon could take the data of their regions, and waits when
+        they run out of memory meanwhile (R4)."""
         running = self._running()
         if not running:
             return ()
         admin = DaemonAdmin(str(self.path), self.running_localindex())
         try:
-            admin.shutdown(running, force)
+            admin.shutdown(running, force, waits)
         finally:
             admin.close()
         return running

@@ -27,6 +27,7 @@ class Arguments:
     sort: str = "name"
     format: str = "table"
     force: bool = False
+    cancel: bool = False
     expression: str = "*"
     topic: str = ""
     refresh_seconds: int = 2
@@ -178,10 +179,11 @@ COMMANDS = (
                     "2. refuse when the other daemons lack the memory to resilver",
                     "3. let nothing open until all regions are resilvered; wait for memory if needed",
                     "4. shut down",
-                    "This is the default.",
+                    "This is the default. Control-C breaks it off.",
                 ),
                 group="how",
             ),
+            Option("-cancel", "", ("break off a safe shutdown that waits: the daemons stay",), group="how"),
         ),
         "",
         (
@@ -190,7 +192,12 @@ COMMANDS = (
             "When the daemon that storeadmin is attached to is among them, storeadmin",
             "detaches.",
         ),
-        ("shutdown -daemon local", "shutdown -daemon 1-2 -safe", "shutdown -daemon all -force"),
+        (
+            "shutdown -daemon local",
+            "shutdown -daemon 1-2 -safe",
+            "shutdown -daemon 1 -cancel",
+            "shutdown -daemon all -force",
+        ),
     ),
     Command(
         "lsr",
@@ -296,6 +303,7 @@ def _arguments(command: Command, found: Words, directory: str) -> Arguments:
         sort=found.text("-sort", default.sort),
         format=found.text("-format", default.format),
         force=found.flag("-force"),
+        cancel=found.flag("-cancel"),
         expression=(argument or default.expression) if is_expression else default.expression,
         topic="" if is_expression else argument,
         refresh_seconds=found.integer("-refresh", default.refresh_seconds, 1, MAX_REFRESH_SECONDS),

@@ -94,6 +94,7 @@ def _daemon_fields(daemon: DaemonInfo, zone: tzinfo | None, cluster_size: int) -
     return [
         ("Index", f"{daemon.index:03d}"),
         ("Status", status),
+        *([("Waits", daemon.waits_for)] if daemon.waits_for else []),
         ("Reachable over IB", str(daemon.reachable).upper()),
         ("IP Address", f"{daemon.address:<15}"),
         ("Port", str(daemon.port)),

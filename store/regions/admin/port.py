@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
@@ -26,10 +26,22 @@ class DaemonInfo:
     regions_open_replica: int = 0
     resilvers_in_progress: int = 0
     draining: bool = False
+    waits_for: str = ""  # a daemon that is being shut down safely and cannot: for which memory
 
     @property
     def regions_total(self) -> int:
         return self.regions_closed + self.regions_open_primary + self.regions_open_replica
+
+
+Waits = Callable[[int, str], None]  # a daemon that is being shut down, and what it waits for
+
+
+def waiting_text(index: int, reason: str) -> str:
+    return f"daemon {index} waits {reason}" if reason else f"daemon {index} no longer waits"
+
+
+def silently(index: int, reason: str) -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -67,9 +79,14 @@ class AdminPort(ABC):
         """Removes both copies and the entry. RegionOpenError when the region is open and not `force`."""
 
     @abstractmethod
-    def shutdown(self, indexes: Sequence[int], force: bool) -> None:
+    def shutdown(self, indexes: Sequence[int], force: bool, waits: Waits = silently) -> None:
         """Returns when the daemons are down. Without `force` it takes the four steps of R4; after ShutdownRefusedError nothing
-        was changed."""
+        was changed. While they have no room it blocks, and calls `waits` whenever the reason changes. A KeyboardInterrupt
+        breaks the shutdown off; ShutdownBrokenOffError then, and when another administrator did."""
+
+    @abstractmethod
+    def break_off(self, indexes: Sequence[int]) -> None:
+        """The safe shutdown of these daemons, if one is under way."""
 
     @abstractmethod
     def close(self) -> None: ...

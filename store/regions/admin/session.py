@@ -11,7 +11,7 @@ from spark_jms.store.errors import CommandUsageError, StoreError
 from spark_jms.store.regions.admin.api import Admin
 from spark_jms.store.regions.admin.commands import BY_NAME, Arguments, Known, help_on, parse
 from spark_jms.store.regions.admin.formats import daemons_list, daemons_table, regions_list, regions_table
-from spark_jms.store.regions.admin.port import DaemonInfo
+from spark_jms.store.regions.admin.port import DaemonInfo, waiting_text
 
 DETACHED_PROMPT = "storeadmin->"
 ATTACHED_PROMPT = "storeadmin:[RS]->"
@@ -150,9 +150,16 @@ class AdminSession:
         return FAILED if removal.refused else OK
 
     def _shutdown(self, arguments: Arguments) -> int:
-        for index in self._admin.shutdown(arguments.daemons, arguments.force):
+        if arguments.cancel:
+            for index in self._admin.break_off(arguments.daemons):
+                self._info(f"Daemon {index} stays.")
+            return OK
+        for index in self._admin.shutdown(arguments.daemons, arguments.force, self._waits):
             self._info(f"Shut down Daemon {index}.")
         return OK
+
+    def _waits(self, index: int, reason: str) -> None:
+        self._info(waiting_text(index, reason).replace("daemon", "Daemon", 1))
 
     def _top(self, arguments: Arguments) -> int:
         self._around.watch(self._admin, arguments, self._around)

@@ -13,7 +13,7 @@ from spark_jms.store.errors import (
     RegionUnavailableError,
     ShutdownRefusedError,
 )
-from spark_jms.store.regions.admin.port import AdminPort, DaemonInfo, RegionInfo
+from spark_jms.store.regions.admin.port import AdminPort, DaemonInfo, RegionInfo, Waits, silently
 
 
 class FakeCluster:
@@ -119,8 +119,11 @@ class FakeAdminPort(AdminPort):
     def remove_region(self, name: str, force: bool) -> None:
         self._live().remove(name, force)
 
-    def shutdown(self, indexes: Sequence[int], force: bool) -> None:
+    def shutdown(self, indexes: Sequence[int], force: bool, waits: Waits = silently) -> None:
         self._live().stop(indexes, force)
+
+    def break_off(self, indexes: Sequence[int]) -> None:
+        self._live()  # its shutdowns never wait
 
     def close(self) -> None:
         self.closed = True

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from spark_jms.store.regions.client.write_batches import WriteBatches
 from spark_jms.store.regions.core.config import ClusterConfig
 from spark_jms.store.regions.core.instance import CATALOG, InstanceCore
 from spark_jms.store.regions.global_directory import GlobalDirectory
+from spark_jms.store.regions.published_overload import PublishedOverload
 
 log = logging.getLogger("store.replicated")
 
@@ -40,6 +42,7 @@ DEFAULT_REGION_BYTES = 64 * 1024 * 1024
 OBJECT_LIMIT_BYTES = 24 * 1024 * 1024  # a frame holds one object, one that is moved for it, and FRAME_BYTES
 PROOF_TRIES, PROOF_PAUSE_S = 20, 0.05
 WATCH_S = 5.0  # between two looks at the daemon's memory for the log; a write that may be refused looks for itself
+NEAR_S = 1.0  # the same while the store's own regions are above yellow: senders are refused by it
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,14 @@ class InstanceStatistics:
 class StoreInstance:
     """Made by `await StoreInstance.open(...)`. Belongs to one event loop."""
 
-    def __init__(self, attachment: Attachment, name: str, region_bytes: int, thresholds: Thresholds) -> None:
+    def __init__(
+        self,
+        attachment: Attachment,
+        name: str,
+        region_bytes: int,
+        thresholds: Thresholds,
+        published: PublishedOverload,
+    ) -> None:
         self.name = name
         self.region_bytes = region_bytes
         self.thresholds = thresholds
@@ -72,7 +82,7 @@ class StoreInstance:
         self._regions = StoreRegions(attachment, name, region_bytes)
         self._writes = WriteBatches(self._regions.write, self._placement.plan_forget, self._fail)
         self._objects = PlacedObjects(self._placement, self._regions, self._writes, region_bytes)
-        self._overload = Overload(thresholds, name, self._placement, attachment)
+        self._overload = Overload(thresholds, name, self._placement, attachment, published)
         self._connections: dict[str, ObjectConnection] = {}
         self._names: dict[int, str] = {}  # of all connections that ever were
         self._reported_used: dict[str, int] = {}
@@ -108,7 +118,8 @@ class StoreInstance:
             attachment = await Attachment.to(directory, config, daemon, client, lost=lost)
         else:
             attachment = await Attachment.local(directory, config, localindex, client, lost=lost)
-        self = cls(attachment, name, region_bytes, thresholds or Thresholds())
+        published = PublishedOverload(directory.path, name, client)
+        self = cls(attachment, name, region_bytes, thresholds or Thresholds(), published)
         try:
             await self._load()
         except BaseException:
@@ -171,8 +182,12 @@ class StoreInstance:
     # ---- the daemon's memory (R13)
 
     async def _watch(self) -> None:
+        looked_s = time.monotonic()
         while self.failure is None:
-            await asyncio.sleep(WATCH_S)
+            await asyncio.sleep(min(NEAR_S, WATCH_S))
+            if not self._overload.is_near and time.monotonic() - looked_s < WATCH_S:
+                continue
+            looked_s = time.monotonic()
             try:
                 await self._overload.observe()
             except StoreError as error:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from spark_jms.settings.store import Thresholds
-from spark_jms.store.errors import ProtocolError
+from spark_jms.store.errors import ProtocolError, ResourceAllocationException
 from spark_jms.store.regions.client.attachment import DAEMON_ROWS, Attachment
 from spark_jms.store.regions.client.thresholds import SpaceLog, check_new_message, exceeds_yellow, refuses_open
 from spark_jms.store.regions.core.instance import InstanceCore
 from spark_jms.store.regions.core.protocol import Daemons
+from spark_jms.store.regions.published_overload import PublishedOverload
 
 log = logging.getLogger("store.replicated")
 
@@ -17,12 +19,28 @@ log = logging.getLogger("store.replicated")
 class Overload:
     """The daemon's memory as it was last observed, beside the space of the store (`placement`)."""
 
-    def __init__(self, thresholds: Thresholds, store: str, placement: InstanceCore, attachment: Attachment) -> None:
+    def __init__(
+        self,
+        thresholds: Thresholds,
+        store: str,
+        placement: InstanceCore,
+        attachment: Attachment,
+        published: PublishedOverload,
+    ) -> None:
         self._thresholds = thresholds
         self._placement = placement
         self._attachment = attachment
         self._space_log = SpaceLog(thresholds, store)
+        self._published = published
+        self._told = False  # senders: that they are refused
+        self._telling: asyncio.Task[None] | None = None
         self.daemon_used = self.daemon_limit = 0
+
+    @property
+    def is_near(self) -> bool:
+        """The daemon's use decides whether new messages are refused."""
+        placement = self._placement
+        return self._told or exceeds_yellow(self._thresholds, placement.used_bytes, placement.size_bytes)
 
     async def observe(self) -> None:
         """Asks the daemon. Logs when a threshold was crossed."""
@@ -35,6 +53,30 @@ class Overload:
         line = self._space_log.observe(row.used_bytes, row.limit_bytes)
         if line is not None:
             log.log(int(line.level), "%s", line.text)
+        self._tell_senders()
+
+    def _tell_senders(self) -> None:
+        """Off the loop, when it has changed: the directory may hang, and a failure is repeated at the next look."""
+        try:
+            self._judge()
+            reason = ""
+        except ResourceAllocationException as error:
+            reason = error.detail()
+        if bool(reason) != self._told and (self._telling is None or self._telling.done()):
+            self._telling = asyncio.get_running_loop().create_task(self._tell(reason))
+
+    async def _tell(self, reason: str) -> None:
+        try:
+            await asyncio.to_thread(self._published.put, reason)
+            self._told = bool(reason)
+        except OSError as error:
+            log.error("senders cannot be told whether the store accepts messages: %s", error)
+
+    def _judge(self) -> None:
+        placement = self._placement
+        check_new_message(
+            self._thresholds, self.daemon_used, self.daemon_limit, placement.used_bytes, placement.size_bytes
+        )
 
     def refuses_open(self) -> bool:
         return refuses_open(self._thresholds, self.daemon_used, self.daemon_limit)
@@ -42,10 +84,6 @@ class Overload:
     async def check(self) -> None:
         """ResourceAllocationException while this daemon and this store are both above yellow. The store knows its own use;
         only when that is above, it asks the daemon, so that the answer is of now."""
-        placement = self._placement
-        if not exceeds_yellow(self._thresholds, placement.used_bytes, placement.size_bytes):
-            return
-        await self.observe()
-        check_new_message(
-            self._thresholds, self.daemon_used, self.daemon_limit, placement.used_bytes, placement.size_bytes
-        )
+        if self.is_near:
+            await self.observe()
+            self._judge()

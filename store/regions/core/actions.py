@@ -3,54 +3,48 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+
+import msgspec
 
 from spark_jms.store.regions.core.directory import DirectoryRequest
 from spark_jms.store.regions.core.protocol import RegionMessage
 
 
-@dataclass(frozen=True)
-class ToPeer:
+class ToPeer(msgspec.Struct, frozen=True):
     daemon: int
     message: RegionMessage
 
 
-@dataclass(frozen=True)
-class ToClient:
+class ToClient(msgspec.Struct, frozen=True):
     client: int
     message: RegionMessage
 
 
-@dataclass(frozen=True)
-class Drop:
+class Drop(msgspec.Struct, frozen=True):
     """Close this client's connection."""
 
     client: int
 
 
-@dataclass(frozen=True)
-class Unlink:
+class Unlink(msgspec.Struct, frozen=True):
     """Close the connection to this daemon and open another: nothing comes through it."""
 
     daemon: int
 
 
-@dataclass(frozen=True)
-class Log:
+class Log(msgspec.Struct, frozen=True):
     level: int  # 1 error, 2 information, 3 trace
     text: str
 
 
-@dataclass(frozen=True)
-class AskDirectory:
+class AskDirectory(msgspec.Struct, frozen=True):
     """Perform this request without waiting, and pass the answer to `DaemonCore.directory_answered` under its number."""
 
     number: int
     request: DirectoryRequest
 
 
-@dataclass(frozen=True)
-class Stop:
+class Stop(msgspec.Struct, frozen=True):
     """End this daemon."""
 
 

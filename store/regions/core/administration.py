@@ -95,7 +95,7 @@ class RegionAdministration:
 
     def daemons(self, client: int, request: int) -> None:
         beats = {index: peer.beat for index, peer in self._shared.peers.by_index.items() if peer.up}
-        beats[self._shared.me.daemon] = self._heartbeats.to(-1)
+        beats[self._shared.me.daemon] = self._heartbeats.mine()
         rows = [_daemon_row(beats.get(index)) for index in range(self._shared.peers.count)]
         self._shared.out.reply(client, request, rows)
 
@@ -239,4 +239,5 @@ def _daemon_row(beat: DaemonHeartbeat | None) -> DaemonRow | None:
         beat.regions_open_primary,
         beat.regions_open_replica,
         beat.resilvers,
+        beat.waits_for,
     )

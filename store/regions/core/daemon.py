@@ -35,7 +35,7 @@ from spark_jms.store.regions.core.copies import Copies
 from spark_jms.store.regions.core.directory import DirectoryAnswer, DirectoryListing, Holder
 from spark_jms.store.regions.core.directory_view import DirectoryView
 from spark_jms.store.regions.core.heartbeats import Heartbeats
-from spark_jms.store.regions.core.leaving import Leaving
+from spark_jms.store.regions.core.leaving import Leaving, LeavingState
 from spark_jms.store.regions.core.opening import Opening
 from spark_jms.store.regions.core.outgoing import Outgoing
 from spark_jms.store.regions.core.peers import Peers
@@ -45,6 +45,7 @@ from spark_jms.store.regions.core.protocol import (
     Ack,
     Adopt,
     Begin,
+    BreakOff,
     Close,
     DaemonHeartbeat,
     Daemons,
@@ -62,6 +63,7 @@ from spark_jms.store.regions.core.protocol import (
     RemoveRequest,
     Replicate,
     Shutdown,
+    Stay,
     Usage,
     WriteRegion,
 )
@@ -120,6 +122,10 @@ class DaemonCore:
     @property
     def draining(self) -> bool:
         return self.peers.draining
+
+    @property
+    def leaving(self) -> LeavingState | None:
+        return self._leaving.state
 
     def leave(self, force: bool) -> None:
         """Safely, or at once with `force` (R4). The actions come with the next event's."""
@@ -220,8 +226,10 @@ class DaemonCore:
         return self._out.take()
 
     def _now(self, now_ms: float) -> None:
-        passed_ms = now_ms - self._clock.now_ms
-        self._clock.now_ms = max(self._clock.now_ms, now_ms)
+        clock = self._clock
+        passed_ms = now_ms - clock.now_ms
+        if passed_ms > 0:
+            clock.now_ms = now_ms
         if passed_ms > self.settings.failure_timeout_ms / 2:
             self._stood_still()
 
@@ -259,6 +267,8 @@ class DaemonCore:
                 self._administration.remove_here(message)
             case Drain():
                 self._leaving.leave(force=False)
+            case Stay():
+                self._leaving.stay()
             case Halt():
                 self._leaving.leave(force=True)
             case _:
@@ -286,6 +296,8 @@ class DaemonCore:
                 self._administration.remove(client, message)
             case Shutdown():
                 self._leaving.shutdown(client, message)
+            case BreakOff():
+                self._leaving.break_off(client, message)
             case Ping(used):
                 self._administration.used(client, used)
             case _:

@@ -15,9 +15,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from spark_jms.store.errors import DirectoryUnavailableError
 
@@ -35,16 +38,14 @@ class EntryEvent(Enum):
     DELETED = "deleted"
 
 
-@dataclass(frozen=True)
-class Holder:
+class Holder(msgspec.Struct, frozen=True):
     """A daemon in one incarnation. A restarted daemon has another incarnation, and none of the old one's memory."""
 
     daemon: int
     incarnation: str
 
 
-@dataclass(frozen=True)
-class RegionEntry:
+class RegionEntry(msgspec.Struct, frozen=True):
     """A deleted name that is used again gets another `region_id`. Together with `epoch` it orders all entries of a name."""
 
     name: str
@@ -210,8 +211,15 @@ def change(event: EntryEvent, entry: RegionEntry, subject: Holder | str | None =
         raise ValueError(f"region {entry.name} cannot be {event.value}: {entry}")
 
     def value(becomes: Becomes, old: Any) -> Any:
-        values = {Becomes.SAME: old, Becomes.NONE: None, Becomes.IT: subject, Becomes.OLD_PRIMARY: entry.primary}
-        return values[becomes]
+        match becomes:
+            case Becomes.SAME:
+                return old
+            case Becomes.NONE:
+                return None
+            case Becomes.IT:
+                return subject
+            case Becomes.OLD_PRIMARY:
+                return entry.primary
 
     return replace(
         entry,
@@ -264,30 +272,25 @@ class DirectoryPort(ABC):
         """False only when this incarnation has certainly ended: its lock is free, or a later incarnation has it."""
 
 
-@dataclass(frozen=True)
-class ReadEntry:
+class ReadEntry(msgspec.Struct, frozen=True):
     name: str
 
 
-@dataclass(frozen=True)
-class ChangeEntry:
+class ChangeEntry(msgspec.Struct, frozen=True):
     name: str
     old: RegionEntry | None
     new: RegionEntry | None
 
 
-@dataclass(frozen=True)
-class DiscardEntry:
+class DiscardEntry(msgspec.Struct, frozen=True):
     name: str
 
 
-@dataclass(frozen=True)
-class ListEntries:
+class ListEntries(msgspec.Struct, frozen=True):
     pass
 
 
-@dataclass(frozen=True)
-class AskRunning:
+class AskRunning(msgspec.Struct, frozen=True):
     holder: Holder
 
 

@@ -7,9 +7,10 @@ it) once it is JOINING. Its copy is complete once it is IN_SYNC, and then the di
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
+
+import msgspec
 
 from spark_jms.store.regions.core.copies import RegionCopy
 from spark_jms.store.regions.core.directory import Holder
@@ -77,8 +78,7 @@ class ResilverBudget:
         return self._left > 0
 
 
-@dataclass(frozen=True)
-class Unacked:
+class Unacked(msgspec.Struct, frozen=True):
     """An item of the stream; `size` is that of its region bytes."""
 
     seq: int

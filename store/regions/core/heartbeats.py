@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from spark_jms.store.regions.core.primaries import Primaries
 from spark_jms.store.regions.core.protocol import DaemonHeartbeat
 from spark_jms.store.regions.core.shared import Shared
@@ -17,20 +19,27 @@ class Heartbeats:
     def tick(self) -> None:
         if self._shared.clock.now_ms - self._sent_ms >= self._shared.settings.heartbeat_ms:
             self._sent_ms = self._shared.clock.now_ms
+            mine = self.mine()
             for index in self._shared.peers.by_index:
-                self.send(index)
+                self._send(index, mine)
 
     def send(self, index: int) -> None:
-        if index in self._shared.out.daemons:
-            self._shared.out.to_peer(index, self.to(index))
+        self._send(index, self.mine())
+
+    def _send(self, index: int, mine: DaemonHeartbeat) -> None:
+        """While this daemon is in doubt about a region of daemon `index`, that daemon's clock is not echoed."""
+        shared = self._shared
+        if index in shared.out.daemons:
+            echo_ms = -1.0 if shared.directory.doubts(index) else shared.peers.by_index[index].their_ms
+            shared.out.to_peer(index, replace(mine, echo_ms=echo_ms))
 
     def soon(self) -> None:
         """The next tick sends one."""
         self._sent_ms = -1e9
 
-    def to(self, index: int) -> DaemonHeartbeat:
-        """The heartbeat as daemon `index` gets it. While in doubt about one of its regions, its clock is not echoed."""
-        shared, peer = self._shared, self._shared.peers.by_index.get(index)
+    def mine(self) -> DaemonHeartbeat:
+        """The heartbeat, before a clock is echoed in it."""
+        shared = self._shared
         entries = (shared.directory.seen.get(name) for name in shared.copies.followed)
         opened, replicas_open = self._primaries.opened, sum(e is not None and e.opener is not None for e in entries)
         return DaemonHeartbeat(
@@ -44,5 +53,6 @@ class Heartbeats:
             regions_open_replica=replicas_open,
             resilvers=self._primaries.resilvers,
             clock_ms=shared.clock.now_ms,
-            echo_ms=peer.their_ms if peer and not shared.directory.doubts(index) else -1.0,
+            echo_ms=-1.0,
+            waits_for=shared.peers.waits_for,
         )

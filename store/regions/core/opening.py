@@ -105,9 +105,14 @@ class Opening:
             if waiting not in self._waiting:
                 continue
             if self._shared.clock.now_ms >= waiting.until_ms:
-                self._fail(waiting, "RegionUnavailableError", f"region {waiting.name}")
+                self._fail(waiting, "RegionUnavailableError", f"region {waiting.name}{self._why_it_waited()}")
             elif waiting.opened is None:
                 self._try(waiting)
+
+    def _why_it_waited(self) -> str:
+        leaving = [index for index in range(self._shared.peers.count) if self._shared.peers.is_draining(index)]
+        which = ", ".join(map(str, leaving))
+        return f": opens wait while daemon {which} is being shut down safely" if leaving else ""
 
     def move(self, sender: int, name: str) -> None:
         """The daemon that sent this wants a closed region."""

@@ -43,6 +43,7 @@ class Peers:
         self.me = me
         self.count = count
         self.draining = False  # this daemon is leaving safely (R4)
+        self.waits_for = ""  # while it waits to leave: for which memory
         self.by_index = {i: Peer(heard_ms=clock.now_ms) for i in range(count) if i != me.daemon}
         self._settings = settings
         self._clock = clock

@@ -47,14 +47,23 @@ def fits_without(
     leaving: Collection[int], copies: Mapping[str, HeldCopies], candidates: Mapping[int, Candidate]
 ) -> bool:
     """R4, step 2: whether every copy on the leaving daemons has room on another one. `copies` is by region name."""
+    return not without_room(leaving, copies, candidates)
+
+
+def without_room(
+    leaving: Collection[int], copies: Mapping[str, HeldCopies], candidates: Mapping[int, Candidate]
+) -> list[str]:
+    """The regions, the largest first, for whose copies on the leaving daemons no other one has room."""
+    homeless: list[str] = []
     free = {index: c.free_bytes for index, c in candidates.items() if index not in leaving and not c.draining}
-    for region in sorted(copies.values(), reverse=True):
+    for name, region in sorted(copies.items(), key=lambda item: (item[1], item[0]), reverse=True):
         stay = [index for index in region.holders if index not in leaving]
         for _ in range(len(region.holders) - len(stay)):
             room = [index for index in free if index not in stay and free[index] >= region.size]
             if not room:
-                return False
+                homeless.append(name)
+                break
             best = max(room, key=lambda index: (free[index], -index))
             free[best] -= region.size
             stay.append(best)
-    return True
+    return homeless

@@ -136,9 +136,11 @@ class Primaries(Mapping[str, Primary]):
                 primary.close()
 
     def tick(self) -> None:
-        self._forget_ended()
-        resilvers, most = self.resilvers, self._shared.settings.resilvers_at_once
-        for region in self._regions():
+        regions, most = self._regions(), self._shared.settings.resilvers_at_once
+        if len(regions) < len(self._by_name):
+            self._forget_ended()
+        resilvers = sum(region.replication.resilvering for region in regions)
+        for region in regions:
             resilvers -= region.replication.resilvering
             region.tick(resilvers < most)
             resilvers += region.replication.resilvering

@@ -20,6 +20,7 @@ from spark_jms.store.regions.core.follower import Follower, FollowerEvent, Purpo
 from spark_jms.store.regions.core.placement import next_daemon, with_room
 from spark_jms.store.regions.core.protocol import Notice, ReadRegion, Revoked, WriteRegion
 from spark_jms.store.regions.core.replication import Replication
+from spark_jms.store.regions.core.second_place import SECOND_PLACE_STATES, SecondPlace, SecondPlaceEvent
 from spark_jms.store.regions.core.shared import Shared
 from spark_jms.store.regions.core.state_table import StateTable, StateTransition
 
@@ -59,7 +60,8 @@ PRIMARY_STATES = StateTable(
     *(StateTransition(state, PrimaryEvent.FENCED, None, _FREES) for state in PrimaryState),
 )
 
-_SERVING = PrimaryState.SERVING  # as a global: reading a member from its Enum runs in Python, and every write does
+# As globals: reading a member from its Enum runs in Python, and every write and every tick does.
+_SERVING, _IN_DOUBT = PrimaryState.SERVING, PrimaryState.IN_DOUBT
 
 
 class Primary:
@@ -73,13 +75,16 @@ class Primary:
         self._budget = budget
         self._covered = 0  # requests up to this one came before the directory named this daemon primary
         self._closing: list[Callable[[], None]] = []  # called once the region is closed
-        self._wants_next = False  # the second copy should be on the next daemon (R9)
+        self._second_place = SECOND_PLACE_STATES.next(None, SecondPlaceEvent.SERVED)
         self._declined: set[int] = set()  # daemons that had no memory when asked
         self._step(PrimaryEvent.NAMED)
         replication.adopt(entry)
 
     def _step(self, event: PrimaryEvent) -> None:
         self.state = PRIMARY_STATES.next(self.state, event)
+
+    def _step_place(self, event: SecondPlaceEvent) -> None:
+        self._second_place = SECOND_PLACE_STATES.next(self._second_place, event)
 
     @property
     def ended(self) -> bool:
@@ -101,7 +106,8 @@ class Primary:
         self._change(rules.opened(self.entry, opener), partial(self._opened, client, opened))
 
     def _opened(self, client: int, opened: Callable[[], None]) -> None:
-        self.client, self.open_epoch, self._wants_next = client, self.entry.epoch, True
+        self.client, self.open_epoch = client, self.entry.epoch
+        self._step_place(SecondPlaceEvent.OPENED)
         for follower in [f for f in self.replication.followers if f.purpose is Purpose.MOVE]:
             self._remove(follower)
         opened()
@@ -232,7 +238,7 @@ class Primary:
 
     def _joined(self, follower: Follower, before: Holder | None) -> None:
         follower.step(FollowerEvent.LISTED)
-        self._wants_next = False
+        self._step_place(SecondPlaceEvent.JOINED)
         for other in [f for f in self.replication.followers if f is not follower and f.in_sync]:
             self.replication.remove(other)
         self._shared.out.log(2, f"region {self.entry.name}: second copy on daemon {follower.holder.daemon}")
@@ -366,12 +372,12 @@ class Primary:
     # ---- time
 
     def tick(self, may_resilver: bool) -> None:
-        if self.state is PrimaryState.IN_DOUBT:
+        if self.state is _IN_DOUBT:
             self.refresh()
         self._continue_closing()
-        for follower in list(self.replication.followers):
-            if self._shared.peers.dead(follower.holder):
-                self._remove(follower)
+        dead = self._shared.peers.dead
+        for follower in [f for f in self.replication.followers if dead(f.holder)]:
+            self._remove(follower)
         for follower in list(self.replication.followers):
             follower.nudge()
             self._advance(follower)
@@ -388,7 +394,7 @@ class Primary:
         if peers.draining and closed and stays:
             self._swap_places()
             return
-        if secondary is not None and not leaves and not self._wants_next:
+        if secondary is not None and not leaves and self._second_place is SecondPlace.ACCEPTED:
             return
         candidates, exclude = peers.candidates(), set(self._declined)
         if secondary is not None:
@@ -396,7 +402,8 @@ class Primary:
             exclude |= {secondary.daemon} if leaves else set()
         target = next_daemon(peers.me.daemon, peers.count, candidates, size, exclude)
         if target is None or (secondary is not None and target == secondary.daemon):
-            self._wants_next = self._wants_next and target is None
+            if target is not None:
+                self._step_place(SecondPlaceEvent.IN_PLACE)
             self._declined.clear()
             return
         holder = peers.holder_of(target)

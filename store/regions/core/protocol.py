@@ -46,6 +46,7 @@ class DaemonHeartbeat(RegionMessage, frozen=True, tag="Heartbeat"):
     resilvers: int
     clock_ms: float  # the sender's clock
     echo_ms: float  # the receiver's clock in its last heartbeat; -1 = none
+    waits_for: str = ""  # a leaving daemon that cannot move its copies: for which memory
 
 
 class Begin(RegionMessage, frozen=True):
@@ -122,6 +123,10 @@ class Drain(RegionMessage, frozen=True):
     """Move all copies away, then stop (R4)."""
 
 
+class Stay(RegionMessage, frozen=True):
+    """Break off what Drain began."""
+
+
 class Halt(RegionMessage, frozen=True):
     """Stop now."""
 
@@ -182,6 +187,13 @@ class Shutdown(RegionMessage, frozen=True):
     force: bool
 
 
+class BreakOff(RegionMessage, frozen=True):
+    """The safe shutdown of these daemons."""
+
+    request: int
+    indexes: list[int]
+
+
 class Ping(RegionMessage, frozen=True):
     """A client's heartbeat, with the bytes taken of each of its regions where that has changed."""
 
@@ -213,6 +225,7 @@ class DaemonRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     regions_open_primary: int
     regions_open_replica: int
     resilvers: int
+    waits_for: str = ""
 
 
 class RegionRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -250,6 +263,7 @@ AnyMessage = (
     | Usage
     | RemoveRequest
     | Drain
+    | Stay
     | Halt
     | Open
     | Close
@@ -259,6 +273,7 @@ AnyMessage = (
     | Daemons
     | Remove
     | Shutdown
+    | BreakOff
     | Ping
     | Reply
     | Failure

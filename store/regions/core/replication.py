@@ -8,7 +8,8 @@ counting only after the directory has stopped listing it.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+
+import msgspec
 
 from spark_jms.store.regions.core.copies import RegionCopy
 from spark_jms.store.regions.core.directory import Holder, RegionEntry
@@ -17,8 +18,7 @@ from spark_jms.store.regions.core.protocol import MAX_BODY_BYTES, Adopt, Begin, 
 from spark_jms.store.regions.core.shared import Shared
 
 
-@dataclass
-class PendingRequest:
+class PendingRequest(msgspec.Struct):
     """A write, until the followers have it, or a read with its bytes, until it is certain that this daemon is primary."""
 
     order: int  # rises by 1 with each
@@ -67,7 +67,10 @@ class Replication:
 
     @property
     def resilvering(self) -> bool:
-        return any(not f.in_sync for f in self.followers)
+        for follower in self.followers:  # noqa: SIM110 - every tick asks it for every region
+            if not follower.in_sync:
+                return True
+        return False
 
     @property
     def safe(self) -> bool:

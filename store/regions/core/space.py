@@ -16,7 +16,8 @@ from __future__ import annotations
 import struct
 import zlib
 from bisect import bisect_left, insort
-from dataclasses import dataclass
+
+import msgspec
 
 from spark_jms.store.errors import RegionFullError, StoreCorruptError, StoreVersionError
 
@@ -37,8 +38,7 @@ _CRC = struct.Struct("<I")
 Step = tuple[int, "bytes | tuple[int, int]"]  # (offset, bytes), or (to, (from, length)): the daemon copies inside
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(msgspec.Struct, frozen=True):
     offset: int
     size: int  # of the whole block
     connection: int

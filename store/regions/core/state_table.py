@@ -26,6 +26,7 @@ class StateTable(Generic[S, E]):
             raise ValueError("a state has two transitions for one event")
 
     def next(self, state: S | None, event: E) -> S | None:
-        if (state, event) not in self._next:
-            raise RuntimeError(f"{event} cannot happen in {state}")
-        return self._next[state, event]
+        try:
+            return self._next[state, event]
+        except KeyError:
+            raise RuntimeError(f"{event} cannot happen in {state}") from None

@@ -42,7 +42,7 @@ from spark_jms.store.regions.core.daemon import (
     ToPeer,
     Unlink,
 )
-from spark_jms.store.regions.core.directory import DirectoryRequest, perform
+from spark_jms.store.regions.core.directory import DirectoryRequest, Holder, perform
 from spark_jms.store.regions.core.protocol import DaemonHeartbeat, RegionHello, RegionMessage
 from spark_jms.store.regions.daemon.clock import now_ms, now_us
 from spark_jms.store.regions.daemon.directory_workers import DirectoryWorkers
@@ -51,6 +51,7 @@ from spark_jms.store.regions.daemon.options import START_TABLE, StartOptions, he
 from spark_jms.store.regions.daemon.peer_secrets import PeerSecrets
 from spark_jms.store.regions.daemon.settings import from_environment, timeouts_of
 from spark_jms.store.regions.daemon.shared_memory import SharedMemoryPort, check_limit
+from spark_jms.store.regions.entry_gathering import EntryGathering
 from spark_jms.store.regions.global_directory import DirectoryFiles, GlobalDirectory, machine_addresses
 from spark_jms.store.regions.hosting import Host, HostedService, ServiceFactory
 
@@ -115,7 +116,6 @@ class Daemon:
         self.log.begin_background()
         self._directory_id = self.directory.read_identity()
         self._secret = self.directory.secret(self.spec.index)
-        self._secrets = PeerSecrets(self.directory, self._directory_id)
         loop = asyncio.get_running_loop()
 
         def provided() -> None:
@@ -123,7 +123,10 @@ class Daemon:
                 loop.call_soon_threadsafe(lambda: self._spawn(self._continue_beginning()))
 
         self._files = DirectoryFiles(self.directory, self._directory_id)
+        me = Holder(self.spec.index, self.incarnation)
+        self._gathering = EntryGathering(self.directory, self._files, me)
         self._workers = DirectoryWorkers()
+        self._secrets = PeerSecrets(self.directory, self._directory_id, self._workers.run)
         self._memory = SharedMemoryPort(
             self.spec.shmkey, self._memory_prefix(), provided, lock=self.settings.lock_memory
         )
@@ -258,6 +261,8 @@ class Daemon:
             try:
                 removed = await self._workers.run(lambda: self._files.remove_stale_files(time.time()))
                 self.log.logger.debug("removed %d stale files from the Global Directory", len(removed))
+                gathered = await self._workers.run(lambda: self._gathering.gather(time.time()))
+                self.log.logger.debug("gathered up the entries of %d removed regions", len(gathered))
             except DirectoryUnavailableError as error:
                 self.log.logger.debug("stale files of the Global Directory were not removed: %s", error)
             await asyncio.sleep(HOUSEKEEPING_S)
@@ -314,7 +319,7 @@ class Daemon:
         spec = self.config.daemons[index]
         connection: DaemonConnection | None = None
         try:
-            secret = await self._workers.run(lambda: self._secrets.of(index))
+            secret = await self._secrets.of(index)
             if secret is None:
                 return
             connection = await connect(spec.address, spec.port, secret, self._identity)

@@ -55,10 +55,12 @@ STOP_TABLE = (
         "",
         (
             "refuse while regions of the daemon are open or the others have no memory for its copies; then let",
-            "nothing open until all regions are resilvered; then stop. This is the default.",
+            "nothing open until all regions are resilvered, waiting for memory if needed; then stop. Control-C breaks it",
+            "off. This is the default.",
         ),
         group="how",
     ),
+    Option("-cancel", "", ("break off a safe stop that waits: the daemon stays.",), group="how"),
 )
 
 
@@ -77,11 +79,12 @@ class StartOptions:
 
 @dataclass(frozen=True)
 class StopOptions:
-    """Safe unless `force`. With `help`, show the help and stop nothing."""
+    """Safe unless `force`. With `help`, show the help and stop nothing; `cancel` breaks off a stop."""
 
     directory: str = "."
     localindex: int = 0
     force: bool = False
+    cancel: bool = False
     help: bool = False
 
 
@@ -132,6 +135,7 @@ def parse_stop(words: Sequence[str], program: str = "stopRSDaemon") -> StopOptio
         directory=found.text("-dir", default.directory),
         localindex=found.integer("-localindex", default.localindex, 0, MAX_INT),
         force=found.flag("-force"),
+        cancel=found.flag("-cancel"),
     )
 
 

@@ -1,6 +1,6 @@
 """Stops one daemon (R3, R4):
 
-python -m spark_jms.store.regions.daemon.stop -dir PATH [-localindex N] [-force | -safe]"""
+python -m spark_jms.store.regions.daemon.stop -dir PATH [-localindex N] [-force | -safe | -cancel]"""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from spark_jms.store.errors import StoreError
 from spark_jms.store.regions.admin.client import DaemonAdmin
+from spark_jms.store.regions.admin.port import waiting_text
 from spark_jms.store.regions.daemon.options import STOP_TABLE, help_text, parse_stop
 
 
@@ -22,7 +23,11 @@ def main(words: Sequence[str] | None = None) -> int:
         admin = DaemonAdmin(options.directory, options.localindex)
         try:
             index = admin.local_index
-            admin.shutdown([index], options.force)
+            if options.cancel:
+                admin.break_off([index])
+                print(f"daemon {index} stays")
+                return 0
+            admin.shutdown([index], options.force, _waits)
         finally:
             admin.close()
     except StoreError as error:
@@ -30,6 +35,10 @@ def main(words: Sequence[str] | None = None) -> int:
         return 1
     print(f"daemon {index} stopped")
     return 0
+
+
+def _waits(index: int, reason: str) -> None:
+    print(waiting_text(index, reason), file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

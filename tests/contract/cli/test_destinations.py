@@ -12,6 +12,20 @@ from spark_jms import connect
 from tests.contract.cli.commands import Jmsq
 
 
+def test_list_shows_temporary_destinations_when_asked(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
+    """C14, C15: other commands hide them, and refuse one that is named; anyone can send to it."""
+    with connect(domain, housekeeping=False) as context:
+        queue = context.create_temporary_queue()
+        (row,) = js("list", "--temporary")
+        assert (row["name"], row["kind"], row["live"]) == (queue.name, "queue", True)
+        assert queue.name in jmsq("list", "--temporary").stdout
+        assert queue.name not in jmsq("list").stdout + jmsq("stat").stdout
+        assert "another context" in jmsq("stat", queue.name, code=1).stderr
+        jmsq("send", queue.name, "--text", "from a shell")
+        assert [message.text for message in context.browser(queue.name)] == ["from a shell"]
+    assert "no temporary destinations" in jmsq("list", "--temporary").stdout
+
+
 def test_apply_makes_changes_and_refuses(root: str, tmp_path: Path, jmsq: Jmsq, js: Callable[..., Any]) -> None:
     file = tmp_path / "module.yaml"
     file.write_text("destinations:\n  orders: {kind: distributed-queue, members: 2}\n")
@@ -61,6 +75,9 @@ def test_list(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
         "fileGrace": "1 h",
         "acknowledgementRetention": "7 days",
         "durability": "process",
+        "redeliveryLimit": -1,
+        "redeliveryDelay": "0",
+        "destinationKeys": [],
         "subscriptions": [],
         "epoch": 1,
     }

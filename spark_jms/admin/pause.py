@@ -1,0 +1,63 @@
+"""Pause and resume production, insertion and consumption of a destination or of its members (T14)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from spark_jms.core.pause import OPERATIONS, Pause
+from spark_jms.errors import InvalidDestinationError, OptionError
+from spark_jms.log.domain import Domain
+from spark_jms.log.pauses import PauseOrder, set_pauses
+
+log = logging.getLogger("spark_jms")
+
+
+@dataclass(frozen=True)
+class Paused:
+    """`pauses` are those that stand now, and `changed` says whether the call changed any."""
+
+    destination: str
+    changed: bool
+    pauses: tuple[Pause, ...]
+
+
+def pause(
+    domain: Domain, destination: str, operations: Iterable[str] = OPERATIONS, members: Collection[int] | None = None
+) -> Paused:
+    """Pause these operations (production, insertion, consumption; all three by default) of the whole destination, or of
+    some members. Repeatable: a pause that stands keeps its time. Raises OptionError, InvalidDestinationError."""
+    return _set(domain, destination, _order(domain, destination, operations, members, resume=False))
+
+
+def resume(
+    domain: Domain, destination: str, operations: Iterable[str] = OPERATIONS, members: Collection[int] | None = None
+) -> Paused:
+    """Resume these operations of some members, or of the destination and all its members. A member stays paused while the
+    destination is. Raises OptionError, InvalidDestinationError."""
+    return _set(domain, destination, _order(domain, destination, operations, members, resume=True))
+
+
+def _order(
+    domain: Domain, destination: str, operations: Iterable[str], members: Collection[int] | None, *, resume: bool
+) -> PauseOrder:
+    wanted = tuple(operations)
+    unknown = [operation for operation in wanted if operation not in OPERATIONS]
+    if unknown or not wanted:
+        raise OptionError(f"operations are {list(wanted)!r}, but must be some of {', '.join(OPERATIONS)}")
+    count = domain.log(destination).refresh().destination.members
+    wrong = [member for member in members or () if not 0 <= member < count]
+    if wrong:
+        raise InvalidDestinationError(f"{destination} has the members 0 to {count - 1}, not {wrong[0]}")
+    return PauseOrder(wanted, None if members is None else tuple(sorted(set(members))), resume)
+
+
+def _set(domain: Domain, destination: str, order: PauseOrder) -> Paused:
+    table = domain.log(destination)
+    changed = set_pauses(table, order)
+    if changed:
+        scope = "" if order.members is None else f", member {', '.join(map(str, order.members))}"
+        done = "resumed" if order.resume else "paused"
+        log.info("%s%s: %s %s", destination, scope, done, ", ".join(order.operations))
+    return Paused(destination, changed, table.refresh().destination.pauses.all)

@@ -1,0 +1,121 @@
+"""What one member offers to a batch, in the order of delivery (C12, T15).
+
+A plain destination delivers in the order of the sequences. For a sorted one the order needs the keys of every message that
+may be delivered now. Reading and sorting them costs time for the whole backlog, so the planner keeps the order that it has
+computed: the next plan continues behind what was claimed, and only new or returned messages make it sort again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_jms.core.batch import MAX_RANGES_PER_MEMBER
+from spark_jms.core.integers import ascends
+from spark_jms.core.message import COLUMNS
+from spark_jms.core.ranges import EMPTY, Ranges, union
+from spark_jms.core.record_set import RecordSet
+from spark_jms.core.sort_order import SortOrder
+from spark_jms.log.delta_log import DeltaLog
+from spark_jms.log.file_reader import read_stored
+from spark_jms.log.snapshot import Snapshot
+from spark_jms.settings.destination_key import REDELIVERED
+
+_ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class Offer:
+    """`picks` may be claimed. `order`: their sequences in the order of delivery; None: ascending."""
+
+    picks: Ranges = EMPTY
+    order: pa.Int64Array | None = None
+
+    def first(self, count: int) -> Ranges:
+        """The first `count` messages, or somewhat fewer if they are too scattered for one claim."""
+        if self.order is None:
+            return self.picks.take(count).take_ranges(MAX_RANGES_PER_MEMBER)
+        while True:
+            chosen = Ranges.from_numbers(self.order[:count])
+            if len(chosen) <= MAX_RANGES_PER_MEMBER:
+                return chosen
+            count = count * MAX_RANGES_PER_MEMBER // len(chosen)
+
+
+class SortedBacklogs:
+    """The order of each member of a sorted destination, as far as it is known. Not thread-safe."""
+
+    def __init__(self, table: DeltaLog) -> None:
+        self._table = table
+        self._known: dict[int, tuple[SortOrder, Offer]] = {}
+
+    def offer(self, snapshot: Snapshot, member: int, state: RecordSet, picks: Ranges, order: SortOrder) -> Offer:
+        """`picks` in the order of delivery."""
+        known = self._known.get(member)
+        kept = _without_claimed(known[1], picks) if known and known[0] == order else None
+        made = Offer(picks, self._sorted(snapshot, member, state, picks, order)) if kept is None else kept
+        changes = any(
+            key.name == REDELIVERED for key in order.keys
+        )  # with every delivery, as a unit's next message does
+        if changes or any(file.has_groups for file in snapshot.member_files(member).files):
+            self._known.pop(member, None)
+        else:
+            self._known[member] = order, made
+        return made
+
+    def _sorted(
+        self, snapshot: Snapshot, member: int, state: RecordSet, picks: Ranges, order: SortOrder
+    ) -> pa.Int64Array:
+        sequences, rows = self._keys(snapshot, member, picks, order.columns)
+        redelivered = pc.is_in(sequences, union(state.redelivered(picks).values()).numbers())
+        return sequences.take(order.delivery(rows, sequences, redelivered))
+
+    def _keys(
+        self, snapshot: Snapshot, member: int, picks: Ranges, columns: list[str]
+    ) -> tuple[pa.Int64Array, pa.Table]:
+        """The sequences of `picks` and their sort columns. A file that compaction has replaced is looked up again; messages
+        that are in no file any more have no keys, and the consumer that reads them tells that they are gone."""
+        schema = pa.schema([(name, COLUMNS[name]) for name in columns])
+        parts: list[tuple[pa.Int64Array, pa.RecordBatch]] = []
+        left = picks
+        for attempt in range(_ATTEMPTS):
+            files = (self._table.verify() if attempt else snapshot).member_files(member)
+            for file in files.overlapping(left.first, left.last) if left else ():
+                part = left.between(file.first, file.last)
+                if columns == ["JMSXGroupID"] and not file.has_groups:
+                    continue  # FIFO and LIFO read nothing
+                try:
+                    read = [
+                        (numbers, batch)
+                        for batch, numbers in read_stored(self._table.storage, file.hint, part, columns)
+                    ]
+                except FileNotFoundError:
+                    continue
+                parts += read
+                left = left - part
+        if left:
+            numbers = left.numbers()
+            nothing = [pa.nulls(len(numbers), field.type) for field in schema]
+            parts.append((numbers, pa.RecordBatch.from_arrays(nothing, schema=schema)))
+        parts.sort(key=lambda item: item[0][0].as_py())
+        rows = pa.Table.from_batches([batch.select(columns).cast(schema) for _, batch in parts], schema)
+        sequences = pa.concat_arrays([numbers for numbers, _ in parts])
+        if left and not ascends(sequences):
+            by_sequence = pc.sort_indices(sequences)
+            sequences, rows = sequences.take(by_sequence), rows.take(by_sequence)
+        return sequences, rows
+
+
+def _without_claimed(known: Offer, picks: Ranges) -> Offer | None:
+    """The known order without messages that are not in `picks` any more; None when it lacks some of `picks`."""
+    assert known.order is not None
+    claimed = known.picks - picks
+    if picks.count != known.picks.count - claimed.count:
+        return None
+    if not claimed:
+        return known
+    if Ranges.from_numbers(known.order[: claimed.count]) == claimed:
+        return Offer(picks, known.order[claimed.count :])
+    return Offer(picks, known.order.filter(pc.invert(pc.is_in(known.order, claimed.numbers()))))

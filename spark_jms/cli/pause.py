@@ -1,0 +1,103 @@
+"""`jmsq pause` and `jmsq resume`: stop and restart what a destination does (T14, C14)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from spark_jms.cli.settings import CommandSettings, command, destination_argument
+
+if TYPE_CHECKING:
+    from spark_jms.admin.pause import Paused
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _pause_options(function: _Function) -> _Function:
+    for name, what in (
+        ("consumption", "What consumers claim."),
+        ("insertion", "What becomes available: senders under way, transfers, messages whose delay ends."),
+        ("production", "What senders begin to send."),
+    ):
+        function = click.option(f"--{name}", is_flag=True, help=what)(function)
+    return click.option(
+        "--member", "members", type=click.IntRange(0), multiple=True, help="Only this member. Repeatable."
+    )(destination_argument(function))
+
+
+@command("pause", short_help="Stop production, insertion or consumption of a destination.")
+@_pause_options
+def pause(
+    settings: CommandSettings,
+    destination: str,
+    members: tuple[int, ...],
+    production: bool,
+    insertion: bool,
+    consumption: bool,
+) -> None:
+    """Stop production, insertion or consumption of a destination or of some members; all three by default.
+
+    Production: new sends fail with ProductionPausedError, and other members get what can go to them. Insertion: senders that
+    are under way wait, transfers stay open, and a message whose delay ends stays invisible. Consumption: consumers and
+    queries run on and get nothing; what they have they can acknowledge, and browsing works. `jmsq apply` changes no pause.
+    """
+    from spark_jms.admin.pause import pause as run
+
+    with settings.opened() as (domain, _):
+        paused = run(domain, destination, _operations(production, insertion, consumption), members or None)
+    _report(settings, paused)
+
+
+@command("resume", short_help="Restart what `jmsq pause` has stopped.")
+@_pause_options
+def resume(
+    settings: CommandSettings,
+    destination: str,
+    members: tuple[int, ...],
+    production: bool,
+    insertion: bool,
+    consumption: bool,
+) -> None:
+    """Restart production, insertion or consumption; all three by default.
+
+    Without --member it resumes the destination and all its members. A member stays paused while the destination is.
+    """
+    from spark_jms.admin.pause import resume as run
+
+    with settings.opened() as (domain, _):
+        paused = run(domain, destination, _operations(production, insertion, consumption), members or None)
+    _report(settings, paused)
+
+
+def _operations(*chosen: bool) -> list[str]:
+    """In the order of OPERATIONS; none chosen means all."""
+    from spark_jms.core.pause import OPERATIONS
+
+    return [name for name, wanted in zip(OPERATIONS, chosen, strict=True) if wanted or not any(chosen)]
+
+
+def _report(settings: CommandSettings, paused: Paused) -> None:
+    from spark_jms.claims.views import moment
+
+    rows = [
+        (pause.operation, "all" if pause.member is None else pause.member, moment(pause.since_ms))
+        for pause in paused.pauses
+    ]
+    if settings.as_json:
+        settings.out.document(
+            {
+                "destination": paused.destination,
+                "changed": paused.changed,
+                "paused": [
+                    {"operation": pause.operation, "member": pause.member, "since": moment(pause.since_ms)}
+                    for pause in paused.pauses
+                ],
+            }
+        )
+        return
+    settings.out.table("", ("paused", "member", "since"), rows, f"nothing of {paused.destination} is paused")
+
+
+COMMANDS = (pause, resume)

@@ -1,0 +1,68 @@
+"""`jmsq redrive`: messages of an error destination go back to where they failed, exactly once (C8, C14, M2)."""
+
+from __future__ import annotations
+
+import click
+
+from spark_jms.cli.settings import (
+    MOMENT,
+    CommandSettings,
+    announce,
+    command,
+    complete_destination,
+    dry_run_option,
+    wait_option,
+)
+
+
+@command("redrive", short_help="Bring messages back from an error destination.")
+@click.argument("source", shell_complete=complete_destination)
+@click.option("--to", "target", shell_complete=complete_destination, help="Not to where they failed, but to this one.")
+@click.option("--selector", help="Only messages that this selector takes, as \"JMS_JMSQ_ErrorFrom = 'orders'\".")
+@click.option("--since", "since_ms", type=MOMENT, help="Only messages that failed then or later: '2 h' ago, or a time.")
+@click.option("--until", "until_ms", type=MOMENT, help="Only messages that failed then or earlier.")
+@click.option("--limit", type=click.IntRange(1), help="At most so many messages.")
+@dry_run_option
+@wait_option
+def redrive(
+    settings: CommandSettings,
+    source: str,
+    target: str | None,
+    selector: str | None,
+    since_ms: int | None,
+    until_ms: int | None,
+    limit: int | None,
+    dry_run: bool,
+    wait_s: float,
+) -> None:
+    """Send the messages of the error destination SOURCE again, to the destinations where they failed.
+
+    They arrive as they were first sent, without the properties that tell about the failure, and are delivered as new ones.
+    Like `jmsq move`, this neither loses nor doubles a message, whatever dies in between.
+    """
+    from spark_jms.admin.redrive import RedriveOrder, plan_redrive
+    from spark_jms.admin.redrive import redrive as run_redrive
+
+    order = RedriveOrder(source, target, selector, since_ms, until_ms, limit)
+    with settings.opened() as (domain, store):
+        if dry_run:
+            done = plan_redrive(domain, store, order)
+        else:
+            announce(settings, f"bringing messages of {source} back")
+            done = run_redrive(domain, store, order, wait_s)
+    if settings.as_json:
+        settings.out.document(
+            {"source": source, "target": target, "moved": done.messages, "claimed": done.claimed, "dry_run": dry_run}
+        )
+        return
+    for origin, count in done.messages.items():
+        there = target if target is not None else origin
+        where = there if there == origin else f"{there} (from {origin})"
+        settings.out.say(f"{'would move' if dry_run else 'moved'} {count:,} message(s) of {source} to {where}")
+    if not done.messages:
+        settings.out.say(f"{source} has no messages to bring back")
+    if done.claimed:
+        settings.out.say(f"{done.claimed:,} claimed message(s) stay with their consumers: see `jmsq claims {source}`")
+
+
+COMMANDS = (redrive,)

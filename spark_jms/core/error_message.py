@@ -1,0 +1,96 @@
+"""What an error destination keeps of a message beside the message itself (C8): where it failed, why, how often, when.
+
+Properties say so, typed, so that selectors, SQL and `jmsq redrive` can use them:
+
+    JMS_JMSQ_ErrorFrom         the destination it comes from
+    JMS_JMSQ_ErrorPosition     destination/subscription/member#sequence
+    JMS_JMSQ_ErrorReason       text
+    JMS_JMSQ_ErrorDeliveries   int: how often it was delivered there
+    JMS_JMSQ_ErrorTime         long: when it was moved, ms since 1970
+    JMS_JMSQ_ErrorExpiration   long: its JMSExpiration, if it had one; in the error destination it does not expire
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from spark_jms.core.message import COLUMNS
+from spark_jms.core.typed_properties import TYPES_PROPERTY
+
+FROM, POSITION, REASON = "JMS_JMSQ_ErrorFrom", "JMS_JMSQ_ErrorPosition", "JMS_JMSQ_ErrorReason"
+DELIVERIES, TIME, EXPIRATION = "JMS_JMSQ_ErrorDeliveries", "JMS_JMSQ_ErrorTime", "JMS_JMSQ_ErrorExpiration"
+_TYPES = {DELIVERIES: "int", TIME: "long", EXPIRATION: "long"}
+_OURS = (FROM, POSITION, REASON, DELIVERIES, TIME, EXPIRATION)
+
+
+@dataclass(frozen=True)
+class MessageFailure:
+    """Why messages of one member move to an error destination. `label` names the record set they come from."""
+
+    destination: str
+    label: str
+    reason: str
+    time_ms: int
+
+
+def described(
+    batch: pa.RecordBatch, sequences: Sequence[int], deliveries: Sequence[int], failure: MessageFailure
+) -> pa.RecordBatch:
+    """Rows as the error destination keeps them. `batch` has the columns `properties` and JMSExpiration."""
+    properties = []
+    for row, sequence, count, expiration in zip(
+        batch.column("properties").to_pylist(),
+        sequences,
+        deliveries,
+        batch.column("JMSExpiration").to_pylist(),
+        strict=True,
+    ):
+        added = {
+            FROM: failure.destination,
+            POSITION: f"{failure.label}#{sequence}",
+            REASON: failure.reason,
+            DELIVERIES: str(count),
+            TIME: str(failure.time_ms),
+            **({EXPIRATION: str(expiration)} if expiration else {}),
+        }
+        properties.append(_with_types({**without_failure(dict(row or ())), **added}, added))
+    return _replaced(batch, properties, pa.array([0] * batch.num_rows, pa.int64()))
+
+
+def redriven(batch: pa.RecordBatch, now_ms: int) -> pa.RecordBatch:
+    """The rows as they were before they failed. One whose expiration has passed meanwhile gets none: a person has decided
+    that it shall be delivered."""
+    properties, expirations = [], []
+    for row in batch.column("properties").to_pylist():
+        known = dict(row or ())
+        expiration = int(known.get(EXPIRATION, 0))
+        expirations.append(expiration if expiration > now_ms else 0)
+        properties.append(without_failure(known))
+    return _replaced(batch, properties, pa.array(expirations, pa.int64()))
+
+
+def without_failure(properties: Mapping[str, str]) -> dict[str, str]:
+    """Without the properties of an error destination and their types."""
+    kept = {name: text for name, text in properties.items() if name not in _OURS}
+    if TYPES_PROPERTY in kept:
+        types = [item for item in kept[TYPES_PROPERTY].split(",") if item.split(":")[0] not in _OURS]
+        kept[TYPES_PROPERTY] = ",".join(types)
+        if not types:
+            del kept[TYPES_PROPERTY]
+    return kept
+
+
+def _with_types(properties: dict[str, str], added: Mapping[str, str]) -> dict[str, str]:
+    declared = [item for item in properties.get(TYPES_PROPERTY, "").split(",") if item]
+    declared += [f"{name}:{kind}" for name, kind in _TYPES.items() if name in added]
+    return {**properties, TYPES_PROPERTY: ",".join(declared)}
+
+
+def _replaced(batch: pa.RecordBatch, properties: list[dict[str, str]], expirations: pa.Array) -> pa.RecordBatch:
+    rows = pa.array([list(row.items()) or None for row in properties], COLUMNS["properties"])
+    for name, column in (("properties", rows), ("JMSExpiration", expirations)):
+        batch = batch.set_column(batch.schema.get_field_index(name), name, column)
+    return batch

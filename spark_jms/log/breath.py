@@ -1,0 +1,17 @@
+"""Pauses by which housekeeping lets the application's threads run (C13).
+
+One thread at a time runs Python, and it gives up its turn only after 5 ms unless it waits for something. A sender waits for
+small things some thirty times a send. So beside a thread that computes for 20 ms a send would take 20 ms. Housekeeping
+therefore works in steps of about a millisecond, and really sleeps between them: a sleep of 0 s would not wake the others.
+"""
+
+from __future__ import annotations
+
+import time
+
+STEP_FILES = 64  # of a commit or a merge: about a millisecond of Python
+_BREATH_S = 0.0005
+
+
+def breathe() -> None:
+    time.sleep(_BREATH_S)

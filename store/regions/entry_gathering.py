@@ -1,0 +1,95 @@
+"""Gathering up the entries of removed regions, so that they cost nothing in every list (R8, R10).
+
+A removed region keeps its folder with the versions of its entry: a writer that slept must find its number used. An hour
+later a daemon moves the folder away. `gathered/NAME`, an empty file, still says that the region was removed, to a daemon that
+slept through all of that.
+
+    step      by                                                        after it
+    mark      any daemon: the next version, linked as every other one   no region can be created on this folder
+    record    the daemon that the mark names                            gathered/NAME exists
+    move      only that daemon                                          the name is free: it has no folder
+    clear     any daemon                                                the moved folder is removed
+
+Theory. Moving is by path, and a path may lead to a new region's folder by then. It cannot here: until the daemon of the mark
+has moved the folder, the name has no other folder, and that daemon moves it once. A creator that meets the mark waits; when
+the daemon of the mark has certainly ended, it builds on the mark. Another daemon then marks the folder again, and of the two
+only one gets the number. A daemon that has marked a folder checks that the path leads to it before it moves it. A writer
+with an earlier version works in the folder that it has opened, wherever that is, and checks afterwards that the path still
+leads there.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+
+from spark_jms.store.errors import DirectoryUnavailableError
+from spark_jms.store.regions import folder_files
+from spark_jms.store.regions.core.directory import Holder, RegionEntry
+from spark_jms.store.regions.folder_files import is_at, opened_folder
+from spark_jms.store.regions.global_directory import (
+    ENTRIES,
+    GATHERED,
+    GATHERING,
+    TIGHT_FILE,
+    DirectoryFiles,
+    GatheredBy,
+    GlobalDirectory,
+    encode_entry,
+    quoted,
+)
+
+GATHER_AGE_S = 3600.0
+
+
+class EntryGathering:
+    """Of one daemon, for its life; one call at a time."""
+
+    def __init__(self, directory: GlobalDirectory, files: DirectoryFiles, me: Holder) -> None:
+        self._path = directory.path
+        self._files = files
+        self._me = me
+
+    def gather(self, now_s: float, age_s: float = GATHER_AGE_S) -> list[str]:
+        """The regions that were gathered up, all removed at least `age_s` ago. DirectoryUnavailableError."""
+        try:
+            gathered = [name for name in sorted(self._files.entries().removed) if self._gather_one(name, now_s - age_s)]
+            for left in os.listdir(self._path / GATHERING):
+                shutil.rmtree(self._path / GATHERING / left, ignore_errors=True)
+        except OSError as error:
+            raise DirectoryUnavailableError(str(error)) from error
+        return gathered
+
+    def _gather_one(self, name: str, before_s: float) -> bool:
+        try:
+            with opened_folder(self._files.folder_of(name)) as folder:
+                if not self._mark(folder, name, before_s) or not is_at(folder, self._files.folder_of(name)):
+                    return False  # perhaps it marked a folder that a daemon had moved before it died
+        except FileNotFoundError:
+            return False  # gathered up before
+        self._record(name)
+        os.rename(self._files.folder_of(name), self._path / GATHERING / f"{quoted(name)}.{secrets.token_hex(4)}")
+        with opened_folder(self._path / ENTRIES) as entries:
+            os.fsync(entries)
+        return True
+
+    def _mark(self, folder: int, name: str, before_s: float) -> bool:
+        """Whether the folder has this daemon's mark now."""
+        version, last = self._files.newest_in(folder, name)
+        if not version or isinstance(last, RegionEntry):
+            return False
+        if isinstance(last, GatheredBy):
+            if last.daemon == self._me:
+                return True  # it could not move the folder before
+            if self._files.running(last.daemon):
+                return False
+        elif os.stat(str(version), dir_fd=folder).st_mtime > before_s:
+            return False
+        return folder_files.link_new(folder, str(version + 1), encode_entry(GatheredBy(self._me)), TIGHT_FILE)
+
+    def _record(self, name: str) -> None:
+        with opened_folder(self._path / GATHERED) as gathered:
+            fd = os.open(quoted(name), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, TIGHT_FILE, dir_fd=gathered)
+            os.close(fd)
+            os.fsync(gathered)

@@ -1,0 +1,67 @@
+"""C8, C14: `jmsq redrive`: what it brings back, what it says, what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from spark_jms import apply, connect
+from tests.contract.cli.commands import Jmsq, files_of
+
+MODULE = {
+    "destinations": {
+        "orders": {"kind": "queue", "redeliveryLimit": 0, "errorDestination": "failed"},
+        "failed": {"kind": "queue"},
+        "repaired": {"kind": "queue"},
+    }
+}
+
+
+@pytest.fixture
+def failed(root: str) -> str:
+    apply(root, MODULE)
+    with connect(root, housekeeping=False) as context:
+        context.producer("orders").send_many({"text": f"m{n}", "properties": {"n": n}} for n in range(5))
+        with context.consumer("orders") as consumer:
+            for _ in range(5):
+                message = consumer.receive(5)
+                assert message is not None
+                message.reject()
+            assert consumer.receive(0) is None
+    return root
+
+
+def test_redrive_shows_first_and_then_moves(failed: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
+    before = files_of(failed)
+    assert jmsq("redrive", "failed", "--dry-run").stdout == "would move 5 message(s) of failed to orders\n"
+    assert files_of(failed) == before
+    done = js("redrive", "failed", "--selector", "n < 2", "--since", "1 h")
+    assert done == {"source": "failed", "target": None, "moved": {"orders": 2}, "claimed": 0, "dry_run": False}
+    told = jmsq("redrive", "failed", "--to", "repaired", "--limit", "1")
+    assert told.stdout == "moved 1 message(s) of failed to repaired (from orders)\n"
+    assert "bringing messages of failed back" in told.stderr
+    assert [s["backlog"] for s in js("stat")["destinations"]] == [2, 2, 1]
+    assert "has no messages to bring back" in jmsq("redrive", "failed", "--until", "2020-01-01T00:00:00Z").stdout
+
+
+def test_redrive_names_what_it_does_not_understand(failed: str, jmsq: Jmsq) -> None:
+    assert (
+        "'soon' is no time: write '2 h' for two hours ago"
+        in jmsq("redrive", "failed", "--since", "soon", code=2).stderr
+    )
+    assert "there is no destination 'nowhere'" in jmsq("redrive", "failed", "--to", "nowhere", code=1).stderr
+
+
+def test_delayed_messages_are_shown(root: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
+    """C8: a backlog that no consumer gets explains itself."""
+    apply(root, MODULE)
+    with connect(root, housekeeping=False) as context:
+        context.producer("repaired").send(text="x")
+        with context.consumer("repaired") as consumer:
+            message = consumer.receive(5)
+            assert message is not None
+            message.reject("1 h")
+    (row,) = js("subscriptions", "repaired")
+    assert (row["backlog"], row["claimed"], row["delayed"]) == (1, 0, 1)

@@ -1,0 +1,167 @@
+"""What housekeeping costs the process that it runs in: a sender must not feel it (C11, C13)."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import spark_jms
+from spark_jms.claims.housekeeper import Housekeeper
+from spark_jms.client import shared_send
+from spark_jms.client.context import Context
+from spark_jms.log import breath, compaction, recent_rows
+from spark_jms.log.compaction import compact
+from spark_jms.log.delta_log import DeltaLog
+from spark_jms.log.recent_rows import RecentRows
+from spark_jms.log.register import Register
+
+SEVEN_FILES = 7  # compaction leaves fewer than 8 files of a level
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Iterator[Context]:
+    spark_jms.apply(str(tmp_path), {"destinations": {"orders": {"kind": "queue"}}})
+    with spark_jms.connect(str(tmp_path), housekeeping=False) as made:
+        yield made
+
+
+def log_of(context: Context) -> DeltaLog:
+    return context._domain.log("orders")
+
+
+def send(context: Context, count: int) -> None:
+    producer = context.producer("orders")
+    for number in range(count):
+        producer.send(text=f"message {number}", properties={"n": number, "red": number % 2 == 0}, priority=number % 10)
+
+
+def rows_of(log: DeltaLog) -> pa.Table:
+    found = [pq.read_table(log.storage.root / file.path) for file in log.refresh().member_files(0).files]  # type: ignore[attr-defined]
+    return pa.concat_tables(found)
+
+
+def opened_files(log: DeltaLog, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    opened: list[str] = []
+    open_input = log.storage.open_input
+    monkeypatch.setattr(log.storage, "open_input", lambda path: opened.append(path) or open_input(path))
+    return opened
+
+
+def test_compaction_opens_no_file_that_its_process_has_just_sent(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C13: it merges the rows that the sends have left in memory, and the merged file has the rows that the files have."""
+    log = log_of(context)
+    log.recent.keep()
+    send(context, 40)
+    in_files, opened = rows_of(log), opened_files(log, monkeypatch)
+    assert compact(log).compacted_files == 40
+    assert opened == []
+    assert log.recent.bytes == 0
+    merged = rows_of(log)
+    assert merged.drop_columns(["ordinal"]).equals(in_files.drop_columns(["ordinal"]))
+    assert merged.column("ordinal").to_pylist() == list(range(40))
+
+
+def test_compaction_reads_what_is_not_in_memory_between_what_is(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C13: rows of another process, and those that were dropped, come from their files, in order."""
+    log = log_of(context)
+    send(context, 10)
+    log.recent.keep()
+    send(context, 10)
+    with spark_jms.connect(context.root, housekeeping=False) as other:
+        send(other, 10)
+    send(context, 10)
+    in_files, opened = rows_of(log), opened_files(log, monkeypatch)
+    compact(log)
+    assert len(opened) == 20
+    assert rows_of(log).drop_columns(["ordinal"]).equals(in_files.drop_columns(["ordinal"]))
+
+
+def test_recent_rows_are_kept_only_for_compaction_and_within_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C13: a sender that leaves compaction to others keeps nothing; one that compacts keeps the newest small files."""
+    rows = pa.record_batch({"a": [1]})
+    monkeypatch.setattr(recent_rows, "LIMIT_BYTES", 100_000)
+    recent = RecentRows()
+    recent.add("early", rows, 1_000)
+    assert recent.take("early") is None
+    recent.add("large", rows, recent_rows.SMALL_BYTES + 1)
+    for number in range(100):
+        recent.add(f"f{number}", rows, 1_000)
+        assert recent.bytes <= 100_000
+    assert recent.take("large") is None
+    assert recent.take("f0") is None
+    assert recent.take("f99") is rows
+    assert recent.take("f99") is None
+    for number in range(100):
+        recent.take(f"f{number}")
+    assert recent.bytes == 0
+
+
+def test_housekeeping_works_in_small_steps_with_pauses(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C13: no commit of compaction replaces more files than a step, and before each one the other threads get their turn."""
+    log, steps = log_of(context), list[str]()
+    monkeypatch.setattr(compaction, "STEP_FILES", 8)
+    monkeypatch.setattr(compaction, "breathe", lambda: steps.append("breath"))
+    append = log.append
+
+    def counted(snapshot: object, operation: str, actions: list[object], parameters: object) -> bool:
+        steps.append(f"{len(actions) - 1} files")
+        return append(snapshot, operation, actions, parameters)  # type: ignore[arg-type]
+
+    send(context, 40)
+    monkeypatch.setattr(log, "append", counted)
+    compact(log)
+    commits = [at for at, step in enumerate(steps) if step != "breath"]
+    assert len(commits) >= 5
+    assert all(steps[at - 1] == "breath" for at in commits)
+    assert all(int(steps[at].split()[0]) <= 8 for at in commits)
+    assert breath.STEP_FILES <= 64
+
+
+def test_purge_reads_the_register_once_a_round_not_once_a_file(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C13: a round over 40 files asks the register as often as one over 10."""
+    asked: list[str] = []
+    entry = Register.entry
+
+    def counted(self: Register, name: str) -> object:
+        asked.append(name)
+        return entry(self, name)
+
+    housekeeper = Housekeeper(context._domain, context._store, "orders")
+    try:
+        monkeypatch.setattr(Register, "entry", counted)
+        counts = []
+        for _ in range(2):
+            send(context, SEVEN_FILES)
+            asked.clear()
+            assert housekeeper.run()
+            counts.append(len(asked))
+        send(context, 40)
+        asked.clear()
+        assert housekeeper.run()
+        assert len(asked) <= counts[-1]
+    finally:
+        housekeeper.close()
+
+
+def test_sends_leave_no_work_for_the_garbage_collector(context: Context) -> None:
+    """C11: cycles of objects would keep each message in memory until the collector runs, in the middle of a later send."""
+    send(context, 3)
+    gc.collect()
+    gc.disable()
+    try:
+        send(context, 10)
+        kept = [one for one in gc.get_objects() if isinstance(one, (shared_send.Shipment, shared_send.Part))]
+    finally:
+        gc.enable()
+    assert kept == []

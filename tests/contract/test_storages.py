@@ -1,0 +1,76 @@
+"""The port of files, on a directory, an object store and the fake in memory (C5, C17)."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_jms.log.local_storage import LocalStorage
+from spark_jms.log.object_storage import ObjectStorage
+from spark_jms.testing.memory_storage import MemoryStorage
+
+KINDS: dict[str, Callable[[Path], Any]] = {
+    "directory": LocalStorage,
+    "object store": lambda path: ObjectStorage(f"memory://{uuid.uuid4().hex}"),
+    "memory": lambda path: MemoryStorage(),
+}
+
+
+@pytest.fixture(params=KINDS)
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    return KINDS[request.param](tmp_path)
+
+
+def test_storage_creates_a_file_once(storage: Any) -> None:
+    """C5: the compare-and-swap on which every commit stands."""
+    assert storage.get("a/1") is None
+    assert storage.create("a/1", b"one", durable=True)
+    assert not storage.create("a/1", b"two")
+    assert storage.get("a/1") == b"one"
+    storage.put("a/1", b"three")
+    storage.sync(["a/1"])
+    assert storage.get("a/1") == b"three"
+    assert storage.exists("a/1")
+    assert not storage.exists("a/2")
+    assert storage.get("a/1/below-a-file") is None
+
+
+def test_storage_lists_and_deletes(storage: Any) -> None:
+    """C17: paths are relative to the storage, whichever directory is listed; a missing file is not an error."""
+    for path in ("t/_delta_log/0", "t/m0", "tt/m0", "u"):
+        storage.put(path, path.encode())
+    assert sorted((f.path, f.bytes) for f in storage.list("t")) == [("t/_delta_log/0", 14), ("t/m0", 4)]
+    assert sorted(f.path for f in storage.list("")) == ["t/_delta_log/0", "t/m0", "tt/m0", "u"]
+    assert list(storage.list("missing")) == []
+    storage.delete("t/m0")
+    storage.delete("t/m0")
+    storage.delete_all("t")
+    storage.delete_all("missing")
+    assert sorted(f.path for f in storage.list("")) == ["tt/m0", "u"]
+
+
+def test_child_shares_the_files_below_its_prefix(storage: Any) -> None:
+    """C17."""
+    child = storage.child("orders")
+    child.put("_delta_log/0", b"first")
+    assert storage.get("orders/_delta_log/0") == b"first"
+    assert [f.path for f in child.list("")] == ["_delta_log/0"]
+    assert child.get("orders/_delta_log/0") is None
+
+
+def test_storage_writes_and_reads_streams(storage: Any) -> None:
+    """C5: a file has its content when its stream is closed."""
+    storage.put("_delta_log/0", b"a table is here")
+    with storage.open_output("m0") as sink:
+        sink.write(b"0123")
+        sink.write(b"456789")
+    assert storage.get("m0") == b"0123456789"
+    with storage.open_input("m0") as source:
+        source.seek(4)
+        assert source.read(2) == b"45"
+    with pytest.raises(FileNotFoundError):
+        storage.open_input("m1")

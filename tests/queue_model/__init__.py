@@ -1,0 +1,21 @@
+"""A random model of a queue and everything that may happen to it (C5, C8, C9, C13, C18), on the real layers core, log and
+claims, with the storage and the store in memory.
+
+A seed is one run: queries and clients share a queue while they crash, stall, return and hand records over, while messages
+are sent, purged and compacted, moved to other queues and back, while members are added, while checkpoints are copied, and
+while the queue is renamed, or dropped and created again. Senders, movers and administrators die at any of their writes.
+Then the faults end, and the consumers must drain the queue.
+
+    clock.py           one clock for all processes
+    tables.py          the destinations, each life of them, and which message is where
+    senders.py         sends, and files staged and committed later
+    consumers.py       one query or client in one process
+    crowd.py           all consumers: start, crash, stall, replace, copy
+    administration.py  moves, housekeeping, members, drop and rename
+    account.py         what must hold
+    world.py           composes them, and runs a seed
+"""
+
+from tests.queue_model.world import QueueWorld, run
+
+__all__ = ["QueueWorld", "run"]

@@ -1,0 +1,116 @@
+"""What must hold in the model, at any time and at the end."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from spark_jms.core.batch import Batch, claim_number
+from spark_jms.core.claim import Claim
+from spark_jms.core.message_state import MessageEvent
+from spark_jms.core.ranges import Ranges, union
+from spark_jms.core.record_names import consumer_record
+from spark_jms.core.record_set import RecordSet
+from spark_jms.store import MemoryStore
+from tests.queue_model.consumers import ConsumerProcess, DeliveredRow, Query
+from tests.queue_model.crowd import Crowd
+from tests.queue_model.senders import Senders
+from tests.queue_model.tables import Place, Tables
+
+
+@dataclass
+class Account:
+    tables: Tables
+    store: MemoryStore
+    senders: Senders
+    revoked: set[tuple[str, int]] = field(default_factory=set)  # claim, sequence
+    _checked: dict[tuple[str, int], RecordSet] = field(default_factory=dict)
+    newest: dict[tuple[str, str], int] = field(
+        default_factory=dict
+    )  # table, consumer -> the number of its newest claim
+
+    def note_revocation(self, claim: Claim, picks: Ranges, event: MessageEvent) -> None:
+        """A revocation that was planned and not written counts too, so the account misses some, and invents none."""
+        if event is MessageEvent.REDELIVER:
+            self.revoked |= {(claim.id, s) for s in picks.numbers().tolist()}
+
+    def check_claim(self, consumer: ConsumerProcess, batch: Batch) -> None:
+        """A consumer claims messages of the living table only. One consumer at a time has messages of a unit of order. Only
+        the instance that holds the query's record claims, and no number comes twice."""
+        name, orders = consumer.name, self.tables.orders
+        assert batch.table == orders.table_id, f"{name} has claimed messages of a destination that was dropped"
+        self.tables.note_arrivals()  # a plan finishes open transfers
+        states, groups = self.tables.states(orders), self.senders.groups
+        for member, pick in batch.members.items():
+            others = union(c.picks for c in states[member].claims.values() if c.consumer != batch.consumer)
+            held = {groups[text] for text in self.tables.texts_of(batch.table, member, others)} - {None}
+            got = {groups[text] for text in self.tables.texts_of(batch.table, member, pick.picks)}
+            assert not held & got, f"{name} got units of order {held & got} that other consumers have"
+        if isinstance(consumer, Query):
+            assert consumer.subscriber is not None
+            info = self.store.info(consumer_record(batch.table, "-", batch.consumer))
+            assert info is not None, f"{name} claims without a record of its own"
+            assert info.holder == consumer.subscriber.members.session_id, f"{name} claims beside another instance"
+            key, number = (batch.table, batch.consumer), claim_number(batch.claim)
+            assert number > self.newest.get(key, 0), f"{name} gives claim number {number} again"
+            self.newest[key] = number
+
+    def check_records(self) -> None:
+        for destination in self.tables.living():
+            snapshot = self.tables.snapshot(destination)
+            for member, state in self.tables.states(destination).items():
+                if self._checked.get((destination.table_id, member)) is state:
+                    continue
+                self._checked[destination.table_id, member] = state
+                claims, intents = state.claims.values(), state.intents.values()
+                assert sum(c.picks.count for c in claims) == state.claimed.count, "a message is in two claims"
+                assert sum(i.picks.count for i in intents) == state.moving.count, "a message is in two transfers"
+                assert not state.claimed & state.moving, "a message is claimed and moving"
+                taken = state.claimed | state.moving
+                assert state.unfinished_of(taken) == taken, "a message is claimed or moving, and done"
+                assert not state.done or state.done.first > state.floor + 1
+                assert state.newest_known <= snapshot.last_sequence(member)
+                counted = [ranges.all() for ranges in state.deliveries.values()]
+                assert sum(r.count for r in counted) == union(counted).count
+                assert not state.done & union(counted)
+
+    def finished(self) -> bool:
+        for destination in self.tables.living():
+            snapshot = self.tables.snapshot(destination)
+            for member, state in self.tables.states(destination).items():
+                if state.floor != snapshot.last_sequence(member) or state.claims or state.intents:
+                    return False
+        return True
+
+    def check(self, crowd: Crowd, *, in_order: bool) -> None:
+        """At the end. `in_order`: nothing has happened that may change the order of a single query's messages."""
+        for table, member, given in self.tables.numbers():
+            assert given == list(range(1, len(given) + 1)), f"the sequences of {table}/{member} have gaps"
+        every: dict[Place, list[DeliveredRow]] = defaultdict(list)
+        for consumer in crowd.consumers:
+            for d in consumer.delivered:
+                assert self.tables.text(d.table, d.member, d.sequence) == d.text, f"another message's content: {d}"
+                every[Place(d.table, d.member, d.sequence)].append(d)
+        received = Counter(
+            self.tables.texts[place]
+            for place, deliveries in every.items()
+            if any((d.claim, d.sequence) not in self.revoked for d in deliveries)
+        )
+        lost = set(self.tables.texts.values()) - {self.tables.texts[place] for place in every} - self.tables.discarded
+        assert not lost, f"lost: {sorted(lost, key=int)[:10]}"
+        doubled = [text for text, places in received.items() if places > 1 and text not in self.tables.returned]
+        assert not doubled, f"received, and received again after a move: {doubled[:10]}"
+        for place, deliveries in every.items():
+            text = self.tables.texts[place]
+            deliveries.sort(key=lambda d: d.count)
+            for before, after in pairwise(deliveries):
+                assert (before.claim, before.sequence) in self.revoked, (
+                    f"{text} was delivered twice, and its claim was not revoked: {deliveries}"
+                )
+                assert after.count > before.count, f"{text} was delivered twice and not flagged: {deliveries}"
+        if in_order and isinstance(crowd.consumers[0], Query) and not self.revoked:
+            for table, member, _ in self.tables.numbers():
+                delivered = crowd.consumers[0].delivered
+                mine = [d.sequence for d in delivered if (d.table, d.member) == (table, member)]
+                assert mine == sorted(mine), "a single query received a member out of order"

@@ -1,0 +1,217 @@
+"""What administrators and housekeeping do to the model's destinations. Most of it may die at any write."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from attrs import evolve
+
+from spark_jms.admin.drop import drop_destination, plan_drop
+from spark_jms.admin.move import MoveOrder, move
+from spark_jms.admin.rename import rename_destination
+from spark_jms.claims.housekeeper import Housekeeper
+from spark_jms.claims.record_sets import operations
+from spark_jms.core.destination import Destination
+from spark_jms.core.record_names import member_record
+from spark_jms.errors import DestinationDroppedError, InvalidDestinationError, MemberUnavailableError
+from spark_jms.log.clean_up import checkpoint, clean_up
+from spark_jms.log.compaction import compact
+from spark_jms.log.declarations import apply_destinations
+from spark_jms.log.domain import Domain
+from spark_jms.log.purge import purge
+from spark_jms.store import MemoryStore
+from tests.queue_model.clock import Clock
+from tests.queue_model.crowd import Killable
+from tests.queue_model.tables import ROOT, ModelDestination, Tables
+
+
+def declared(name: str, members: int) -> Destination:
+    """Two destinations; clean-up deletes files that left the log at once."""
+    kind = "queue" if members == 1 else "distributed-queue"
+    return Destination(name, kind, members, file_grace_ms=0)
+
+
+@dataclass
+class Administration:
+    tables: Tables
+    store: MemoryStore
+    clock: Clock
+    random: random.Random
+    killable: Killable
+    drops: int = 0
+    renames: int = 0
+    moved: bool = False
+    _housekeepers: dict[str, Housekeeper] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.domain = Domain(ROOT)  # of one administrator; every consumer and sender has its own
+
+    # -- moving ---------------------------------------------------------------------------------------------------
+    def move(self) -> None:
+        self._move(self.tables.orders, self.tables.aside, self.random.choice([1, 5, 50]))
+
+    def move_back(self) -> None:
+        source = self.random.choice([d for d in self.tables.living() if d is not self.tables.orders] or [None])
+        if source is not None:
+            self._move(source, self.tables.orders, self.random.choice([1, 5, 50]))
+
+    def move_all_back(self) -> None:
+        """Without faults."""
+        for source in self.tables.living():
+            if source is not self.tables.orders and self.tables.unfinished(source):
+                move(self.domain, self.store, MoveOrder(source.name, self.tables.orders.name), wait_s=0)
+        self.tables.note_arrivals()
+
+    def _move(self, source: ModelDestination, target: ModelDestination, limit: int) -> None:
+        def moving() -> None:
+            with suppress(MemberUnavailableError):
+                self._unless_dropped(
+                    lambda: move(self.domain, self.store, MoveOrder(source.name, target.name, limit=limit), wait_s=0),
+                    source,
+                    target,
+                )
+
+        self.killable(moving)
+        self.tables.note_arrivals()
+        self.moved = True
+
+    def _unless_dropped(self, act: Callable[[], object], *used: ModelDestination) -> None:
+        """An error is right only while one of the destinations is being dropped."""
+        try:
+            act()
+        except (DestinationDroppedError, InvalidDestinationError):
+            if all(destination.table_id for destination in used):
+                raise
+
+    # -- claims and members ---------------------------------------------------------------------------------------
+    def release(self) -> None:
+        """`jmsq claims --release` on records without a holder."""
+        orders = self.tables.orders
+        if not orders.table_id:
+            return
+        for member, state in self.tables.states(orders).items():
+            name = member_record(orders.table_id, "-", member)
+            info = self.store.info(name)
+            if info and info.holder is None and state.claims:
+                with self.store.connect("admin") as session:
+                    handle = session.open(name)
+                    claim = self.random.choice(list(state.claims))  # in the order of creation: ids are random
+                    handle.commit(operations(state, state.release(claim, delivered=True)))
+
+    def add_member(self) -> None:
+        orders = self.tables.orders
+        if orders.table_id:
+            now = self.tables.snapshot(orders).destination
+            if now.members < 4:
+                more = evolve(now, members=now.members + 1)
+                self.killable(lambda: apply_destinations(self.domain, [more], lambda d, m: False))
+
+    # -- housekeeping ---------------------------------------------------------------------------------------------
+    def purge(self) -> None:
+        def purging() -> None:
+            housekeeper._states.clear()
+            purge(self.domain.log(orders.name), housekeeper.is_done)
+
+        orders = self.tables.orders
+        if orders.table_id:
+            housekeeper = self._housekeeper(orders)
+            self.tables.note_arrivals()
+            self.killable(purging)
+
+    def compact(self) -> None:
+        self._on_orders(lambda name: compact(self.domain.log(name)))
+
+    def checkpoint(self) -> None:
+        self._on_orders(lambda name: checkpoint(self.domain.log(name), every=1))
+
+    def clean_up(self) -> None:
+        for destination in self.tables.living():
+            self.killable(lambda name=destination.name: clean_up(self.domain.log(name)))  # type: ignore[misc]
+
+    def housekeeping(self) -> None:
+        """A whole round, which also finishes transfers of records that no process holds."""
+        self.tables.note_arrivals()
+        for destination in self.tables.living():
+            housekeeper = self._housekeeper(destination)
+            self.killable(housekeeper.run)
+            self.tables.note_arrivals()
+            failures = housekeeper.health.failures
+            assert not failures, f"housekeeping fails: {failures}"
+
+    def _on_orders(self, act: Callable[[str], object]) -> None:
+        orders = self.tables.orders
+        if orders.table_id:
+            self.tables.note_arrivals()
+            self.killable(lambda: act(orders.name))
+
+    def _housekeeper(self, destination: ModelDestination) -> Housekeeper:
+        """Of a process that lives as long as the destination has this name."""
+        key = f"{destination.name} {destination.table_id}"
+        if key not in self._housekeepers:
+            made = self._housekeepers[key] = Housekeeper(Domain(ROOT), self.store, destination.name)
+            made.rounds._clock_s, made.rounds._cleaned_s = self.clock.monotonic, self.clock.monotonic()
+        return self._housekeepers[key]
+
+    # -- lives ----------------------------------------------------------------------------------------------------
+    def rename(self) -> None:
+        """Or finish a rename that was interrupted."""
+        destination = self.random.choice([self.tables.orders, self.tables.aside])
+        if destination.table_id:
+            self.renames += 1
+            destination.renaming_to = destination.renaming_to or f"{destination.name.partition('.')[0]}.{self.renames}"
+            if self.killable(lambda: self._rename(destination)):
+                self._renamed(destination)
+
+    def _rename(self, destination: ModelDestination) -> None:
+        rename_destination(self.domain, self.store, destination.name, destination.renaming_to, force=True)
+
+    def _renamed(self, destination: ModelDestination) -> None:
+        destination.name, destination.renaming_to = destination.renaming_to, ""
+
+    def drop(self) -> None:
+        """A forced drop, which waits for no holder. `apply` finishes it, and creates the destination again."""
+        destination = self.tables.orders if self.random.random() < 0.7 else self.tables.aside
+        if destination.table_id and not destination.renaming_to and self.drops < 3:
+            self.tables.note_arrivals()
+            discarded, returned = self.tables.unfinished(destination), self.tables.moving_to(destination.table_id)
+            self.killable(lambda: self._drop(destination))
+            if not self._is_listed(destination) or self._is_dropping(destination):
+                self.drops += 1
+                self.tables.discarded |= discarded
+                self.tables.returned |= returned
+                destination.table_id = ""
+
+    def _drop(self, destination: ModelDestination) -> None:
+        with suppress(MemberUnavailableError):
+            drop_destination(self.domain, self.store, destination.name, force=True, wait_s=0)
+
+    def _is_dropping(self, destination: ModelDestination) -> bool:
+        return plan_drop(Domain(ROOT), self.store, destination.name).begun
+
+    def apply(self) -> None:
+        for destination in (self.tables.orders, self.tables.aside):
+            if not destination.table_id:
+                self.killable(lambda d=destination: self._apply(d))  # type: ignore[misc]
+
+    def _apply(self, destination: ModelDestination) -> None:
+        if self._is_listed(destination) and self._is_dropping(destination):
+            self._drop(destination)
+        if not self._is_listed(destination):
+            members = self.random.randint(2, 3) if destination is self.tables.orders else 1
+            apply_destinations(self.domain, [declared(destination.name, members)], lambda d, m: False)
+        if not self._is_dropping(destination):
+            self.tables.begin_life(destination)
+
+    def _is_listed(self, destination: ModelDestination) -> bool:
+        return destination.name in self.domain.register.names()
+
+    def finish(self) -> None:
+        for destination in (self.tables.orders, self.tables.aside):
+            if destination.renaming_to:
+                self._rename(destination)
+                self._renamed(destination)
+            if not destination.table_id:
+                self._apply(destination)

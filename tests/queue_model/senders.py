@@ -1,0 +1,133 @@
+"""Senders of the model: each has routed its messages by some declaration, and may commit them much later."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_jms.core.staged_file import StagedFile
+from spark_jms.errors import CommitConflictError, DestinationReplacedError, InvalidDestinationError
+from spark_jms.log.domain import Domain
+from spark_jms.log.message_writer import MessageWriter
+from spark_jms.log.send import TransactionId, send
+from spark_jms.log.snapshot import RouteId
+from tests.queue_model.tables import ROOT, Tables
+
+
+@dataclass
+class Shipment:
+    """Staged files and, for each, the texts of its rows."""
+
+    files: list[StagedFile]
+    texts: dict[str, list[str]]  # path -> texts
+    route: RouteId
+
+
+class _NotedWriter(MessageWriter):
+    """Notes the texts of each member's rows."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.noted: dict[int, list[str]] = {}
+
+    def write_routed(self, rows: pa.RecordBatch, members: Any) -> None:
+        texts = rows.column("text").to_pylist()
+        for member in pc.unique(members).tolist():
+            self.noted.setdefault(member, []).extend(
+                texts[i] for i in pc.indices_nonzero(pc.equal(members, member)).tolist()
+            )
+        super().write_routed(rows, members)
+
+
+@dataclass
+class Senders:
+    """Each send of the model is by another process, so it may die at any write (`killable`)."""
+
+    tables: Tables
+    random: random.Random
+    killable: Callable[[Callable[[], object]], bool]
+    groups: dict[str, str | None] = field(default_factory=dict)  # text -> unit of order
+    staged: list[Shipment] = field(default_factory=list)
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        self.domain = Domain(ROOT)
+
+    def send(self) -> None:
+        def send() -> None:
+            shipment = self._write()
+            if shipment is not None:
+                self._put(shipment)
+
+        self.killable(send)
+
+    def stage(self) -> None:
+        def stage() -> None:
+            shipment = self._write()
+            if shipment is not None:
+                self.staged.append(shipment)
+
+        self.killable(stage)
+
+    def commit_staged(self) -> None:
+        if self.staged:
+            shipment = self.staged.pop(0)
+            self.killable(lambda: self._put(shipment))
+
+    def finish(self) -> None:
+        while self.staged:
+            self._put(self.staged.pop(0))
+
+    def _write(self) -> Shipment | None:
+        """None: the destination is being dropped."""
+        try:
+            log = self.domain.log(self.tables.orders.name)
+            snapshot = log.refresh()
+        except InvalidDestinationError:
+            assert not self.tables.orders.table_id, "a destination that was not dropped cannot be found"
+            return None
+        texts = [str(self.count + i) for i in range(self.random.choice([1, 2, 5, 30]))]
+        self.count += len(texts)
+        groups = [self.random.choice([None, None, "a", "b", "c"]) for _ in texts]
+        self.groups.update(zip(texts, groups, strict=True))
+        columns = {
+            "text": texts,
+            "JMSXGroupID": pa.array(groups, pa.string()),
+            "JMSPriority": [self.random.randint(0, 9) for _ in texts],
+        }
+        writer = _NotedWriter(log.storage, snapshot.destination, self.random.randint(0, 9))
+        writer.write(pa.RecordBatch.from_pydict(columns))
+        files = writer.close()
+        return Shipment(files, {file.path: writer.noted[file.member] for file in files}, snapshot.route_id)
+
+    def _put(self, shipment: Shipment) -> None:
+        transaction = TransactionId("sender", self.count) if self.random.random() < 0.3 else None
+        table_id = self.tables.orders.table_id
+        try:
+            log = self.domain.log(self.tables.orders.name)
+            sent = send(log, shipment.files, shipment.route, transaction)
+        except InvalidDestinationError:
+            assert not table_id, "a destination that was not dropped refuses a send"
+            return
+        except DestinationReplacedError:
+            assert shipment.route.table_id != table_id, "a send to its own table is refused"
+            return
+        except CommitConflictError:  # written too long ago, or clean-up was faster
+            return
+        assert shipment.route.table_id == table_id, "messages that were routed for another table were sent"
+        got = {member: sequences.numbers().tolist() for member, sequences in sent.sequences.items()}
+        assert sum(map(len, got.values())) == sum(map(len, shipment.texts.values()))
+        for file in sent.files:
+            texts = shipment.texts[file.path]
+            numbers, got[file.member] = got[file.member][: len(texts)], got[file.member][len(texts) :]
+            assert numbers == list(range(numbers[0], numbers[0] + len(texts))), "a file's messages have gaps"
+            self.tables.enter(table_id, file.member, numbers[0], texts)
+        if transaction:
+            again = self._write()
+            assert again is not None
+            assert send(log, again.files, again.route, transaction).version == -1

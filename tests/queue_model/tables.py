@@ -1,0 +1,150 @@
+"""The destinations of the model: each life of each, and which message is where."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import pyarrow.parquet as pq
+
+from spark_jms.claims.record_sets import read_state
+from spark_jms.claims.set_aside import SET_ASIDE
+from spark_jms.core.ranges import Ranges
+from spark_jms.core.record_names import member_record
+from spark_jms.core.record_set import RecordSet
+from spark_jms.core.transfer import ticket_of_file
+from spark_jms.log.data_file import DataFile
+from spark_jms.log.delta_log import DeltaLog
+from spark_jms.log.domain import Domain
+from spark_jms.log.register import REGISTER
+from spark_jms.log.snapshot import Snapshot
+from spark_jms.store import MemoryStore
+from spark_jms.testing.memory_storage import MemoryStorage
+
+ROOT = "model"  # what the model's domains are opened with; `world.run` gives them its storage
+
+
+class Place(NamedTuple):
+    """A message's place: the id of the table, so that each life of a destination has places of its own."""
+
+    table: str
+    member: int
+    sequence: int
+
+
+@dataclass
+class ModelDestination:
+    """A destination under its present name. `table_id` is that of its present life; "" while it is being dropped. `log` is
+    the model's own."""
+
+    name: str
+    log: DeltaLog
+    table_id: str = ""
+    renaming_to: str = ""  # a rename was begun
+
+
+@dataclass
+class Tables:
+    """The model's own view, which never fails."""
+
+    storage: MemoryStorage
+    store: MemoryStore
+    random: random.Random
+    orders: ModelDestination = field(init=False)
+    aside: ModelDestination = field(init=False)
+    texts: dict[Place, str] = field(default_factory=dict)
+    discarded: set[str] = field(default_factory=set)  # unfinished when their destination was dropped
+    returned: set[str] = field(default_factory=set)  # moving to a destination that was dropped: they come back, flagged
+    _parsed: dict[str, tuple[dict[str, bytes], RecordSet]] = field(default_factory=dict)
+    _seen: set[str] = field(default_factory=set)  # arrived files
+
+    def __post_init__(self) -> None:
+        self.orders, self.aside = self._found("orders"), self._found("aside")
+        self._set_aside: ModelDestination | None = None
+
+    def _found(self, name: str) -> ModelDestination:
+        found = ModelDestination(name, Domain(ROOT).log(name))
+        self.begin_life(found)
+        return found
+
+    def begin_life(self, destination: ModelDestination) -> None:
+        destination.log = Domain(ROOT).log(destination.name)
+        destination.table_id = destination.log.refresh().table_id
+
+    def snapshot(self, destination: ModelDestination) -> Snapshot:
+        return destination.log.refresh()
+
+    def living(self) -> list[ModelDestination]:
+        """All destinations that are not being dropped."""
+        if self._set_aside is None and self.storage.exists(f"{REGISTER}/{SET_ASIDE}"):
+            self._set_aside = self._found(SET_ASIDE)
+        return [d for d in (self.orders, self.aside, self._set_aside) if d is not None and d.table_id]
+
+    def state(self, snapshot: Snapshot, member: int) -> RecordSet:
+        """As last committed; parsed once."""
+        record = member_record(snapshot.table_id, "-", member)
+        objects = self.store.peek(record)
+        known = self._parsed.get(record)
+        if known is None or known[0] != objects:
+            known = self._parsed[record] = (objects, read_state(self.store, record))
+        return known[1]
+
+    def states(self, destination: ModelDestination) -> dict[int, RecordSet]:
+        snapshot = self.snapshot(destination)
+        return {member: self.state(snapshot, member) for member in range(snapshot.destination.members)}
+
+    # -- which message is where -----------------------------------------------------------------------------------
+    def text(self, table: str, member: int, sequence: int) -> str:
+        return self.texts[Place(table, member, sequence)]
+
+    def texts_of(self, table: str, member: int, sequences: Ranges) -> set[str]:
+        return {self.text(table, member, s) for s in sequences.numbers().tolist()}
+
+    def enter(self, table: str, member: int, first: int, texts: list[str]) -> None:
+        for at, text in enumerate(texts):
+            place = Place(table, member, first + at)
+            assert place not in self.texts, "two messages have the same sequence"
+            self.texts[place] = text
+
+    def note_arrivals(self) -> None:
+        """Messages that a transfer has brought have new sequences."""
+        for destination in self.living():
+            log, snapshot = destination.log, self.snapshot(destination)
+            for path, file in snapshot.files.items():
+                if path not in self._seen and ticket_of_file(path):
+                    self._seen.add(path)
+                    self.enter(snapshot.table_id, file.member, file.first, self._read(log, file))
+
+    def _read(self, log: DeltaLog, file: DataFile) -> list[str]:
+        with log.storage.open_input(file.path) as source:
+            found: list[str] = pq.ParquetFile(source).read(["text"], use_threads=False).column("text").to_pylist()
+        return found
+
+    def unfinished(self, destination: ModelDestination) -> set[str]:
+        self.note_arrivals()
+        snapshot = self.snapshot(destination)
+        found: set[str] = set()
+        for member, state in self.states(destination).items():
+            found |= self.texts_of(snapshot.table_id, member, state.unfinished(1, snapshot.last_sequence(member)))
+        return found
+
+    def moving_to(self, table_id: str) -> set[str]:
+        """Messages of the other destinations with an open transfer to this table."""
+        return {
+            text
+            for source in self.living()
+            for member, state in self.states(source).items()
+            for intent in state.intents.values()
+            if intent.targets[0].table_id == table_id
+            for text in self.texts_of(source.table_id, member, intent.picks)
+        }
+
+    def numbers(self) -> Iterator[tuple[str, int, list[int]]]:
+        """Table, member, and the sequences that its messages got."""
+        found: dict[tuple[str, int], list[int]] = {}
+        for place in sorted(self.texts):
+            found.setdefault((place.table, place.member), []).append(place.sequence)
+        for (table, member), sequences in found.items():
+            yield table, member, sequences

@@ -1,0 +1,205 @@
+"""The world of one seed: its parts, what may happen in it and how often, and its end."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+
+from spark_jms.claims import batches, planner, previous_batch, progress
+from spark_jms.core.claim import Claim
+from spark_jms.core.message_state import MessageEvent
+from spark_jms.core.ranges import Ranges
+from spark_jms.core.record_set import RecordSet
+from spark_jms.log import domain, storage
+from spark_jms.log.declarations import apply_destinations
+from spark_jms.store import Handle, MemoryStore, Operation
+from spark_jms.store.ledger.session import LedgerSession
+from spark_jms.testing.memory_storage import MemoryStorage
+from tests.queue_model.account import Account
+from tests.queue_model.administration import Administration, declared
+from tests.queue_model.clock import Clock
+from tests.queue_model.crowd import Crowd
+from tests.queue_model.senders import Senders
+from tests.queue_model.tables import ROOT, Tables
+
+STEPS = 80
+_DRAIN_ROUNDS = 300
+
+
+class ProcessKilled(BaseException):
+    """A process dies before one of its writes."""
+
+
+@dataclass
+class Action:
+    weight: float
+    do: Callable[[], None]
+
+
+class QueueWorld:
+    def __init__(self, storage: MemoryStorage, clock: Clock, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.clock, self.storage = clock, storage
+        self._lives: int | None = None  # writes that the acting process makes before it dies; None: it does not
+        storage.files.before_change = lambda path: self.before_write()
+        self.store = MemoryStore(clock_ms=clock.ms)
+        self.tables = Tables(storage, self.store, self.random)
+        self.senders = Senders(self.tables, self.random, self.killable)
+        self.account = Account(self.tables, self.store, self.senders)
+        orders = self.tables.orders
+        self.crowd = Crowd(orders, self.store, clock, self.random, self.killable, self.account.check_claim)
+        self.administration = Administration(self.tables, self.store, clock, self.random, self.killable)
+        self.actions = self._actions()
+
+    def _actions(self) -> dict[str, Action]:
+        crowd, senders, administration = self.crowd, self.senders, self.administration
+        weights: dict[Callable[[], None], float] = {
+            senders.send: 12,
+            senders.stage: 2,
+            senders.commit_staged: 2,
+            crowd.work: 70,
+            crowd.boundary: 12,
+            crowd.tick: 3,
+            crowd.crash: 3,
+            crowd.start: 8,
+            crowd.stall: 1,
+            crowd.wake: 2,
+            crowd.close: 1,
+            crowd.zombie: 1,
+            crowd.copy: 1,
+            self.wait: 1,
+            self.wait_long: 0.6,
+            self.wait_hours: 0.2,
+            administration.release: 1,
+            administration.purge: 3,
+            administration.compact: 2,
+            administration.checkpoint: 0.3,
+            administration.clean_up: 0.3,
+            administration.housekeeping: 0.4,
+            administration.add_member: 0.5,
+            administration.move: 3,
+            administration.move_back: 2,
+            administration.rename: 0.4,
+            administration.drop: 0.4,
+            administration.apply: 4,
+        }
+        return {do.__name__: Action(weight, do) for do, weight in weights.items()}
+
+    # -- what may happen ------------------------------------------------------------------------------------------
+    def step(self) -> str:
+        names = list(self.actions)
+        (name,) = self.random.choices(names, [self.actions[name].weight for name in names])
+        self.actions[name].do()
+        self.clock.now_ms += self.random.choice([1, 10, 60, 300])
+        return name
+
+    def wait(self) -> None:
+        self.clock.now_ms += 11_000
+
+    def wait_long(self) -> None:
+        self.clock.now_ms += 61_000
+
+    def wait_hours(self) -> None:
+        self.clock.now_ms += 2 * 3_600_000
+
+    def killable(self, act: Callable[[], object]) -> bool:
+        """One process acts. It may die at any of its writes; then it writes nothing more, and this is False."""
+        self._lives = self.random.choice([None, None, None, 0, 1, 2, 3, 5])
+        try:
+            act()
+        except ProcessKilled:
+            return False
+        finally:
+            self._lives = None
+        return True
+
+    def before_write(self) -> None:
+        if self._lives is not None:
+            if self._lives == 0:
+                raise ProcessKilled
+            self._lives -= 1
+
+    # -- the end --------------------------------------------------------------------------------------------------
+    def drain(self) -> None:
+        """The faults end: all consumers are up, time passes, and the queue must become empty."""
+        self.crowd.end_faults()
+        for consumer in self.crowd.consumers:
+            if consumer.up and consumer.table_id != self.tables.orders.table_id:
+                consumer.crash()  # it would keep a drop waiting
+        self.administration.finish()
+        self.senders.finish()
+        for i in range(_DRAIN_ROUNDS):
+            self.crowd.work_off()
+            self.clock.now_ms += 400 if i < 4 else 15_000  # claims in doubt take a minute
+            self.administration.move_all_back()
+            if self.account.finished():
+                self.account.check_records()
+                return
+        states = {d.name: self.tables.states(d) for d in self.tables.living()}
+        raise AssertionError(f"not drained: {states}")
+
+    def check(self) -> None:
+        done = self.administration
+        quiet = not done.moved and not done.drops and self.crowd.size == 1 and len(self.crowd.consumers) == 2
+        self.account.check(self.crowd, in_order=quiet)
+
+
+@cache
+def _model() -> MemoryStorage:
+    """A domain to copy."""
+    made = MemoryStorage()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(domain, "open_storage", lambda root: made)
+        patch.setattr(storage, "time", Clock())
+        first = domain.create_domain(ROOT, "memory://model")
+        apply_destinations(first, [declared("orders", 2), declared("aside", 1)], lambda d, m: False)
+    return made
+
+
+def run(seed: int, trace: Callable[[str], object] = lambda line: None) -> QueueWorld:
+    """Raises AssertionError, or what the code under test raised."""
+    files, clock = _model().copy(), Clock()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(domain, "open_storage", lambda root: files)
+        for module in (batches, previous_batch, progress, storage):
+            patch.setattr(module, "time", clock)
+        patch.setattr(progress, "OPEN_TIMEOUT_S", 0.0)
+        world = QueueWorld(files, clock, seed)
+        world.crowd.trace = trace
+        patch.setattr(planner, "MAX_ROWS_READ", world.random.choice([5, 50, 200_000]))
+        _note_revocations(patch, world.account)
+        _count_store_writes(patch, world)
+        clock.while_waiting = world.crowd.boundary
+        for i in range(STEPS):
+            name = world.step()
+            trace(f"{i:3} {name}")
+            if i % 3 == 0:
+                world.account.check_records()
+        world.drain()
+        world.check()
+    return world
+
+
+def _note_revocations(patch: pytest.MonkeyPatch, account: Account) -> None:
+    def noted(self: RecordSet, claim: Claim, picks: Ranges, event: MessageEvent, *args: Any, **named: Any) -> RecordSet:
+        account.note_revocation(claim, picks, event)
+        return move(self, claim, picks, event, *args, **named)
+
+    move = RecordSet._move
+    patch.setattr(RecordSet, "_move", noted)
+
+
+def _count_store_writes(patch: pytest.MonkeyPatch, world: QueueWorld) -> None:
+    """A process may also die before it writes to the store."""
+
+    def commit(self: LedgerSession, changes: Mapping[Handle, Sequence[Operation]]) -> None:
+        world.before_write()
+        original(self, changes)
+
+    original = LedgerSession.commit
+    patch.setattr(LedgerSession, "commit", commit)
