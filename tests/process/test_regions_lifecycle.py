@@ -34,6 +34,7 @@ from spark_jms.store.regions.connection import connect
 from spark_jms.store.regions.core.protocol import Open
 from spark_jms.store.regions.daemon.daemon import Daemon
 from spark_jms.store.regions.daemon.options import StartOptions
+from spark_jms.store.regions.daemon.stop import main as stop
 from spark_jms.store.regions.global_directory import GlobalDirectory
 from spark_jms.store.regions.memory_lock import can_lock
 from spark_jms.testing.waiting import wait_until
@@ -130,6 +131,34 @@ def test_safe_shutdown_in_four_steps(make_daemons: Make) -> None:
     for process in daemons.processes.values():
         assert process.wait(10) == 0
     assert segments(path) == set()
+
+
+def test_daemon_that_stops_with_the_only_copy_names_it(make_daemons: Make, capfd: pytest.CaptureFixture[str]) -> None:
+    """R18: on SIGTERM without another daemon, and on a forced stop; a region that has a copy elsewhere is not lost."""
+    daemons = make_daemons(2)
+    write_some(daemons.path, "s", 0)
+    wait_for_copies(daemons)
+    assert stop(["-dir", str(daemons.path), "-localindex", "1", "-force"]) == 0
+    assert daemons.processes[1].wait(10) == 0
+    assert "is lost" not in capfd.readouterr().err + daemons.output()
+    write_some(daemons.path, "t", 0)
+    wait_until_missed(daemons, 1, by=0)
+    daemons.signal(0, signal.SIGTERM)
+    assert daemons.processes[0].wait(40) == 0
+    for name in ("s.000", "t.000"):
+        assert f"region {name} is lost with this daemon, which stops with its only copy" in daemons.output()
+    daemons.start(0)
+    daemons.start(1)
+    daemons.cluster.wait_healthy()
+    assert sorted((region.name, region.status) for region in lists(daemons.path, 0)[1]) == [
+        ("s.000", "LOST"),
+        ("t.000", "LOST"),
+    ]
+    write_some(daemons.path, "u", 0)
+    daemons.signal(1, signal.SIGKILL)
+    wait_until_missed(daemons, 1, by=0)
+    assert stop(["-dir", str(daemons.path), "-force"]) == 0
+    assert "region u.000 is lost: no other daemon had a copy" in capfd.readouterr().err
 
 
 def test_daemon_moves_its_regions_on_sigterm_and_returns(make_daemons: Make) -> None:

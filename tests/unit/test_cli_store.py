@@ -24,7 +24,7 @@ def test_help_of_daemon_lists_its_options(word: str) -> None:
     shown = jmsq("store", "daemon", word)
     assert shown.exit_code == 0
     assert "Usage: jmsq store daemon start [-dir path] [-localindex idx]" in shown.stdout
-    assert "Usage: jmsq store daemon stop [-dir path] [-localindex idx] [-force | -safe]" in shown.stdout
+    assert "Usage: jmsq store daemon stop [-dir path] [-localindex idx] [-force | -safe | -cancel]" in shown.stdout
 
 
 @pytest.mark.parametrize("words", [(), ("sart",)])

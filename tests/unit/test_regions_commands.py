@@ -243,6 +243,22 @@ def test_shutdown_of_the_local_daemon_detaches() -> None:
     assert talk.session.prompt == "storeadmin->"
 
 
+def test_forced_shutdown_names_the_regions_that_are_lost() -> None:
+    """R18: those of which no other daemon that is up has a copy; `-safe` loses none."""
+    talk = Talk(cluster())
+    talk("rsattach")
+    regions = talk.session._admin.regions()
+    both = [region.name for region in regions if {region.primary, region.secondary} <= {1, 2}]
+    assert both
+    output = talk("shutdown -daemon 1-2 -force")
+    assert [line for line in output.splitlines() if "Lost" in line] == [
+        f"INFO:  Lost Region {name}: no other Daemon had a copy." for name in sorted(both)
+    ]
+    talk = Talk(cluster())
+    talk("rsattach")
+    assert "Lost" not in talk("shutdown -daemon 1 -force")
+
+
 def test_safe_shutdown_is_refused() -> None:
     """R4: with open regions, then without memory; nothing changes."""
     talk = Talk(cluster(limit_mb=55))

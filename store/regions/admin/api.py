@@ -13,6 +13,7 @@ from spark_jms.store.regions.admin.port import AdminPort, DaemonInfo, RegionInfo
 from spark_jms.store.regions.admin.selection import (
     SORTS,
     DaemonSelection,
+    lost_with,
     matches,
     regions_of,
     sort_daemons,
@@ -120,6 +121,11 @@ class Admin:
         if local in indexes:
             self.detach()
         return indexes
+
+    def lost_with(self, daemon: str | DaemonSelection) -> list[str]:
+        """R18: the regions that are lost when these daemons stop by force: no other one has a copy."""
+        regions, daemons = self._ask(lambda port: port.regions()), self._ask(lambda port: port.daemons())
+        return lost_with(regions, daemons, _selection(daemon).of(len(daemons), self.local_index))
 
     def break_off(self, daemon: str | DaemonSelection) -> tuple[int, ...]:
         """The safe shutdown of these daemons: they stay. Does nothing to others."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from spark_jms.store.errors import ClusterMismatchError, DaemonUnavailableError, StoreError
 from spark_jms.store.regions.admin.client import DaemonAdmin
 from spark_jms.store.regions.admin.port import DaemonInfo, RegionInfo, Waits, silently
+from spark_jms.store.regions.admin.selection import lost_with
 from spark_jms.store.regions.core.config import DaemonSpec, local_daemons, parse_memory_limit
 from spark_jms.store.regions.global_directory import (
     CONFIG,
@@ -189,10 +190,11 @@ class Cluster:
             return Stopping((), ())
         admin = DaemonAdmin(str(self.path), self.running_localindex())
         try:
-            holders = [(region, {region.primary, region.secondary} - {None}) for region in admin.regions()]
+            regions, daemons = admin.regions(), admin.daemons()
         finally:
             admin.close()
-        return Stopping(running, tuple(region for region, on in holders if on and on <= set(running)))
+        lost = set(lost_with(regions, daemons, running))
+        return Stopping(running, tuple(region for region in regions if region.name in lost))
 
     def down(self, force: bool = False, waits: Waits = silently) -> tuple[int, ...]:
         """Stops all local daemons. Safe: refused while no other daemon could take the data of their regions, and waits when

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from spark_jms.store.regions.admin.port import DaemonInfo, RegionInfo
@@ -101,3 +101,10 @@ def regions_of(
         for region in regions
         if (selection.text == "all" or wanted & {region.primary, region.secondary}) and matches(expression, region.name)
     ]
+
+
+def lost_with(regions: Iterable[RegionInfo], daemons: Iterable[DaemonInfo], leaving: Collection[int]) -> list[str]:
+    """R18: the regions of which only these daemons have a copy, among those that are up."""
+    up = {daemon.index for daemon in daemons if daemon.up}
+    held = {region.name: {region.primary, region.secondary} & up for region in regions}
+    return sorted(name for name, holders in held.items() if holders and holders <= set(leaving))

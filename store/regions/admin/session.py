@@ -154,8 +154,11 @@ class AdminSession:
             for index in self._admin.break_off(arguments.daemons):
                 self._info(f"Daemon {index} stays.")
             return OK
+        lost = self._admin.lost_with(arguments.daemons) if arguments.force else []
         for index in self._admin.shutdown(arguments.daemons, arguments.force, self._waits):
             self._info(f"Shut down Daemon {index}.")
+        for name in lost:
+            self._info(f"Lost Region {name}: no other Daemon had a copy.")
         return OK
 
     def _waits(self, index: int, reason: str) -> None:

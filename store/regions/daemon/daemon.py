@@ -163,6 +163,8 @@ class Daemon:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             self._workers.close()
+            for name in self._last_copies():
+                self.log.logger.error("region %s is lost with this daemon, which stops with its only copy", name)
             self._core.copies.clear()
             self._memory.free_all()
             self.log.bootstrap(f"daemon {self.spec.index} stopped")
@@ -275,6 +277,16 @@ class Daemon:
         if leaving_s > LEAVE_TIMEOUT_S:
             self.log.logger.error("not all regions could be moved away in %g s", LEAVE_TIMEOUT_S)
             self._stopping.set()
+
+    def _last_copies(self) -> list[str]:
+        """R18: the regions whose listed copies are all here, or on daemons that do not answer."""
+        core, found = self._core, []
+        for name in sorted(core.copies):
+            entry = core.directory.seen.get(name)
+            others = [holder for holder in entry.holders() if not core.peers.dead(holder)] if entry else []
+            if others == [core.me]:
+                found.append(name)
+        return found
 
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from spark_jms.store.errors import StoreError
 from spark_jms.store.regions.admin.client import DaemonAdmin
 from spark_jms.store.regions.admin.port import waiting_text
+from spark_jms.store.regions.admin.selection import lost_with
 from spark_jms.store.regions.daemon.options import STOP_TABLE, help_text, parse_stop
 
 
@@ -27,6 +28,7 @@ def main(words: Sequence[str] | None = None) -> int:
                 admin.break_off([index])
                 print(f"daemon {index} stays")
                 return 0
+            lost = lost_with(admin.regions(), admin.daemons(), [index]) if options.force else []
             admin.shutdown([index], options.force, _waits)
         finally:
             admin.close()
@@ -34,6 +36,8 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
     print(f"daemon {index} stopped")
+    for name in lost:
+        print(f"region {name} is lost: no other daemon had a copy", file=sys.stderr)
     return 0
 
 
