@@ -227,7 +227,7 @@ def _units_by_sequence(received: pa.Table, last: Mapping[int, int]) -> dict[int,
     member, sequence = _integers(received, "member"), _integers(received, "sequence")
     codes = pc.fill_null(pc.index_in(received["JMSXGroupID"], pc.drop_null(pc.unique(received["JMSXGroupID"]))), -1)
     units = np.asarray(codes.to_numpy(), dtype=np.int64)
-    out = {}
+    out: dict[int, Integers] = {}
     for m, until in last.items():
         out[m] = np.full(until + 2, -1, dtype=np.int64)
         out[m][sequence[member == m]] = units[member == m]

@@ -23,6 +23,7 @@ All names are lower case in the database and need no quotes: SIBOWNER, sibowner 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, String, Table
 from sqlalchemy.engine.interfaces import Dialect
@@ -59,22 +60,22 @@ def make_tables(settings: JdbcSettings) -> Tables:
     metadata = MetaData(schema=settings.schema.lower() or None)
     prefix = settings.prefix.lower()
 
-    def table(name: str, *columns: Column[object]) -> Table:
+    def table(name: str, *columns: Column[Any]) -> Table:
         return Table(prefix + name, metadata, *columns)
 
-    def name(label: str, chars: int, key: bool = False) -> Column[object]:
+    def name(label: str, chars: int, key: bool = False) -> Column[Any]:
         return Column(label, String(chars), primary_key=key, nullable=False)
 
-    def number(label: str, key: bool = False) -> Column[object]:
+    def number(label: str, key: bool = False) -> Column[Any]:
         return Column(label, BigInteger, primary_key=key, nullable=False, autoincrement=False)
 
-    def small(label: str, key: bool = False) -> Column[object]:
+    def small(label: str, key: bool = False) -> Column[Any]:
         return Column(label, Integer, primary_key=key, nullable=False, autoincrement=False)
 
-    def data() -> Column[object]:
+    def data() -> Column[Any]:
         return Column("data", LargeBinary, nullable=False)
 
-    def checked(*columns: Column[object]) -> tuple[Column[object], ...]:
+    def checked(*columns: Column[Any]) -> tuple[Column[Any], ...]:
         return (*columns, number("identity"), number("checksum"))
 
     return Tables(

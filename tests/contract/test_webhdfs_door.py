@@ -346,9 +346,18 @@ def test_unreadable_block_cuts_the_connection() -> None:
 
     async def use(harness: DoorHarness) -> None:
         await harness.put("/large", bytes(500_000))
+        reads, read = 0, harness.objects.read
+
+        async def third_fails(handle: int) -> bytes:
+            nonlocal reads
+            reads += 1
+            if reads == 3:
+                raise DaemonUnavailableError("planned")
+            return await read(handle)
+
+        harness.objects.read = third_fails  # type: ignore[method-assign]
         async with harness.session.get(harness.url("/large", "OPEN")) as answer:
             await answer.content.readexactly(1000)
-            harness.objects.failure = DaemonUnavailableError("planned")
             with pytest.raises(aiohttp.ClientError):
                 await answer.read()
 
