@@ -117,7 +117,7 @@ class Planner:
         if current and not windows.next:
             current, windows = None, _Windows(state, kept_back, 1, last)
         others = union(c.picks for c in state.claims.values() if c.consumer != self.consumer) | state.moving | waiting
-        units = groups_of(self.table, member, others) if others else frozenset()
+        units = groups_of(self.table, member, others, table_id=snapshot.table_id) if others else frozenset()
         if current:
             units |= current.units
         now = self._clock_ms()
@@ -131,7 +131,8 @@ class Planner:
             window, wanted = windows.take(wanted), None
             state, present = self._without_lost(snapshot, state, window, member)
             if present:
-                found = scan(self.table, member, present, question, bounds.after(picks.count, read))
+                rest = bounds.after(picks.count, read)
+                found = scan(self.table, member, present, question, rest, table_id=snapshot.table_id)
                 state = self._without_unwanted(snapshot, state, member, found)
                 picks, read = picks | found.picks, read + found.read
                 windows.give_back(found.left)

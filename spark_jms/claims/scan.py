@@ -15,9 +15,11 @@ import pyarrow.compute as pc
 
 from spark_jms.core.ranges import EMPTY, Ranges, union
 from spark_jms.core.selector import Selector
+from spark_jms.errors import DestinationReplacedError
 from spark_jms.log.data_file import DataFile
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.file_reader import read_stored
+from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.storage import Storage
 
 _ATTEMPTS = 3
@@ -85,18 +87,34 @@ class ScanBounds:
 UNBOUNDED = ScanBounds()
 
 
-def scan(table: DeltaLog, member: int, candidates: Ranges, question: Question, bounds: ScanBounds = UNBOUNDED) -> Scan:
+def scan(
+    table: DeltaLog,
+    member: int,
+    candidates: Ranges,
+    question: Question,
+    bounds: ScanBounds = UNBOUNDED,
+    *,
+    table_id: str | None = None,
+) -> Scan:
     """Look at the candidates in order, up to the bounds. A file that compaction has replaced meanwhile is looked up in the
-    newest snapshot."""
+    newest snapshot. Raises DestinationReplacedError when the table is not `table_id` any more."""
     found, left = Scan(), candidates
     for attempt in range(_ATTEMPTS):
-        files = (table.verify() if attempt else table.snapshot).member_files(member)
+        files = _snapshot(table, attempt, table_id).member_files(member)
         near = files.overlapping(left.first, left.last)
         found = found | _scan_files(table.storage, near, left, question, bounds)
         left = found.gone
         if not left:
             break
     return found
+
+
+def _snapshot(table: DeltaLog, attempt: int, table_id: str | None) -> Snapshot:
+    """The known one, and after a file was missing the newest."""
+    snapshot = table.verify() if attempt else table.snapshot
+    if table_id not in (None, snapshot.table_id):
+        raise DestinationReplacedError()
+    return snapshot
 
 
 def _scan_files(
@@ -206,13 +224,14 @@ def _scan_rows(
     return Scan(union(picks), union(refused), union(expired), left=left, read=read)
 
 
-def groups_of(table: DeltaLog, member: int, picks: Ranges) -> frozenset[str]:
-    """The units of order of these messages. Messages that are not on disk have none: their consumer fails anyway."""
+def groups_of(table: DeltaLog, member: int, picks: Ranges, *, table_id: str | None = None) -> frozenset[str]:
+    """The units of order of these messages. Messages that are not on disk have none: their consumer fails anyway. Raises
+    DestinationReplacedError when the table is not `table_id` any more."""
     groups: set[str] = set()
     left = picks
     for attempt in range(_ATTEMPTS):
         gone: list[Ranges] = []
-        files = (table.verify() if attempt else table.snapshot).member_files(member)
+        files = _snapshot(table, attempt, table_id).member_files(member)
         near = files.overlapping(left.first, left.last) if left else []
         for file in near:
             if file.has_groups:

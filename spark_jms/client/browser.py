@@ -13,6 +13,8 @@ from spark_jms.client.message import Message
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.selector import Selector
+from spark_jms.errors import DestinationReplacedError
+from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.store import Store
 
@@ -23,7 +25,8 @@ class Browser:
     """Made by `Context.browser`. Each iteration is a snapshot: the messages that are in the table at its start and not
     finished, member by member in order, including claimed, delayed and expired ones. For a topic without a
     subscription, or with `include_finished`, everything still in the table. `delivery_count` is the count of the next
-    delivery. Messages purged during the iteration are skipped."""
+    delivery. Messages purged during the iteration are skipped; a destination that is dropped and created again meanwhile
+    raises DestinationReplacedError."""
 
     def __init__(
         self,
@@ -57,8 +60,11 @@ class Browser:
 
     def _messages(self) -> Iterator[Message]:
         table = self._domain.log(self.destination)
+        table_id = table.refresh().table_id
         states = self._states()
         snapshot = table.refresh()
+        if snapshot.table_id != table_id:
+            raise DestinationReplacedError()
         present = {m: Ranges.of(*((f.first, f.last) for f in files.files)) for m, files in snapshot.members.items()}
         for member, left in sorted(present.items()):
             state = states.get(member)
@@ -67,14 +73,17 @@ class Browser:
             while left:
                 window = left.take(_WINDOW)
                 left = left - window
-                picks = self._selected(member, window)
+                picks = self._selected(table, member, window, table_id)
                 redelivered = state.redelivered(picks) if state and picks else {}
-                for batch in fetch(table, self.destination, member, picks, redelivered, fail_on_data_loss=False):
+                rows = fetch(
+                    table, self.destination, member, picks, redelivered, fail_on_data_loss=False, table_id=table_id
+                )
+                for batch in rows:
                     found = decoded(batch, None)
                     yield from legible(batch) if found.undecodable else found.messages
                 self._check()
 
-    def _selected(self, member: int, window: Ranges) -> Ranges:
+    def _selected(self, table: DeltaLog, member: int, window: Ranges, table_id: str) -> Ranges:
         if self._selector is None:
             return window
-        return scan(self._domain.log(self.destination), member, window, Question(self._selector)).picks
+        return scan(table, member, window, Question(self._selector), table_id=table_id).picks

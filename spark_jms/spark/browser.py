@@ -86,7 +86,8 @@ class JmsqReader(DataSourceReader):
             if state is not None:
                 picks = picks & state.unfinished(1, snapshot.last_sequence(member))
             if selector is not None:
-                picks = scan(table, member, picks, Question(selector)).picks if picks else picks
+                found = scan(table, member, picks, Question(selector), table_id=snapshot.table_id) if picks else None
+                picks = found.picks if found else picks
             redelivered = state.redelivered(picks) if state else {}
             for group in _groups([f for f in files.files if picks.between(f.first, f.last)]):
                 part = picks.between(group[0].first, group[-1].last)
@@ -100,6 +101,7 @@ class JmsqReader(DataSourceReader):
                         redelivered,
                         [f.hint for f in group],
                         fail_on_data_loss=False,
+                        table_id=snapshot.table_id,
                     )
                 )
         return out

@@ -12,8 +12,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from spark_jms.client import connect
+from spark_jms.claims.scan import Question, groups_of, scan
+from spark_jms.client import browser, connect
 from spark_jms.core.destination import Destination
+from spark_jms.core.ranges import Ranges
+from spark_jms.core.selector import Selector
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.errors import (
     CommitConflictError,
@@ -274,7 +277,7 @@ def test_producer_of_a_deleted_destination_fails_by_name() -> None:
         producer = context.producer("orders")
         producer.send(text="a")
         delete(root)
-        with pytest.raises(InvalidDestinationError, match="deleted"):
+        with pytest.raises(InvalidDestinationError, match="deleted|there is no destination"):
             producer.send(text="b")
         assert not Path(root, "orders").exists()
 
@@ -326,6 +329,36 @@ def test_destination_deleted_and_created_again_delivers_everything(monkeypatch: 
         with pytest.raises(DestinationReplacedError, match="fresh checkpointLocation"):
             again.latestOffset(start, LIMIT)
         again.stop()
+
+
+@pytest.mark.parametrize("selector", [None, "JMSPriority < 10"])
+def test_browser_of_a_replaced_destination_shows_no_other_messages(
+    selector: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C11, C18: the table is replaced between two windows of an iteration; sequence 2 is another message now."""
+    monkeypatch.setattr(browser, "_WINDOW", 1)
+    with memory_domain(orders="queue") as root, connect(root, housekeeping=False) as context:
+        put(Domain(root).log("orders"), "old 1", "old 2")
+        messages = iter(context.browser("orders", selector=selector))
+        assert next(messages).text == "old 1"
+        replace(root, "new 1", "new 2")
+        with pytest.raises(DestinationReplacedError):
+            next(messages)
+        assert [message.text for message in context.browser("orders", selector=selector)] == ["new 1", "new 2"]
+
+
+def test_scan_of_a_replaced_destination_picks_nothing() -> None:
+    """C18: the plan was made on the old table; its sequences are other messages now."""
+    with memory_domain(orders="queue") as root:
+        log = Domain(root).log("orders")
+        put(log, "old")
+        table_id, question = log.refresh().table_id, Question(Selector.parse("JMSPriority < 10"))
+        replace(root, "new")
+        with pytest.raises(DestinationReplacedError):
+            scan(log, 0, Ranges.of((1, 1)), question, table_id=table_id)
+        log.verify()
+        with pytest.raises(DestinationReplacedError):
+            groups_of(log, 0, Ranges.of((1, 1)), table_id=table_id)
 
 
 def test_task_of_a_replaced_destination_reads_no_other_messages() -> None:
