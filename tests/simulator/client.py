@@ -174,14 +174,14 @@ class SimClient(ClientEnd):
 
     def receive(self, message: RegionMessage) -> None:
         match message:
-            case Revoked():
-                self._leave()
-            case Failure(request, error, arguments):
-                self._failed(request, error, arguments)
             case Reply(request, value):
                 what, detail = self._session.requests.pop(request)
                 if what:
                     self._on_answer[what](request, detail, value)
+            case Revoked():
+                self._leave()
+            case Failure(request, error, arguments):
+                self._failed(request, error, arguments)
 
     def _failed(self, request: int, error: str, arguments: list[Any]) -> None:
         what, detail = self._session.requests.pop(request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import zlib
 
@@ -50,6 +51,9 @@ class RandomTiming(Timing):
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
 
+    def _exponential(self, rate: float) -> float:
+        return -math.log(1.0 - self._chance.random()) / rate
+
     def clock_offset_ms(self) -> float:
         return self._chance.choice((0.0, 5.0, 1e6, 3e9))
 
@@ -60,13 +64,13 @@ class RandomTiming(Timing):
         return self._chance.uniform(TICK_MS * 0.5, TICK_MS * 1.5)
 
     def peer_delay_ms(self) -> float:
-        return self._chance.expovariate(1 / 0.8) + 0.05
+        return self._exponential(1 / 0.8) + 0.05
 
     def client_delay_ms(self) -> float:
-        return self._chance.expovariate(1 / 0.3)
+        return self._exponential(1 / 0.3)
 
     def directory_delay_ms(self) -> float:
-        return self._chance.expovariate(1 / 0.5)
+        return self._exponential(1 / 0.5)
 
     def delivers_after_cut(self) -> bool:
         return self._chance.random() < 0.5

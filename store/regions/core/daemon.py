@@ -278,6 +278,8 @@ class DaemonCore:
         match message:
             case WriteRegion():
                 self._write(client, message)
+            case Ping(used):
+                self._administration.used(client, used)
             case ReadRegion():
                 self._read(client, message)
             case Open():
@@ -298,8 +300,6 @@ class DaemonCore:
                 self._leaving.shutdown(client, message)
             case BreakOff():
                 self._leaving.break_off(client, message)
-            case Ping(used):
-                self._administration.used(client, used)
             case _:
                 raise ValueError(f"a client must not send a {type(message).__name__}")
 

@@ -82,17 +82,13 @@ class Peers:
         """Marks the daemons that fell silent, and closes connections through which nothing comes."""
         now_ms, timeout_ms = self._clock.now_ms, self._settings.failure_timeout_ms
         for index, peer in self.by_index.items():
-            if peer.up and self._silent(index, peer):
+            silent, linked = now_ms - peer.heard_ms > timeout_ms, index in self._out.daemons
+            if peer.up and (silent or not (linked or self.may_run(peer.holder or Holder(index, "")))):
                 peer.up = False
                 self._out.log(1, f"daemon {index} does not answer")
-            if index in self._out.daemons and now_ms - max(peer.heard_ms, peer.linked_ms) > timeout_ms:
+            if silent and linked and now_ms - peer.linked_ms > timeout_ms:
                 peer.linked_ms = now_ms
                 self._out.add(Unlink(index))
-
-    def _silent(self, index: int, peer: Peer) -> bool:
-        if self._clock.now_ms - peer.heard_ms > self._settings.failure_timeout_ms:
-            return True
-        return index not in self._out.daemons and not self.may_run(peer.holder or Holder(index, ""))
 
     # ---- questions
 

@@ -374,14 +374,16 @@ class Primary:
     def tick(self, may_resilver: bool) -> None:
         if self.state is _IN_DOUBT:
             self.refresh()
-        self._continue_closing()
+        if self.client is None:
+            self._continue_closing()
         dead = self._shared.peers.dead
         for follower in [f for f in self.replication.followers if dead(f.holder)]:
             self._remove(follower)
         for follower in list(self.replication.followers):
             follower.nudge()
             self._advance(follower)
-        self.acknowledge()
+        if self.replication.pending:
+            self.acknowledge()
         if self.state is _SERVING and may_resilver and not self.replication.resilvering:
             self._want()
 
@@ -390,8 +392,7 @@ class Primary:
         peers, secondary, size = self._shared.peers, self.entry.secondary, self.entry.size
         closed = self.entry.opener is None and not self.replication.pending
         leaves = secondary is not None and peers.is_draining(secondary.daemon)
-        stays = secondary is not None and not leaves and not peers.dead(secondary)
-        if peers.draining and closed and stays:
+        if peers.draining and closed and secondary is not None and not leaves and not peers.dead(secondary):
             self._swap_places()
             return
         if secondary is not None and not leaves and self._second_place is SecondPlace.ACCEPTED:
