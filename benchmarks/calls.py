@@ -33,7 +33,8 @@ def committer(root: Path, destination: str, *, housekeeping: bool) -> Iterator[C
 
     with contextlib.ExitStack() as stack:
         if not housekeeping:
-            stack.enter_context(patch("spark_jms.log.housekeeping._SINK_ONLY_EVERY_VERSIONS", NEVER))
+            for name in ("DUE_VERSIONS", "OVERDUE_VERSIONS"):
+                stack.enter_context(patch(f"spark_jms.log.sender_housekeeping.{name}", NEVER))
         context = stack.enter_context(spark_jms.connect(str(root), housekeeping=False))
         producer = context.producer(destination)
 

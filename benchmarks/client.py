@@ -2,6 +2,7 @@
 
 The cells of a table take turns, round by round, the first round cold. Each runs for a window of time on a destination of
 its own. **client, send**: `send` one by one, from one thread and from eight, and Artemis's persistent send with a receipt.
+**client, time of one send**: p50 and p99 of `send` from one thread, with housekeeping in its process.
 **client, many at once**: `send_many` of dicts and `send_table`, beside the marks to reach. **client, receive and
 acknowledge each**: from one thread, and from eight with one consumer, beside appending 200 bytes to a file with
 `fdatasync`. **client latency**: from the time a message was due at the sender to another process that has received it.
@@ -32,6 +33,8 @@ from benchmarks.results import Sample, TargetComparison
 from benchmarks.stats import percentile, steady
 from benchmarks.workbench import Workbench
 
+TIMES = "client, time of one send"
+SEND_P50, SEND_P99 = "p50, housekeeping on", "p99, housekeeping on"
 SEND, MANY, EACH = "client, send", "client, many at once", "client, receive and acknowledge each"
 P50, P99 = "client latency p50", "client latency p99"
 ONE, EIGHT, ARTEMIS, DISK, JMSQ = "one thread", "8 threads", "Artemis", "disk, fdatasync", "jmsq"
@@ -61,6 +64,7 @@ def run(bench: Workbench) -> None:
     part = _Part(bench)
     for table, cell, against, bound, at_least in (
         (SEND, EIGHT, ONE, 4.0, True),
+        (TIMES, SEND_P99, SEND_P50, 3.0, False),
         (EACH, ONE, DISK, 0.6, True),
         (EACH, EIGHT, DISK, 0.6, True),
         (P50, JMSQ, ARTEMIS, 2.0, False),
@@ -76,12 +80,15 @@ def run(bench: Workbench) -> None:
         bench.recorder.attempt(theirs, lambda: broker.append(stack.enter_context(start)))
         cells = part.cells(broker[0] if broker else None)
         rounds = bench.options.runs + 1
-        bench.recorder.part("client", rounds * (len(cells) + 1 + len(broker)))
+        bench.recorder.part("client", rounds * (len(cells) + 2 + len(broker)))
         for number in range(rounds):
             for cell in cells:
                 bench.recorder.doing(f"{cell.table}: {cell.cell}")
                 bench.recorder.attempt([(cell.table, cell.cell)], lambda: part.rate(cell, number))  # noqa: B023
                 bench.recorder.step()
+            bench.recorder.doing(TIMES)
+            bench.recorder.attempt([(TIMES, SEND_P50), (TIMES, SEND_P99)], lambda: part.send_times(number))  # noqa: B023
+            bench.recorder.step()
             for name, peer in ((JMSQ, None), *((ARTEMIS, one) for one in broker)):
                 bench.recorder.doing(f"client latency: {name}")
                 tables = [(P50, name), (P99, name)]
@@ -137,6 +144,26 @@ class _Part:
         with self._context() as (context, _):
             producer = context.producer(DESTINATION)
             yield lambda: self._calls(lambda: producer.send(text=self._text), threads)
+
+    def send_times(self, run_number: int) -> None:
+        """Once housekeeping has begun: the sends before its first rounds are warm-up."""
+        os.sync()
+        with self._context() as (context, _):
+            producer = context.producer(DESTINATION)
+            self._calls(lambda: producer.send(text=self._text), 1)
+            times: list[float] = []
+
+            def timed() -> None:
+                before = time.perf_counter()
+                producer.send(text=self._text)
+                times.append((time.perf_counter() - before) * 1000)
+
+            with Meter() as meter:
+                self._calls(timed, 1)
+        for cell, percent in ((SEND_P50, 50), (SEND_P99, 99)):
+            value, detail = percentile(times, percent), {"sends": len(times)}
+            sample = Sample(TIMES, cell, run_number, value, "ms", meter.seconds, meter.noise, detail)
+            self._bench.recorder.sample(sample)
 
     @contextlib.contextmanager
     def _receiving(self, threads: int) -> Iterator[Callable[[], float]]:

@@ -12,6 +12,8 @@ from benchmarks.results import Results
 from benchmarks.stats import COLD_RUN, Spread
 
 HEADINGS = ("cell", "median", "min–max", "cold run", "ratio (pair by pair)", "against", "target", "", "noise")
+_MACHINE, _METHOD, _TARGETS = "The machine", "How it is measured", "Targets"
+_TARGETS_HEAD = ("| | ratio | measured | target | |", "|---|---|---|---|---|")
 QUICK = "A quick run: too small to be warm. It shows that everything works and is NOT honest for publishing."
 METHOD = """\
 All cells of a table were measured in one run of `make bench`, in turn (A B C A B C …), after one cold cycle that is
@@ -29,7 +31,9 @@ each on a record set of its own (three objects, 300 bytes), on each kind of stor
 replicated store with three daemons on this machine, the file store also on a disk made slower by a wait after each
 forced write; `≤ 1 ×`: not faster than the one above in the rank. **client**: the plain client in one
 process with housekeeping, each cell for 5 s or 100,000 messages, beside appending 200 bytes with `fdatasync`, and beside one
-Artemis broker with forced writes and a STOMP client in Python; latency to another process, which acknowledges each. A ratio is
+Artemis broker with forced writes and a STOMP client in Python; latency to another process, which acknowledges each.
+**growth**: {commits:,} single sends with housekeeping in the sender's process, beside a consumer in another process that takes 20
+messages a second; the windows of the last third over those of the third before. A ratio is
 taken of the two cells of the same cycle; its spread is the smallest and largest of these pairs. *Noise* is the worst of
 the counted runs: load average before a cell / share of all cores that other processes used during it. The peers:
 Spark's Kafka connector against one KRaft broker on loopback (4 partitions, acks=all, linger 5 ms, batches of 128 KiB,
@@ -127,12 +131,42 @@ def markdown(results: Results, date: str) -> str:
     lines = ["# Benchmarks", "", f"Written by `make bench` (`benchmarks/run.py --write-docs`), {date}.", ""]
     if results.options.get("quick"):
         lines += [f"**{QUICK}**", ""]
-    lines += ["## The machine", "", *(f"- {name}: {value}" for name, value in results.machine.items()), ""]
-    lines += ["## How it is measured", "", METHOD.format(**{"master": "local[2]", **results.options}), ""]
-    lines += ["## Targets", "", *_targets(results), ""]
+    lines += [f"## {_MACHINE}", "", *(f"- {name}: {value}" for name, value in results.machine.items()), ""]
+    lines += [f"## {_METHOD}", "", METHOD.format(**{"master": "local[2]", **results.options}), ""]
+    lines += [f"## {_TARGETS}", "", *_targets(results), ""]
     for name in results.tables():
         lines += [f"## {_title(results, name)}", "", *_markdown_table(rows(results, name)), ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def updated(document: str, newer: str) -> str:
+    """A document with the tables of a newer run of some parts: their sections and their rows of the targets replace the former
+    ones, new ones come at the end, and each says when it was measured. Everything else stays."""
+    sections, new = _sections(document), _sections(newer)
+    date = newer.split("`), ", 1)[1].split(".", 1)[0]
+    for title, body in new.items():
+        if title == _TARGETS:
+            rows = _rows_of_targets(sections.get(title, "")) | _rows_of_targets(body)
+            sections[title] = "\n".join((*_TARGETS_HEAD, *rows.values()))
+        elif title == _METHOD:
+            sections[title] = body
+        elif title not in ("", _MACHINE):
+            sections[title] = f"Measured {date}.\n\n{body}"
+    head = sections.pop("")
+    return "\n\n".join((head, *(f"## {title}\n\n{body}" for title, body in sections.items()))) + "\n"
+
+
+def _sections(document: str) -> dict[str, str]:
+    """Title -> its text, in order; "" is the text before the first title."""
+    head, *rest = document.split("\n## ")
+    parts = (section.partition("\n") for section in rest)
+    return {"": head.strip(), **{title: body.strip() for title, _, body in parts}}
+
+
+def _rows_of_targets(table: str) -> dict[tuple[str, ...], str]:
+    """(table, ratio) -> its row."""
+    rows = [line for line in table.splitlines() if line.startswith("| ") and line not in _TARGETS_HEAD]
+    return {tuple(row.split(" | ")[:2]): row for row in rows}
 
 
 def targets(results: Results) -> list[tuple[str, str, str, str, str]]:
@@ -148,9 +182,7 @@ def targets(results: Results) -> list[tuple[str, str, str, str, str]]:
 
 
 def _targets(results: Results) -> list[str]:
-    lines = ["| | ratio | measured | target | |", "|---|---|---|---|---|"]
-    lines += [f"| {' | '.join(_cell(text) for text in target)} |" for target in targets(results)]
-    return lines
+    return [*_TARGETS_HEAD, *(f"| {' | '.join(_cell(text) for text in target)} |" for target in targets(results))]
 
 
 def _title(results: Results, table: str) -> str:

@@ -29,7 +29,7 @@ import psutil  # noqa: E402 - the path comes first
 from py4j.protocol import Py4JError  # noqa: E402
 from rich.console import Console  # noqa: E402
 
-from benchmarks import client, jars, latency, machine, ranking, report, scaling, sorted_backlog, throughput  # noqa: E402
+from benchmarks import client, growth, jars, latency, machine, ranking, report, scaling, sorted_backlog, throughput  # noqa: E402
 from benchmarks.jmsq import JmsqPeer, ReplicatedPeer, replicated_door  # noqa: E402
 from benchmarks.measure import input_directory  # noqa: E402
 from benchmarks.peers import LatencyPeer, ThroughputPeer  # noqa: E402
@@ -136,6 +136,8 @@ def _parts(bench: Workbench, broker: Broker | None) -> None:
         ranking.run(bench)
     if options.wants("client") and "jmsq" in only:
         client.run(bench)
+    if options.wants("growth") and "jmsq" in only:
+        growth.run(bench)
 
 
 def _cells_of_kafka(options: BenchmarkOptions) -> list[tuple[str, str]]:
@@ -158,7 +160,10 @@ def _show(console: Console, results: Results, *, write_docs: bool) -> int:
         if results.options.get("quick"):
             console.print("[red]docs/BENCHMARKS.md is not written from a quick run[/red]")
             return 2
-        DOCS.write_text(report.markdown(results, time.strftime("%Y-%m-%d", time.gmtime())), encoding="utf-8")
+        text = report.markdown(results, time.strftime("%Y-%m-%d", time.gmtime()))
+        if set(results.options.get("parts", ())) != set(PARTS) and DOCS.exists():
+            text = report.updated(DOCS.read_text(encoding="utf-8"), text)
+        DOCS.write_text(text, encoding="utf-8")
         console.print(f"written: {DOCS.relative_to(ROOT)}")
     return 1 if results.absences else 0
 
@@ -184,6 +189,7 @@ def _options(given: argparse.Namespace) -> BenchmarkOptions:
         backlogs=tuple(given.backlogs or ((1000, 10_000) if quick else (1000, 10_000, 100_000, 1_000_000))),
         rounds=given.rounds or (5 if quick else 20),
         build_budget_s=given.build_budget_s,
+        commits=given.commits or (3_000 if quick else 300_000),
     )
 
 
@@ -216,7 +222,12 @@ def _parser() -> argparse.ArgumentParser:
         default=900,
         help="the most seconds to build one destination's versions in (900)",
     )
-    add("--write-docs", action="store_true", help="render docs/BENCHMARKS.md")
+    add("--commits", type=int, help="single sends of the growth part (300,000: about ten minutes)")
+    add(
+        "--write-docs",
+        action="store_true",
+        help="write docs/BENCHMARKS.md; a run of some parts replaces the sections of its tables and keeps the others",
+    )
     add(
         "--render",
         type=Path,

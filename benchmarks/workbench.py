@@ -12,8 +12,8 @@ from typing import Any
 from benchmarks.recorder import Recorder
 
 MASTER = "local[2]"
-PARTS = ("sink", "source", "sorted", "latency", "commit", "planning", "ranking", "client")
-SPARKLESS = ("ranking", "client")
+PARTS = ("sink", "source", "sorted", "latency", "commit", "planning", "ranking", "client", "growth")
+SPARKLESS = ("ranking", "client", "growth")
 FAMILIES = ("jmsq", "kafka", "delta")
 
 
@@ -34,6 +34,7 @@ class BenchmarkOptions:
     backlogs: tuple[int, ...]
     rounds: int
     build_budget_s: float
+    commits: int
 
     def __post_init__(self) -> None:
         for name, given, known in (("--parts", self.parts, PARTS), ("--only", self.only, FAMILIES)):
@@ -45,6 +46,7 @@ class BenchmarkOptions:
             ("--runs", self.runs),
             ("--rate", self.rate),
             ("--rounds", self.rounds),
+            ("--commits", self.commits),
         ):
             if value < 1:
                 raise ValueError(f"{name} must be 1 or more, not {value}")

@@ -16,11 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from benchmarks import calls, client, counting_daemon, jars, latency, ranking, report, scaling
+from benchmarks import calls, client, counting_daemon, growth, jars, latency, ranking, report, scaling
 from benchmarks.recorder import Recorder
 from benchmarks.results import Absence, Noise, Results, Sample, TargetComparison, from_lines, to_line
 from benchmarks.stats import Spread, counted, pair_ratios, percentile, spread, steady
 from benchmarks.workbench import BenchmarkOptions, Workbench
+from spark_jms.log.domain import Domain
 from spark_jms.store.regions.core.actions import ToClient, ToPeer
 from spark_jms.store.regions.core.protocol import Ack, DaemonHeartbeat, encode
 
@@ -41,6 +42,7 @@ OPTIONS = BenchmarkOptions(
     backlogs=(1000,),
     rounds=20,
     build_budget_s=900,
+    commits=300_000,
 )
 
 
@@ -367,3 +369,60 @@ def test_daemon_counts_what_it_sends_to_peers_and_its_file_calls(monkeypatch: py
     counting_daemon.audit("os.scandir", ())
     assert counts["file_calls"] == 2
     counts.clear()
+
+
+def test_commits_without_housekeeping_stay_as_they_were_sent(tmp_path: Path) -> None:
+    """C13: a destination "housekeeping off" keeps every file, behind 100 commits too, where senders would compact."""
+    calls.apply(tmp_path, {"plain": {"kind": "queue"}})
+    with calls.committer(tmp_path, "plain", housekeeping=False) as commit:
+        for _ in range(110):
+            commit()
+    log = Domain(str(tmp_path)).log("plain")
+    assert len(log.refresh().files) == 110
+
+
+def test_growth_compares_the_last_third_with_the_second(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """C13: window by window; what grows is a target missed, and what stays is met."""
+
+    def windows(commits: int, window: int, directory: Path) -> Iterator[growth.GrowthWindow]:
+        for number in range(1, commits // window + 1):
+            row = (window * number, 500.0, 1.0, 2.0, 9.0, 1.0, 0.1, 5.0, 10 * number, 5_000, 100, 90)
+            yield growth.GrowthWindow(*row)
+
+    monkeypatch.setattr(growth, "measure", windows)
+    options = replace(OPTIONS, parts=("growth",), commits=3_000)
+    with Recorder(tmp_path / "lines.jsonl", Console(file=io.StringIO())) as recorder:
+        growth.run(Workbench(None, tmp_path, tmp_path, options, recorder))
+    verdicts = {table: verdict for table, _, _, _, verdict in report.targets(recorder.results)}
+    assert verdicts.pop("growth, active files") == "missed"
+    assert set(verdicts.values()) == {"met"}
+    cells = ["sends 1,001 to 2,000", "sends 2,001 to 3,000"]
+    assert recorder.results.cells("growth, send p99") == cells
+    assert recorder.results.by_run("growth, active files", cells[0]) == {n: 100.0 + 10 * n for n in range(1, 11)}
+
+
+def test_a_run_of_some_parts_replaces_only_their_sections() -> None:
+    """C11: figures come into docs/BENCHMARKS.md from a run, not by hand; those of other parts and the notes stay."""
+    whole, part = Results(machine={"CPU": "x"}, options=asdict(OPTIONS)), Results(options=asdict(OPTIONS))
+    whole.samples += [sample("jmsq", 1, 150), sample("spark-kafka", 1, 100)]
+    whole.samples += [replace(sample(cell, 1, 9), table="client, send") for cell in ("one thread", "8 threads")]
+    whole.comparisons += [
+        TargetComparison("sink", "jmsq", "spark-kafka", 1.25),
+        TargetComparison("client, send", "8 threads", "one thread", 4),
+    ]
+    part.samples += [
+        replace(sample(cell, 1, v), table="client, send") for cell, v in (("one thread", 2), ("8 threads", 9))
+    ]
+    part.samples.append(replace(sample("jmsq", 1, 3), table="client latency p50"))
+    part.comparisons.append(whole.comparisons[1])
+    before = report.markdown(whole, "2026-01-01").replace("# Benchmarks\n", "# Benchmarks\n\n> A note.\n", 1)
+    after = report.updated(before, report.markdown(part, "2026-02-02"))
+    assert "> A note." in after
+    assert "- CPU: x" in after
+    assert "| sink | jmsq ÷ spark-kafka | 1.50 × (1.50–1.50) | ≥ 1.25 × | met |" in after
+    assert "| client, send | 8 threads ÷ one thread | 4.50 × (4.50–4.50) | ≥ 4 × | met |" in after
+    assert after.count("8 threads ÷ one thread") == 1
+    assert "## client, send (messages/s)\n\nMeasured 2026-02-02.\n\n| cell" in after
+    assert after.index("## client, send") < after.index("## client latency p50")
+    assert after.count("Measured 2026-02-02.") == 2
+    assert report.updated(after, report.markdown(part, "2026-02-02")) == after
