@@ -10,7 +10,9 @@ import pytest
 
 from spark_jms import connect
 from spark_jms.admin import move as moving
+from spark_jms.admin.backup import back_up
 from spark_jms.admin.move import Moved, MoveOrder, move, plan_move
+from spark_jms.admin.restore import restore as restore_backup
 from spark_jms.claims import transfer, views
 from spark_jms.claims.housekeeper import Housekeeper
 from spark_jms.claims.record_sets import state_of
@@ -197,6 +199,24 @@ def test_killed_move_is_finished_by_the_next_process(
     assert not views.transfers(context._domain, context._store, "orders")
     if recovery in ("move", "two at once"):
         assert not here
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("where", STEPS)
+def test_backup_of_an_open_transfer_restores_each_message_once(
+    context: Context, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: str, after: bool
+) -> None:
+    """C19, C18: the mover died before or after each step, and the backup is of that moment; the next move finishes."""
+    send(context, 10)
+    before = everything(context, "orders")
+    killed_move(context, monkeypatch, *STEPS[where], after=after)
+    back_up(context._domain, context._store, str(tmp_path / "backup"))
+    restore_backup(str(tmp_path / "backup"), str(tmp_path / "restored"), "file")
+    with connect(tmp_path / "restored", housekeeping=False) as restored:
+        run(restored, MoveOrder("orders", "errors"))
+        assert everything(restored, "orders") == {}
+        assert everything(restored, "errors") == before
+        assert not views.transfers(restored._domain, restored._store, "orders")
 
 
 def test_move_interrupted_between_intent_and_acknowledgement_is_visible(
