@@ -25,6 +25,7 @@ from spark_jms.log.domain import Domain
 from spark_jms.log.storage import now_ms
 from spark_jms.store import ForeignOwnerError, StoreInUseError
 from spark_jms.testing import memory_domain
+from tests.daemons import Daemons
 
 Received = dict[str, tuple[bool, int]]  # text -> redelivered, delivery count
 
@@ -80,6 +81,28 @@ def test_restored_domain_has_the_unfinished_messages_flagged(client_root: str, t
         message.acknowledge()
     rows = CliRunner().invoke(cli, ["acks", "orders", "--root", str(restored), "--json"])
     assert sum(row["messages"] for row in json.loads(rows.output)["rows"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("source", "target"), [("replicated", "replicated"), ("replicated", "file"), ("file", "replicated")]
+)
+def test_backup_moves_between_replicated_and_file_store(
+    source: str, target: str, replicated: Daemons, tmp_path: Path
+) -> None:
+    """C19, R2: record sets leave the memory of the daemons, and come back into another store of theirs."""
+    old, new = (replicated.uri() if store == "replicated" else store for store in (source, target))
+    with memory_domain(old, orders="queue", prices="topic") as root, spark_jms.connect(root) as context:
+        context.consumer("prices", subscription="billing").close()
+        send(context, "orders", "a", "b", "c")
+        send(context, "prices", "p", "q")
+        acknowledge(context, "orders", "a")
+        acknowledge(context, "prices", "p", subscription="billing")
+        backed_up(root, tmp_path / "backup")
+    restored = str(tmp_path / "restored")
+    restore(str(tmp_path / "backup"), restored, new)
+    assert Domain(restored).store == new
+    assert drained(restored, "orders") == {"b": (True, 2), "c": (True, 2)}
+    assert drained(restored, "prices", subscription="billing") == {"q": (True, 2)}
 
 
 def test_backup_between_store_and_tables_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
