@@ -5,11 +5,12 @@ be kept then, because the persistence refuses it. A read asks nobody, so it need
 
     proof        the persistence has confirmed that this process owned it, after the engine asked
     old engine   answers from its memory until LEASE_MS after the moment at which it asked; then it asks again
-    new engine   keeps its first write back until START_WAIT_MS after it became the owner
+    new engine   answers nothing and writes nothing until START_WAIT_MS after it became the owner
 
-So when a newer write exists, each proof of an older engine has expired: every answer of an engine was right at a moment
-between question and answer. A write that was kept is a proof too. The answer is made before the lease is looked at, so a
-process that is stopped between the two notices when it wakes.
+So when a newer write exists, or an answer that shows a write to which the older engine has no answer, each proof of an
+older engine has expired: every answer of an engine was right at a moment between question and answer. A write that was kept
+is a proof too. The answer is made before the lease is looked at, so a process that is stopped between the two notices when it
+wakes.
 
 The two periods differ because the clocks of two machines do not run at exactly the same rate. A suspended machine's clock
 counts on. A virtual machine that its host stops, clock included, is not covered.

@@ -47,6 +47,10 @@ def monotonic_ms() -> float:
     return time.monotonic() * 1000.0
 
 
+def _sleep_ms(ms: float) -> None:
+    time.sleep(max(0.0, ms) / 1000.0)
+
+
 @dataclass(frozen=True)
 class ServerStatistics:
     physical_write_count: int
@@ -84,10 +88,12 @@ class Server:
         self._certain.set()
         self._lease = lease or ReadLease()
         self._proving = threading.Lock()
-        self._first_write_ms = self._lease.now_ms() + (START_WAIT_MS if persistence.had_owner else 0.0)
+        owner_ms = self._lease.now_ms()
         self._physical_write_count = self._append_count = 0
         try:
             self._log = EntryLog(self.incarnation, persistence.load())
+            if persistence.had_owner:
+                _sleep_ms(owner_ms + START_WAIT_MS - self._lease.now_ms())
             grace_ms = min(GRACE_LIMIT_MS, session_timeout_ms / 5)
             self._liveness = Liveness(session_timeout_ms, grace_ms, process_gone=process_gone)
             self._liveness.expect(self._log.ledger.sessions, clock_ms())
@@ -220,8 +226,6 @@ class Server:
             self._require_proof()  # what the plans have returned, they have read
 
     def _keep_batch(self, batch: LedgerBatch) -> None:
-        if (early_ms := self._first_write_ms - self._lease.now_ms()) > 0:
-            time.sleep(early_ms / 1000.0)
         try:
             asked_ms = self._lease.now_ms()
             self._persistence.append(batch)

@@ -112,19 +112,43 @@ def test_an_engine_that_cannot_be_proved_refuses_the_read_and_stays() -> None:
         server.close()
 
 
-@pytest.mark.parametrize(("had_owner", "waits"), [(True, True), (False, False)])
-def test_a_new_engine_writes_when_the_proofs_of_the_old_one_have_expired(had_owner: bool, waits: bool) -> None:
+class Awaited(SteppedClock):
+    """Time passes only while a server sleeps."""
+
+    def sleep(self, seconds: float) -> None:
+        self.ms += seconds * 1000.0
+
+
+@pytest.mark.parametrize(("had_owner", "waits_ms"), [(True, START_WAIT_MS), (False, 0.0)])
+def test_a_new_engine_begins_when_the_proofs_of_the_old_one_have_expired(
+    had_owner: bool, waits_ms: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """C9: and at once when there was none."""
-    place = SharedMemory(abrupt=had_owner)
-    lease = ReadLease()
-    before_ms = lease.now_ms()
-    server = Server(MemoryPersistence(place), session_timeout_ms=5_000, lease=lease)
-    made_ms = lease.now_ms()
+    clock = Awaited()
+    monkeypatch.setattr("spark_jms.store.engine.server.time.sleep", clock.sleep)
+    server = Server(MemoryPersistence(SharedMemory(abrupt=had_owner)), session_timeout_ms=5_000, lease=ReadLease(clock))
     try:
-        server.write(lambda shared: shared.do(Connected("s", "")))
-        if waits:
-            assert lease.now_ms() - before_ms >= START_WAIT_MS > LEASE_MS
-        else:
-            assert server._first_write_ms <= made_ms
+        assert clock.ms == 1_000.0 + waits_ms
     finally:
         server.close()
+
+
+def test_no_read_shows_a_write_that_a_later_read_of_the_old_engine_does_not_show(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """C9: the old engine's write was kept, and it had no answer. The new one shows the write, the old one still has a proof."""
+    place, clock = SharedMemory(abrupt=True), Awaited()
+    monkeypatch.setattr("spark_jms.store.engine.server.time.sleep", clock.sleep)
+    old = Server(MemoryPersistence(place), session_timeout_ms=5_000, lease=ReadLease(clock))
+    new = None
+    try:
+        old.look(lambda ledger: ledger.sessions)
+        place.entries.append(Connected("s", ""))
+        new = Server(MemoryPersistence(place), session_timeout_ms=5_000, lease=ReadLease(clock))
+        assert "s" in new.look(lambda ledger: dict(ledger.sessions))
+        with pytest.raises(OwnershipLostError):
+            old.look(lambda ledger: dict(ledger.sessions))
+    finally:
+        for server in (old, new):
+            if server is not None:
+                server.close()
