@@ -12,6 +12,7 @@ from spark_jms import connect
 from spark_jms.admin import move as moving
 from spark_jms.admin.backup import back_up
 from spark_jms.admin.move import Moved, MoveOrder, move, plan_move
+from spark_jms.admin.rename import rename_destination
 from spark_jms.admin.restore import restore as restore_backup
 from spark_jms.claims import transfer, views
 from spark_jms.claims.housekeeper import Housekeeper
@@ -268,6 +269,18 @@ def test_replaced_target_returns_the_messages(context: Context, monkeypatch: pyt
     housekeeper.close()
     assert len(everything(context, "orders")) == 30
     assert not views.transfers(context._domain, context._store, "orders")
+
+
+def test_transfer_finds_its_target_under_a_new_name(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C18: the target has the messages, is renamed, and another destination gets its name: the table's id decides."""
+    send(context, 30)
+    killed_move(context, monkeypatch, *STEPS["after the intent"], after=True)
+    declared = context._domain.log("errors").snapshot.destination
+    rename_destination(context._domain, context._store, "errors", "old-errors", force=True)
+    apply_destinations(context._domain, [declared], lambda d, m: False)
+    run(context, MoveOrder("orders", "errors"))
+    assert everything(context, "orders") == {}
+    assert [len(everything(context, name)) for name in ("old-errors", "errors")] == [15, 15]
 
 
 def test_target_that_cannot_be_reached_decides_nothing(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:

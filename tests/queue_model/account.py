@@ -97,7 +97,8 @@ class Account:
             for place, deliveries in every.items()
             if any((d.claim, d.sequence) not in self.revoked for d in deliveries)
         )
-        lost = set(self.tables.texts.values()) - {self.tables.texts[place] for place in every} - self.tables.discarded
+        finished = {d.text for consumer in crowd.consumers for d in consumer.finished}
+        lost = set(self.tables.texts.values()) - finished - self.tables.discarded
         assert not lost, f"lost: {sorted(lost, key=int)[:10]}"
         doubled = [text for text, places in received.items() if places > 1 and text not in self.tables.returned]
         assert not doubled, f"received, and received again after a move: {doubled[:10]}"

@@ -61,8 +61,9 @@ class Administration:
     def move_all_back(self) -> None:
         """Without faults."""
         for source in self.tables.living():
-            if source is not self.tables.orders and self.tables.unfinished(source):
-                move(self.domain, self.store, MoveOrder(source.name, self.tables.orders.name), wait_s=0)
+            if source is not self.tables.orders and (unfinished := self.tables.unfinished(source)):
+                everything = MoveOrder(source.name, self.tables.orders.name, limit=len(unfinished))
+                move(self.domain, self.store, everything, wait_s=0)
         self.tables.note_arrivals()
 
     def _move(self, source: ModelDestination, target: ModelDestination, limit: int) -> None:

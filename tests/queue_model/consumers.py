@@ -14,7 +14,7 @@ from typing import Any
 from spark_jms.claims.batches import ConsumerSettings
 from spark_jms.claims.fetch import fetch
 from spark_jms.claims.subscriber import Subscriber
-from spark_jms.core.batch import Batch, Limits
+from spark_jms.core.batch import Batch, Limits, claim_number
 from spark_jms.core.query_progress import PROGRESS, QueryProgress
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.record_names import consumer_record
@@ -66,6 +66,7 @@ class ConsumerProcess:
     table_id: str = ""  # that it consumes, or has consumed while it was up last
     planned: Callable[[ConsumerProcess, Batch], None] = lambda consumer, batch: None
     delivered: list[DeliveredRow] = field(default_factory=list)
+    finished: list[DeliveredRow] = field(default_factory=list)  # by an acknowledgement, or in the sink
     errors: Counter[str] = field(default_factory=Counter)
 
     def start(self) -> None:
@@ -192,7 +193,8 @@ class Query(ConsumerProcess):
     def ask(self) -> None:
         assert self.subscriber is not None
         start, newer = Batch.from_json(self.start_offset), self.checkpoint.sink.get(self.batch_id)
-        if newer is not None and not self._progress().is_behind(start.claim) and self._record_is_mine():
+        acknowledged = claim_number(self._progress().acknowledged)
+        if newer is not None and claim_number(start.claim) >= acknowledged and self._record_is_mine():
             # PROMISES, "Not detected": the sink has the batch that this copy lacks, and it is not acknowledged yet.
             return self._end_unpromised()
         batch = self.subscriber.next_batch(start, Limits(max_messages=self.limit))
@@ -226,6 +228,7 @@ class Query(ConsumerProcess):
                 return self._end_unpromised()  # it slept between `partitions` and the sink while a copy took over
             self.checkpoint.sink[self.batch_id] = SinkBatch(claim, self.rows)
             self.delivered += self.rows
+            self.finished += self.rows
         elif known.claim != claim:
             return self._end_unpromised()  # as in `ask`: it lacked the other batch of this number
         self.step = self.commit
@@ -296,7 +299,9 @@ class Client(ConsumerProcess):
         chosen = self.mine[:count]
         left = self.subscriber.acknowledge(parts(chosen))
         waiting = {(c, m, s) for c, members in left.items() for m, r in members.items() for s in r.numbers().tolist()}
-        self.mine = [d for d in chosen if (d.claim, d.member, d.sequence) in waiting] + self.mine[count:]
+        again = [d for d in chosen if (d.claim, d.member, d.sequence) in waiting]
+        self.finished += [d for d in chosen if d not in again]
+        self.mine = again + self.mine[count:]
 
     def release(self, count: int) -> None:
         assert self.subscriber is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -161,8 +161,8 @@ def _model() -> MemoryStorage:
     return made
 
 
-def run(seed: int, trace: Callable[[str], object] = lambda line: None) -> QueueWorld:
-    """Raises AssertionError, or what the code under test raised."""
+def run(seed: int, trace: Callable[[str], object] = lambda line: None, often: Collection[str] = ()) -> QueueWorld:
+    """`often`: actions that happen ten times as often as usual. Raises AssertionError, or what the code under test raised."""
     files, clock = _model().copy(), Clock()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(domain, "open_storage", lambda root: files)
@@ -171,6 +171,8 @@ def run(seed: int, trace: Callable[[str], object] = lambda line: None) -> QueueW
         patch.setattr(progress, "OPEN_TIMEOUT_S", 0.0)
         world = QueueWorld(files, clock, seed)
         world.crowd.trace = trace
+        for name in often:
+            world.actions[name].weight *= 10
         patch.setattr(planner, "MAX_ROWS_READ", world.random.choice([5, 50, 200_000]))
         _note_revocations(patch, world.account)
         _count_store_writes(patch, world)

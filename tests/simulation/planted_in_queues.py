@@ -1,0 +1,273 @@
+"""Bugs to plant in core, log and claims, one at a time: each is a mistake that a change could make. The model of
+tests/queue_model must notice it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from spark_jms.claims import planner
+from spark_jms.claims.batches import BatchMaker
+from spark_jms.claims.members import Members
+from spark_jms.claims.previous_batch import PreviousBatch
+from spark_jms.claims.progress import ProgressRecord
+from spark_jms.claims.subscriber import Subscriber
+from spark_jms.claims.transfer import Transfers
+from spark_jms.core import record_set
+from spark_jms.core.batch import Batch
+from spark_jms.core.message_state import TRANSITIONS, MessageEvent, MessageState, MessageTransition
+from spark_jms.core.query_progress import QueryProgress
+from spark_jms.core.ranges import Ranges
+from spark_jms.core.record_set import RecordSet
+from spark_jms.core.transfer import STEPS, NextStep, TargetOutcome, TransferStep
+from spark_jms.log import compaction, purge, send
+from spark_jms.log.data_file import DataFile
+from spark_jms.log.delta_log import DeltaLog
+from spark_jms.log.send import TransactionId
+from spark_jms.log.snapshot import Snapshot
+
+Patch = pytest.MonkeyPatch
+
+
+@dataclass(frozen=True)
+class PlantedInQueues:
+    """`text`: a pattern that the violation must match. `often`: actions that the bug takes, ten times as often as usual."""
+
+    name: str
+    text: str
+    plant: Callable[[Patch], None]
+    often: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.name.replace(" ", "-")
+
+
+# -- core -----------------------------------------------------------------------------------------------------------------
+def redelivery_is_not_flagged(patch: Patch) -> None:
+    rows = dict(TRANSITIONS)
+    rows[MessageState.CLAIMED, MessageEvent.REDELIVER] = MessageTransition(MessageState.AVAILABLE)
+    rows[MessageState.IN_DOUBT, MessageEvent.REDELIVER] = MessageTransition(MessageState.AVAILABLE)
+    patch.setattr(record_set, "TRANSITIONS", rows)
+
+
+def second_redelivery_is_not_counted(patch: Patch) -> None:
+    def counted(deliveries: Any, picks: Ranges) -> Any:
+        known = deliveries.get(1)
+        return original(deliveries, known.missing(picks) if known else picks)
+
+    original = record_set.counted
+    patch.setattr(record_set, "counted", counted)
+
+
+def part_acknowledges_the_whole_claim(patch: Patch) -> None:
+    def acknowledge(self: RecordSet, *args: Any) -> RecordSet:
+        return original(self, *args[:5])
+
+    original = RecordSet.acknowledge
+    patch.setattr(RecordSet, "acknowledge", acknowledge)
+
+
+def transfer_returns_what_has_arrived(patch: Patch) -> None:
+    patch.setitem(STEPS, (True, TargetOutcome.APPENDED), TransferStep.RETURN)  # type: ignore[arg-type]
+
+
+# -- log ------------------------------------------------------------------------------------------------------------------
+def sequences_begin_behind_the_files(patch: Patch) -> None:
+    """The transactions seq/<member> are not looked at: after a purge numbers are given again."""
+
+    def last_sequence(self: Snapshot, member: int) -> int:
+        newest = self.member_files(member).newest
+        return newest.last if newest else 0
+
+    patch.setattr(Snapshot, "last_sequence", last_sequence)
+
+
+def transaction_is_not_looked_up(patch: Patch) -> None:
+    patch.setattr(TransactionId, "is_in", lambda self, snapshot: False)
+
+
+def purge_asks_for_no_subscription(patch: Patch) -> None:
+    def finished(snapshot: Snapshot, is_done: Any, *args: Any) -> list[DataFile]:
+        return original(snapshot, lambda name, member, sequences: True, *args)
+
+    original = purge.finished_files
+    patch.setattr(purge, "finished_files", finished)
+
+
+def compaction_changes_the_order(patch: Patch) -> None:
+    def merge(log: DeltaLog, run: list[DataFile]) -> Any:
+        return original(log, sorted(run, key=lambda file: file.rows))
+
+    original = compaction._merge
+    patch.setattr(compaction, "_merge", merge)
+
+
+def compaction_leaves_out_a_row(patch: Patch) -> None:
+    """The file gets as many rows as before: the first one takes the place of the second."""
+
+    def append(writer: Any, batches: list[Any], schema: Any) -> None:
+        original(writer, [b.take([0, 0, *range(2, b.num_rows)]) if b.num_rows > 1 else b for b in batches], schema)
+
+    original = compaction._append
+    patch.setattr(compaction, "_append", append)
+
+
+def old_staged_files_are_sent(patch: Patch) -> None:
+    """A sender that slept commits files that clean-up has deleted."""
+    patch.setattr(send, "too_old", lambda *args: [])
+
+
+def staged_files_of_another_table_are_sent(patch: Patch) -> None:
+    def prepare(self: Any, snapshot: Snapshot) -> Any:
+        self._routed_by = replace(self._routed_by, table_id=snapshot.table_id)
+        return original(self, snapshot)
+
+    original = send._Send.prepare
+    patch.setattr(send._Send, "prepare", prepare)
+
+
+# -- claims ---------------------------------------------------------------------------------------------------------------
+def claim_numbers_come_again(patch: Patch) -> None:
+    """The query's record keeps the newest acknowledged number only."""
+
+    def checked(self: PreviousBatch, start: Batch) -> QueryProgress:
+        return replace(original(self, start), claimed=int(original(self, start).acknowledged.partition("-")[0] or 0))
+
+    original = PreviousBatch.checked_progress
+    patch.setattr(PreviousBatch, "checked_progress", checked)
+
+
+def older_checkpoint_is_accepted(patch: Patch) -> None:
+    patch.setattr(QueryProgress, "is_behind", lambda self, claim: False)
+
+
+def copy_runs_beside_its_original(patch: Patch) -> None:
+    """A query does not hold its record; its progress is read, and written by whichever instance comes last."""
+
+    def open_record(self: ProgressRecord) -> None:
+        self.handle = None
+        self.value = QueryProgress.from_bytes(self._store.peek(self._record).get("progress"), "")
+
+    def commit(self: Members, changed: Mapping[int, RecordSet], progress: QueryProgress | None = None) -> None:
+        own, self.progress = self.progress, None
+        try:
+            original(self, changed)
+        finally:
+            self.progress = own
+
+    original = Members.commit
+    patch.setattr(ProgressRecord, "open", open_record)
+    patch.setattr(Members, "commit", commit)
+
+
+def checkpoint_of_another_table_is_accepted(patch: Patch) -> None:
+    patch.setattr(Subscriber, "_check_bound", lambda self, batch: None)
+
+
+def consumer_does_not_look_for_a_new_table(patch: Patch) -> None:
+    patch.setattr(BatchMaker, "_check_new_records", lambda self: None)
+
+
+def units_of_others_are_claimed(patch: Patch) -> None:
+    patch.setattr(planner, "groups_of", lambda *args: frozenset())
+
+
+def unlogged_claims_are_kept(patch: Patch) -> None:
+    patch.setattr(RecordSet, "drop", lambda self, consumer, keep=None: self)
+
+
+def moved_messages_are_acknowledged_first(patch: Patch) -> None:
+    """Before the target has them; and then the mover forgets to append."""
+
+    def run(self: Transfers, intent: Any) -> NextStep:
+        return NextStep(TransferStep.ACKNOWLEDGE)
+
+    patch.setattr(Transfers, "_run", run)
+
+
+def intent_is_written_after_the_append(patch: Patch) -> None:
+    """A mover that dies in between leaves the messages in both destinations."""
+
+    def begin(self: Transfers, state: RecordSet, movement: Any) -> RecordSet:
+        after = original(self, state, movement)
+        (intent,) = (i for slot, i in after.intents.items() if slot not in state.intents)
+        self._run(intent)
+        return after
+
+    original = Transfers.begin
+    patch.setattr(Transfers, "begin", begin)
+
+
+LOST = r"lost: |gone \(sequence|not drained"
+DOUBLED = r"delivered twice|received again|same sequence|two claims|two transfers|have gaps"
+
+PLANTED_IN_QUEUES = (
+    PlantedInQueues("redelivery is not flagged", DOUBLED, redelivery_is_not_flagged),
+    PlantedInQueues("second redelivery is not counted", DOUBLED, second_redelivery_is_not_counted, ("crash", "start")),
+    PlantedInQueues("part acknowledges the whole claim", LOST, part_acknowledges_the_whole_claim),
+    PlantedInQueues(
+        "transfer returns what has arrived",
+        r"received again|not drained",
+        transfer_returns_what_has_arrived,
+        ("move", "move_back"),
+    ),
+    PlantedInQueues("sequences begin behind the files", DOUBLED, sequences_begin_behind_the_files, ("purge",)),
+    PlantedInQueues("transaction is not looked up", r"AssertionError", transaction_is_not_looked_up),
+    PlantedInQueues("purge asks for no subscription", LOST, purge_asks_for_no_subscription, ("purge",)),
+    PlantedInQueues(
+        "compaction changes the order",
+        r"another message's content|out of order",
+        compaction_changes_the_order,
+        ("compact",),
+    ),
+    PlantedInQueues(
+        "compaction leaves out a row", r"another message's content", compaction_leaves_out_a_row, ("compact",)
+    ),
+    PlantedInQueues(
+        "old staged files are sent",
+        LOST,
+        old_staged_files_are_sent,
+        ("stage", "wait_hours", "clean_up", "commit_staged"),
+    ),
+    PlantedInQueues(
+        "staged files of another table are sent",
+        r"routed for another table",
+        staged_files_of_another_table_are_sent,
+        ("stage", "drop", "apply", "commit_staged"),
+    ),
+    PlantedInQueues(
+        "claim numbers come again", r"gives claim number \d+ again", claim_numbers_come_again, ("crash", "start")
+    ),
+    PlantedInQueues(
+        "older checkpoint is accepted", r"was not refused", older_checkpoint_is_accepted, ("copy", "crash", "start")
+    ),
+    PlantedInQueues(
+        "copy runs beside its original",
+        r"without a record of its own|beside another instance",
+        copy_runs_beside_its_original,
+        ("copy",),
+    ),
+    PlantedInQueues(
+        "checkpoint of another table is accepted",
+        r"AssertionError",
+        checkpoint_of_another_table_is_accepted,
+        ("drop", "apply", "start", "crash"),
+    ),
+    PlantedInQueues(
+        "consumer does not look for a new table",
+        r"a destination that was dropped",
+        consumer_does_not_look_for_a_new_table,
+        ("drop", "apply"),
+    ),
+    PlantedInQueues("units of others are claimed", r"got units of order", units_of_others_are_claimed),
+    PlantedInQueues(
+        "unlogged claims are kept", r"not drained|two claims", unlogged_claims_are_kept, ("crash", "start")
+    ),
+    PlantedInQueues("moved messages are acknowledged first", LOST, moved_messages_are_acknowledged_first),
+    PlantedInQueues(
+        "intent is written after the append", DOUBLED, intent_is_written_after_the_append, ("move", "move_back")
+    ),
+)

@@ -1,0 +1,47 @@
+"""The queue model finds each of the bugs that are planted in core, log and claims, one at a time (C5, C8, C9, C13, C18)."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.queue_model import run
+from tests.simulation.planted_in_queues import PLANTED_IN_QUEUES, PlantedInQueues
+
+SEEDS = range(40)
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    log = logging.getLogger("spark_jms")
+    before = log.level
+    log.setLevel(logging.CRITICAL)
+    yield
+    log.setLevel(before)
+
+
+def first_violation(planted: PlantedInQueues) -> tuple[int, str]:
+    for seed in SEEDS:
+        try:
+            run(seed, often=planted.often)
+        except Exception as violation:  # noqa: BLE001 - the code under test may be the one that notices
+            return seed, f"{type(violation).__name__}: {violation}"
+    pytest.fail(f"{planted.name}: not found in {len(SEEDS)} seeds")
+
+
+@pytest.mark.parametrize("planted", PLANTED_IN_QUEUES, ids=str)
+def test_queue_model_finds_a_planted_bug(planted: PlantedInQueues, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C5, C8, C9, C13, C18: within 40 seeds, and for the right reason."""
+    planted.plant(monkeypatch)
+    seed, text = first_violation(planted)
+    assert re.search(planted.text, text), f"seed {seed}: {text}"
+
+
+def test_queue_model_passes_without_a_bug() -> None:
+    """C5: the violations above come from the planted bugs alone."""
+    for planted in PLANTED_IN_QUEUES:
+        for seed in range(4):
+            run(seed, often=planted.often)
