@@ -15,7 +15,7 @@ from spark_jms.core.sort_order import FIFO, SortOrder
 from spark_jms.errors import DataLossError, DestinationReplacedError
 from spark_jms.log.data_file import FileHint
 from spark_jms.log.delta_log import DeltaLog
-from spark_jms.log.file_reader import StoredRows, read_stored
+from spark_jms.log.file_reader import LastRows, StoredRows, read_stored
 
 WITHOUT_LOST = (
     "Continue without them with failOnDataLoss=false (Python: fail_on_data_loss=False; `jmsq receive`: --skip-lost)."
@@ -38,15 +38,17 @@ def fetch(
     fail_on_data_loss: bool = True,
     table_id: str | None = None,
     order: SortOrder = FIFO,
+    last: LastRows | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The picked messages of one member, in `order`: FIFO, or sorted, and then all are in memory at once. `redelivered` maps
     a delivery count above 1 to its messages.
 
     `files` are tried first; a file that compaction has replaced is looked up in the log. Raises DataLossError for
     messages that are in no file, or leaves them out when `fail_on_data_loss` is false. Raises DestinationReplacedError when
-    the table is not `table_id` any more: the messages that have these sequences now are others.
+    the table is not `table_id` any more: the messages that have these sequences now are others. `last` keeps decoded rows
+    for the next call.
     """
-    found = _PickedRows(table, member, picks, files, table_id)
+    found = _PickedRows(table, member, picks, files, table_id, last)
     rows = _together(found.rows(list(dict.fromkeys([*stored_columns(columns), *order.columns]))))
     for batch, sequences in _in_order(rows, order, redelivered) if order else rows:
         yield deliver(batch, columns, destination, member, sequences, _delivery_counts(sequences, redelivered))
@@ -63,8 +65,15 @@ class _PickedRows:
     """The stored rows of the picks. After `rows`, `left` are the picks that no file holds."""
 
     def __init__(
-        self, table: DeltaLog, member: int, picks: Ranges, files: Sequence[FileHint] | None, table_id: str | None
+        self,
+        table: DeltaLog,
+        member: int,
+        picks: Ranges,
+        files: Sequence[FileHint] | None,
+        table_id: str | None,
+        last: LastRows | None,
     ) -> None:
+        self._last = last
         self._table, self._table_id = table, table_id
         self._member = member
         self._files = files
@@ -78,7 +87,7 @@ class _PickedRows:
             known = self._files if attempt == 1 else None
             for file in known if known is not None else self._newest_files(missing=attempt > 1):
                 part = self.left.between(file.first, file.last)
-                rows = read_stored(self._table.storage, file, part, columns)
+                rows = read_stored(self._table.storage, file, part, columns, self._last)
                 try:
                     first = next(rows, None)  # opens the file
                 except FileNotFoundError:

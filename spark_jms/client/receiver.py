@@ -28,6 +28,7 @@ from spark_jms.errors import (
     JmsqError,
     MemberUnavailableError,
 )
+from spark_jms.log.file_reader import LastRows
 from spark_jms.log.storage import now_ms
 
 log = logging.getLogger("spark_jms")
@@ -93,6 +94,7 @@ class Receiver:
         self._closed = False
         self._delivery = Delivery()
         self._writer = AcknowledgementWriter(subscriber, self._delivery, self._lock)
+        self._last_rows = LastRows()  # guarded by `_claiming`
         self._failure: JmsqError | None = None
         self._seen_version = -1
         self._boundary_s = time.monotonic()
@@ -159,6 +161,7 @@ class Receiver:
                     fail_on_data_loss=self._subscriber.settings.fail_on_data_loss,
                     table_id=self._subscriber.table_id,
                     order=SortOrder.of(self._table.snapshot.destination.destination_keys),
+                    last=self._last_rows,
                 ):
                     found = decoded(rows, receipt)
                     messages += found.messages

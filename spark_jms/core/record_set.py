@@ -141,7 +141,7 @@ class RecordSet:
                 "acknowledged and its messages go to others. Close this consumer and create a new one."
             )
         picks = claim.picks if part is None else part & claim.picks
-        if part is not None and not self.is_done(part - claim.picks):
+        if part is not None and picks is not part and not self.is_done(part - claim.picks):
             raise ConsumerClosedException(
                 f"claim {claim_id} does not hold {part - claim.picks}: nothing was acknowledged. "
                 "Close this consumer and create a new one."
