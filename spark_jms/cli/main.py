@@ -43,12 +43,38 @@ from spark_jms.settings.environment import DEBUG_VARIABLE
 EXIT_ERROR, EXIT_USAGE, EXIT_NOTHING, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, 3, 130, 141
 
 
+_ELSEWHERE = {  # what the command is called at Kafka, RabbitMQ or Artemis -> here
+    "consume": "receive",
+    "get": "receive",
+    "produce": "send",
+    "publish": "send",
+    "create": "apply",
+    "declare": "apply",
+    "topics": "list",
+    "queues": "list",
+    "status": "stat",
+    "lag": "stat",
+    "groups": "subscriptions",
+    "offsets": "subscriptions",
+    "peek": "browse",
+    "delete": "drop",
+}
+
+
 class _OutputGone(Exception):
     """The reader closed our output. click would end the process with exit code 1 on a BrokenPipeError."""
 
 
 class Jmsq(click.Group):
     """The group of all commands. Its `main` turns every outcome into an exit code and at most one line of error."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        wanted = _ELSEWHERE.get(args[0])
+        if wanted is not None:
+            ctx.fail(f"there is no command {args[0]!r}: use `jmsq {wanted}`")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from spark_jms.cli import main
 from spark_jms.cli.main import cli
 from tests.contract.cli.commands import Jmsq
 
@@ -15,6 +16,7 @@ from tests.contract.cli.commands import Jmsq
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["consume", "orders"], "there is no command 'consume': use `jmsq receive`"),
         (["send", "orders"], "one of --text, --file and --stdin"),
         (["send", "orders", "--text", "a", "--stdin"], "one of --text, --file and --stdin"),
         (["send", "orders", "--stdin", "--count", "2"], "--count does not go with --stdin"),
@@ -120,3 +122,9 @@ def test_completion(domain: str, root: str, jmsq: Jmsq) -> None:
     assert complete("jmsq browse o", 2) == ["plain,orders"]
     assert complete("jmsq stat ", 2) == ["plain,invoices", "plain,orders", "plain,prices"]
     assert complete(f"jmsq --root {root}/gone browse ", 4) == []
+
+
+def test_commands_of_other_brokers_lead_to_ours() -> None:
+    """C14: each name leads to a command, and none hides one."""
+    assert set(main._ELSEWHERE.values()) <= set(cli.commands)
+    assert not set(main._ELSEWHERE) & set(cli.commands)
