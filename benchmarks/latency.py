@@ -3,8 +3,9 @@
 A message is stamped with the time it was *due* by the clock of the rate, not with the time its turn came: a producer
 that is held up by its own commit pays for the messages that wait meanwhile. Read is when foreachBatch has the rows in
 hand. The checkpoint is on the local disk, or, in the cell that says so, in a replicated store of three daemons; what each
-batch spends on it (walCommit + commitOffsets) is a table of its own. Windows alternate between the peers; the start of
-each is warm-up, and the whole first window is the cold one.
+batch spends on it (walCommit + commitOffsets) is a table of its own, and so is the CPU time per message of all processes:
+producer, broker or daemons, Spark's JVM, Python's sources and workers, housekeeping included. Windows alternate between
+the peers; the start of each is warm-up, and the whole first window is the cold one.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from typing import Any
 
 from benchmarks.errors import CellFailedError
 from benchmarks.jmsq import REPLICATED
-from benchmarks.measure import PAYLOAD_BYTES, Meter, settle
+from benchmarks.measure import PAYLOAD_BYTES, Meter, SteadyCpu, settle
 from benchmarks.peers import LatencyPeer, Sender
 from benchmarks.results import Sample, TargetComparison
 from benchmarks.stats import percentile, steady
 from benchmarks.workbench import Workbench
 
 P50, P99, CHECKPOINT = "latency p50", "latency p99", "walCommit + commitOffsets"
+CPU = "CPU per message"
 BURST_S = 0.01
 FIRST_MESSAGE_TIMEOUT_S = 90
 DRAIN_TIMEOUT_S = 30
@@ -64,12 +66,14 @@ def run(bench: Workbench, peers: Sequence[LatencyPeer]) -> None:
             target = 1.0 if peer.latency_cell == REPLICATED else 1.2
             bench.recorder.compare(TargetComparison(P50, peer.latency_cell, "spark-kafka", target, at_least=False))
             bench.recorder.compare(TargetComparison(P99, peer.latency_cell, "spark-kafka"))
+            cpu_target = None if peer.latency_cell == REPLICATED else 1.0
+            bench.recorder.compare(TargetComparison(CPU, peer.latency_cell, "spark-kafka", cpu_target, at_least=False))
         if peer.latency_cell == REPLICATED:
             bench.recorder.compare(TargetComparison(CHECKPOINT, peer.latency_cell, "jmsq", 0.6, at_least=False))
     for number in range(windows):
         for peer in peers:
             bench.recorder.doing(f"latency {peer.latency_cell}")
-            cells = [(table, peer.latency_cell) for table in (P50, P99, CHECKPOINT)]
+            cells = [(table, peer.latency_cell) for table in (P50, P99, CHECKPOINT, CPU)]
             bench.recorder.attempt(cells, lambda peer=peer, number=number: _window(bench, peer, number))  # type: ignore[misc]
             bench.recorder.step()
 
@@ -88,7 +92,7 @@ def _window(bench: Workbench, peer: LatencyPeer, run_number: int) -> None:
             send([payload(PRIME)])
             if not window.primed.wait(FIRST_MESSAGE_TIMEOUT_S):
                 raise CellFailedError(f"no message within {FIRST_MESSAGE_TIMEOUT_S} s; query: {query.exception()}")
-            with Meter() as meter:
+            with Meter() as meter, SteadyCpu(bench.options.warm_s) as cpu:
                 start_ns, sent = produce(send, bench.options.rate, bench.options.warm_s + bench.options.latency_s)
                 with window.changed:
                     whole = window.changed.wait_for(lambda: len(window.got) >= sent, DRAIN_TIMEOUT_S)
@@ -104,6 +108,13 @@ def _window(bench: Workbench, peer: LatencyPeer, run_number: int) -> None:
         value = percentile(found, percent)
         sample = Sample(table, peer.latency_cell, run_number, value, "ms", meter.seconds, meter.noise, detail)
         bench.recorder.sample(sample)
+    spent_cpu = cpu.ms_per_message(bench.options.rate)
+    by_program = {f"{program}_ms": round(value, 2) for program, value in spent_cpu.items()}
+    bench.recorder.sample(
+        Sample(
+            CPU, peer.latency_cell, run_number, sum(spent_cpu.values()), "ms", meter.seconds, meter.noise, by_program
+        )
+    )
     bench.recorder.sample(
         Sample(
             CHECKPOINT,

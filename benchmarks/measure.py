@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import threading
 import time
 from pathlib import Path
 from types import TracebackType
@@ -52,13 +53,56 @@ class Meter:
 
 def own_cpu_s() -> float:
     """Processor seconds of this process, its live descendants, and the children they have reaped."""
-    me, total = psutil.Process(), 0.0
+    return sum(cpu_s_by_program().values())
+
+
+def cpu_s_by_program() -> dict[str, float]:
+    """The same, apart for "java" (Spark's JVM, the broker) and "python" (all others: sources, planners, workers)."""
+    me, spent = psutil.Process(), {"java": 0.0, "python": 0.0}
     for process in [me, *me.children(recursive=True)]:
         with contextlib.suppress(psutil.Error):
-            times = process.cpu_times()
-            total += times.user + times.system
-            total += getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
-    return total
+            times, program = process.cpu_times(), "java" if process.name() == "java" else "python"
+            spent[program] += times.user + times.system
+            spent["python"] += getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
+    return spent
+
+
+class SteadyCpu:
+    """Processor time per message from `warm_s` after the start to the end of a block in which `rate` messages a second are
+    sent: everything that the peer needs for them, from the producer to the reader, broker and housekeeping included."""
+
+    def __init__(self, warm_s: float) -> None:
+        self._looks: list[tuple[float, dict[str, float]]] = []
+        self.warm = threading.Event()
+        self._timer = threading.Timer(warm_s, self._warm)
+        self._timer.daemon = True
+
+    def _warm(self) -> None:
+        self._look()
+        self.warm.set()
+
+    def _look(self) -> None:
+        self._looks.append((time.perf_counter(), cpu_s_by_program()))
+
+    def __enter__(self) -> SteadyCpu:
+        self._timer.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        if self._timer.is_alive():
+            self._timer.join()
+        self._look()
+
+    def ms_per_message(self, rate: float) -> dict[str, float]:
+        """By program. Raises CellFailedError if the block ended within `warm_s`."""
+        if not self.warm.is_set():
+            raise CellFailedError("the window ended before its warm-up")
+        (start, before), (end, after) = self._looks[0], self._looks[-1]
+        messages = rate * (end - start)
+        return {program: (after[program] - before[program]) * 1000 / messages for program in after}
 
 
 def machine_busy_s() -> float:

@@ -144,7 +144,7 @@ def _cells_of_kafka(options: BenchmarkOptions) -> list[tuple[str, str]]:
     """The cells that Kafka's absence affects; none if Kafka was not requested."""
     tables = [table for table in (throughput.SINK, throughput.SOURCE) if options.wants(table)]
     if options.wants("latency"):
-        tables += [latency.P50, latency.P99, latency.CHECKPOINT]
+        tables += [latency.P50, latency.P99, latency.CHECKPOINT, latency.CPU]
     return [(table, KafkaPeer.sink_cell) for table in tables] if "kafka" in options.only else []
 
 

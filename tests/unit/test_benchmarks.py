@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -17,6 +18,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from benchmarks import calls, client, counting_daemon, growth, jars, latency, ranking, report, scaling
+from benchmarks.errors import CellFailedError
+from benchmarks.measure import SteadyCpu
 from benchmarks.recorder import Recorder
 from benchmarks.results import Absence, Noise, Results, Sample, TargetComparison, from_lines, to_line
 from benchmarks.stats import Spread, counted, pair_ratios, percentile, spread, steady
@@ -426,3 +429,21 @@ def test_a_run_of_some_parts_replaces_only_their_sections() -> None:
     assert after.index("## client, send") < after.index("## client latency p50")
     assert after.count("Measured 2026-02-02.") == 2
     assert report.updated(after, report.markdown(part, "2026-02-02")) == after
+
+
+def test_steady_cpu_counts_the_work_after_the_warm_up() -> None:
+    with SteadyCpu(0.0) as cpu:
+        assert cpu.warm.wait(30)
+        before = time.process_time()
+        while time.process_time() - before < 0.2:
+            sum(range(10_000))
+    spent = cpu.ms_per_message(1000)
+    assert spent["python"] > 0
+    assert set(spent) == {"java", "python"}
+
+
+def test_steady_cpu_refuses_a_window_that_is_all_warm_up() -> None:
+    with SteadyCpu(3600) as cpu:
+        pass
+    with pytest.raises(CellFailedError, match="warm-up"):
+        cpu.ms_per_message(100)
