@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +21,7 @@ from spark_jms.store.errors import FencedError, StoreClosedError, StoreError
 from spark_jms.store.ledger.entries import Change, Prepared, Written
 from spark_jms.store.net.event_loop import EventLoopThread
 from spark_jms.store.regions.client.instance import StoreInstance
+from spark_jms.store.regions.published_overload import PublishedOverload
 from spark_jms.testing.waiting import wait_until
 from tests.unit.test_engine import NoEngine, Pair, entry_log
 
@@ -154,7 +156,7 @@ def test_a_write_that_may_be_kept_is_unknown_and_not_busy() -> None:
     pair.close()
 
 
-def test_a_late_failure_callback_is_called_at_once() -> None:
+def test_a_late_failure_callback_is_called_at_once(tmp_path: Path) -> None:
     """R15: otherwise the engine would continue to serve regions that another process owns."""
 
     class Attached:
@@ -165,7 +167,8 @@ def test_a_late_failure_callback_is_called_at_once() -> None:
 
     async def run() -> list[StoreError]:
         told: list[StoreError] = []
-        instance = StoreInstance(Attached(), "s", 1 << 20, Thresholds())  # type: ignore[arg-type]
+        published = PublishedOverload(tmp_path, "s", "client")
+        instance = StoreInstance(Attached(), "s", 1 << 20, Thresholds(), published)  # type: ignore[arg-type]
         instance._fail(FencedError("another has the regions"))
         instance.on_failure(told.append)
         return told
