@@ -95,8 +95,9 @@ recording: $(INSTALLED) ## the pictures of the README, from real runs
 	@$(PY) docs/images/record.py
 
 .PHONY: planted
-planted: $(INSTALLED) ## do the simulator and the queue model notice each planted bug?
-	@$(PY) -m pytest -q $(TWO_AT_ONCE) tests/simulation/test_planted_bugs.py tests/simulation/test_planted_in_queues.py $(ARGS)
+planted: $(INSTALLED) ## plants bugs, one at a time, and prints what catches each: simulator, queue model or a test
+	@$(PY) -m tests.simulation.planting $(ARGS)
+	@$(PY) -m pytest -q $(TWO_AT_ONCE) tests/simulation/test_planted_in_queues.py
 
 .PHONY: clean
 clean: ## remove what builds and tests leave behind (keeps .venv and the cached jars)

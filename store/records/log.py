@@ -106,8 +106,9 @@ class _Replay(JournaledState):
 class RecordLog:
     """The engine's entries, made durable. `load` it once, then append; one at a time."""
 
-    def __init__(self, objects: Objects) -> None:
+    def __init__(self, objects: Objects, snapshots: SnapshotPolicy | None = None) -> None:
         self._objects = objects
+        self._snapshots = snapshots or SNAPSHOTS
         self._outcomes = _Outcomes()
         self._journal: ObjectJournal | None = None
 
@@ -118,7 +119,7 @@ class RecordLog:
     async def load(self) -> Loaded:
         replay = _Replay(self._outcomes)
         initial = _encoder.encode(_Payload(b"", []))
-        self._journal = await ObjectJournal.recover(self._objects, replay, initial, FORMAT_VERSION, SNAPSHOTS)
+        self._journal = await ObjectJournal.recover(self._objects, replay, initial, FORMAT_VERSION, self._snapshots)
         outcomes = self._outcomes
         return Loaded(self._journal.position, tuple(replay.entries), tuple(outcomes.tokens), outcomes.known_since)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import cast
@@ -44,7 +43,8 @@ class DaemonConnection(asyncio.Protocol):
         self._fault: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self.closed = False
-        self.heard_s = time.monotonic()
+        self._loop = asyncio.get_running_loop()
+        self.heard_s = self._loop.time()
 
     # ---- called by the event loop
 
@@ -59,7 +59,7 @@ class DaemonConnection(asyncio.Protocol):
         self._made(self)
 
     def data_received(self, data: bytes) -> None:
-        self.heard_s = time.monotonic()
+        self.heard_s = self._loop.time()
         try:
             if self._handshake is not None:
                 data = self._shake(self._handshake, data)

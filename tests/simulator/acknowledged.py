@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from tests.simulator.errors import Violation
+from tests.simulator.errors import Promise, Violation
 
 
 def short(value: bytes | None) -> str:
-    return "absent" if value is None else f"{value[:16].hex()} ({len(value)} bytes)"
+    return "absent" if value is None else f"{value[:24]!r} ({len(value)} bytes)"
 
 
 @dataclass
 class Acknowledged:
-    """A handle in `maybe` may have any of these values; None = not there."""
+    """Objects by handle, or values by key. One in `maybe` may have any of these values; None = not there. `unplaced`:
+    values of creates without an answer, whose handles are not known."""
 
     values: dict[int, bytes] = field(default_factory=dict)
     maybe: dict[int, set[bytes | None]] = field(default_factory=dict)
+    unplaced: set[bytes] = field(default_factory=set)
+    used: set[int] = field(default_factory=set)  # handles of objects that have been there
 
-    def allow(self, handle: int, value: bytes | None) -> None:
-        """The object may also have this value: the write has no answer."""
-        self.maybe.setdefault(handle, {self.values.get(handle)}).add(value)
+    def allowed(self, handle: int) -> set[bytes | None]:
+        return self.maybe.get(handle) or {self.values.get(handle)}
+
+    # ---- writes
+
+    def begin(self, handle: int, value: bytes | None) -> set[bytes | None]:
+        """The object may also have this value from now on. Returns what it could be before, for `refuse`."""
+        before = self.allowed(handle)
+        self.maybe[handle] = before | {value}
+        return before
+
+    def refuse(self, handle: int, before: set[bytes | None]) -> None:
+        """The write did not happen."""
+        self.maybe[handle] = before
 
     def acknowledge(self, handle: int, value: bytes | None) -> None:
         """A doubt from before does not outlive this write: it replaced whatever the object was."""
@@ -31,76 +44,49 @@ class Acknowledged:
             self.values.pop(handle, None)
         else:
             self.values[handle] = value
+            self.used.add(handle)
+
+    def check_new(self, handle: int) -> None:
+        if handle in self.used:
+            raise Violation(Promise.HANDLES, f"object {handle} is new, and has been there before")
+
+    def forget_one(self) -> None:
+        """A region was removed, with any objects of the store."""
+        for handle in self.values.keys() | self.maybe.keys():
+            self.begin(handle, None)
+        self.used.clear()  # with what the region recorded about handles
+
+    # ---- readers
 
     def check(self, found: dict[int, bytes], where: str) -> None:
-        for handle, value in self.values.items():
-            if found.get(handle) not in self.maybe.get(handle, {value}):
+        self.check_some(found.keys(), found, where)
+
+    def check_some(self, present: Collection[int], found: dict[int, bytes], where: str) -> None:
+        """`present`: all objects that are there; `found`: those that were read."""
+        for handle in self.values.keys() | self.maybe.keys():
+            allowed = self.allowed(handle)
+            if handle not in present:
+                lawful = None in allowed
+            elif handle in found:
+                lawful = found[handle] in allowed
+            else:
+                lawful = allowed != {None}
+            if not lawful:
+                got = found.get(handle) if handle in found or handle not in present else b"?"
+                expected = " or ".join(map(short, allowed))
                 raise Violation(
-                    f"{where}: object {handle} is {short(found.get(handle))}, was acknowledged as {short(value)}"
+                    Promise.DURABLE, f"{where}: object {handle} is {short(got)}, was acknowledged as {expected}"
                 )
-        for handle, got in found.items():
-            if handle not in self.values and got not in self.maybe.get(handle, set()):
-                raise Violation(f"{where}: object {handle} is there, but was deleted or never written")
+        for handle in present:
+            if handle not in self.values and handle not in self.maybe and found.get(handle) not in self.unplaced:
+                raise Violation(Promise.DURABLE, f"{where}: object {handle} is there, but was deleted or never written")
 
-    def become(self, found: dict[int, bytes]) -> None:
-        self.values, self.maybe = dict(found), {}
+    def to_read(self, present: Collection[int]) -> list[int]:
+        """Those of which it is not known what they are."""
+        return [handle for handle in present if handle in self.maybe or handle not in self.values]
 
-    def copy(self) -> Acknowledged:
-        return Acknowledged(dict(self.values), {handle: set(values) for handle, values in self.maybe.items()})
-
-
-@dataclass
-class Write:
-    """A create, update or delete (`value` None) without its last acknowledgement. `region`: that it wrote to. `leftover`:
-    the region of an updated object's old block, still to be forgotten. `lost`: its region was removed."""
-
-    handle: int
-    value: bytes | None
-    region: str
-    requests: set[int]
-    leftover: str | None = None
-    lost: bool = False
-
-
-class Writes:
-    """The writes of one client that have no answer yet, oldest first."""
-
-    def __init__(self) -> None:
-        self._writes: deque[Write] = deque()
-        self._leftovers: deque[Write] = deque()
-
-    def __len__(self) -> int:
-        return len(self._writes)
-
-    def add(self, write: Write) -> None:
-        self._writes.append(write)
-
-    def handles(self) -> set[int]:
-        return {write.handle for write in self._writes}
-
-    def region_removed(self, name: str) -> None:
-        """With the writes that the region acknowledged while an older write to another region had no answer."""
-        for write in self._writes:
-            write.lost = write.lost or write.region == name
-
-    def in_doubt(self, acknowledged: Acknowledged) -> None:
-        for write in self._writes:
-            acknowledged.allow(write.handle, write.value)
-
-    def answered(self, request: int) -> Iterator[Write]:
-        """Yields the writes that are acknowledged now."""
-        for write in self._writes:
-            if request in write.requests:
-                write.requests.remove(request)
-                if write.leftover is not None and not write.requests:
-                    self._leftovers.append(write)
-        while self._writes and not self._writes[0].requests and self._writes[0].leftover is None:
-            yield self._writes.popleft()
-
-    def forget_leftovers(self, forget: Callable[[str, int], set[int]]) -> None:
-        """`forget` takes region and handle, and returns the requests that it sent."""
-        while self._leftovers:
-            write = self._leftovers.popleft()
-            assert write.leftover is not None
-            requests = forget(write.leftover, write.handle)
-            write.leftover, write.requests = None, requests
+    def become(self, present: Collection[int], found: dict[int, bytes]) -> None:
+        """After `check_some`, with all of `to_read` found."""
+        self.values = {handle: found[handle] if handle in found else self.values[handle] for handle in present}
+        self.maybe, self.unplaced = {}, set()
+        self.used.update(present)

@@ -24,9 +24,9 @@ from spark_jms.store.regions.core.daemon import (
     Unlink,
 )
 from spark_jms.store.regions.core.directory import ChangeEntry, DirectoryRequest, Holder, RegionEntry, perform
-from spark_jms.store.regions.core.protocol import RegionMessage
+from spark_jms.store.regions.core.protocol import RegionMessage, Remove
 from tests.simulator.connections import ClientConnection, ClientEnd, Wire
-from tests.simulator.daemons import SimDaemon
+from tests.simulator.daemons import Moment, SimDaemon
 from tests.simulator.directory import DirectoryContents, DirectoryFaults, SimDirectory
 from tests.simulator.memory import SimMemory
 from tests.simulator.network import Network
@@ -46,20 +46,19 @@ class SimCluster:
         *,
         timing: Timing | None = None,
         chance: random.Random | None = None,
-        core_type: type[DaemonCore] = DaemonCore,
         start_ms: float = 0.0,
     ) -> None:
         self.timing = timing or Timing()
         chance = chance or random.Random(0)
         self.schedule = Schedule(start_ms)
         self.settings = settings
-        self._core_type = core_type
         self._observers: dict[str, list[Observer]] = {report: [] for report in REPORTS}  # those that listen to it
         self.directory = DirectoryContents(self._changed, self._refused)
         self.directory_faults = DirectoryFaults(chance, self.schedule.later)
         self.daemons = [SimDaemon(index, limit_bytes, self.schedule, self._perform) for index in range(daemons)]
         self.network = Network(self.daemons, self.schedule, self.timing, chance, self._sent)
         self.connections: dict[int, ClientConnection] = {}
+        self._half_open: dict[int, SimDaemon] = {}  # connections that only the daemon has
         self._numbers = itertools.count(1)
 
     @property
@@ -97,12 +96,11 @@ class SimCluster:
     # ---- daemons
 
     def start(self, daemon: SimDaemon) -> None:
-        daemon.lives += 1
-        daemon.clock_offset_ms = self.timing.clock_offset_ms()
+        daemon.begin_life(self.now_ms + self.timing.clock_offset_ms(), self.timing.clock_rate())
         me = Holder(daemon.index, f"life{daemon.lives}")
         daemon.memory = SimMemory(daemon.limit_bytes, lambda region_id: self.timing.memory_asks(region_id))
         daemon.directory = SimDirectory(self.directory, self.directory_faults, me)
-        daemon.core = core = self._core_type(
+        daemon.core = core = DaemonCore(
             daemon.index,
             me.incarnation,
             len(self.daemons),
@@ -113,8 +111,6 @@ class SimCluster:
             daemon.wall_us(),
         )
         self.directory.alive.add(me)
-        daemon.paused = False
-        daemon.inbox.clear()
         self.note(f"daemon {daemon.index} starts, {me.incarnation}")
         self.schedule.later(self.timing.first_tick_ms(), lambda: self._tick(daemon, core))
 
@@ -130,7 +126,8 @@ class SimCluster:
         self.note(f"daemon {daemon.index} dies")
         self.directory.alive.discard(daemon.running.me)
         daemon.stop()
-        self.network.cut_all(daemon.index)
+        self.network.died(daemon.index)
+        self._half_open = {number: there for number, there in self._half_open.items() if there is not daemon}
         for connection in [c for c in self.connections.values() if c.daemon is daemon]:
             self.disconnect(connection)
 
@@ -149,6 +146,8 @@ class SimCluster:
 
     def _perform(self, daemon: SimDaemon, actions: list[Action]) -> None:
         for action in actions:
+            if isinstance(action, ToPeer | ToClient) and self._dies(daemon, Moment.SEND):
+                return
             match action:
                 case ToPeer(target, message):
                     self.network.send(daemon.index, target, message)
@@ -159,6 +158,8 @@ class SimCluster:
                 case Drop(number):
                     if number in self.connections:
                         self.disconnect(self.connections[number])
+                    elif self._half_open.pop(number, None) is daemon:
+                        self.schedule.later(0.0, partial(self._client_gone, daemon, daemon.running, number))
                 case Unlink(target):
                     self.network.cut(daemon.index, target)
                 case Log(_, text):
@@ -183,16 +184,32 @@ class SimCluster:
             for entry in pending:
                 faults.pending.remove(entry)
             answer = perform(directory, request)
-            back_ms = self.timing.directory_delay_ms() + faults.extra_ms()
+            if answer is True and pending and daemon.core is core and self._dies(daemon, Moment.SWAP):
+                return
             self.schedule.later(
-                back_ms,
-                lambda: daemon.feed(core, lambda: core.directory_answered(daemon.clock_ms(), number, answer)),
+                way_ms(), lambda: daemon.feed(core, lambda: core.directory_answered(daemon.clock_ms(), number, answer))
             )
 
-        self.schedule.later(self.timing.directory_delay_ms() + faults.extra_ms(), arrive)
+        def way_ms() -> float:
+            hangs_ms = faults.hangs_until_ms - self.now_ms
+            return max(hangs_ms, 0.0) + self.timing.directory_delay_ms() + faults.extra_ms()
+
+        self.schedule.later(way_ms(), arrive)
         if faults.stalls() and not daemon.paused:
             self.pause(daemon)
             self.schedule.later(faults.chance.choice((300, 1500, 3000, 6000)), lambda: self._continue(daemon, core))
+
+    def _dies(self, daemon: SimDaemon, moment: Moment) -> bool:
+        fate = daemon.fate
+        if fate is None or fate.moment is not moment:
+            return False
+        fate.left -= 1
+        if fate.left > 0:
+            return False
+        daemon.fate = None
+        self.note(f"daemon {daemon.index} dies at a moment: {moment.value}")
+        fate.die()
+        return daemon.core is None
 
     def _continue(self, daemon: SimDaemon, core: DaemonCore) -> None:
         if daemon.core is core:
@@ -213,6 +230,7 @@ class SimCluster:
 
     def ask_once(self, daemon: SimDaemon, message: RegionMessage) -> None:
         """From an administrator who does not wait for the answer, but stays connected for a while."""
+        self._note_removal(message)
         core, number = daemon.running, next(self._numbers)
         daemon.feed(core, lambda: core.client_came(daemon.clock_ms(), number, f"admin{number}"))
         daemon.feed(core, lambda: core.from_client(daemon.clock_ms(), number, message))
@@ -234,9 +252,14 @@ class SimCluster:
     def ask(self, connection: ClientConnection, message: RegionMessage) -> None:
         """From the client to its daemon; nothing happens once the connection was cut."""
         if connection.number in self.connections:
+            self._note_removal(message)
             for observer in self._observers["asked"]:
                 observer.asked(connection, message)
             self._transmit(connection.there, message)
+
+    def _note_removal(self, message: RegionMessage) -> None:
+        if isinstance(message, Remove):
+            self.directory.unwanted.add(message.name)
 
     def _answer(self, connection: ClientConnection, message: RegionMessage) -> None:
         for observer in self._observers["answered"]:
@@ -259,6 +282,22 @@ class SimCluster:
             delay_ms = max(connection.there.last_ms - self.now_ms, 0.0) + self.timing.peer_delay_ms()
             self.schedule.later(delay_ms, lambda: self._client_gone(daemon, core, connection.number))
         connection.end.disconnected()
+
+    def forget(self, connection: ClientConnection) -> None:
+        """The client's machine is gone without a word: its daemon keeps the connection until it notices the silence."""
+        del self.connections[connection.number]
+        connection.back.open = connection.there.open = False
+        self._half_open[connection.number] = connection.daemon
+        self.note(f"{connection.end.name} falls silent")
+        connection.end.disconnected()
+
+    def lose(self, connection: ClientConnection) -> None:
+        """The daemon's side closes, and the client does not hear of it: it has to notice the silence."""
+        del self.connections[connection.number]
+        connection.back.open = connection.there.open = False
+        self.note(f"{connection.end.name} hears nothing any more")
+        daemon = connection.daemon
+        self.schedule.later(0.0, partial(self._client_gone, daemon, daemon.running, connection.number))
 
     def _client_gone(self, daemon: SimDaemon, core: DaemonCore, number: int) -> None:
         daemon.feed(core, lambda: core.client_gone(daemon.clock_ms(), number))

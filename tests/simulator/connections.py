@@ -24,6 +24,7 @@ class Wire:
         self.cut = cut
         self.last_ms = 0.0  # when the last frame arrives
         self.open = True
+        self.leads_nowhere = False  # one end has forgotten the connection, and the other does not know
 
     def pack(self, message: RegionMessage) -> tuple[int, RegionMessage]:
         self.number += 1

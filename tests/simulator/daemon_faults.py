@@ -8,7 +8,7 @@ from functools import partial
 from spark_jms.store.regions.core.daemon import DaemonCore
 from spark_jms.store.regions.core.protocol import BreakOff, Shutdown
 from tests.simulator.cluster import SimCluster
-from tests.simulator.daemons import SimDaemon
+from tests.simulator.daemons import Fate, Moment, SimDaemon
 from tests.simulator.draw import Draw
 
 PATIENCE_MS = (2_000.0, 6_000.0, 20_000.0, 60_000.0)  # after which an administrator breaks a safe shutdown off
@@ -41,6 +41,14 @@ class DaemonFaults:
             self._cluster.crash(daemon)
             self._cluster.start_later(daemon, self._draw.chance.choice((50, 1000, 4000)))
 
+    def die_at_a_moment(self) -> None:
+        """Between a change of the directory and its answer, or before any of the next frames."""
+        daemon = self._draw.any_up()
+        if daemon is not None:
+            moment = self._draw.chance.choice((Moment.SWAP, Moment.SEND))
+            left = self._draw.chance.randint(1, 3 if moment is Moment.SWAP else 60)
+            daemon.fate = Fate(moment, left, partial(self._kill, daemon))
+
     def _holds_a_last_copy(self, daemon: SimDaemon) -> bool:
         me, alive = daemon.running.me, self._cluster.directory.alive
         entries = (*self._cluster.directory.entries.values(), *self._cluster.directory_faults.pending)
@@ -65,8 +73,16 @@ class DaemonFaults:
         self._draw.later(1_500, lambda: setattr(faults, "stalling", 0.0))
 
     def clock(self) -> None:
+        """The time of day jumps; the clock that never goes back jumps ahead, or stands for a moment."""
         daemon = self._draw.chance.choice(self._cluster.daemons)
-        daemon.wall_skew_us += self._draw.chance.choice((-3_600_000_000, 5_000_000, 86_400_000_000))
+        match self._draw.chance.choice(("day", "jump", "stand")):
+            case "day":
+                daemon.wall_skew_us += self._draw.chance.choice((-3_600_000_000, 5_000_000, 86_400_000_000))
+            case "jump":
+                daemon.jump(self._draw.chance.choice((300.0, 1_500.0, 5_000.0, 60_000.0)))
+            case "stand":
+                daemon.stop_clock()
+                self._draw.later_one_of((50, 200), daemon.continue_clock)
 
     def drain(self) -> None:
         daemon = self._draw.any_up(keep=2)

@@ -6,9 +6,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from spark_jms.store.errors import DirectoryUnavailableError, RegionEntryDamagedError
+from spark_jms.store.errors import DirectoryUnavailableError, RegionEntryDamagedError, RegionEntryVersionError
 from spark_jms.store.regions.core.directory import Absent, DirectoryListing, DirectoryPort, Holder, RegionEntry
-from tests.simulator.errors import Violation
+from tests.simulator import laws
+from tests.simulator.errors import Promise, Violation
 
 Changed = Callable[[Holder, str, RegionEntry | None, RegionEntry | None, bool], None]
 Refused = Callable[[Holder, str, str], None]
@@ -23,6 +24,7 @@ class DirectoryContents:
         self._gathering: set[str] = set()  # of those, whose entry is being gathered up when the next creation comes
         self.alive: set[Holder] = set()
         self.opens: dict[str, int] = {}
+        self.unwanted: set[str] = set()  # regions whose removal was asked for
         self._changed = changed
         self.refused = refused
         self._epochs: dict[tuple[str, str], int] = {}  # the highest one used, per region and id
@@ -32,8 +34,7 @@ class DirectoryContents:
         return (current.tag if current else None) == (old.tag if old else None)
 
     def apply(self, me: Holder, name: str, current: RegionEntry | None, new: RegionEntry | None) -> None:
-        if current is not None:
-            self._check_change(me, current, new)
+        self._check(me, current, new)
         opened = False
         if new is None:
             if current is None:
@@ -44,7 +45,6 @@ class DirectoryContents:
                 self._gathering.add(name)
             opened = self.opens.pop(name, None) is not None
         else:
-            self._check_epoch(name, new)
             if new.opener and (current is None or current.opener is None):
                 self.opens[name] = new.epoch
             self.entries[name] = new
@@ -64,33 +64,21 @@ class DirectoryContents:
         self.removed.add(name)
         self._changed(me, name, old, None, self.opens.pop(name, None) is not None)
 
-    def _check_epoch(self, name: str, new: RegionEntry) -> None:
-        key = (name, new.region_id)
-        if new.epoch <= self._epochs.get(key, 0):
-            raise Violation(f"region {name}: epoch {new.epoch} was used before")
-        self._epochs[key] = new.epoch
-        if new.secondary is not None and new.secondary.daemon == new.primary.daemon:
-            raise Violation(f"region {name}: both copies on daemon {new.primary.daemon}")
-
-    def _check_change(self, me: Holder, old: RegionEntry, new: RegionEntry | None) -> None:
-        """What a daemon may change in an entry, stated independently of how the core does it."""
-        name = old.name
-        if new is None:
-            if old.primary != me and old.primary in self.alive and old.epoch > 1:
-                raise Violation(f"region {name}: removed by daemon {me.daemon}, while its primary lives")
-            return
-        if new.region_id != old.region_id:
-            raise Violation(f"region {name}: replaced without being removed")
-        if new.opener and old.opener and new.opener != old.opener:
-            raise Violation(f"region {name}: {new.opener} opened what {old.opener} has open")
-        if new.opener and not old.opener and old.primary != me:
-            raise Violation(f"region {name}: opened by daemon {me.daemon}, which is not its primary")
-        if new.primary != old.primary and me not in old.holders():
-            raise Violation(f"region {name}: daemon {me.daemon} took over a copy that was not listed")
-        if new.primary != old.primary and new.opener:
-            raise Violation(f"region {name}: moved while {old.opener} has it open")
-        if new.secondary not in (None, *old.holders()) and me != old.primary:
-            raise Violation(f"region {name}: a copy listed by daemon {me.daemon}, which is not its primary")
+    def _check(self, me: Holder, current: RegionEntry | None, new: RegionEntry | None) -> None:
+        if new is not None:
+            key = (new.name, new.region_id)
+            if new.epoch <= self._epochs.get(key, 0):
+                raise Violation(Promise.ONE_EPOCH, f"region {new.name}: epoch {new.epoch} was used before")
+            self._epochs[key] = new.epoch
+            if new.secondary is not None and new.secondary.daemon == new.primary.daemon:
+                raise Violation(Promise.PLACED, f"region {new.name}: both copies on daemon {new.primary.daemon}")
+        if current is None and new is not None:
+            laws.check_created(me, new)
+        elif current is not None and new is None:
+            wanted = current.name in self.unwanted or current.name not in self.opens
+            laws.check_deleted(me, current, current.primary in self.alive, wanted)
+        elif current is not None and new is not None:
+            laws.check_changed(me, current, new)
 
 
 @dataclass
@@ -104,7 +92,9 @@ class DirectoryFaults:
     stalling: float = 0.0  # share of requests after which the daemon stands still
     slow_ms: float = 0.0  # what a request takes longer, at most; so does its answer
     empty: bool = False  # the path leads to an empty mount point
+    hangs_until_ms: float = 0.0  # no request reaches it, and no answer leaves it, before that
     torn: set[str] = field(default_factory=set)  # regions whose file cannot be read for a while
+    newer: set[str] = field(default_factory=set)  # regions whose file has a newer format for a while
     pending: list[RegionEntry] = field(default_factory=list)  # entries that changes on their way would write
 
     def fails(self) -> bool:
@@ -119,9 +109,16 @@ class DirectoryFaults:
     def extra_ms(self) -> float:
         return self.chance.uniform(0, self.slow_ms) if self.slow_ms else 0.0
 
+    def unreadable(self, name: str) -> DirectoryUnavailableError | None:
+        if name in self.torn:
+            return RegionEntryDamagedError(name, "torn")
+        return RegionEntryVersionError(name, 2, 1) if name in self.newer else None
+
     def end(self) -> None:
         self.failing, self.late, self.stalling, self.slow_ms, self.empty = 0.0, 0.0, 0.0, 0.0, False
+        self.hangs_until_ms = 0.0
         self.torn.clear()
+        self.newer.clear()
 
 
 @dataclass
@@ -170,8 +167,9 @@ class SimDirectory(DirectoryPort):
         if self._fails():
             raise DirectoryUnavailableError("read")
         found = self._found(name)
-        if name in self.faults.torn and isinstance(found, RegionEntry):
-            raise RegionEntryDamagedError(name, "torn")
+        unreadable = self.faults.unreadable(name)
+        if unreadable is not None and isinstance(found, RegionEntry):
+            raise unreadable
         return found
 
     def _found(self, name: str) -> RegionEntry | Absent:
@@ -184,11 +182,12 @@ class SimDirectory(DirectoryPort):
             raise DirectoryUnavailableError("read")
         if self._is_empty():
             raise DirectoryUnavailableError("the directory is empty")
-        entries, torn = self.contents.entries, self.faults.torn
+        entries = self.contents.entries
+        unreadable = {name: error for name in entries if (error := self.faults.unreadable(name)) is not None}
         return DirectoryListing(
-            {name: entry for name, entry in entries.items() if name not in torn},
+            {name: entry for name, entry in entries.items() if name not in unreadable},
             frozenset(self.contents.removed),
-            {name: RegionEntryDamagedError(name, "torn") for name in entries if name in torn},
+            unreadable,
         )
 
     def discard(self, name: str) -> bool:
@@ -216,7 +215,7 @@ class SimDirectory(DirectoryPort):
         if old is None and self.contents.is_gathered_up(name):
             raise self._unanswered(name, "its old entry is being gathered up")
         self._delay(name, old, new)
-        failing = self._fails() or name in self.faults.torn
+        failing = self._fails() or self.faults.unreadable(name) is not None
         if failing and self.faults.chance.random() < 0.5:
             raise self._unanswered(name, "refused")
         if failing and not self.contents.fits(name, old):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 
+from tests.simulator.client_faults import ClientFaults
 from tests.simulator.cluster import SimCluster
 from tests.simulator.daemon_faults import DaemonFaults
 from tests.simulator.draw import Draw
 from tests.simulator.network_faults import NetworkFaults
+from tests.simulator.process import StoreProcess
 from tests.simulator.region_faults import RegionFaults
 
 
@@ -25,7 +27,8 @@ class Fault(Enum):
     CLOCK = "clock"  # wall clocks jump
     DRAIN = "drain"  # safe shutdowns
     MEMORY = "memory"  # tight limits
-    CLIENT = "client"  # clients die
+    CLIENT = "client"  # connections of clients break
+    PROCESS = "process"  # a client's process dies, or stands still for a while
     RIVAL = "rival"  # another store takes memory, and frees it again
     REMOVE = "remove"  # an administrator removes regions by force
     MASSACRE = "massacre"  # all daemons but one die at nearly the same time
@@ -33,6 +36,11 @@ class Fault(Enum):
     TORN = "torn"  # the file of one region cannot be read
     EMPTY = "empty"  # the directory is away for a while, and its path leads to an empty mount point
     SLOW = "slow"  # the directory takes long for requests and answers
+    MOMENT = "moment"  # a daemon dies between a change of the directory and its answer, or before one of its frames
+    HANG = "hang"  # the directory answers nothing for a while, and then everything
+    NEWER = "newer"  # the file of one region has a newer format
+    NOWHERE = "nowhere"  # nothing comes through a connection of two daemons any more
+    SILENT = "silent"  # a client is gone without a word
     LATE = "late"  # a directory change is not answered and happens later, even after its writer's death
 
 
@@ -50,6 +58,7 @@ class Faults:
         may_lose: bool,
         counts: Counter[str],
         before_death: Callable[[], None],
+        processes: Sequence[StoreProcess],
     ) -> None:
         self._cluster = cluster
         self._draw = draw = Draw(cluster, chance)
@@ -58,6 +67,7 @@ class Faults:
         self._ended = False
         self._daemons = daemons = DaemonFaults(cluster, draw, may_lose, before_death)
         network = NetworkFaults(cluster, draw)
+        self._clients = clients = ClientFaults(cluster, draw, processes)
         self._regions = regions = RegionFaults(cluster, draw, region_bytes, may_lose)
         self._begin: dict[Fault, Callable[[], None]] = {
             Fault.CRASH: daemons.crash,
@@ -70,13 +80,19 @@ class Faults:
             Fault.CLOCK: daemons.clock,
             Fault.DRAIN: daemons.drain,
             Fault.MEMORY: lambda: None,  # the limit is tight from the start
-            Fault.CLIENT: network.cut_a_client,
+            Fault.CLIENT: clients.cut,
+            Fault.PROCESS: clients.die_or_stand_still,
             Fault.RIVAL: regions.rival,
             Fault.REMOVE: regions.remove,
             Fault.MASSACRE: daemons.massacre,
             Fault.STALL: daemons.stall,
             Fault.TORN: regions.torn,
             Fault.EMPTY: regions.empty,
+            Fault.MOMENT: daemons.die_at_a_moment,
+            Fault.HANG: regions.hang,
+            Fault.NEWER: regions.newer,
+            Fault.NOWHERE: network.lead_nowhere,
+            Fault.SILENT: clients.fall_silent,
             Fault.LATE: regions.late,
             Fault.SLOW: regions.slow,
         }
@@ -96,11 +112,14 @@ class Faults:
         network.noise = 0.0
         self._cluster.directory_faults.end()
         network.clogged.clear()
-        for pair in list(network.blocked):
+        for pair in (*network.blocked, *map(frozenset, network.blocked_ways)):
             network.unblock(pair)
         for daemon in self._cluster.daemons:
             self._cluster.wake(daemon)
+            daemon.fate = None
+            daemon.continue_clock()
             if daemon.core is None:
                 self._cluster.start(daemon)
         self._regions.remove_rivals()
         self._daemons.end()
+        self._clients.end()

@@ -6,12 +6,15 @@ from collections import defaultdict, deque
 from dataclasses import dataclass
 
 from spark_jms.store.regions.core.directory import Holder, RegionEntry
+from spark_jms.store.regions.core.protocol import Failure, Open, RegionMessage, Reply
 from tests.simulator.cluster import SimCluster
+from tests.simulator.connections import ClientConnection
 from tests.simulator.daemons import SimDaemon
-from tests.simulator.errors import Violation
+from tests.simulator.errors import Promise, Violation
 from tests.simulator.observer import Observer
 
 MAX_HISTORY = 1_000  # changes of a region
+SLACK_MS = 500.0  # a few ticks, frames, and moments in which a clock stands
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,13 @@ class PastEntry:
     since_ms: float
     entry: RegionEntry | None
     opens: int | None
+
+
+@dataclass(frozen=True)
+class AskedOpen:
+    connection: ClientConnection
+    name: str
+    asked_ms: float
 
 
 class Invariants(Observer):
@@ -33,6 +43,7 @@ class Invariants(Observer):
         self.may_force = may_force
         self.lost = 0
         self._history: defaultdict[str, deque[PastEntry]] = defaultdict(lambda: deque(maxlen=MAX_HISTORY))
+        self._opens: dict[tuple[int, int], AskedOpen] = {}  # without an answer, by connection and request
 
     # ---- after every event
 
@@ -42,9 +53,11 @@ class Invariants(Observer):
             return
         used = daemon.core.copies.used_bytes
         if used > daemon.limit_bytes:
-            raise Violation(f"daemon {daemon.index} holds {used} bytes, its limit is {daemon.limit_bytes}")
+            raise Violation(
+                Promise.LIMIT, f"daemon {daemon.index} holds {used} bytes, its limit is {daemon.limit_bytes}"
+            )
         if used != daemon.memory.total:
-            raise Violation(f"daemon {daemon.index} counts {used} bytes and holds {daemon.memory.total}")
+            raise Violation(Promise.LIMIT, f"daemon {daemon.index} counts {used} bytes and holds {daemon.memory.total}")
 
     def stopping(self, daemon: SimDaemon) -> None:
         """R4: a safe shutdown leaves no copy behind."""
@@ -53,7 +66,7 @@ class Invariants(Observer):
         for name, entry in self._cluster.directory.entries.items():
             # A late write may just have created a region that was never opened: its next opener creates it again.
             if daemon.running.me in entry.holders() and name in self._cluster.directory.opens:
-                raise Violation(f"daemon {daemon.index} left safely with a listed copy of {name}")
+                raise Violation(Promise.SAFE_LEAVING, f"daemon {daemon.index} left safely with a listed copy of {name}")
 
     # ---- when a client gets an answer
 
@@ -61,33 +74,65 @@ class Invariants(Observer):
         opens = self._cluster.directory.opens.get(name)
         self._history[name].append(PastEntry(self._cluster.now_ms, new, opens))
 
-    def check_answer(self, daemon: SimDaemon, client: str, region: str, epoch: int | None, asked_ms: float) -> None:
-        """R8, R10: only the daemon that the directory names answers, and only the client that opened the region last, at
-        some moment between the request and the answer."""
+    def check_answer(
+        self, daemon: SimDaemon, client: str, region: str, epoch: int | None, asked_ms: float, wrote: bool = False
+    ) -> None:
+        """Each is true at some moment between the request and the answer."""
         where = f"daemon {daemon.index} answered {client} for {region}"
+        two = not wrote or self._cluster.settings.single_copy != "refuse"
+        fenced = True
         for past in reversed(self._history[region]):
             entry = past.entry
-            named = entry is not None and daemon.is_life(entry.primary)
-            if entry is not None and named and past.opens == epoch and entry.opener == client:
+            if entry is not None:
+                two = two or entry.secondary is not None
+                named = daemon.is_life(entry.primary) and past.opens == epoch and entry.opener == client
+                fenced = fenced and not named
+            if two and not fenced:
                 return
             if past.since_ms <= asked_ms:
                 break
         entry = self._cluster.directory.entries.get(region)
+        if not fenced:
+            raise Violation(Promise.REFUSES, f"{where}, a write, while the directory lists one copy")
         if entry is None:
-            raise Violation(f"{where}, which was removed")
+            raise Violation(Promise.FENCED, f"{where}, which was removed")
         if not daemon.is_life(entry.primary):
-            raise Violation(f"{where}, which daemon {entry.primary.daemon} serves")
+            raise Violation(Promise.FENCED, f"{where}, which daemon {entry.primary.daemon} serves")
         opens = self._cluster.directory.opens.get(region)
-        raise Violation(f"{where}, which {entry.opener} opened at epoch {opens}")
+        raise Violation(Promise.FENCED, f"{where}, which {entry.opener} opened at epoch {opens}")
 
     def check_lost(self, name: str) -> None:
         """R18: a daemon told a client that this region is lost."""
         if not self.may_lose:
-            raise Violation(f"region {name} is lost, though one copy always lived")
+            raise Violation(Promise.LOST, f"region {name} is lost, though one copy always lived")
         entry = self._cluster.directory.entries.get(name)
         if entry is not None and any(holder in self._cluster.directory.alive for holder in entry.holders()):
-            raise Violation(f"region {name} is said to be lost, and a copy lives: {entry}")
+            raise Violation(Promise.LOST, f"region {name} is said to be lost, and a copy lives: {entry}")
         self.lost += 1
+
+    # ---- requests to open
+
+    def asked(self, connection: ClientConnection, message: RegionMessage) -> None:
+        if isinstance(message, Open):
+            asked = AskedOpen(connection, message.name, self._cluster.now_ms)
+            self._opens[connection.number, message.request] = asked
+
+    def answered(self, connection: ClientConnection, message: RegionMessage) -> None:
+        if isinstance(message, Reply | Failure):
+            self._opens.pop((connection.number, message.request), None)
+
+    def check_opens(self) -> None:
+        """While the daemon stands still, time does not count."""
+        now_ms, limit_ms = self._cluster.now_ms, 1.1 * self._cluster.settings.open_timeout_ms + SLACK_MS
+        self._opens = {key: asked for key, asked in self._opens.items() if key[0] in self._cluster.connections}
+        for asked in self._opens.values():
+            daemon = asked.connection.daemon
+            if not daemon.paused and now_ms - max(asked.asked_ms, daemon.woke_ms) > limit_ms:
+                raise Violation(
+                    Promise.ANSWERED,
+                    f"daemon {daemon.index} has not answered {asked.connection.end.name}, which asked to open "
+                    f"{asked.name} {now_ms - asked.asked_ms:.0f} ms ago",
+                )
 
     # ---- now and then, and at the end
 
@@ -102,10 +147,12 @@ class Invariants(Observer):
             primary = a.primaries.get(name)
             if primary is None or any(f.unacked for f in primary.replication.followers if f.holder == entry.secondary):
                 if final:
-                    raise Violation(f"region {name}: the copies on {a.index} and {b.index} do not come to rest")
+                    raise Violation(
+                        Promise.EQUAL, f"region {name}: the copies on {a.index} and {b.index} do not come to rest"
+                    )
                 continue
             if a.copies[name].memory.obj != b.copies[name].memory.obj:
-                raise Violation(f"region {name}: the copies on {a.index} and {b.index} differ")
+                raise Violation(Promise.EQUAL, f"region {name}: the copies on {a.index} and {b.index} differ")
 
     def check_end(self) -> None:
         """Once all faults are over: two copies of each region, and no other ones."""
@@ -115,19 +162,22 @@ class Invariants(Observer):
             for name in daemon.running.copies:
                 listed = self._cluster.directory.entries.get(name)
                 if listed is None or daemon.running.me not in listed.holders():
-                    raise Violation(f"daemon {daemon.index} keeps a copy of {name} that the directory does not list")
+                    raise Violation(
+                        Promise.NO_OTHERS,
+                        f"daemon {daemon.index} keeps a copy of {name} that the directory does not list",
+                    )
 
     def _check_region(self, entry: RegionEntry) -> None:
         name = entry.name
         cores = [core for core in map(self._cluster.living, entry.holders()) if core is not None]
         if not cores:
             if not self.may_lose:
-                raise Violation(f"region {name} has no living copy: {entry}")
+                raise Violation(Promise.LISTED, f"region {name} has no living copy: {entry}")
             return
         for core in cores:
             if name not in core.copies:
-                raise Violation(f"region {name}: daemon {core.index} is listed and has no copy")
+                raise Violation(Promise.LISTED, f"region {name}: daemon {core.index} is listed and has no copy")
         others = (daemon.core for daemon in self._cluster.daemons)
         room = any(core and core not in cores and core.copies.free_bytes >= entry.size for core in others)
         if len(cores) < 2 and room:
-            raise Violation(f"region {name} has one copy, with all daemons well again: {entry}")
+            raise Violation(Promise.TWO_COPIES, f"region {name} has one copy, with all daemons well again: {entry}")

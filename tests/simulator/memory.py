@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from spark_jms.store.regions.core.daemon import MemoryPort
-from tests.simulator.errors import Violation
+from tests.simulator.errors import Promise, Violation
 
 
 class SimMemory(MemoryPort):
@@ -21,11 +21,11 @@ class SimMemory(MemoryPort):
     def allocate(self, region_id: str, size: int) -> memoryview | None:
         if region_id not in self._awaited:
             if region_id in self.held:
-                raise Violation(f"the memory of {region_id} is taken twice")
+                raise Violation(Promise.LIMIT, f"the memory of {region_id} is taken twice")
             self.held[region_id] = size
             self.total += size
             if self.total > self.limit_bytes:
-                raise Violation(f"{self.total} bytes of shared memory, the limit is {self.limit_bytes}")
+                raise Violation(Promise.LIMIT, f"{self.total} bytes of shared memory, the limit is {self.limit_bytes}")
             self._awaited[region_id] = self._asks(region_id)
         if self._awaited[region_id] > 0:
             self._awaited[region_id] -= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -18,8 +19,9 @@ HELLO_TIMEOUT_MS = 2_000.0
 
 
 class Network:
-    """Two wires for each pair of daemons. `blocked` pairs lose every frame without noticing, `clogged` pairs are slow,
-    `noise` is the share of frames that are dropped, doubled, reordered or flipped."""
+    """Two wires for each pair of daemons. `blocked` pairs lose every frame without noticing, `blocked_ways` those from the
+    first daemon to the second. `clogged` pairs are slow. `noise` is the share of frames that are dropped, doubled, reordered
+    or flipped."""
 
     def __init__(
         self,
@@ -36,7 +38,9 @@ class Network:
         self._sent = sent
         self._wires: dict[tuple[int, int], Wire] = {}
         self._hello_by_ms: dict[tuple[int, int], float] = {}  # connections without a hello, by their lower daemon first
+        self._leftover: dict[tuple[int, int], Wire] = {}  # with the last frames of daemons that died
         self.blocked: set[frozenset[int]] = set()
+        self.blocked_ways: set[tuple[int, int]] = set()
         self.clogged: set[frozenset[int]] = set()
         self.noise = 0.0
         self._held: Callable[[int, RegionMessage], bool] | None = None
@@ -65,6 +69,7 @@ class Network:
         self.send(b.index, a.index, RegionHello("daemon", b.index, core_b.incarnation))
 
     def _wire(self, source: SimDaemon, target: SimDaemon, core: DaemonCore) -> None:
+        self._end_leftover(source.index, target.index)
         self._wires[(source.index, target.index)] = Wire(
             partial(self._arrived, target, core, source.index), partial(self.cut, source.index, target.index)
         )
@@ -89,12 +94,33 @@ class Network:
         if core is not None:
             daemon.feed(core, lambda: core.unlinked(daemon.clock_ms(), sender))
 
-    def cut_all(self, index: int) -> None:
-        for a, b in [pair for pair in self._wires if index in pair]:
-            self.cut(a, b)
+    def died(self, index: int) -> None:
+        """The frames that it sent may still arrive, and the others learn of its end after them."""
+        for pair in [pair for pair in self._wires if index in pair]:
+            wire = self._wires.pop(pair)
+            if pair[0] == index and wire.last_ms > self._schedule.now_ms and self._timing.arrives_after_death():
+                self._leftover[pair] = wire
+                self._schedule.later(wire.last_ms - self._schedule.now_ms, partial(self._end_leftover, *pair, wire))
+            else:
+                wire.open = False
+                self._unlink(self._daemons[pair[1]], pair[0])
+
+    def _end_leftover(self, source: int, target: int, which: Wire | None = None) -> None:
+        wire = self._leftover.get((source, target))
+        if wire is not None and which in (None, wire):
+            del self._leftover[source, target]
+            wire.open = False
+            self._unlink(self._daemons[target], source)
+
+    def lead_nowhere(self, pair: frozenset[int]) -> None:
+        """Nothing comes through the connection of these two any more; another one would work."""
+        for source, target in itertools.permutations(pair):
+            if (source, target) in self._wires:
+                self._wires[source, target].leads_nowhere = True
 
     def unblock(self, pair: frozenset[int]) -> None:
         self.blocked.discard(pair)
+        self.blocked_ways.difference_update(itertools.permutations(pair))
         self.cut(*sorted(pair))
 
     # ---- frames
@@ -108,7 +134,9 @@ class Network:
             self._kept.append((wire, message))
             return
         frame: Frame = wire.pack(message)
-        if self.blocked and frozenset((source, target)) in self.blocked:
+        if wire.leads_nowhere or (self.blocked and frozenset((source, target)) in self.blocked):
+            return
+        if self.blocked_ways and (source, target) in self.blocked_ways:
             return
         copies, delay_ms = 1, self._timing.peer_delay_ms()
         if self.noise and self._chance.random() < self.noise:

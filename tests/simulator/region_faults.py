@@ -49,6 +49,19 @@ class RegionFaults:
             torn.add(name)
             self._draw.later_one_of((300, 1500), lambda: torn.discard(name))
 
+    def newer(self) -> None:
+        """A daemon of a later version has written the entry, and writes it again in the known format."""
+        entries, newer = self._cluster.directory.entries, self._cluster.directory_faults.newer
+        if entries:
+            name = self._draw.chance.choice(sorted(entries))
+            newer.add(name)
+            self._draw.later_one_of((300, 1500), lambda: newer.discard(name))
+
+    def hang(self) -> None:
+        hangs_ms = self._draw.chance.choice((300, 1500, 6000))
+        self._cluster.directory_faults.hangs_until_ms = self._cluster.now_ms + hangs_ms
+        self._cluster.note(f"the directory hangs for {hangs_ms} ms")
+
     def directory(self) -> None:
         faults = self._cluster.directory_faults
         faults.failing = self._draw.chance.choice((0.2, 0.5, 1.0))

@@ -16,6 +16,10 @@ class Timing:
         """How far a daemon's own clock is ahead of the simulated one."""
         return 0.0
 
+    def clock_rate(self) -> float:
+        """How fast a daemon's own clock goes."""
+        return 1.0
+
     def first_tick_ms(self) -> float:
         return TICK_MS
 
@@ -35,6 +39,10 @@ class Timing:
     def delivers_after_cut(self) -> bool:
         """Whether the daemon still receives what a client sent before its connection was cut."""
         return True
+
+    def arrives_after_death(self) -> bool:
+        """Whether the other daemons still receive what a daemon sent before it died."""
+        return False
 
     def restart_ms(self) -> float | None:
         """After how long a daemon that stopped starts again; None: it stays down."""
@@ -57,6 +65,10 @@ class RandomTiming(Timing):
     def clock_offset_ms(self) -> float:
         return self._chance.choice((0.0, 5.0, 1e6, 3e9))
 
+    def clock_rate(self) -> float:
+        """A hundred times worse than real ones."""
+        return self._chance.uniform(0.97, 1.03)
+
     def first_tick_ms(self) -> float:
         return self._chance.uniform(0, TICK_MS)
 
@@ -73,6 +85,9 @@ class RandomTiming(Timing):
         return self._exponential(1 / 0.5)
 
     def delivers_after_cut(self) -> bool:
+        return self._chance.random() < 0.5
+
+    def arrives_after_death(self) -> bool:
         return self._chance.random() < 0.5
 
     def restart_ms(self) -> float:

@@ -6,9 +6,8 @@ import asyncio
 import os
 import secrets
 import socket
-import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -20,7 +19,7 @@ from spark_jms.store.errors import (
     StoreError,
     error_of,
 )
-from spark_jms.store.regions.connection import DaemonConnection, connect
+from spark_jms.store.regions.connection import connect
 from spark_jms.store.regions.core.config import ClusterConfig, local_daemons
 from spark_jms.store.regions.core.protocol import (
     DaemonRow,
@@ -46,11 +45,32 @@ ANSWER_TIMEOUT_S = 60.0
 NEXT_DAEMON_S = 1.5
 
 
+class MessageConnection(Protocol):
+    """The port of an attachment to its daemon; `DaemonConnection` is one. `heard_s`: when something last came, by the clock
+    of the event loop."""
+
+    heard_s: float
+
+    def send(self, message: RegionMessage) -> None:
+        """Never waits. After the end it does nothing."""
+
+    async def run(self, receive: Callable[[RegionMessage], None]) -> str:
+        """Hands the messages over until the end, and returns why it ended."""
+
+    def leave(self) -> None:
+        """Closes without waiting for the peer."""
+
+    def abandon(self) -> None:
+        """In a forked child: gives up its copy of the descriptor and sends nothing."""
+
+
 class Attachment:
     """Calls `lost` once, when the daemon disconnects, is silent for SILENCE_S or revokes a region. Every open request then
     fails."""
 
-    def __init__(self, connection: DaemonConnection, index: int, incarnation: str, lost: Callable[[str], None]) -> None:
+    def __init__(
+        self, connection: MessageConnection, index: int, incarnation: str, lost: Callable[[str], None]
+    ) -> None:
         self.index = index
         self.incarnation = incarnation
         self._connection = connection
@@ -161,10 +181,11 @@ class Attachment:
 
     async def _ping(self) -> None:
         """Shows that the client lives, and makes the daemon answer: a stopped process keeps its connections open."""
-        woke_s = time.monotonic()
+        loop = asyncio.get_running_loop()
+        woke_s = loop.time()
         while not self._gone:
             await asyncio.sleep(PING_S)
-            slept_s, woke_s = time.monotonic() - woke_s, time.monotonic()
+            slept_s, woke_s = loop.time() - woke_s, loop.time()
             if slept_s > 2 * PING_S:  # this process did not run, so the daemon was not silent
                 self._connection.heard_s = woke_s
             if woke_s - self._connection.heard_s > SILENCE_S:

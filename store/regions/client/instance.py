@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from spark_jms.settings.store import Thresholds
@@ -41,6 +40,7 @@ log = logging.getLogger("store.replicated")
 DEFAULT_REGION_BYTES = 64 * 1024 * 1024
 OBJECT_LIMIT_BYTES = 24 * 1024 * 1024  # a frame holds one object, one that is moved for it, and FRAME_BYTES
 PROOF_TRIES, PROOF_PAUSE_S = 20, 0.05
+Attach = Callable[[Callable[[str], None]], Awaitable[Attachment]]  # of what to call when the attachment is lost
 WATCH_S = 5.0  # between two looks at the daemon's memory for the log; a write that may be refused looks for itself
 NEAR_S = 1.0  # the same while the store's own regions are above yellow: senders are refused by it
 
@@ -106,19 +106,35 @@ class StoreInstance:
         StoreVersionError, StoreCorruptError. After an error nothing was changed. `daemon` is the only one to attach to;
         `role` begins the name under which administrators see the client."""
         _check_name(name)
-        config = config or directory.config()
+        cluster = config or directory.config()
+        client = role + client_name(name)
+
+        async def attach(lost: Callable[[str], None]) -> Attachment:
+            if daemon is not None:
+                return await Attachment.to(directory, cluster, daemon, client, lost=lost)
+            return await Attachment.local(directory, cluster, localindex, client, lost=lost)
+
+        published = PublishedOverload(directory.path, name, client)
+        return await cls.attached(attach, name, published, region_bytes=region_bytes, thresholds=thresholds)
+
+    @classmethod
+    async def attached(
+        cls,
+        attach: Attach,
+        name: str,
+        published: PublishedOverload,
+        *,
+        region_bytes: int,
+        thresholds: Thresholds | None = None,
+    ) -> StoreInstance:
+        """The same, with the attachment that `attach` makes; `published` is what senders are told."""
         opened: list[StoreInstance] = []
 
         def lost(reason: str) -> None:
             for instance in opened:
                 instance._fail(FencedError(f"store {name}: {reason}"))
 
-        client = role + client_name(name)
-        if daemon is not None:
-            attachment = await Attachment.to(directory, config, daemon, client, lost=lost)
-        else:
-            attachment = await Attachment.local(directory, config, localindex, client, lost=lost)
-        published = PublishedOverload(directory.path, name, client)
+        attachment = await attach(lost)
         self = cls(attachment, name, region_bytes, thresholds or Thresholds(), published)
         try:
             await self._load()
@@ -182,12 +198,13 @@ class StoreInstance:
     # ---- the daemon's memory (R13)
 
     async def _watch(self) -> None:
-        looked_s = time.monotonic()
+        loop = asyncio.get_running_loop()
+        looked_s = loop.time()
         while self.failure is None:
             await asyncio.sleep(min(NEAR_S, WATCH_S))
-            if not self._overload.is_near and time.monotonic() - looked_s < WATCH_S:
+            if not self._overload.is_near and loop.time() - looked_s < WATCH_S:
                 continue
-            looked_s = time.monotonic()
+            looked_s = loop.time()
             try:
                 await self._overload.observe()
             except StoreError as error:
