@@ -26,6 +26,7 @@ from spark_jms.errors import (
     InvalidDestinationError,
     MemberUnavailableError,
 )
+from spark_jms.log.checkpoints import LogListing, commit_path
 from spark_jms.log.commit import Decision, commit_prepared
 from spark_jms.log.declarations import referring
 from spark_jms.log.delta_log import DeltaLog
@@ -98,7 +99,7 @@ def drop_destination(
         domain.register.replace(destination, entry)
     if entry.dropping:
         _empty_records(store, entry.dropping, destination, wait_s)
-    domain.storage.delete_all(entry.path)
+    _delete_table(domain, entry.path)
     domain.storage.delete_all(entry.acknowledgements)
     domain.register.remove(destination)
     domain.forget(destination)
@@ -158,6 +159,16 @@ def _mark_dropped(domain: Domain, store: Store, destination: str, entry: Registe
     with suppress(DestinationDroppedError):  # another drop was first
         commit_prepared(log, in_use, decide)
     return log.refresh(dropped=True).table_id
+
+
+def _delete_table(domain: Domain, path: str) -> None:
+    """Step 4. The commit that drops the table is deleted last: without it a process that slept could send to the rest."""
+    newest = LogListing.of(domain.storage.child(path)).newest
+    kept = f"{path}/{commit_path(newest)}"
+    for file in list(domain.storage.list(path)):
+        if newest >= 0 and file.path != kept:
+            domain.storage.delete(file.path)
+    domain.storage.delete_all(path)
 
 
 def _empty_records(store: Store, table_id: str, destination: str, wait_s: float) -> None:

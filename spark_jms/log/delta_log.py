@@ -30,7 +30,7 @@ from spark_jms.log.checkpoints import (
 )
 from spark_jms.log.recent_rows import RecentRows
 from spark_jms.log.replay import ENGINE, LogReplay, OtherTableError, digest_of, names_table
-from spark_jms.log.snapshot import Snapshot
+from spark_jms.log.snapshot import DROPPED, Snapshot
 from spark_jms.log.storage import Storage, now_ms
 
 Action = Mapping[str, Mapping[str, Any]]
@@ -90,11 +90,14 @@ class DeltaLog:
                     snapshot = self._reload()
                 self._snapshot = snapshot = snapshot.without_old_removed(now_ms())
             if snapshot.dropped and not dropped:
-                raise DestinationDroppedError(
-                    f"destination {self.name} at {self.storage.uri} was dropped: nothing can be sent or received any more. "
-                    f"The drop has not finished yet: if no `jmsq drop` runs, start `jmsq drop {self.name}` again"
-                )
+                raise self._dropped()
             return snapshot
+
+    def _dropped(self) -> DestinationDroppedError:
+        return DestinationDroppedError(
+            f"destination {self.name} at {self.storage.uri} was dropped: nothing can be sent or received any more. The drop has "
+            f"not finished yet: if no `jmsq drop` runs, start `jmsq drop {self.name}` again"
+        )
 
     def _advance(self, snapshot: Snapshot) -> Snapshot:
         """With all commits that have been added. Makes one snapshot, however many there are."""
@@ -201,6 +204,8 @@ class DeltaLog:
         loaded = self._advance(start)
         if loaded.version >= listing.newest or self._is_stray(loaded, listing.newest):
             return loaded
+        if self._drops(listing.newest):  # and its files are being deleted, this one last
+            raise self._dropped()
         missing = commit_path(loaded.version + 1)
         raise (
             errors[0]
@@ -209,6 +214,12 @@ class DeltaLog:
                 f"{start.where}: {missing} is missing, and no checkpoint is behind it: restore it"
             )
         )
+
+    def _drops(self, version: int) -> bool:
+        """The commit of this version drops the table."""
+        data = self.storage.get(commit_path(version)) or b""
+        actions = (json.loads(line) for line in data.splitlines() if b"metaData" in line)
+        return any(DROPPED in (a.get("metaData", {}).get("configuration") or {}) for a in actions)
 
     def _is_stray(self, snapshot: Snapshot, version: int) -> bool:
         """A writer that slept has written this version for the table before ours, and has not taken it back yet."""

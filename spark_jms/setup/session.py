@@ -71,7 +71,7 @@ def worker_python(environment: Mapping[str, str]) -> dict[str, str]:
     if not (ours and same_driver and os.access(WORKER_PYTHON, os.X_OK)) or "SPARK_HOME" in environment:
         return {}
     script = str(WORKER_PYTHON)
-    return {"PYSPARK_PYTHON": script, "PYSPARK_DRIVER_PYTHON": script, "JMSQ_SPARK_PYTHON": sys.executable}
+    return {"PYSPARK_PYTHON": script, "PYSPARK_DRIVER_PYTHON": script, "SPARK_JMS_WORKER_PYTHON": sys.executable}
 
 
 def session_conf(master: str, delta: bool, conf: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The Python of Spark's workers in a session of spark_jms.setup.spark_session: JMSQ_SPARK_PYTHON, started without Spark's
+# The Python of Spark's workers in a session of spark_jms.setup.spark_session: SPARK_JMS_WORKER_PYTHON, started without Spark's
 # archives on PYTHONPATH. Spark puts pyspark.zip, py4j-*.zip and spark-core_*.jar before the installed PySpark, which has the
 # same modules. Python keeps no bytecode of a ZIP: it would compile them in each process, in 0.6 s of CPU time.
 path=
@@ -14,4 +14,4 @@ done
 unset IFS
 PYTHONPATH=$path
 export PYTHONPATH
-exec "$JMSQ_SPARK_PYTHON" "$@"
+exec "$SPARK_JMS_WORKER_PYTHON" "$@"

@@ -34,6 +34,7 @@ from spark_jms.errors import (
     ModuleFileError,
 )
 from spark_jms.log.declarations import DeclarationChange, apply_destinations
+from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.local_storage import LocalStorage
 from spark_jms.log.register import ACKNOWLEDGEMENTS, REGISTER, Register
@@ -246,6 +247,33 @@ def test_interrupted_drop_is_finished_by_the_next(
     assert apply(root, "orders")[0].what == "created"
     send(root, "d")
     assert receive(root) == ["d"]
+
+
+def test_drop_stopped_between_two_files_is_named_until_the_end(
+    root: str, domain: Domain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C18: whatever is deleted already, a process that opens the table learns that it was dropped, and cannot send."""
+    for text in "abc":
+        send(root, text)
+    table = domain.log("orders").storage
+    before = Domain(root).log("orders")
+    before.refresh()
+    real, said = LocalStorage.delete, []
+
+    def delete(storage: LocalStorage, path: str) -> None:
+        real(storage, path)
+        if path.startswith("orders/"):
+            said.append(path)
+            with pytest.raises(DestinationDroppedError):
+                DeltaLog(table, "orders").refresh()
+
+    monkeypatch.setattr(LocalStorage, "delete", delete)
+    with views.opened_store(domain) as store:
+        drop_destination(domain, store, "orders", force=True)
+    assert len(said) > 3
+    assert not Path(root, "orders").exists()
+    with pytest.raises(InvalidDestinationError):
+        before.verify()
 
 
 def test_two_drops_at_once(root: str, store: Store) -> None:

@@ -18,7 +18,8 @@ PLACEHOLDERS = (
     "657f648552586e8a",
     "prices/billing",
     "postgresql://db",
-)  # a claim, a subscription, a server of the reader's
+    "jmsq redrive failed",
+)  # a claim, a subscription, a server, an error destination of the reader's
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -53,7 +54,7 @@ def test_operator_looks_changes_backs_up_and_restores(tmp_path: Path) -> None:
     }
     assert {name: len(commands) for name, commands in chapters.items()} == {
         "Looking": 6,
-        "Changing": 10,
+        "Changing": 13,
         "Housekeeping": 1,
         "Backup and restore": 3,
     }

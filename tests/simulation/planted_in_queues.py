@@ -172,7 +172,7 @@ def consumer_does_not_look_for_a_new_table(patch: Patch) -> None:
 
 
 def units_of_others_are_claimed(patch: Patch) -> None:
-    patch.setattr(planner, "groups_of", lambda *args: frozenset())
+    patch.setattr(planner, "groups_of", lambda *_, **__: frozenset())
 
 
 def unlogged_claims_are_kept(patch: Patch) -> None:

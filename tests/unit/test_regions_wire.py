@@ -223,6 +223,9 @@ async def _dial(connection: object) -> set[int]:
     async def run(work: Callable[[], bytes]) -> bytes:
         return work()
 
+    async def secret(index: int) -> bytes:
+        return b""
+
     daemon = SimpleNamespace(
         config=SimpleNamespace(daemons=[None, SimpleNamespace(address="127.0.0.1", port=1)]),
         directory=SimpleNamespace(is_running=lambda _: True, secret=lambda _: b""),
@@ -232,7 +235,7 @@ async def _dial(connection: object) -> set[int]:
         _identity=None,
         _hello=None,
         _dialing=dialing,
-        _secrets=SimpleNamespace(of=lambda _: b""),
+        _secrets=SimpleNamespace(of=secret),
         _workers=SimpleNamespace(run=run),
     )
     with pytest.MonkeyPatch.context() as patch:
