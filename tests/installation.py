@@ -21,7 +21,10 @@ DIRECTORY_VARIABLE = "JMSQ_TEST_INSTALLATIONS"  # set by tests/conftest.py; the 
 SOURCES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "pyspark_jmsq.py", "spark_jms", "store")
 OFFLINE = ("NewConnectionError", "NameResolutionError", "Network is unreachable", "ConnectTimeoutError")
 BUILD_SDIST = "import sys, setuptools.build_meta; setuptools.build_meta.build_sdist(sys.argv[1])"
-NOT_INHERITED = ("PYTHONPATH", "SPARK_HOME", "JMSQ_ROOT", "VIRTUAL_ENV")
+NOT_INHERITED = (
+    *("PYTHONPATH", "SPARK_HOME", "JMSQ_ROOT", "VIRTUAL_ENV"),
+    *("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_JMS_WORKER_PYTHON"),  # of a session in this process
+)
 
 
 def run(

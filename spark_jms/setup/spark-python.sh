@@ -14,4 +14,4 @@ done
 unset IFS
 PYTHONPATH=$path
 export PYTHONPATH
-exec "$SPARK_JMS_WORKER_PYTHON" "$@"
+exec "${SPARK_JMS_WORKER_PYTHON:-python3}" "$@"

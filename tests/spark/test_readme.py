@@ -60,7 +60,7 @@ class Fresh:
     path: Path
 
     def run(self, *command: str) -> str:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("JMSQ_", "SPARK_", "RS_"))}
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("JMSQ_", "SPARK_", "PYSPARK_", "RS_"))}
         done = subprocess.run(
             command,
             cwd=self.path,
