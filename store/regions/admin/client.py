@@ -17,6 +17,7 @@ from spark_jms.store.regions.global_directory import DirectoryFiles, GlobalDirec
 
 T = TypeVar("T")
 SHUTDOWN_POLL_S = 0.1
+FORCED_S = 60.0
 GIVEN_UP_S = 2.0  # longer than the daemons need to learn of a shutdown
 
 
@@ -80,7 +81,7 @@ class DaemonAdmin(AdminPort):
             if self.local_index not in indexes:
                 raise
         try:
-            self._wait_until_down(told, waits)
+            self._wait_until_down(told, force, waits)
         except KeyboardInterrupt:
             running = self._running(told)
             if force or not running:
@@ -88,10 +89,16 @@ class DaemonAdmin(AdminPort):
             self.break_off(sorted(running))
             raise ShutdownBrokenOffError(f"{_numbered(running)} stays: interrupted") from None
 
-    def _wait_until_down(self, told: Mapping[int, str | None], waits: Waits) -> None:
+    def _wait_until_down(self, told: Mapping[int, str | None], force: bool, waits: Waits) -> None:
+        """A daemon that is stopped by force never stays, but closes what it hosts first."""
         began_s = time.monotonic()
         reasons: dict[int, str] = {}
         while running := self._running(told):
+            if force:
+                if time.monotonic() - began_s > FORCED_S:
+                    raise ShutdownBrokenOffError(f"{_numbered(running)} has not stopped in time: see why in its log")
+                time.sleep(SHUTDOWN_POLL_S)
+                continue
             leaving = self._leaving(running)
             if leaving is not None and time.monotonic() - began_s > GIVEN_UP_S and not running & leaving.keys():
                 raise ShutdownBrokenOffError(f"{_numbered(running)} stays: see why in its log")
