@@ -52,7 +52,7 @@ demo: setup classes ## a year of flights through queues and topics, with a kill 
 	@$(SPARK_RUN) -m spark_jms.demo $(ARGS)
 
 .PHONY: test
-test: $(INSTALLED) java ## everything CI runs: set-up, lint, every test layer (about 20 minutes)
+test: $(INSTALLED) java ## everything CI runs: set-up, lint, every test layer (about 27 minutes)
 	@$(MAKE) --jobs=3 --output-sync=target jars postgresql chromium lint classes
 	@echo "== tests without Spark" && $(SPARK_RUN) -m pytest -q $(THREE_AT_ONCE) -m "not spark and not soak" tests $(ARGS)
 	@echo "== tests with Spark" && $(SPARK_RUN) -m pytest -q $(TWO_AT_ONCE) -m "spark and not soak" $(SPARK_TESTS) $(ARGS)
