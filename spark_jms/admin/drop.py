@@ -26,13 +26,13 @@ from spark_jms.errors import (
     InvalidDestinationError,
     MemberUnavailableError,
 )
-from spark_jms.log.checkpoints import LogListing, commit_path
 from spark_jms.log.commit import Decision, commit_prepared
 from spark_jms.log.declarations import referring
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
+from spark_jms.log.dropped_table import decide_drop, delete_dropped_table
 from spark_jms.log.register import RegisterEntry
-from spark_jms.log.snapshot import DROPPED, Snapshot
+from spark_jms.log.snapshot import Snapshot
 from spark_jms.store import Delete, RecordCorruptError, RecordHeldError, Session, Store
 
 _STEP_MS = 250
@@ -99,7 +99,7 @@ def drop_destination(
         domain.register.replace(destination, entry)
     if entry.dropping:
         _empty_records(store, entry.dropping, destination, wait_s)
-    _delete_table(domain, entry.path)
+    delete_dropped_table(domain.storage, entry.path)
     domain.storage.delete_all(entry.acknowledgements)
     domain.register.remove(destination)
     domain.forget(destination)
@@ -153,22 +153,11 @@ def _mark_dropped(domain: Domain, store: Store, destination: str, entry: Registe
                 f"destination {destination} {reasons}: nothing was dropped. Consume or `jmsq purge {destination}`, and stop "
                 "its consumers; or drop it with --force"
             )
-        configuration = {**(snapshot.metadata.get("configuration") or {}), DROPPED: "true"}
-        return Decision("DROP", [{"metaData": {**snapshot.metadata, "configuration": configuration}}])
+        return decide_drop(snapshot)
 
     with suppress(DestinationDroppedError):  # another drop was first
         commit_prepared(log, in_use, decide)
     return log.refresh(dropped=True).table_id
-
-
-def _delete_table(domain: Domain, path: str) -> None:
-    """Step 4. The commit that drops the table is deleted last: without it a process that slept could send to the rest."""
-    newest = LogListing.of(domain.storage.child(path)).newest
-    kept = f"{path}/{commit_path(newest)}"
-    for file in list(domain.storage.list(path)):
-        if newest >= 0 and file.path != kept:
-            domain.storage.delete(file.path)
-    domain.storage.delete_all(path)
 
 
 def _empty_records(store: Store, table_id: str, destination: str, wait_s: float) -> None:

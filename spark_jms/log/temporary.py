@@ -30,9 +30,10 @@ from spark_jms.errors import (
     TemporaryDestinationDeletedError,
     TemporaryDestinationError,
 )
-from spark_jms.log.commit import Decision, commit
+from spark_jms.log.commit import commit
 from spark_jms.log.delta_log import DeltaLog
-from spark_jms.log.snapshot import DROPPED, Snapshot
+from spark_jms.log.dropped_table import decide_drop, delete_dropped_table
+from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.storage import Storage
 
 log = logging.getLogger("spark_jms")
@@ -128,7 +129,8 @@ class TemporaryTables:
         """Repeatable, by several processes at once. A send that was committed before it is lost with the destination; a later
         one is refused."""
         with suppress(JmsqError):  # deleted in part, or damaged
-            commit(TemporaryLog(self._storage.child(self.messages_path(name)), name), _drop)
+            commit(TemporaryLog(self._storage.child(self.messages_path(name)), name), decide_drop)
+        delete_dropped_table(self._storage, self.messages_path(name))
         self._storage.delete_all(f"{TABLES}/{name}")
         self._storage.delete(f"{OWNERS}/{name}")
         with self._lock:
@@ -148,11 +150,6 @@ class TemporaryTables:
         for name in (*gone, *sorted(written.difference(self._entered()))):
             self.delete(name)
         return gone
-
-
-def _drop(snapshot: Snapshot) -> Decision:
-    configuration = {**(snapshot.metadata.get("configuration") or {}), DROPPED: "true"}
-    return Decision("DROP", [{"metaData": {**snapshot.metadata, "configuration": configuration}}])
 
 
 def check_not_temporary(name: str) -> None:
