@@ -22,11 +22,12 @@ from types import TracebackType
 from typing import get_args
 
 from spark_jms.client.delivery import ConsumerStatistics
+from spark_jms.client.durations import seconds_of
 from spark_jms.client.listener import ListenerThread
 from spark_jms.client.message import Message
 from spark_jms.client.receiver import AcknowledgeMode, Receiver
-from spark_jms.errors import IllegalStateException, OptionError
-from spark_jms.settings.duration import DurationLike, duration_s
+from spark_jms.errors import IllegalStateException
+from spark_jms.settings.duration import DurationLike
 
 MODES: tuple[AcknowledgeMode, ...] = get_args(AcknowledgeMode)
 DEFAULT_PREFETCH = 10
@@ -119,7 +120,4 @@ class Consumer:
 
 
 def _seconds(name: str, duration: DurationLike | None) -> float | None:
-    try:
-        return None if duration is None else duration_s(duration)
-    except ValueError as error:
-        raise OptionError(f"{name}: {error}") from None
+    return None if duration is None else seconds_of(name, duration)

@@ -24,6 +24,7 @@ from spark_jms.claims.subscriber import Subscriber
 from spark_jms.claims.subscriptions import drop_subscription, droppable_subscription
 from spark_jms.client.browser import Browser
 from spark_jms.client.consumer import DEFAULT_PREFETCH, MAX_PREFETCH, MODES, Consumer
+from spark_jms.client.durations import seconds_of
 from spark_jms.client.listener import ExceptionListener, ListenerThread, MessageListener
 from spark_jms.client.message import Message, MessageArguments
 from spark_jms.client.producer import DEFAULT_SEND_TIMEOUT_S, Producer
@@ -47,7 +48,7 @@ from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.sender_housekeeping import SenderHousekeeping
 from spark_jms.log.watch import LogWatch
-from spark_jms.settings.duration import DurationLike, duration_s
+from spark_jms.settings.duration import DurationLike
 from spark_jms.settings.environment import ROOT_VARIABLE
 from spark_jms.store import Store, open_store
 
@@ -121,7 +122,7 @@ class Context:
     def producer(self, destination: str, *, send_timeout: DurationLike = DEFAULT_SEND_TIMEOUT_S) -> Producer:
         """`send_timeout` is how long a send waits while insertion is paused; 0: not at all. Raises OptionError, and
         InvalidDestinationError, which lists the existing destinations."""
-        send_timeout_s = _duration_s("send_timeout", send_timeout)
+        send_timeout_s = seconds_of("send_timeout", send_timeout)
         if is_temporary(destination) and destination not in self._domain.temporary.own:
             return self._keep(self._producers, self._reply_producer(destination, send_timeout_s))
         log = self._use(destination)
@@ -225,7 +226,7 @@ class Context:
 
         Raises RequestTimeoutError when no reply comes within `timeout` (None waits for ever), and what `Producer.send` raises.
         """
-        timeout_s = None if timeout is None else _duration_s("timeout", timeout)
+        timeout_s = None if timeout is None else seconds_of("timeout", timeout)
         self._check()
         return self._requestor.request(destination, arguments, timeout_s)
 
@@ -388,13 +389,6 @@ class Context:
         with self._lock:
             made = f"{len(self._producers)} producer(s), {len(self._consumers)} consumer(s)"
         return f"<Context {self.root}: {'closed' if self._closed else made}>"
-
-
-def _duration_s(name: str, given: DurationLike) -> float:
-    try:
-        return duration_s(given)
-    except ValueError as error:
-        raise OptionError(f"{name}: {error}") from None
 
 
 def _check_listener(name: str, listener: object) -> None:

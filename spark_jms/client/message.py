@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
 
+from spark_jms.client.durations import seconds_of
 from spark_jms.core.message import DEFAULT_PRIORITY, PERSISTENT
-from spark_jms.errors import IllegalStateException, OptionError
-from spark_jms.settings.duration import DurationLike, duration_s
+from spark_jms.errors import IllegalStateException
+from spark_jms.settings.duration import DurationLike
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -106,11 +107,7 @@ class Message:
         Raises IllegalStateException for a message that its consumer does not have any more, or that was not received.
         """
         receipt = self._delivery("reject")
-        try:
-            delay_s = None if delay is None else duration_s(delay)
-        except ValueError as error:
-            raise OptionError(f"delay: {error}") from None
-        receipt.reject(self, delay_s)
+        receipt.reject(self, None if delay is None else seconds_of("delay", delay))
 
     def reply(self, **arguments: Unpack[MessageArguments]) -> Message:
         """Send a reply to this message's `reply_to`, with the arguments of `Producer.send`, and return it as sent (C15). Its
