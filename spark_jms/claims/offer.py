@@ -21,7 +21,6 @@ from spark_jms.core.sort_order import SortOrder
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.file_reader import read_stored
 from spark_jms.log.snapshot import Snapshot
-from spark_jms.settings.destination_key import REDELIVERED
 
 _ATTEMPTS = 3
 
@@ -56,10 +55,8 @@ class SortedBacklogs:
         known = self._known.get(member)
         kept = _without_claimed(known[1], picks) if known and known[0] == order else None
         made = Offer(picks, self._sorted(snapshot, member, state, picks, order)) if kept is None else kept
-        changes = any(
-            key.name == REDELIVERED for key in order.keys
-        )  # with every delivery, as a unit's next message does
-        if changes or any(file.has_groups for file in snapshot.member_files(member).files):
+        # A unit's next message has a place of its own once the one before it is delivered.
+        if order.follows_deliveries or any(file.has_groups for file in snapshot.member_files(member).files):
             self._known.pop(member, None)
         else:
             self._known[member] = order, made

@@ -33,7 +33,6 @@ from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.snapshot import Snapshot
 
 log = logging.getLogger("spark_jms")
-EVERYTHING = Limits()
 MAX_ROWS_READ = 200_000  # headers that one plan reads in one member: about half a second
 
 
@@ -103,10 +102,7 @@ class Planner:
         lost or, in a topic, refused. With a limit it looks at no more messages than it needs: a plan costs the same
         whatever the backlog. Of a sorted destination it looks at all."""
         order = SortOrder.of(snapshot.destination.destination_keys)
-        if order:
-            limits = EVERYTHING
-            self._passes.pop(member, None)
-        current, max_rows = self._passes.get(member), self._max_rows(limits)
+        current, max_rows = (None, None) if order else (self._passes.get(member), self._max_rows(limits))
         if current and current.epoch != epoch and any(f.has_groups for f in snapshot.member_files(member).files):
             current, max_rows = None, None  # units may have become available meanwhile: from the start to the end
         begin = current.behind + 1 if current else 1
@@ -122,9 +118,8 @@ class Planner:
             units |= current.units
         now = self._clock_ms()
         question = Question(self.selector, units, now, snapshot.destination.due_ms(member, now))
-        bounds = ScanBounds(
-            None if limits.max_messages is None else max(limits.max_messages, limits.min_messages), max_rows
-        )
+        bounded = limits.max_messages is not None and not order
+        bounds = ScanBounds(max(limits.max_messages or 0, limits.min_messages) if bounded else None, max_rows)
         picks, read = EMPTY, 0
         wanted = bounds.enough  # at first look at as many messages as are wanted; if they do not do, at all the others
         while windows.next and not bounds.reached(picks.count, read):
@@ -155,8 +150,8 @@ class Planner:
     # -- inside ---------------------------------------------------------------------------------------------------
     @staticmethod
     def _max_rows(limits: Limits) -> int | None:
-        """A batch that waits for a minimum must see all messages, and so must one that sorts them."""
-        return MAX_ROWS_READ if limits.min_messages <= 1 and limits is not EVERYTHING else None
+        """A batch that waits for a minimum must see all messages."""
+        return MAX_ROWS_READ if limits.min_messages <= 1 else None
 
     def _without_unwanted(self, snapshot: Snapshot, state: RecordSet, member: int, found: Scan) -> RecordSet:
         """Skips what the scan found expired, refused or lost."""

@@ -18,18 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_jms.core.integers import counting
+from spark_jms.core.typed_properties import NUMBERS, decode_property
 from spark_jms.settings.destination_key import ARRIVAL, REDELIVERED, DestinationKey
-
-_ARROW = {
-    "boolean": pa.int64(),  # false before true
-    "byte": pa.int64(),
-    "short": pa.int64(),
-    "int": pa.int64(),
-    "long": pa.int64(),
-    "float": pa.float64(),
-    "double": pa.float64(),
-    "string": pa.string(),
-}
 
 
 @dataclass(frozen=True)
@@ -50,6 +40,11 @@ class SortOrder:
     def is_costly(self) -> bool:
         """Neither FIFO nor LIFO: keys are read and sorted."""
         return bool(self.keys) and self.keys[0].name != ARRIVAL
+
+    @property
+    def follows_deliveries(self) -> bool:
+        """A message may change its place when it is delivered again."""
+        return any(key.name == REDELIVERED for key in self.keys)
 
     @property
     def columns(self) -> list[str]:
@@ -103,17 +98,17 @@ def _typed(texts: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
     if kind == "boolean":
         return pc.if_else(pc.is_in(texts, pa.array(["true", "false"])), pc.equal(texts, "true"), None).cast(pa.int64())
     try:
-        return texts.cast(_ARROW[kind])
+        return texts.cast(NUMBERS[kind])
     except pa.ArrowInvalid:
-        return pa.chunked_array([pa.array([_number(text, kind) for text in texts.to_pylist()], _ARROW[kind])])
+        return pa.chunked_array([pa.array([_number(text, kind) for text in texts.to_pylist()], NUMBERS[kind])])
 
 
-def _number(text: str | None, kind: str) -> int | float | None:
+def _number(text: str | None, kind: str) -> object:
     try:
-        number = None if text is None else float(text) if kind in ("float", "double") else int(text)
+        number = decode_property(text, kind)
     except ValueError:
         return None
-    return number if number is None or isinstance(number, float) or -(2**63) <= number < 2**63 else None
+    return None if isinstance(number, int) and not -(2**63) <= number < 2**63 else number
 
 
 def _ordered(keys: Sequence[DestinationKey], values: Sequence[Any], groups: pa.ChunkedArray) -> pa.Int64Array:

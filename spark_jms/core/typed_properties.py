@@ -17,7 +17,7 @@ from spark_jms.core.map_entries import MapEntries
 from spark_jms.errors import MessageFormatError
 
 TYPES_PROPERTY = "JMS_JMSQ_Types"
-_ARROW: Mapping[str, pa.DataType] = {
+NUMBERS: Mapping[str, pa.DataType] = {
     "byte": pa.int64(),
     "short": pa.int64(),
     "int": pa.int64(),
@@ -42,7 +42,7 @@ def decode_property(text: str | None, kind: str) -> object:
         return text == "true"
     if kind in ("float", "double"):
         return float(text)
-    if kind not in _ARROW:
+    if kind not in NUMBERS:
         raise ValueError(f"there is no property type {kind!r}")
     return int(text)
 
@@ -68,10 +68,10 @@ def _all_read(values: Any, kind: str) -> bool:
     if kind == "boolean":
         known = pc.is_in(values, pa.array(["true", "false"], values.type))
         return bool(pc.all(pc.or_(known, pc.is_null(values)), min_count=0).as_py())
-    if kind not in _ARROW:
+    if kind not in NUMBERS:
         return False
     try:
-        pc.cast(values, _ARROW[kind])
+        pc.cast(values, NUMBERS[kind])
     except pa.ArrowInvalid:
         return False
     return True
