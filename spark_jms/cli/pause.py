@@ -45,9 +45,7 @@ def pause(
     """
     from spark_jms.admin.pause import pause as run
 
-    with settings.opened() as (domain, _):
-        paused = run(domain, destination, _operations(production, insertion, consumption), members or None)
-    _report(settings, paused)
+    _change(settings, run, destination, members, _operations(production, insertion, consumption))
 
 
 @command("resume", short_help="Restart what `jmsq pause` has stopped.")
@@ -66,8 +64,18 @@ def resume(
     """
     from spark_jms.admin.pause import resume as run
 
+    _change(settings, run, destination, members, _operations(production, insertion, consumption))
+
+
+def _change(
+    settings: CommandSettings,
+    change: Callable[..., Paused],
+    destination: str,
+    members: tuple[int, ...],
+    operations: list[str],
+) -> None:
     with settings.opened() as (domain, _):
-        paused = run(domain, destination, _operations(production, insertion, consumption), members or None)
+        paused = change(domain, destination, operations, members or None)
     _report(settings, paused)
 
 

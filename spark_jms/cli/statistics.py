@@ -138,7 +138,10 @@ class _Columns:
 
 
 def _tables(found: Sequence[DestinationStatistics], watched: bool) -> list[_Columns]:
-    from spark_jms.claims.views import moment
+    return [_of_destinations(found, watched), _of_members(found), *_of_troubles(found)]
+
+
+def _of_destinations(found: Sequence[DestinationStatistics], watched: bool) -> _Columns:
     from spark_jms.cli.output import human_bytes
 
     columns: tuple[str, ...]
@@ -177,6 +180,12 @@ def _tables(found: Sequence[DestinationStatistics], watched: bool) -> list[_Colu
             "version": s.version,
         }
         totals.append(tuple(values[column] for column in columns))
+    return _Columns("Destinations", columns, totals, ("stored", "size", "files", "claimed"))
+
+
+def _of_members(found: Sequence[DestinationStatistics]) -> _Columns:
+    from spark_jms.cli.output import human_bytes
+
     rows: list[tuple[object, ...]] = []
     for s in found:
         for member in s.members:
@@ -185,33 +194,39 @@ def _tables(found: Sequence[DestinationStatistics], watched: bool) -> list[_Colu
                 here = (member.files, human_bytes(member.bytes)) if i == 0 else (None, None)
                 kept = (row.subscription, row.backlog, row.claimed, row.holder) if row else (None, None, None, None)
                 rows.append((s.destination, member.member, kept[0], member.last_sequence, *kept[1:], *here))
-    of_members = ("destination", "member", "subscription", "last", "backlog", "claimed", "holder", "files", "size")
-    tables = [
-        _Columns("Destinations", columns, totals, ("stored", "size", "files", "claimed")),
-        _Columns("Members", of_members, rows, ("size", "files", "last", "claimed")),
-    ]
+    columns = ("destination", "member", "subscription", "last", "backlog", "claimed", "holder", "files", "size")
+    return _Columns("Members", columns, rows, ("size", "files", "last", "claimed"))
+
+
+def _of_troubles(found: Sequence[DestinationStatistics]) -> list[_Columns]:
+    """Tables of what does not take its usual course; none without rows."""
+    from spark_jms.claims.views import moment
+
     failures: list[tuple[object, ...]] = [
         (s.destination, f.what, f.count, moment(f.since_ms), moment(f.retry_ms), f.error)
         for s in found
         for f in s.failures
     ]
-    if failures:
-        columns = ("destination", "what", "failures", "since", "next try", "error")
-        tables.append(_Columns(_FAILING, columns, failures, ("since", "next try")))
+    paused: list[tuple[object, ...]] = [
+        (s.destination, "all" if p.member is None else p.member, p.operation, p.since) for s in found for p in s.paused
+    ]
     transfers: list[tuple[object, ...]] = [
         (t.destination, t.subscription, t.member, ", ".join(t.targets), t.messages, t.reason, t.made, t.next)
         for s in found
         for t in s.transfers
     ]
-    paused: list[tuple[object, ...]] = [
-        (s.destination, "all" if p.member is None else p.member, p.operation, p.since) for s in found for p in s.paused
-    ]
-    if paused:
-        tables.append(_Columns(_PAUSED, ("destination", "member", "paused", "since"), paused, ("since",)))
-    if transfers:
-        columns = ("destination", "subscription", "member", "to", "messages", "reason", "made", "next step")
-        tables.append(_Columns("Open transfers", columns, transfers, ("made",)))
-    return tables
+    of_transfers = ("destination", "subscription", "member", "to", "messages", "reason", "made", "next step")
+    tables = (
+        _Columns(
+            _FAILING,
+            ("destination", "what", "failures", "since", "next try", "error"),
+            failures,
+            ("since", "next try"),
+        ),
+        _Columns(_PAUSED, ("destination", "member", "paused", "since"), paused, ("since",)),
+        _Columns("Open transfers", of_transfers, transfers, ("made",)),
+    )
+    return [table for table in tables if table.rows]
 
 
 COMMANDS = (stat,)

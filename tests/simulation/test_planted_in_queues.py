@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Iterator
 
 import pytest
 
@@ -14,13 +12,7 @@ from tests.simulation.planted_in_queues import PLANTED_IN_QUEUES, PlantedInQueue
 SEEDS = range(40)
 
 
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    log = logging.getLogger("spark_jms")
-    before = log.level
-    log.setLevel(logging.CRITICAL)
-    yield
-    log.setLevel(before)
+pytestmark = pytest.mark.usefixtures("quiet_model")
 
 
 def first_violation(planted: PlantedInQueues) -> tuple[int, str]:

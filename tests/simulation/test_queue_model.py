@@ -8,11 +8,9 @@ seeds these tests run, and the first one.
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
@@ -29,14 +27,7 @@ KEPT = {
 }
 
 
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """The model's faults are logged as they should be, thousands of times."""
-    log = logging.getLogger("spark_jms")
-    before = log.level
-    log.setLevel(logging.CRITICAL)
-    yield
-    log.setLevel(before)
+pytestmark = pytest.mark.usefixtures("quiet_model")
 
 
 def check(seed: int) -> QueueWorld:
