@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from spark_jms.store.regions.admin.client import DaemonAdmin
 from spark_jms.store.regions.client.instance import StoreInstance
@@ -16,7 +17,10 @@ from spark_jms.testing.waiting import wait_until
 from tests.process.regions_cluster import FaultyDaemons, Make, lists, opened, wait_for_copies
 from tests.process.regions_daemon import SLOW_DIRECTORY
 
-HANGS_S = 6.0
+HANGS_S = 12.0
+FAILURE_TIMEOUT_MS = "10000"  # a busy machine delays no heartbeat by half of it
+ANSWER_S = 2.0
+T = TypeVar("T")
 STORES = 40
 
 
@@ -30,11 +34,29 @@ class Switch:
         self.path.with_suffix(".new").write_text(str(milliseconds))
         self.path.with_suffix(".new").rename(self.path)
 
-    def hang(self) -> None:
-        self.path.write_text("")
-
     def heal(self) -> None:
-        self.path.unlink()
+        self.path.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def hung(self) -> Iterator[None]:
+        """Until the end of the block, also when the test fails: a write that waits for the directory then ends."""
+        self.path.write_text("")
+        try:
+            yield
+        finally:
+            self.heal()
+
+    @contextlib.asynccontextmanager
+    async def hung_without_need(self, objects: ObjectConnection) -> AsyncIterator[None]:
+        """The same, from a moment on in which the primary needs no directory. Until its secondary has confirmed it for the
+        first time, which takes up to a heartbeat, the primary asks the directory about each write."""
+        while True:
+            with self.hung():
+                write = asyncio.ensure_future(objects.create(b"needs no directory"))
+                if (await asyncio.wait({write}, timeout=ANSWER_S))[0]:
+                    yield
+                    return
+            await write
 
 
 @contextlib.asynccontextmanager
@@ -60,6 +82,11 @@ async def working(objects: ObjectConnection) -> AsyncIterator[list[int]]:
         await task
 
 
+async def answer(asked: Awaitable[T]) -> T:
+    """An answer that waits for the directory would never come."""
+    return await asyncio.wait_for(asked, 60.0)
+
+
 async def until(condition: object, limit_s: float = 60.0) -> None:
     assert callable(condition)
     await asyncio.to_thread(wait_until, condition, limit_s)
@@ -68,19 +95,18 @@ async def until(condition: object, limit_s: float = 60.0) -> None:
 def test_hung_directory_ends_no_store(make_daemons: Make, tmp_path: Path) -> None:
     """R7, R10: stores whose daemons need no decision read and write all the time; a new store opens when it is over."""
     switch = Switch(tmp_path / "slow")
-    daemons = make_daemons(3, **{SLOW_DIRECTORY: str(switch.path)})
+    daemons = make_daemons(3, **{SLOW_DIRECTORY: str(switch.path), "RS_FAILURE_TIMEOUT_MS": FAILURE_TIMEOUT_MS})
 
     async def run() -> None:
         store = await opened(daemons.path, "s", 0)
-        async with working(await store.connection("c")) as done:
-            await asyncio.to_thread(wait_for_copies, daemons)
-            switch.hang()
+        objects = await store.connection("c")
+        await asyncio.to_thread(wait_for_copies, daemons)
+        async with working(objects) as done, switch.hung_without_need(objects):
             began_s, before = time.monotonic(), len(done)
             other = asyncio.ensure_future(opened(daemons.path, "t", 1))
             await until(lambda: time.monotonic() > began_s + HANGS_S and len(done) > before + 100)
             assert not other.done()
-            switch.heal()
-            await (await other).close()
+        await (await other).close()
         await store.close()
 
     asyncio.run(run())
@@ -96,12 +122,11 @@ def test_daemon_that_dies_while_the_directory_hangs_is_replaced_afterwards(make_
         store = await opened(daemons.path, "s", 0)
         objects = await store.connection("c")
         await asyncio.to_thread(wait_for_copies, daemons)
-        switch.hang()
-        daemons.signal(1, signal.SIGKILL)
-        late = asyncio.ensure_future(objects.create(b"late"))
-        await until(lambda: not counts_as_up(daemons, 1))
-        assert not late.done()
-        switch.heal()
+        with switch.hung():
+            daemons.signal(1, signal.SIGKILL)
+            late = asyncio.ensure_future(objects.create(b"late"))
+            await until(lambda: not counts_as_up(daemons, 1))
+            assert not late.done()
         assert await objects.read(await late) == b"late"
         await store.close()
 
@@ -111,19 +136,18 @@ def test_daemon_that_dies_while_the_directory_hangs_is_replaced_afterwards(make_
 def test_daemons_connect_again_while_the_directory_hangs(make_daemons: Make, tmp_path: Path) -> None:
     """R10: the secondary loses its connections. Without a new one, its primary's writes would wait for the directory."""
     switch = Switch(tmp_path / "slow")
-    daemons = make_daemons(2, **{SLOW_DIRECTORY: str(switch.path), "RS_FAILURE_TIMEOUT_MS": "20000"})
+    daemons = make_daemons(2, **{SLOW_DIRECTORY: str(switch.path), "RS_FAILURE_TIMEOUT_MS": FAILURE_TIMEOUT_MS})
 
     async def run() -> None:
         store = await opened(daemons.path, "s", 0)
         objects = await store.connection("c")
         await asyncio.to_thread(wait_for_copies, daemons)
-        switch.hang()
-        for number in range(3):  # each time over the secret that was read before
-            ended = daemons.output().count("the connection with daemon 1 ended")
-            daemons.signal(1, signal.SIGUSR2)
-            await until(lambda before=ended: daemons.output().count("the connection with daemon 1 ended") > before)
-            assert await objects.read(await objects.create(b"%d" % number)) == b"%d" % number
-        switch.heal()
+        async with switch.hung_without_need(objects):
+            for number in range(3):  # each time over the secret that was read before
+                ended = daemons.output().count("the connection with daemon 1 ended")
+                daemons.signal(1, signal.SIGUSR2)
+                await until(lambda before=ended: daemons.output().count("the connection with daemon 1 ended") > before)
+                assert await answer(objects.read(await answer(objects.create(b"%d" % number)))) == b"%d" % number
         await store.close()
 
     asyncio.run(run())
