@@ -3,7 +3,7 @@
 python -m tests.process.store_reader URI RECORD SESSION_TIMEOUT_MS
 
 ready ENGINE                  it holds and reads the record set with k = 0; ENGINE is 1 when this process is the engine
-woke                          it was stopped (SIGSTOP) and continues; every answer follows from here on
+woke                          it was stopped (SIGSTOP) and continues; every answer to a read that it begins from here on follows
 handle VALUE | ERROR          of a read on the handle that it opened before it was stopped
 peek VALUE | ERROR            of an unfenced look
 end                           ANSWERS of each
@@ -43,16 +43,15 @@ class Reader:
     def _run(self) -> None:
         before_s = time.monotonic()
         while True:
-            answer = answer_of(self._read)
+            answer_of(self._read)
             now_s = time.monotonic()
             if now_s - before_s > STOPPED_S:
-                break  # this answer, too, was given after the stop
+                break  # that read began before the stop: it may have been answered then, and be told only now
             before_s = now_s
             self._reads.set()
         say("woke")
         for _ in range(ANSWERS):
-            say(self._what, answer)
-            answer = answer_of(self._read)
+            say(self._what, answer_of(self._read))
 
     def join(self) -> None:
         self._thread.join()
