@@ -10,8 +10,8 @@ continues with the next plan, behind the last message it looked at:
     it continues       behind the last message looked at, or at the first one that was found and not claimed
     it ends            at the last message
 
-A pass never looks back, so it leaves out a unit of order that other consumers held at any time during the pass. Else it
-could pick a later message of the unit before an earlier one that became available behind it.
+A pass never looks back, so what was blocked at any time during the pass stays blocked until its end (core/unit_order.py).
+Else it could pick a later message of a unit of order before an earlier one that became available behind it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from dataclasses import dataclass
 
 from spark_jms.claims.fetch import WITHOUT_LOST
 from spark_jms.claims.offer import Offer, SortedBacklogs
-from spark_jms.claims.scan import Question, Scan, ScanBounds, groups_of, scan
+from spark_jms.claims.refused import RefusedMessages
+from spark_jms.claims.scan import Question, Scan, ScanBounds, scan, units_of
 from spark_jms.core.batch import Limits, fair_shares
 from spark_jms.core.ranges import EMPTY, Ranges, union
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.selector import Selector
 from spark_jms.core.sort_order import SortOrder
+from spark_jms.core.unit_order import BlockedUnits
 from spark_jms.errors import DataLossError
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.snapshot import Snapshot
@@ -39,7 +41,7 @@ MAX_ROWS_READ = 200_000  # headers that one plan reads in one member: about half
 @dataclass(frozen=True)
 class _Pass:
     behind: int  # the last sequence looked at
-    units: frozenset[str]  # that other consumers held at some time during this pass
+    blocked: BlockedUnits  # at any time during this pass
     epoch: int  # of the record: changes made by other holders since were not seen
 
 
@@ -63,8 +65,7 @@ class _Windows:
 
 
 class Planner:
-    """Not thread-safe: the subscriber's lock guards it. `refused` are messages of a queue's members that the selector
-    refuses."""
+    """Not thread-safe: the subscriber's lock guards it."""
 
     def __init__(
         self,
@@ -76,10 +77,15 @@ class Planner:
         clock_ms: Callable[[], int],
     ) -> None:
         self.table, self.consumer, self.selector = table, consumer, selector
-        self.refused: dict[int, Ranges] = {}
+        self._refused: dict[int, RefusedMessages] = {}
         self._fail_on_data_loss, self._name, self._clock_ms = fail_on_data_loss, name, clock_ms
         self._passes: dict[int, _Pass] = {}
         self._sorted = SortedBacklogs(table)
+
+    @property
+    def refused(self) -> dict[int, Ranges]:
+        """member -> messages of a queue that the selector refuses."""
+        return {member: refused.messages for member, refused in self._refused.items()}
 
     def has_more(self, member: int) -> bool:
         """The pass has not reached the end: plan again, there may be more."""
@@ -93,7 +99,7 @@ class Planner:
         """These picks were not claimed: the pass continues with them."""
         known = self._passes.get(member)
         if known and picks and picks.first <= known.behind:
-            self._passes[member] = _Pass(picks.first - 1, known.units, known.epoch)
+            self._passes[member] = _Pass(picks.first - 1, known.blocked, known.epoch)
 
     def picks(
         self, snapshot: Snapshot, member: int, state: RecordSet, last: int, limits: Limits, epoch: int
@@ -108,16 +114,17 @@ class Planner:
         begin = current.behind + 1 if current else 1
         waiting = state.waiting
         kept_back = waiting | state.beyond_limit(snapshot.destination.redelivery_limit)
-        kept_back |= self.refused.get(member, EMPTY)
+        now = self._clock_ms()
+        if (refused := self._refused.get(member)) is not None:
+            refused.forget_expired(now)
+            kept_back |= refused.messages
         windows = _Windows(state, kept_back, begin, last)
         if current and not windows.next:
             current, windows = None, _Windows(state, kept_back, 1, last)
-        others = union(c.picks for c in state.claims.values() if c.consumer != self.consumer) | state.moving | waiting
-        units = groups_of(self.table, member, others, table_id=snapshot.table_id) if others else frozenset()
-        if current:
-            units |= current.units
-        now = self._clock_ms()
-        question = Question(self.selector, units, now, snapshot.destination.due_ms(member, now))
+        blocked = current.blocked if current else BlockedUnits()
+        self._block(blocked, snapshot, member, state)
+        due_ms, is_topic = snapshot.destination.due_ms(member, now), snapshot.destination.is_topic
+        question = Question(self.selector, blocked, now, due_ms, is_topic)
         bounded = limits.max_messages is not None and not order
         bounds = ScanBounds(max(limits.max_messages or 0, limits.min_messages) if bounded else None, max_rows)
         picks, read = EMPTY, 0
@@ -132,7 +139,7 @@ class Planner:
                 picks, read = picks | found.picks, read + found.read
                 windows.give_back(found.left)
         if windows.next and (current or (max_rows is not None and read >= max_rows)):
-            self._passes[member] = _Pass(windows.next.first - 1, units, epoch)
+            self._passes[member] = _Pass(windows.next.first - 1, blocked, epoch)
         else:
             self._passes.pop(member, None)
         return state, self._sorted.offer(snapshot, member, state, picks, order) if order and picks else Offer(picks)
@@ -153,6 +160,17 @@ class Planner:
         """A batch that waits for a minimum must see all messages."""
         return MAX_ROWS_READ if limits.min_messages <= 1 else None
 
+    def _block(self, blocked: BlockedUnits, snapshot: Snapshot, member: int, state: RecordSet) -> None:
+        """The units of what this plan does not look at."""
+        others = union(c.picks for c in state.claims.values() if c.consumer != self.consumer) | state.moving
+        if others:
+            blocked.block_units(units_of(self.table, member, others, table_id=snapshot.table_id))
+        if waiting := state.waiting:
+            late = units_of(self.table, member, waiting, table_id=snapshot.table_id)
+            blocked.block_behind(late.first_of_units())
+        if member in self._refused:
+            blocked.block_behind(self._refused[member].first_of_units(state))
+
     def _without_unwanted(self, snapshot: Snapshot, state: RecordSet, member: int, found: Scan) -> RecordSet:
         """Skips what the scan found expired, refused or lost."""
         if found.expired:
@@ -160,8 +178,7 @@ class Planner:
         if found.refused and snapshot.destination.is_topic:
             state = state.skip(found.refused)  # the subscription's selector refuses them for good
         elif found.refused:
-            known = state.unfinished_of(self.refused.get(member, EMPTY))
-            self.refused[member] = known | found.refused  # finished ones are forgotten
+            self._refused.setdefault(member, RefusedMessages()).add(state, found.refused, found.refused_units)
         return self._lose(state, found.gone, member) if found.gone else state
 
     def _without_lost(

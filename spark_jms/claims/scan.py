@@ -2,7 +2,8 @@
 
 Statistics decide first: a file whose messages may all be delivered is taken as a range, and one whose messages the
 selector refuses is refused, both unopened. Of any other file only the header columns are read, once: the planner
-remembers what a selector refuses.
+remembers what a selector refuses. Within a unit of order, a message that is not delivered blocks those behind it
+(core/unit_order.py), so the messages of a member are looked at in order, even when a file has to be looked up again.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import pyarrow.compute as pc
 
 from spark_jms.core.ranges import EMPTY, Ranges, union
 from spark_jms.core.selector import Selector
+from spark_jms.core.unit_order import NO_UNITS, BlockedUnits, UnitMessages
 from spark_jms.errors import DestinationReplacedError
 from spark_jms.log.data_file import DataFile
 from spark_jms.log.delta_log import DeltaLog
@@ -28,7 +30,8 @@ _ATTEMPTS = 3
 @dataclass(frozen=True)
 class Scan:
     """`picks` may be delivered now; the selector refuses `refused`; `expired` are over; `gone` are in the log but not on
-    disk; `left` were not looked at, because a bound was reached. All others are delayed or blocked."""
+    disk; `left` were not looked at, because a bound was reached. All others are delayed or blocked. `refused_units`: the
+    refused ones that block others of their units."""
 
     picks: Ranges = EMPTY
     refused: Ranges = EMPTY
@@ -36,6 +39,7 @@ class Scan:
     gone: Ranges = EMPTY
     left: Ranges = EMPTY
     read: int = 0  # rows whose headers were read
+    refused_units: UnitMessages = NO_UNITS
 
     def __or__(self, other: Scan) -> Scan:
         """What both have found together; `gone` is that of the later one."""
@@ -46,22 +50,29 @@ class Scan:
             other.gone,
             self.left | other.left,
             self.read + other.read,
+            UnitMessages.together([self.refused_units, other.refused_units]),
         )
 
 
 @dataclass(frozen=True)
 class Question:
-    """Which messages are asked for. Without `now_ms` delay and expiration do not matter (a browser shows all). `due_ms`:
-    messages with a later delivery time are delayed; it is earlier than `now_ms` while insertion is paused."""
+    """Which messages are asked for. Without `now_ms` delay and expiration do not matter, and without `blocked` units of order
+    do not (a browser shows all). `due_ms`: messages with a later delivery time are delayed; it is earlier than `now_ms`
+    while insertion is paused. The scan adds the units that it finds blocked to `blocked`."""
 
     selector: Selector | None = None
-    blocked: frozenset[str] = frozenset()  # units of order that other consumers hold
+    blocked: BlockedUnits | None = None
     now_ms: int | None = None
     due_ms: int | None = None
+    skips_refused: bool = False  # what the selector refuses is finished, as in a topic, and blocks nothing
 
     @property
     def delivers_up_to_ms(self) -> int | None:
         return self.now_ms if self.due_ms is None else self.due_ms
+
+    @property
+    def refused_block(self) -> bool:
+        return self.selector is not None and self.blocked is not None and not self.skips_refused
 
 
 @dataclass(frozen=True)
@@ -102,7 +113,8 @@ def scan(
     for attempt in range(_ATTEMPTS):
         files = _snapshot(table, attempt, table_id).member_files(member)
         near = files.overlapping(left.first, left.last)
-        found = found | _scan_files(table.storage, near, left, question, bounds)
+        rest = bounds.after(found.picks.count, found.read)
+        found = found | _scan_files(table.storage, near, left, question, rest, last_try=attempt == _ATTEMPTS - 1)
         left = found.gone
         if not left:
             break
@@ -118,8 +130,16 @@ def _snapshot(table: DeltaLog, attempt: int, table_id: str | None) -> Snapshot:
 
 
 def _scan_files(
-    storage: Storage, files: Iterable[DataFile], candidates: Ranges, question: Question, bounds: ScanBounds
+    storage: Storage,
+    files: Iterable[DataFile],
+    candidates: Ranges,
+    question: Question,
+    bounds: ScanBounds,
+    *,
+    last_try: bool,
 ) -> Scan:
+    """Unless it is the last try, it ends at a missing file, and all behind it is `gone`: looked at before that file is found,
+    a message could overtake those of its unit."""
     parts: list[Scan] = []
     gone: list[Ranges] = []
     picked = read = 0
@@ -130,15 +150,12 @@ def _scan_files(
         if bounds.reached(picked, read):
             parts.append(Scan(left=part))
             continue
-        if question.selector and not _expires(file, question) and never_matches(file, question.selector):
-            parts.append(Scan(refused=part))
-            continue
-        columns = _columns(file, question)
         try:
-            rest = bounds.after(picked, read)
-            parts.append(Scan(part) if columns is None else _scan_rows(storage, file, part, columns, question, rest))
+            parts.append(_scan_file(storage, file, part, question, bounds.after(picked, read)))
         except FileNotFoundError:
-            gone.append(part)
+            gone.append(part if last_try else candidates.between(file.first, candidates.last))
+            if not last_try:
+                break
             continue
         picked, read = picked + parts[-1].picks.count, read + parts[-1].read
     return Scan(
@@ -148,7 +165,17 @@ def _scan_files(
         union(gone),
         union(p.left for p in parts),
         read,
+        UnitMessages.together(p.refused_units for p in parts),
     )
+
+
+def _scan_file(storage: Storage, file: DataFile, part: Ranges, question: Question, bounds: ScanBounds) -> Scan:
+    if question.selector and not _expires(file, question) and never_matches(file, question.selector):
+        if not (question.refused_block and file.has_groups):
+            return Scan(refused=part)
+        return _all_refused(storage, file, part, question)
+    columns = _columns(file, question)
+    return Scan(part) if columns is None else _scan_rows(storage, file, part, columns, question, bounds)
 
 
 def _high(file: DataFile, name: str) -> int:
@@ -163,11 +190,12 @@ def _columns(file: DataFile, question: Question) -> list[str] | None:
     """The headers to read; None when the statistics prove that all messages of the file may be delivered."""
     due_ms = question.delivers_up_to_ms
     delays = due_ms is not None and _high(file, "JMSDeliveryTime") > due_ms
-    expires, blocks = _expires(file, question), bool(question.blocked) and file.has_groups
+    expires = _expires(file, question)
+    blocks = file.has_groups and question.blocked is not None and (question.blocked or question.refused_block or delays)
     if not (question.selector or delays or expires or blocks):
         return None
     wanted = [*(question.selector.columns if question.selector else ())]
-    wanted += ["JMSDeliveryTime"] * delays + ["JMSExpiration"] * expires + ["JMSXGroupID"] * blocks
+    wanted += ["JMSDeliveryTime"] * delays + ["JMSExpiration"] * expires + ["JMSXGroupID"] * bool(blocks)
     return list(dict.fromkeys(wanted))
 
 
@@ -195,10 +223,19 @@ def never_matches(file: DataFile, selector: Selector) -> bool:
     return False
 
 
+def _all_refused(storage: Storage, file: DataFile, part: Ranges, question: Question) -> Scan:
+    """The statistics refuse the file; only its units of order are read."""
+    found = UnitMessages.together(_units_in(storage, file, part))
+    if question.blocked is not None and found:
+        question.blocked.block_behind(found.first_of_units())
+    return Scan(refused=part, read=part.count, refused_units=found)
+
+
 def _scan_rows(
     storage: Storage, file: DataFile, part: Ranges, columns: list[str], question: Question, bounds: ScanBounds
 ) -> Scan:
     picks, refused, expired = [], [], []
+    refused_units: list[UnitMessages] = []
     picked = read = 0
     left = EMPTY
     for batch, sequences in read_stored(storage, file.hint, part, columns):
@@ -206,28 +243,48 @@ def _scan_rows(
             left = part.between(sequences[0].as_py(), part.last)
             break
         matches = question.selector.mask(batch) if question.selector else pa.repeat(True, len(sequences))
-        over = pa.repeat(False, len(sequences))
+        over, ends = pa.repeat(False, len(sequences)), None
         if question.now_ms is not None and "JMSExpiration" in batch.schema.names:
             ends = batch.column("JMSExpiration")
             over = pc.and_(pc.greater(ends, 0), pc.less_equal(ends, question.now_ms))
         ready = pc.and_not(matches, over)
+        unwanted = pc.invert(pc.or_(matches, over))
         due_ms = question.delivers_up_to_ms
         if due_ms is not None and "JMSDeliveryTime" in batch.schema.names:
             ready = pc.and_(ready, pc.less_equal(batch.column("JMSDeliveryTime"), due_ms))
-        if question.blocked and file.has_groups:
-            among = pa.array(sorted(question.blocked), pa.string())
-            ready = pc.and_not(ready, pc.is_in(batch.column("JMSXGroupID"), value_set=among))
+        if question.blocked is not None and "JMSXGroupID" in batch.schema.names:
+            units = batch.column("JMSXGroupID")
+            remaining = pc.invert(pc.or_(ready, over))
+            if question.skips_refused:
+                remaining = pc.and_not(remaining, unwanted)
+            question.blocked.block_behind(UnitMessages.of(sequences, units, among=remaining).first_of_units())
+            waiting = question.blocked.waiting(sequences, units)
+            ready = ready if waiting is None else pc.and_not(ready, waiting)
+            if question.refused_block:
+                refused_units.append(UnitMessages.of(sequences, units, ends, among=unwanted))
         picks.append(Ranges.from_numbers(sequences.filter(ready)))
-        refused.append(Ranges.from_numbers(sequences.filter(pc.invert(pc.or_(matches, over)))))
+        refused.append(Ranges.from_numbers(sequences.filter(unwanted)))
         expired.append(Ranges.from_numbers(sequences.filter(over)))
         picked, read = picked + picks[-1].count, read + len(sequences)
-    return Scan(union(picks), union(refused), union(expired), left=left, read=read)
+    return Scan(
+        union(picks),
+        union(refused),
+        union(expired),
+        left=left,
+        read=read,
+        refused_units=UnitMessages.together(refused_units),
+    )
 
 
-def groups_of(table: DeltaLog, member: int, picks: Ranges, *, table_id: str | None = None) -> frozenset[str]:
-    """The units of order of these messages. Messages that are not on disk have none: their consumer fails anyway. Raises
-    DestinationReplacedError when the table is not `table_id` any more."""
-    groups: set[str] = set()
+def _units_in(storage: Storage, file: DataFile, part: Ranges) -> list[UnitMessages]:
+    read = read_stored(storage, file.hint, part, ["JMSXGroupID"])
+    return [UnitMessages.of(sequences, batch.column("JMSXGroupID")) for batch, sequences in read]
+
+
+def units_of(table: DeltaLog, member: int, picks: Ranges, *, table_id: str | None = None) -> UnitMessages:
+    """Those of `picks` that belong to a unit of order. Messages that are not on disk do not: their consumer fails anyway.
+    Raises DestinationReplacedError when the table is not `table_id` any more."""
+    found: list[UnitMessages] = []
     left = picks
     for attempt in range(_ATTEMPTS):
         gone: list[Ranges] = []
@@ -236,9 +293,8 @@ def groups_of(table: DeltaLog, member: int, picks: Ranges, *, table_id: str | No
         for file in near:
             if file.has_groups:
                 try:
-                    for batch, _ in read_stored(table.storage, file.hint, left, ["JMSXGroupID"]):
-                        groups.update(g for g in pc.unique(batch.column("JMSXGroupID")).to_pylist() if g is not None)
+                    found += _units_in(table.storage, file, left)
                 except FileNotFoundError:
                     gone.append(left.between(file.first, file.last))
         left = union(gone)
-    return frozenset(groups)
+    return UnitMessages.together(found)

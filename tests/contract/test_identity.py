@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from spark_jms.claims.scan import Question, groups_of, scan
+from spark_jms.claims.scan import Question, scan, units_of
 from spark_jms.client import browser, connect
 from spark_jms.core.destination import Destination
 from spark_jms.core.ranges import Ranges
@@ -358,7 +358,7 @@ def test_scan_of_a_replaced_destination_picks_nothing() -> None:
             scan(log, 0, Ranges.of((1, 1)), question, table_id=table_id)
         log.verify()
         with pytest.raises(DestinationReplacedError):
-            groups_of(log, 0, Ranges.of((1, 1)), table_id=table_id)
+            units_of(log, 0, Ranges.of((1, 1)), table_id=table_id)
 
 
 def test_task_of_a_replaced_destination_reads_no_other_messages() -> None:

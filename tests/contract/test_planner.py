@@ -12,7 +12,7 @@ from spark_jms import connect
 from spark_jms.claims import planner
 from spark_jms.claims import scan as scan_module
 from spark_jms.claims.batches import ConsumerSettings
-from spark_jms.claims.scan import Question, groups_of, scan
+from spark_jms.claims.scan import Question, scan, units_of
 from spark_jms.claims.subscriber import Subscriber
 from spark_jms.client import Context
 from spark_jms.core.batch import Batch, Limits
@@ -167,4 +167,4 @@ def test_files_replaced_by_compaction_are_found(context: Context) -> None:
     found = scan(stale, 0, Ranges.of((1, 10)), Question(Selector.parse(HIGH)))
     assert (found.picks, found.gone) == (Ranges.of((1, 10)), Ranges.of())
     stale = Domain(context.root).log("orders")
-    assert groups_of(stale, 0, Ranges.of((3, 4))) == {"g2", "g3"}
+    assert units_of(stale, 0, Ranges.of((3, 4))).first_of_units() == {"g2": 3, "g3": 4}

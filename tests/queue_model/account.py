@@ -36,8 +36,9 @@ class Account:
             self.revoked |= {(claim.id, s) for s in picks.numbers().tolist()}
 
     def check_claim(self, consumer: ConsumerProcess, batch: Batch) -> None:
-        """A consumer claims messages of the living table only. One consumer at a time has messages of a unit of order. Only
-        the instance that holds the query's record claims, and no number comes twice."""
+        """A consumer claims messages of the living table only. One consumer at a time has messages of a unit of order, and
+        none before the earlier ones of the unit are finished or its own. Only the instance that holds the query's record
+        claims, and no number comes twice."""
         name, orders = consumer.name, self.tables.orders
         assert batch.table == orders.table_id, f"{name} has claimed messages of a destination that was dropped"
         self.tables.note_arrivals()  # a plan finishes open transfers
@@ -47,6 +48,7 @@ class Account:
             held = {groups[text] for text in self.tables.texts_of(batch.table, member, others)} - {None}
             got = {groups[text] for text in self.tables.texts_of(batch.table, member, pick.picks)}
             assert not held & got, f"{name} got units of order {held & got} that other consumers have"
+            self._check_unit_order(name, batch, member, states[member])
         if isinstance(consumer, Query):
             assert consumer.subscriber is not None
             info = self.store.info(consumer_record(batch.table, "-", batch.consumer))
@@ -55,6 +57,17 @@ class Account:
             key, number = (batch.table, batch.consumer), claim_number(batch.claim)
             assert number > self.newest.get(key, 0), f"{name} gives claim number {number} again"
             self.newest[key] = number
+
+    def _check_unit_order(self, name: str, batch: Batch, member: int, state: RecordSet) -> None:
+        picks = batch.members[member].picks
+        own = union(c.picks for c in state.claims.values() if c.consumer == batch.consumer)
+        stuck: set[str] = set()
+        for sequence in (state.unfinished(1, picks.last) - (own - picks)).numbers().tolist():
+            group = self.senders.groups[self.tables.text(batch.table, member, sequence)]
+            if group is not None and sequence in picks:
+                assert group not in stuck, f"{name} got message {sequence} of unit {group} before an earlier one"
+            elif group is not None:
+                stuck.add(group)
 
     def check_records(self) -> None:
         for destination in self.tables.living():
@@ -113,5 +126,10 @@ class Account:
         if in_order and isinstance(crowd.consumers[0], Query) and not self.revoked:
             for table, member, _ in self.tables.numbers():
                 delivered = crowd.consumers[0].delivered
-                mine = [d.sequence for d in delivered if (d.table, d.member) == (table, member)]
-                assert mine == sorted(mine), "a single query received a member out of order"
+                mine = [d for d in delivered if (d.table, d.member) == (table, member)]
+                for group in set(self.senders.groups.values()):
+                    along = [d for d in mine if self.senders.groups[d.text] == group]
+                    if group is None:  # those of a unit wait for a delayed one
+                        along = [d for d in along if d.text not in self.senders.delayed]
+                    numbers = [d.sequence for d in along]
+                    assert numbers == sorted(numbers), "a single query received a member out of order"

@@ -16,6 +16,7 @@ from spark_jms.log.domain import Domain
 from spark_jms.log.message_writer import MessageWriter
 from spark_jms.log.send import TransactionId, send
 from spark_jms.log.snapshot import RouteId
+from tests.queue_model.clock import Clock
 from tests.queue_model.tables import ROOT, Tables
 
 
@@ -50,8 +51,10 @@ class Senders:
 
     tables: Tables
     random: random.Random
+    clock: Clock
     killable: Callable[[Callable[[], object]], bool]
     groups: dict[str, str | None] = field(default_factory=dict)  # text -> unit of order
+    delayed: set[str] = field(default_factory=set)
     staged: list[Shipment] = field(default_factory=list)
     count: int = 0
 
@@ -95,10 +98,13 @@ class Senders:
         self.count += len(texts)
         groups = [self.random.choice([None, None, "a", "b", "c"]) for _ in texts]
         self.groups.update(zip(texts, groups, strict=True))
+        delays = [self.random.choice([0] * 9 + [5_000, 60_000]) for _ in texts]
+        self.delayed.update(text for text, delay in zip(texts, delays, strict=True) if delay)
         columns = {
             "text": texts,
             "JMSXGroupID": pa.array(groups, pa.string()),
             "JMSPriority": [self.random.randint(0, 9) for _ in texts],
+            "JMSDeliveryTime": [self.clock.ms() + delay for delay in delays],
         }
         writer = _NotedWriter(log.storage, snapshot.destination, self.random.randint(0, 9))
         writer.write(pa.RecordBatch.from_pydict(columns))

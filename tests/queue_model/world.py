@@ -49,7 +49,7 @@ class QueueWorld:
         storage.files.before_change = lambda path: self.before_write()
         self.store = MemoryStore(clock_ms=clock.ms)
         self.tables = Tables(storage, self.store, self.random)
-        self.senders = Senders(self.tables, self.random, self.killable)
+        self.senders = Senders(self.tables, self.random, clock, self.killable)
         self.account = Account(self.tables, self.store, self.senders)
         orders = self.tables.orders
         self.crowd = Crowd(orders, self.store, clock, self.random, self.killable, self.account.check_claim)

@@ -23,6 +23,7 @@ from spark_jms.core.query_progress import QueryProgress
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.transfer import STEPS, NextStep, TargetOutcome, TransferStep
+from spark_jms.core.unit_order import NO_UNITS, BlockedUnits
 from spark_jms.log import compaction, purge, send
 from spark_jms.log.data_file import DataFile
 from spark_jms.log.delta_log import DeltaLog
@@ -172,7 +173,11 @@ def consumer_does_not_look_for_a_new_table(patch: Patch) -> None:
 
 
 def units_of_others_are_claimed(patch: Patch) -> None:
-    patch.setattr(planner, "groups_of", lambda *_, **__: frozenset())
+    patch.setattr(planner, "units_of", lambda *_, **__: NO_UNITS)
+
+
+def undeliverable_messages_block_no_unit(patch: Patch) -> None:
+    patch.setattr(BlockedUnits, "block_behind", lambda self, firsts: None)
 
 
 def unlogged_claims_are_kept(patch: Patch) -> None:
@@ -263,6 +268,9 @@ PLANTED_IN_QUEUES = (
         ("drop", "apply"),
     ),
     PlantedInQueues("units of others are claimed", r"got units of order", units_of_others_are_claimed),
+    PlantedInQueues(
+        "undeliverable messages block no unit", r"before an earlier one", undeliverable_messages_block_no_unit
+    ),
     PlantedInQueues(
         "unlogged claims are kept", r"not drained|two claims", unlogged_claims_are_kept, ("crash", "start")
     ),

@@ -1,0 +1,101 @@
+"""Units of order: which messages wait for an earlier one of their unit (T10). Pure.
+
+The messages of a unit are delivered in the order of their sequences, so none is delivered while an earlier one cannot be:
+
+    the earlier message is                          it blocks
+    claimed by another consumer, or moving          its whole unit
+    delayed: its delivery time, or a redelivery     what comes behind it
+    refused by the consumer's selector, in a queue  what comes behind it, for this consumer
+
+A message that is finished, expired or lost blocks nothing. A topic's subscription finishes what its selector refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+
+@dataclass(frozen=True)
+class UnitMessages:
+    """Messages that belong to units of order. `rows` has the columns `sequence` (int64), `unit` (string) and `expires_ms`
+    (int64; 0: never)."""
+
+    rows: pa.Table
+
+    @staticmethod
+    def of(
+        sequences: pa.Int64Array,
+        units: pa.StringArray,
+        expires_ms: pa.Int64Array | None = None,
+        *,
+        among: pa.BooleanArray | None = None,
+    ) -> UnitMessages:
+        """Those of `sequences` that belong to a unit, and are `among` the chosen ones."""
+        ends = pa.repeat(pa.scalar(0, pa.int64()), len(sequences)) if expires_ms is None else expires_ms
+        rows = pa.Table.from_arrays([sequences, units, ends], schema=_ROWS)
+        chosen = pc.is_valid(units) if units.null_count else None
+        if among is not None:
+            chosen = among if chosen is None else pc.and_(chosen, among)
+        return UnitMessages(rows if chosen is None else rows.filter(chosen))
+
+    @staticmethod
+    def together(parts: Iterable[UnitMessages]) -> UnitMessages:
+        filled = [part.rows for part in parts if part]
+        return UnitMessages(pa.concat_tables(filled)) if filled else NO_UNITS
+
+    def __bool__(self) -> bool:
+        return self.rows.num_rows > 0
+
+    def only(self, mask: pa.BooleanArray) -> UnitMessages:
+        return UnitMessages(self.rows.filter(mask))
+
+    @property
+    def sequences(self) -> pa.Int64Array:
+        return self.rows["sequence"].combine_chunks()
+
+    def expired(self, now_ms: int) -> pa.BooleanArray:
+        ends = self.rows["expires_ms"]
+        return pc.and_(pc.greater(ends, 0), pc.less_equal(ends, now_ms))
+
+    def first_of_units(self) -> dict[str, int]:
+        """unit -> its lowest sequence."""
+        firsts = self.rows.group_by("unit", use_threads=False).aggregate([("sequence", "min")])
+        return dict(zip(firsts["unit"].to_pylist(), firsts["sequence_min"].to_pylist(), strict=True))
+
+
+_ROWS = pa.schema([("sequence", pa.int64()), ("unit", pa.string()), ("expires_ms", pa.int64())])
+NO_UNITS = UnitMessages(_ROWS.empty_table())
+
+
+class BlockedUnits:
+    """unit -> the sequence from which on its messages wait. A pass over a member fills it, and nothing is ever taken out:
+    what became available behind the pass must not come after what it blocked."""
+
+    def __init__(self, since: Mapping[str, int] | None = None) -> None:
+        self._since = dict(since or {})
+
+    def __bool__(self) -> bool:
+        return bool(self._since)
+
+    def block_units(self, messages: UnitMessages) -> None:
+        """The whole units of these messages."""
+        self._since.update(dict.fromkeys(pc.unique(messages.rows["unit"]).to_pylist(), 0))
+
+    def block_behind(self, firsts: Mapping[str, int]) -> None:
+        """What comes behind these messages, unit by unit."""
+        for unit, sequence in firsts.items():
+            if sequence < self._since.get(unit, sequence + 1):
+                self._since[unit] = sequence
+
+    def waiting(self, sequences: pa.Int64Array, units: pa.StringArray) -> pa.BooleanArray | None:
+        """Which of these messages wait; None: none of them."""
+        known = [unit for unit in pc.unique(units).to_pylist() if unit in self._since] if self._since else []
+        if not known:
+            return None
+        since = pa.array([self._since[unit] for unit in known], pa.int64())
+        found = pc.index_in(units, value_set=pa.array(known, pa.string()))
+        return pc.fill_null(pc.greater_equal(sequences, since.take(found)), False)

@@ -1,0 +1,224 @@
+"""Units of order where some messages cannot be delivered: delayed ones, and ones that a selector refuses (T10, C7, C12)."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from spark_jms import connect
+from spark_jms.claims import planner
+from spark_jms.claims.batches import ConsumerSettings
+from spark_jms.claims.scan import Question, scan
+from spark_jms.claims.subscriber import Subscriber
+from spark_jms.client import Context
+from spark_jms.core.batch import Batch, Limits
+from spark_jms.core.ranges import Ranges
+from spark_jms.core.selector import Selector
+from spark_jms.core.unit_order import BlockedUnits
+from spark_jms.log.compaction import compact
+from spark_jms.log.domain import Domain
+from spark_jms.log.storage import now_ms
+from spark_jms.testing import memory_domain
+
+HIGH = "JMSPriority > 6"
+
+
+@pytest.fixture
+def context() -> Iterator[Context]:
+    with memory_domain(orders="queue", prices="topic") as root, connect(root, housekeeping=False) as opened:
+        yield opened
+
+
+class Reader:
+    """A client with a clock of its own, which acknowledges what it receives with the next `take`, or keeps it."""
+
+    def __init__(
+        self, context: Context, selector: str | None = None, name: str = "r", where: tuple[str, str] = ("orders", "-")
+    ) -> None:
+        self.context, self.name, self.now_ms = context, name, now_ms() + 10
+        self.where = where
+        settings = ConsumerSettings(Selector.parse(selector), replayable=False)
+        self.subscriber = Subscriber(
+            Domain(context.root), context._store, *where, name, settings, clock_ms=lambda: self.now_ms
+        )
+        self.subscriber.members._monotonic_s = lambda: self.now_ms / 1000
+
+    def take(self, count: int | None = None, *, keep: bool = False) -> list[int]:
+        """The sequences of all batches until there is none."""
+        got: list[int] = []
+        self.now_ms += 2_000  # a selector's consumer returns to a member that it has left to others
+        while (batch := self.subscriber.next_batch(Batch(self.name), Limits(max_messages=count))) or self.more():
+            if batch is not None:
+                got += batch.members[0].picks.numbers().tolist()
+                if not keep:
+                    self.subscriber.acknowledge({batch.claim: {0: batch.members[0].picks}})
+            if count is not None:
+                break
+        return got
+
+    def more(self) -> bool:
+        return self.subscriber.has_more()
+
+
+def put(context: Context, *messages: dict[str, Any], where: str = "orders") -> None:
+    for n, message in enumerate(messages):
+        context.producer(where).send(text=str(n), **message)
+
+
+@pytest.mark.parametrize("one_commit", [False, True])
+def test_delayed_message_blocks_the_later_ones_of_its_unit(context: Context, one_commit: bool) -> None:
+    """T10, C12: the earlier one and those of other units come at once."""
+    rows: list[dict[str, Any]] = [
+        {"group_id": "a"},
+        {"group_id": "a", "delay": "1 h"},
+        {"group_id": "a"},
+        {"group_id": "b"},
+        {},
+        {"group_id": "a"},
+    ]
+    if one_commit:
+        context.producer("orders").send_many([{"text": str(n), **row} for n, row in enumerate(rows)])
+    else:
+        put(context, *rows)
+    reader = Reader(context)
+    assert reader.take() == [1, 4, 5]
+    reader.now_ms += 3_600_000
+    assert reader.take() == [2, 3, 6]
+
+
+def test_refused_message_blocks_the_later_ones_of_its_unit(context: Context) -> None:
+    """T10, C7: until another consumer has processed it, also for plans that read it no more."""
+    put(
+        context,
+        {"group_id": "a", "priority": 9},
+        {"group_id": "a", "priority": 1},
+        {"group_id": "a", "priority": 9},
+        {"group_id": "b", "priority": 9},
+        {"priority": 1},
+        {"priority": 9},
+    )
+    picky, other = Reader(context, HIGH, "picky"), Reader(context, name="other")
+    assert picky.take() == [1, 4, 6]
+    assert picky.take() == []
+    put(context, {"group_id": "a", "priority": 9})
+    assert picky.take() == []
+    picky.subscriber.close()
+    assert other.take(1, keep=True) == [2]
+    other.subscriber.hand_over()
+    again = Reader(context, HIGH, "again")
+    assert again.take() == [], "the other consumer has not acknowledged it"
+    again.subscriber.hand_over()
+    other.subscriber.close()  # its claim is released
+    assert again.take() == []
+    again.subscriber.close()
+    third = Reader(context, name="third")
+    assert third.take(1) == [2]
+    third.subscriber.close()
+    assert Reader(context, HIGH, "last").take() == [3, 7]
+
+
+def test_refused_message_blocks_until_it_expires(context: Context) -> None:
+    """T10, C12: a consumer that has been refusing it notices."""
+    put(
+        context,
+        {"group_id": "a", "priority": 1, "time_to_live": "1 h"},
+        {"group_id": "a", "priority": 9},
+        {"priority": 1, "time_to_live": "2 h"},
+    )
+    reader = Reader(context, HIGH)
+    assert reader.take() == []
+    assert reader.take() == []
+    reader.now_ms += 3_600_001
+    assert reader.take() == [2]
+
+
+def test_file_that_statistics_refuse_blocks_too(context: Context) -> None:
+    """T10, C7: a file of which nothing matches is not skipped if it has units of order."""
+    put(context, {"group_id": "a", "priority": 1}, {"group_id": "a", "priority": 9}, {"group_id": "b", "priority": 9})
+    assert Reader(context, HIGH).take() == [3]
+
+
+def test_subscription_finishes_what_its_selector_refuses(context: Context) -> None:
+    """T10, C10: so it blocks nothing there; a delayed message that matches does."""
+    context.consumer("prices", subscription="s", selector=HIGH).close()
+    put(
+        context,
+        {"group_id": "a", "priority": 1},
+        {"group_id": "a", "priority": 9},
+        {"group_id": "a", "priority": 1, "delay": "1 h"},
+        {"group_id": "a", "priority": 9},
+        {"group_id": "a", "priority": 9, "delay": "1 h"},
+        {"group_id": "a", "priority": 9},
+        where="prices",
+    )
+    reader = Reader(context, HIGH, where=("prices", "s"))
+    assert reader.take() == [2, 4]
+    reader.now_ms += 3_600_000
+    assert reader.take() == [5, 6]
+
+
+def test_sorted_destination_blocks_too() -> None:
+    """T10, T15: the keys order units among each other, never the messages of one."""
+    keyed: dict[str, Any] = {"kind": "queue", "destination_keys": ("JMSPriority descending",)}
+    with memory_domain(orders=keyed) as root, connect(root, housekeeping=False) as context:
+        put(
+            context,
+            {"group_id": "a", "priority": 1, "delay": "1 h"},
+            {"group_id": "a", "priority": 9},
+            {"group_id": "b", "priority": 1},
+            {"priority": 5},
+        )
+        reader = Reader(context)
+        assert reader.take() == [3, 4]
+        reader.now_ms += 3_600_000
+        assert reader.take() == [1, 2]
+
+
+def test_message_of_a_replaced_file_is_not_overtaken(context: Context) -> None:
+    """T10, C13: compaction has replaced the first file of a unit; it is looked up before the later ones are read."""
+    put(context, {"group_id": "a", "delay": "1 h"}, *[{"group_id": "a"} for n in range(7)], {"group_id": "b"})
+    stale = Domain(context.root).log("orders")
+    first = stale.refresh().member_files(0).files[0].path
+    assert compact(context._domain.log("orders")).compacted_files == 9
+    os.unlink(f"{stale.storage.uri}/{first}")
+    found = scan(stale, 0, Ranges.of((1, 9)), Question(blocked=BlockedUnits(), now_ms=now_ms()))
+    assert (found.picks, found.gone) == (Ranges.of((9, 9)), Ranges.of())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_plans_in_pieces_keep_every_unit_in_order(context: Context, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """T10: random delays, selectors and clocks, plans that read few headers. What comes is what plain Python says."""
+    chance = random.Random(seed)
+    monkeypatch.setattr(planner, "MAX_ROWS_READ", chance.choice([3, 10, 1000]))
+    rows: list[dict[str, Any]] = [
+        {
+            "group_id": chance.choice(["a", "b", "c", None]),
+            "priority": chance.randint(0, 9),
+            "delay": f"{chance.choice([0, 0, 0, 10, 20, 30])} min",
+        }
+        for _ in range(60)
+    ]
+    began_ms = now_ms()
+    for begin in range(0, 60, 6):
+        context.producer("orders").send_many([{"text": "x", **row} for row in rows[begin : begin + 6]])
+    left = dict(enumerate(rows, 1))
+    picky, every = Reader(context, HIGH, "picky"), Reader(context, name="every")
+    for minutes in (0, 5, 11, 21, 31):
+        for reader, least in ((picky, 7), (every, 0)):
+            reader.now_ms = began_ms + minutes * 60_000 + 30_000
+            expected, stuck = [], set()
+            for n, row in left.items():
+                late = int(row["delay"].split()[0]) > minutes
+                if late or row["priority"] < least:
+                    stuck.add(row["group_id"])
+                elif row["group_id"] is None or row["group_id"] not in stuck:
+                    expected.append(n)
+            assert sorted(reader.take()) == expected
+            for n in expected:
+                del left[n]
+            reader.subscriber.members.leave(0, 60)
+    assert not left
