@@ -95,9 +95,21 @@ def _check_error_destinations(domain: Domain, declared: Sequence[Destination]) -
 
 
 def referring(domain: Domain, name: str) -> list[str]:
-    """The destinations whose error destination is `name`."""
-    others = (domain.log(other).refresh().destination for other in domain.destinations() if other != name)
-    return [other.name for other in others if other.error_destination == name]
+    """The destinations whose error destination is `name`. One that cannot be read is left out, with a warning that names
+    it: another destination's damage prevents no change of this one."""
+    found = []
+    for other in domain.register.names():
+        try:
+            entry = domain.register.entry(other)
+            if other == name or entry is None or entry.dropping is not None:
+                continue
+            if domain.log(other).refresh().destination.error_destination == name:
+                found.append(other)
+        except InvalidDestinationError:  # dropped meanwhile
+            continue
+        except (JmsqError, OSError) as error:
+            log.warning("whether %s is the errorDestination of %s is unknown: %s", name, other, error)
+    return found
 
 
 def _create(domain: Domain, destination: Destination) -> None:

@@ -502,6 +502,23 @@ def test_rename_command(root: str) -> None:
     assert "is the name of another destination" in jmsq(root, "rename", "orders", "prices", code=1).stderr
 
 
+@pytest.mark.parametrize("damage", ["log", "entry"])
+def test_damage_of_another_destination_stops_neither_rename_nor_drop(
+    root: str, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """C18: a destination that cannot be read is named in the log, and left out of those whose errorDestination counts."""
+    first = Path(root, "prices/_delta_log", f"{0:020}.json")
+    damaged = first if damage == "log" else Path(root, REGISTER, "prices")
+    damaged.write_bytes(b"\x00 damaged")
+    jmsq(root, "rename", "orders", "bills")
+    jmsq(root, "drop", "bills", "--yes")
+    assert Domain(root).register.names() == ["prices"]
+    assert [record.args[:2] for record in caplog.records if isinstance(record.args, tuple) and record.args] == [
+        ("orders", "prices"),
+        ("bills", "prices"),
+    ]
+
+
 def test_errors_are_jmsq_errors() -> None:
     """C18: who handles a missing destination handles a dropped one."""
     assert issubclass(DestinationDroppedError, InvalidDestinationError)
