@@ -25,6 +25,7 @@ from spark_jms.store.file.compaction import COMPACT_MIN_BYTES, COMPACT_RATIO, Co
 from spark_jms.store.file.disk import Disk
 from spark_jms.store.file.journal import Journal, write_error
 from spark_jms.store.file.lock import JournalLock
+from spark_jms.store.file.reserve import RESERVE_BYTES
 from spark_jms.store.file.session_locks import SessionLocks
 from spark_jms.store.forks import abandon_in_child
 from spark_jms.store.ledger.backend import Backend, Transaction
@@ -48,6 +49,7 @@ class FileBackend(Backend):
         fsync: bool = True,
         compact_min_bytes: int = COMPACT_MIN_BYTES,
         compact_ratio: float = COMPACT_RATIO,
+        reserve_limit: int = RESERVE_BYTES,
         disk: Disk | None = None,
         clock_ms: Callable[[], float] | None = None,
     ) -> None:
@@ -69,7 +71,7 @@ class FileBackend(Backend):
             raise write_error(error, path) from error
         self._session_locks = SessionLocks(directory, self._disk, session_timeout_ms)
         compaction = CompactionPolicy(compact_min_bytes, compact_ratio)
-        self._journal = Journal(directory, self._lock, self._disk, compaction, fsync=fsync)
+        self._journal = Journal(directory, self._lock, self._disk, compaction, fsync=fsync, reserve_limit=reserve_limit)
         abandon_in_child(self)
         try:
             self.write(lambda transaction: self._session_locks.remove_orphans(transaction.ledger.sessions))
@@ -183,7 +185,7 @@ class FileBackend(Backend):
     def _size(self) -> int:
         with self._mirror:
             self._journal.refresh()
-            return os.path.getsize(self._journal.path)
+            return self._journal.length
 
     def retain(self) -> bool:
         return self._users.retain()

@@ -89,7 +89,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class FrameScan:
-    """Frames, the offset after the last of them, and what is wrong there ("" at the end of the data)."""
+    """Frames, the offset after the last of them, and what is wrong there ("" when at most the reserve's zeros follow)."""
 
     frames: tuple[Frame, ...]
     end: int
@@ -120,6 +120,8 @@ def scan(data: bytes, base: int, seed: int) -> FrameScan:
     while at < len(data):
         table = _table(data, at, base, seed)
         if table is None:
+            if data[at:] == bytes(len(data) - at):
+                break
             cut = len(data) - at < FRAME_HEADER_BYTES
             return stopped("a frame header is cut off" if cut else "there is no good frame header")
         found = split(data, at + FRAME_HEADER_BYTES + len(table), table, base)

@@ -56,12 +56,13 @@ class Generations:
             raise
         return OpenJournal(fd, header)
 
-    def create(self, generation: int, entries: Iterable[Entry]) -> None:
-        """A new generation with these entries, completely or not at all. FileExistsError when another process was first."""
+    def create(self, generation: int, entries: Iterable[Entry]) -> int:
+        """A new generation with these entries, completely or not at all; its length. FileExistsError when another process was
+        first."""
         target = self.path(generation)
         aside = f"{target}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
         try:
-            self._write(aside, Header(generation, secrets.token_bytes(16)), entries)
+            length = self._write(aside, Header(generation, secrets.token_bytes(16)), entries)
             self._disk.link(aside, target)
         finally:
             with contextlib.suppress(OSError):
@@ -71,8 +72,9 @@ class Generations:
         except OSError:
             self.remove(generation)
             raise
+        return length
 
-    def _write(self, path: str, header: Header, entries: Iterable[Entry]) -> None:
+    def _write(self, path: str, header: Header, entries: Iterable[Entry]) -> int:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             self._disk.pwrite_all(fd, encode_header(header), 0)
@@ -84,6 +86,7 @@ class Generations:
             self._disk.sync(fd)
         finally:
             os.close(fd)
+        return offset
 
     def remove(self, generation: int) -> None:
         self._disk.unlink(self.path(generation))

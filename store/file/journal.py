@@ -27,30 +27,40 @@ from spark_jms.store.file.frame import encode_frame
 from spark_jms.store.file.generations import Generations
 from spark_jms.store.file.lock import Hint, JournalLock
 from spark_jms.store.file.replay import Replay
+from spark_jms.store.file.reserve import reserve_bytes
 from spark_jms.store.ledger.codec import encode_sections
 from spark_jms.store.ledger.entries import Entry
 from spark_jms.store.ledger.ledger import Ledger
 
 _REFRESH_TRIES = 100
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def write_error(error: OSError, what: str) -> StoreWriteError:
-    kind = StoreFullError if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else StoreWriteError
+    kind = StoreFullError if error.errno in _FULL else StoreWriteError
     return kind(f"{what}: {error.strerror or error}")
 
 
 class Journal:
     """Not thread-safe: the backend calls it under its own lock. `sound`: no half-written frame of this process may be at the
-    end of the file."""
+    end of the file. At most `reserve_limit` bytes of zeros are behind the last frame (reserve.py)."""
 
     def __init__(
-        self, directory: str, lock: JournalLock, disk: Disk, compaction: CompactionPolicy, *, fsync: bool
+        self,
+        directory: str,
+        lock: JournalLock,
+        disk: Disk,
+        compaction: CompactionPolicy,
+        *,
+        fsync: bool,
+        reserve_limit: int,
     ) -> None:
         self.directory = directory
         self._lock = lock
         self._disk = disk
         self._compaction = compaction
         self._fsync = fsync
+        self._reserve_limit = reserve_limit
         self._generations = Generations(directory, disk)
         self._replay = Replay(self._generations, disk)
         self._raw_hint = b""  # up to which the replay has come
@@ -66,6 +76,11 @@ class Journal:
     @property
     def path(self) -> str:
         return self._replay.path
+
+    @property
+    def length(self) -> int:
+        """Without the reserve."""
+        return self._replay.length
 
     def statistics(self) -> StoreStatistics:
         return StoreStatistics(
@@ -105,14 +120,14 @@ class Journal:
     # ---- writing, under the journal lock
 
     def catch_up(self, dirty: bool, create: bool) -> None:
-        """Afterwards the ledger is the newest, and the file ends with a good frame. `dirty`: the writer before died or was
+        """Afterwards the ledger is the newest, and the journal ends with a good frame. `dirty`: the writer before died or was
         stopped while it held the lock."""
         replay = self._replay
         if replay.in_flux:
             replay.forget()
         if not dirty and self._recovered:
             self.refresh()
-            if replay.size() == replay.length and not self._lock.must_switch():
+            if replay.size() >= replay.length and not self._lock.must_switch():
                 return
         for _ in range(_REFRESH_TRIES):
             self._recover(create)
@@ -175,7 +190,7 @@ class Journal:
             return
         frame = encode_frame(encode_sections(entries), replay.length, replay.header.seed)
         try:
-            self._disk.pwrite_all(replay.fd, frame, replay.length)
+            self._write(frame)
             if self._fsync:
                 self._disk.sync(replay.fd)
         except OSError as error:
@@ -192,6 +207,17 @@ class Journal:
             self._publish()
         except OSError:  # the frame is durable all the same: the lock stays marked, and the next writer publishes it
             self.sound = self._recovered = False
+
+    def _write(self, frame: bytes) -> None:
+        replay = self._replay
+        end = replay.length + len(frame)
+        reserve = reserve_bytes(end, self._reserve_limit) if end > replay.size() else 0
+        try:
+            self._disk.pwrite_all(replay.fd, frame + bytes(reserve), replay.length)
+        except OSError as error:
+            if not (reserve and error.errno in _FULL):
+                raise
+            self._disk.pwrite_all(replay.fd, frame, replay.length)
 
     def _undo(self, error: OSError) -> StoreError:
         """Cuts off the half-written frame. If that fails too, the lock stays marked for the next writer."""
@@ -228,13 +254,13 @@ class Journal:
         """Continues in a new generation. FileExistsError when another process created it first."""
         replay, generations = self._replay, self._generations
         before, generation = replay.generation, replay.generation + 1
-        generations.create(generation, replay.snapshot())
+        length = generations.create(generation, replay.snapshot())
         try:
             opened = generations.open(generation)
         except BaseException:
             generations.remove(generation)  # otherwise it would count as the newer one
             raise
-        replay.continue_in(opened)
+        replay.continue_in(opened, length)
         self._publish()
         self._compaction_count += 1
         with contextlib.suppress(OSError):

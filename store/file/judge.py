@@ -7,8 +7,10 @@
     the header, table or head of a frame  good frames follow, or it was acknowledged    damage of unknown extent: the whole store
                                                                                         is refused
     the same                              last in the file, not acknowledged            a torn last write: cut off
-    the file ends before the              –                                             damage: the whole store is refused
-    acknowledged length
+    the file, or its frames, end before   –                                             damage: the whole store is refused
+    the acknowledged length
+
+Zeros behind the last frame are its reserve (reserve.py), not damage.
 
 A frame is written only when the one before it is complete, so only the last one can be torn. The lock file (lock.py) knows
 the acknowledged length. Without it the length counts as 0, and damage of the last frame looks like a torn write.
@@ -42,7 +44,9 @@ def judge(data: bytes, base: int, seed: int, acknowledged: int, file: str) -> Ju
             raise StoreCorruptError(file, found.end, f"{found.wrong}, and good data follows at byte {later}")
         if found.end < acknowledged:
             raise StoreCorruptError(file, found.end, f"{found.wrong}, and it was acknowledged")
+    elif found.end < acknowledged:
+        raise StoreCorruptError(file, found.end, f"the frames end here, and {acknowledged} bytes were acknowledged")
     last = found.frames[-1] if found.frames else None
-    if last is not None and last.lost and last.end == size and acknowledged < last.end:
+    if last is not None and last.lost and not found.wrong and acknowledged < last.end:
         return Judged(found.frames[:-1], last.offset, torn=True)
     return Judged(found.frames, found.end, torn=bool(found.wrong))

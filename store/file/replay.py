@@ -106,9 +106,8 @@ class Replay:
         for entry in self.ledger.snapshot():
             yield replace(entry, file=os.path.basename(entry.file)) if isinstance(entry, Damaged) else entry
 
-    def continue_in(self, opened: OpenJournal) -> None:
-        """This generation was written from `snapshot`, so the ledger stays as it is."""
-        length = os.fstat(opened.fd).st_size
+    def continue_in(self, opened: OpenJournal, length: int) -> None:
+        """This generation was written from `snapshot`, with this length, so the ledger stays as it is."""
         old, self.fd, self.header, self.length = self.fd, opened.fd, opened.header, length
         os.close(old)
 

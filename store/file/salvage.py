@@ -105,28 +105,28 @@ def salvage(
     """Pure. `data` is a whole journal with its header. `acknowledged` is its least length; `kept` returns what is readable of a
     journal that was kept when it was compacted."""
     fold = _Fold(path, kept)
-    for piece in _pieces(data, seed):
+    for piece in _pieces(data, seed, acknowledged):
         if isinstance(piece, _Gap):
             fold.gap(piece)
         else:
             fold.frame(piece)
-    if len(data) < acknowledged:
-        fold.gap(_Gap(len(data), acknowledged, "the file ends before what was acknowledged"))
     return fold.result()
 
 
-def _pieces(data: bytes, seed: int) -> Iterator[_Gap | Frame]:
-    """Good frames, and the gaps between them."""
-    at = HEADER_BYTES
-    while at < len(data):
+def _pieces(data: bytes, seed: int, acknowledged: int) -> Iterator[_Gap | Frame]:
+    """Good frames, and the gaps between and behind them. The reserve at the end of a journal is no gap."""
+    at: int | None = HEADER_BYTES
+    while at is not None:
         found = scan(data[at:], at, seed)
         yield from found.frames
-        if not found.wrong:
-            return
-        later = find_frame(data[found.end :], found.end, seed)
-        at = len(data) if later is None else later
-        end = " to the end of the file; a torn last write looks the same" if later is None else ""
-        yield _Gap(found.end, at, found.wrong + end)
+        end, at = found.end, None
+        if found.wrong:
+            at = find_frame(data[end:], end, seed)
+            wrong = found.wrong if at else f"{found.wrong} to the end of the file; a torn last write looks the same"
+            yield _Gap(end, at or len(data), wrong)
+            end = len(data)
+    if end < acknowledged:
+        yield _Gap(end, acknowledged, "the file ends before what was acknowledged")
 
 
 class _Fold:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from spark_jms.store.file.backend import FileBackend
 from spark_jms.store.file.compaction import COMPACT_MIN_BYTES, COMPACT_RATIO
 from spark_jms.store.file.disk import Disk
+from spark_jms.store.file.reserve import RESERVE_BYTES
 from spark_jms.store.ledger.store import LedgerStore
 from spark_jms.store.sharing import SharedBackends
 
@@ -26,6 +27,7 @@ class FileStore(LedgerStore):
         fsync: bool = True,
         compact_min_bytes: int = COMPACT_MIN_BYTES,
         compact_ratio: float = COMPACT_RATIO,
+        reserve_limit: int = RESERVE_BYTES,
         disk: Disk | None = None,
         clock_ms: Callable[[], float] | None = None,
         backend: FileBackend | None = None,
@@ -39,6 +41,7 @@ class FileStore(LedgerStore):
                 fsync=fsync,
                 compact_min_bytes=compact_min_bytes,
                 compact_ratio=compact_ratio,
+                reserve_limit=reserve_limit,
                 disk=disk,
                 clock_ms=clock_ms,
             )

@@ -13,6 +13,7 @@ from spark_jms.store import Put, RecordHeldError, Session, open_store
 from spark_jms.store.file import FileStore
 from spark_jms.store.file.backend import FileBackend
 from spark_jms.store.file.disk import Disk
+from spark_jms.store.file.reserve import RESERVE_BYTES
 
 
 def journals(path: Path) -> list[str]:
@@ -143,10 +144,10 @@ def bury(store: FileStore) -> None:
     backend._users.closed = True
 
 
-def run_until_crash(path: Path, steps: int) -> tuple[int, bool]:
+def run_until_crash(path: Path, steps: int, reserve_limit: int) -> tuple[int, bool]:
     """Commits 0, 1, 2 … and compacts often. Returns the last acknowledged number, and whether the process died."""
     disk = CrashingDisk()
-    store = FileStore(str(path), disk=disk, compact_min_bytes=600, compact_ratio=1.5)
+    store = FileStore(str(path), disk=disk, compact_min_bytes=600, compact_ratio=1.5, reserve_limit=reserve_limit)
     acknowledged, died = -1, False
     try:
         handle = store.connect().open("r")
@@ -161,14 +162,15 @@ def run_until_crash(path: Path, steps: int) -> tuple[int, bool]:
     return acknowledged, died
 
 
-def test_a_crash_at_any_step_loses_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("reserve_limit", [0, RESERVE_BYTES])
+def test_a_crash_at_any_step_loses_nothing(tmp_path: Path, reserve_limit: int) -> None:
     """S9: half-written, unsynced, linked but not published, published but leftovers not removed: every acknowledged commit
     is kept, the next one completely or not at all, a living reader sees the same, and the epoch continues."""
     compactions = 0
     for steps in range(400):
         path = tmp_path / f"s{steps}"
         with FileStore(str(path)) as living:
-            acknowledged, died = run_until_crash(path, steps)
+            acknowledged, died = run_until_crash(path, steps, reserve_limit)
             assert int(living.peek("r").get("n", b"-1")) >= acknowledged  # a reader sees what was published
             with living.connect() as session:
                 handle = session.open("r")

@@ -29,6 +29,7 @@ from spark_jms.store import (
 from spark_jms.store.file import FileStore
 from spark_jms.store.file.disk import Disk
 from spark_jms.store.file.frame import HEADER_BYTES, MAGIC
+from tests.journal_files import frames_end, without_reserve
 
 JOURNAL = "journal-0000000001.log"
 
@@ -39,7 +40,7 @@ def commit_some(path: Path, values: list[bytes]) -> list[int]:
     with FileStore(str(path)) as store, store.connect() as session, session.open("r", 5_000) as handle:
         for value in values:
             handle.commit([Put("k", value)])
-            lengths.append((path / JOURNAL).stat().st_size)
+            lengths.append(frames_end(path / JOURNAL))
     return lengths
 
 
@@ -53,20 +54,21 @@ def storm_copy(path: Path, target: Path) -> tuple[int, int]:
     with FileStore(str(path)) as store, store.connect() as session, session.open("r") as handle:
         handle.commit([Put("k", b"before"), Put("other", b"x" * 50)])
         shutil.copytree(path, target)
-        start = (path / JOURNAL).stat().st_size
+        start = frames_end(path / JOURNAL)
         handle.commit([Put("k", b"after"), Put("more", b"y" * 20)])
         shutil.copy(path / JOURNAL, target / JOURNAL)
-    return start, (target / JOURNAL).stat().st_size
+    return start, frames_end(target / JOURNAL)
 
 
-def test_a_write_torn_at_any_byte_is_cut_off(tmp_path: Path) -> None:
+@pytest.mark.parametrize("reserve", [0, 700])
+def test_a_write_torn_at_any_byte_is_cut_off(tmp_path: Path, reserve: int) -> None:
     """S9: killed in mid-write at every byte of the last frame: the state before it, or at its end the state after."""
     start, end = storm_copy(tmp_path / "s", tmp_path / "torn")
     whole = (tmp_path / "torn" / JOURNAL).read_bytes()
     lock = (tmp_path / "torn" / "journal.lock").read_bytes()
     before = {"k": b"before", "other": b"x" * 50}
     for cut in range(start, end + 1):
-        (tmp_path / "torn" / JOURNAL).write_bytes(whole[:cut])
+        (tmp_path / "torn" / JOURNAL).write_bytes(whole[:cut] + bytes(reserve))
         (tmp_path / "torn" / "journal.lock").write_bytes(lock)
         with FileStore(str(tmp_path / "torn")) as store:
             assert store.peek("r") == (before if cut < end else {"k": b"after", "other": b"x" * 50, "more": b"y" * 20})
@@ -81,10 +83,9 @@ def test_a_write_torn_at_any_byte_is_cut_off(tmp_path: Path) -> None:
 def test_junk_after_the_last_frame_is_cut_off(tmp_path: Path, junk: bytes) -> None:
     """S9: after a loss of power, a page may be allocated and not written."""
     lengths = commit_some(tmp_path / "s", [b"1"])
-    end = (tmp_path / "s" / JOURNAL).stat().st_size
-    assert end > lengths[-1]
-    with (tmp_path / "s" / JOURNAL).open("ab") as file:
-        file.write(junk)
+    file = tmp_path / "s" / JOURNAL
+    assert frames_end(file) > lengths[-1]
+    file.write_bytes(without_reserve(file) + junk)
     assert peek(tmp_path / "s") == {"k": b"1"}
 
 
@@ -103,7 +104,7 @@ def test_every_flipped_acknowledged_byte_is_damage(tmp_path: Path) -> None:
     commit_some(tmp_path / "s", [b"one", b"two"])
     file = tmp_path / "s" / JOURNAL
     whole = file.read_bytes()
-    for at in range(len(whole)):
+    for at in range(frames_end(file)):
         bad = whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :]
         file.write_bytes(bad)
         with pytest.raises(StoreCorruptError) as caught:
@@ -216,7 +217,11 @@ def test_a_full_disk_acknowledges_nothing_and_recovers(tmp_path: Path, room: int
     """S9: short writes and ENOSPC leave the file as it was; with room again, the same handle continues."""
     disk = FailingDisk()
     path = tmp_path / "s"
-    with FileStore(str(path), disk=disk) as store, FileStore(str(path)) as other, store.connect() as session:
+    with (
+        FileStore(str(path), disk=disk, reserve_limit=0) as store,
+        FileStore(str(path), reserve_limit=0) as other,
+        store.connect() as session,
+    ):
         handle = session.open("r")
         handle.commit([Put("k", b"before")])
         before = (path / JOURNAL).read_bytes()
@@ -243,7 +248,7 @@ def test_closing_on_a_full_disk_frees_the_record_sets(tmp_path: Path) -> None:
     disk = FailingDisk()
     path = tmp_path / "s"
     with FileStore(str(path)) as other, other.connect() as second:
-        store = FileStore(str(path), disk=disk)
+        store = FileStore(str(path), disk=disk, reserve_limit=0)
         store.connect().open("r")
         disk.room = 0
         store.close()
@@ -272,7 +277,7 @@ def test_a_failing_sync_is_not_acknowledged(tmp_path: Path, fail: set[str]) -> N
 def test_the_next_writer_cuts_a_half_frame_that_could_not_be_cut(tmp_path: Path) -> None:
     disk = FailingDisk()
     path = tmp_path / "s"
-    with FileStore(str(path), disk=disk) as store, FileStore(str(path)) as other:
+    with FileStore(str(path), disk=disk, reserve_limit=0) as store, FileStore(str(path)) as other:
         handle = store.connect().open("r")
         handle.commit([Put("k", b"before")])
         disk.room, disk.fail = 10, {"truncate"}
@@ -349,7 +354,7 @@ def test_requests_during_a_sync_share_the_next_write(tmp_path: Path) -> None:
 
 def test_a_failed_write_fails_all_requests_that_shared_it(tmp_path: Path) -> None:
     disk = FailingDisk()
-    with FileStore(str(tmp_path / "s"), disk=disk) as store, store.connect() as session:
+    with FileStore(str(tmp_path / "s"), disk=disk, reserve_limit=0) as store, store.connect() as session:
         handles = [session.open(f"r{number}") for number in range(6)]
         disk.room = 0
         threads, results = run_all([lambda h=handle: h.commit([Put("k", b"v")]) for handle in handles])  # type: ignore[misc]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -32,6 +33,7 @@ from spark_jms.store.ledger.entries import (
 from spark_jms.store.ledger.ledger import Ledger
 from spark_jms.store.ledger.sections import TABLE_ROW_BYTES
 from spark_jms.store.reports import Salvaged
+from tests.journal_files import without_reserve
 from tests.unit.store_histories import HEADER, flip, history, journal
 
 A, B = Connected("a", ""), Connected("b", "")
@@ -184,7 +186,7 @@ def test_salvage_changes_nothing_in_the_source(tmp_path: Path) -> None:
     """S9: salvage takes no lock, writes no hint and cuts no torn end."""
     source = tmp_path / "s"
     file = made(source)
-    whole = file.read_bytes()
+    whole = without_reserve(file)
     file.write_bytes(flip(whole, head(whole, HEADER_BYTES))[:-3])
 
     def look() -> dict[str, tuple[bytes, int]]:
@@ -288,17 +290,17 @@ def test_hand_overs_after_the_damage_never_outgrow_the_epochs() -> None:
 def test_a_journal_cut_between_frames_is_known_from_the_lock_file(tmp_path: Path) -> None:
     """S9: every remaining frame is good; only journal.lock tells that others are missing. The store does not open either."""
     file = made(tmp_path / "s")
-    whole = file.read_bytes()
+    whole = without_reserve(file)
     ends = [frame.end for frame in scan(whole[HEADER_BYTES:], HEADER_BYTES, decode_header(whole, "j").seed).frames]
-    for end in [HEADER_BYTES, *ends[:-1]]:
-        file.write_bytes(whole[:end])
+    for end, reserve in itertools.product([HEADER_BYTES, *ends[:-1]], (0, 300)):
+        file.write_bytes(whole[:end] + bytes(reserve))
         found = salvage_directory(str(tmp_path / "s"))
         assert len(found.left_out) == 1
         assert f"bytes {end} to {len(whole)}: the file ends before what was acknowledged" in found.left_out[0]
         assert found.uncertain == tuple(sorted(records(found)))
         with pytest.raises(StoreCorruptError, match="acknowledged"):
             FileStore(str(tmp_path / "s"))
-        assert file.read_bytes() == whole[:end]
+        assert file.read_bytes() == whole[:end] + bytes(reserve)
 
 
 def test_a_record_set_refused_before_a_compaction_comes_from_the_kept_journal(tmp_path: Path) -> None:
