@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +43,18 @@ def data_file() -> Path:
     return path
 
 
+def _unpacked() -> io.BytesIO:
+    """In memory: an interrupt in the middle of a file's read() is a ParserError of pandas."""
+    with zipfile.ZipFile(data_file()) as packed:
+        (name,) = packed.namelist()
+        return io.BytesIO(packed.read(name))
+
+
 def load(rows: int | None = None) -> pa.Table:
     """The first `rows` flights of the year (None = all), with `number` 1, 2, 3 … and `leg` 1, 2, 3 … of each aircraft."""
     import pandas as pd
 
-    frame: Any = pd.read_csv(data_file())
+    frame: Any = pd.read_csv(_unpacked())
     frame = frame.sort_values(["time_hour", "sched_dep_time"], kind="stable").head(rows or len(frame))
     frame = frame.reset_index(drop=True)
     frame[list(_WHOLE_NUMBERS)] = frame[list(_WHOLE_NUMBERS)].astype("Int32")
