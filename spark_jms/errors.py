@@ -177,3 +177,7 @@ class ClosedError(JmsqError):
 
 class IllegalStateException(JmsqError):
     """The object's state does not allow this call: the error names that state."""
+
+
+class SubscriptionInUseError(IllegalStateException):
+    """The subscription has other consumers, and one of them or this one is exclusive: close the others, or share it."""

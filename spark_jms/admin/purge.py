@@ -49,10 +49,11 @@ def plan_purge(
     """Read-only. Without `members` only finished files would go. Raises InvalidDestinationError."""
     snapshot = domain.log(destination).refresh()
     chosen = set(members)
-    wanted = views.subscriptions_of(domain, destination, subscription)
+    wanted = views.subscriptions_of(domain, destination, subscription, store)
     dropped = claimed = 0
     after: dict[tuple[str, int], RecordSet] = {}
-    for name in snapshot.destination.subscription_names():
+    names = views.subscriptions_of(domain, destination, None, store)
+    for name in names:
         for member in range(snapshot.destination.members):
             state = state_of(store, snapshot, name, member)
             if name in wanted and member in chosen:
@@ -62,7 +63,11 @@ def plan_purge(
                 state = state.skip(free)
             after[name, member] = state
     files = finished_files(
-        snapshot, lambda name, member, picks: after[name, member].is_done(picks), now_ms(), len(snapshot.files)
+        snapshot,
+        lambda name, member, picks: after[name, member].is_done(picks),
+        now_ms(),
+        len(snapshot.files),
+        names if snapshot.destination.is_topic else (),
     )
     return PurgePlan(dropped, claimed, sum(file.rows for file in files), len(files))
 
@@ -73,7 +78,7 @@ def drop_backlog(
     """Finish every message sent so far and not claimed, with rows in the acknowledgement table."""
     chosen = list(members)
     dropped = claimed = 0
-    for name in views.subscriptions_of(domain, destination, subscription):
+    for name in views.subscriptions_of(domain, destination, subscription, store):
         table_id = domain.log(destination).refresh().table_id
         names = {member_record(table_id, name, member): member for member in chosen}
         labels = {record: label_of(destination, name, member) for record, member in names.items()}
@@ -81,7 +86,7 @@ def drop_backlog(
             snapshot = domain.log(destination).refresh()
             states = {}
             for record, member in names.items():
-                state = records.states[record].start_at(snapshot.destination.start_floor(name, member))
+                state = records.states[record].start_at(state_of(store, snapshot, name, member).floor)
                 free = state.available(1, snapshot.last_sequence(member))
                 claimed += state.claimed.count
                 dropped += free.count
@@ -122,7 +127,7 @@ def purge_files(domain: Domain, store: Store, destination: str) -> HousekeepingR
     try:
         for _ in range(_MAX_PURGE_COMMITS):
             before = report.purged_files
-            purge(domain.log(destination), housekeeper.is_done, report)
+            purge(domain.log(destination), housekeeper.is_done, report, live_names=housekeeper.live_names)
             if report.purged_files == before:
                 break
     finally:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from spark_jms.claims.members import Members
 from spark_jms.claims.record_sets import read_state
+from spark_jms.core.active_subscription import LiveSubscription
 from spark_jms.core.ranges import EMPTY, Ranges, union
 from spark_jms.core.record_set import RecordSet
 from spark_jms.log.snapshot import Snapshot
@@ -15,8 +16,8 @@ from spark_jms.store import Store
 class BacklogReader:
     """Not thread-safe: the subscriber's lock guards it."""
 
-    def __init__(self, store: Store, members: Members) -> None:
-        self._store, self._members = store, members
+    def __init__(self, store: Store, members: Members, live: LiveSubscription | None) -> None:
+        self._store, self._members, self._live = store, members, live
 
     def backlog(self, snapshot: Snapshot) -> dict[int, int]:
         """member -> unfinished messages."""
@@ -46,5 +47,8 @@ class BacklogReader:
         )
 
     def _unfinished(self, state: RecordSet, snapshot: Snapshot, member: int, last: int) -> Ranges:
-        floor = snapshot.destination.start_floor(self._members.subscription, member)
+        if self._live is not None:
+            floor = self._live.subscription.floors.get(member, 0)
+        else:
+            floor = snapshot.destination.start_floor(self._members.subscription, member)
         return state.unfinished(floor + 1, last)

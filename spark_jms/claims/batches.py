@@ -19,12 +19,15 @@ from spark_jms.claims.positions import check_selector
 from spark_jms.claims.previous_batch import PreviousBatch
 from spark_jms.claims.redelivery_limit import RedeliveryLimit
 from spark_jms.claims.transfer import Transfers
+from spark_jms.core.active_subscription import LiveSubscription
 from spark_jms.core.batch import Batch, Limits, MemberPick, claim_id
 from spark_jms.core.claim import Claim
+from spark_jms.core.destination import Destination
 from spark_jms.core.pause import CONSUMPTION
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.selector import Selector
 from spark_jms.errors import (
+    ConsumerClosedException,
     DestinationReplacedError,
     IllegalStateException,
     InvalidDestinationError,
@@ -47,6 +50,7 @@ class ConsumerSettings:
     fail_on_data_loss: bool = True
     in_doubt_timeout_ms: int | None = None  # None = the destination's
     members: frozenset[int] | None = None
+    live: LiveSubscription | None = None  # None: the table has the subscription, or it is a queue
 
 
 class BatchMaker:
@@ -112,6 +116,8 @@ class BatchMaker:
                 f"{destination} was dropped and created again (its table is {snapshot.table_id}, this consumer read "
                 f"{self._members.table_id}): create a new consumer, or start the query with a fresh checkpointLocation"
             )
+        if self._settings.live is not None:
+            return
         if name not in snapshot.destination.subscription_names():
             raise InvalidDestinationError(
                 f"the subscription {name!r} of topic {destination} was dropped: make it again by starting with a fresh "
@@ -121,6 +127,20 @@ class BatchMaker:
         if known is not None:  # it may have been dropped, and made again with another selector
             selector = self._settings.selector
             check_selector(known, destination, selector.text.strip() if selector else None)
+
+    def _check_use(self, sessions: Set[str]) -> None:
+        used = self._settings.live
+        if used is not None and used.session_id not in sessions:
+            raise ConsumerClosedException(
+                f"the session of subscription {used.subscription.name} of {self._members.destination} ended while this "
+                "process stood still: the subscription is not durable, so it ended too, and messages may have been removed. "
+                "Close this consumer and create a new one."
+            )
+
+    def _start_floor(self, destination: Destination, member: int) -> int:
+        if self._settings.live is not None:
+            return self._settings.live.subscription.floors.get(member, 0)
+        return destination.start_floor(self._members.subscription, member)
 
     def _check_new_records(self) -> None:
         """A record set that knows no message waits for its first claim; or a drop has emptied it, and has deleted the log
@@ -138,6 +158,7 @@ class BatchMaker:
     def _up_to_date(self, snapshot: Snapshot, start: Batch, needed: set[int]) -> dict[int, RecordSet]:
         """The states of the held members with `start` acknowledged, unlogged claims dropped and dead sessions swept."""
         live = set(self._store.sessions())
+        self._check_use(live)
         now, destination = self._clock_ms(), snapshot.destination
         changed: dict[int, RecordSet] = {}
         for member, held in self._members.held.items():
@@ -147,7 +168,7 @@ class BatchMaker:
                 fresh = member not in self._members.attached
                 state = self.previous.acknowledged_in(state, start, member, fresh=fresh)
             state = self.previous.without_unlogged(state, held.state, live)
-            floor = destination.start_floor(self._members.subscription, member)
+            floor = self._start_floor(destination, member)
             before = state.delays
             due = destination.due_ms(member, now)
             state = state.sweep(live, now, destination.in_doubt_timeout_ms, destination.redelivery_delay_ms, due)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 
+from spark_jms.claims.active_subscriptions import not_durable
 from spark_jms.claims.leftovers import clear_leftovers
 from spark_jms.claims.record_sets import state_of
 from spark_jms.claims.transfer import Transfers, recover_transfers
-from spark_jms.core.destination import is_temporary
+from spark_jms.core.destination import Subscription, is_temporary
 from spark_jms.core.health import BackgroundFailure, Health, failures_from_bytes
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_names import lease_record
@@ -49,13 +50,27 @@ class Housekeeper:
         self._states: dict[tuple[str, str, int], RecordSet] = {}  # of this round
         logs = {"messages": domain.log(destination), "acknowledgements": domain.acknowledgements(destination)}
         self._messages = logs["messages"]  # asked once for each file: the domain would read its register each time
-        self.rounds = HousekeepingRounds(logs, self.is_done, clean_store=self._clear_leftovers)
+        self.rounds = HousekeepingRounds(
+            logs, self.is_done, clean_store=self._clear_leftovers, live_names=self.live_names
+        )
+        self._live: dict[str, Subscription] = {}  # subscriptions that are not in the table
         self._transfers = Transfers(domain)
         self._looked_for_abandoned_s = time.monotonic()
 
+    def live_names(self) -> list[str]:
+        """A purge asks for them when its snapshot is fixed."""
+        snapshot = self._messages.snapshot
+        self._live = not_durable(self._store, snapshot.table_id) if snapshot.destination.is_topic else {}
+        return sorted(self._live)
+
     def is_done(self, subscription: str, member: int, sequences: Ranges) -> bool:
-        """An old state is good enough: a message that is done stays done."""
-        floor = self._messages.snapshot.destination.start_floor(subscription, member)
+        """An old state is good enough: a message that is done stays done. So is one of an earlier subscription that was not
+        durable and had the same name: its messages were sent before the present one began."""
+        live = self._live.get(subscription)
+        if live is not None:
+            floor = live.floors.get(member, 0)
+        else:
+            floor = self._messages.snapshot.destination.start_floor(subscription, member)
         return sequences.last <= floor or self._state(subscription, member).is_done(sequences)
 
     def _state(self, subscription: str, member: int) -> RecordSet:
@@ -71,7 +86,8 @@ class Housekeeper:
 
     def _recover_transfers(self) -> None:
         snapshot = self._domain.log(self._destination).snapshot
-        recover_transfers(self._transfers, self._session, snapshot, self._state)
+        names = [*snapshot.destination.subscription_names(), *self._live]
+        recover_transfers(self._transfers, self._session, snapshot, self._state, names)
 
     def _delete_abandoned(self) -> None:
         """Temporary destinations of dead contexts (C15). The housekeeping of a temporary one has a store of its own."""

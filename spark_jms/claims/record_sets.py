@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from spark_jms.claims.active_subscriptions import not_durable
+from spark_jms.core.active_subscription import is_durable
 from spark_jms.core.record_names import member_record
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.record_set_form import changed_objects, from_objects
@@ -16,13 +18,15 @@ def read_state(store: Store, record: str, label: str = "") -> RecordSet:
 
 def state_of(store: Store, snapshot: Snapshot, subscription: str, member: int) -> RecordSet:
     """The record set of one member as last committed, with the start of its subscription applied."""
-    destination = snapshot.destination
+    destination, start = snapshot.destination, None
+    if not is_durable(subscription):
+        start = not_durable(store, snapshot.table_id).get(subscription)
     state = read_state(
         store,
         member_record(snapshot.table_id, subscription, member),
         label_of(destination.name, subscription, member),
     )
-    return state.start_at(destination.start_floor(subscription, member))
+    return state.start_at(start.floors.get(member, 0) if start else destination.start_floor(subscription, member))
 
 
 def opened_state(handle: Handle, label: str = "") -> RecordSet:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from spark_jms.claims.acknowledgement_table import AcknowledgementTable
 from spark_jms.claims.acknowledger import Acknowledger
@@ -22,13 +23,41 @@ from spark_jms.claims.batches import BatchMaker, ConsumerSettings
 from spark_jms.claims.members import Members
 from spark_jms.claims.planner import Planner
 from spark_jms.claims.set_aside import set_aside
+from spark_jms.claims.subscription_request import SubscriptionRequest
+from spark_jms.claims.subscription_use import SubscriptionUse, use_subscription
 from spark_jms.claims.transfer import Transfers
 from spark_jms.core.batch import Batch, Limits
+from spark_jms.core.destination import QUEUE_SUBSCRIPTION
 from spark_jms.core.ranges import Ranges
 from spark_jms.errors import ClosedError, DestinationReplacedError
 from spark_jms.log.domain import Domain
 from spark_jms.log.storage import now_ms
 from spark_jms.store import Store
+
+
+def open_subscriber(
+    domain: Domain,
+    store: Store,
+    destination: str,
+    request: SubscriptionRequest | None,
+    consumer: str,
+    settings: ConsumerSettings,
+    *,
+    wait_s: float = 0.0,
+) -> Subscriber:
+    """The consumer of a queue (`request` None), or of a topic's subscription, whose use it enters. Waits up to `wait_s` for
+    consumers that exclude it; then SubscriptionInUseError."""
+    if request is None:
+        return Subscriber(domain, store, destination, QUEUE_SUBSCRIPTION, consumer, settings)
+    log = domain.log(destination)
+    log.refresh()
+    use = use_subscription(store, log, request, wait_s=wait_s)
+    try:
+        settings = replace(settings, live=use.live)
+        return Subscriber(domain, store, destination, use.name, consumer, settings, use=use)
+    except BaseException:
+        use.close()
+        raise
 
 
 class Subscriber:
@@ -44,8 +73,9 @@ class Subscriber:
         consumer: str,
         settings: ConsumerSettings,
         clock_ms: Callable[[], int] = now_ms,
+        use: SubscriptionUse | None = None,
     ) -> None:
-        self._domain = domain
+        self._domain, self._use = domain, use
         self.table = domain.log(destination)
         self.destination, self.subscription, self.consumer = destination, subscription, consumer
         self.settings = settings
@@ -61,7 +91,7 @@ class Subscriber:
         self._transfers = Transfers(domain, clock_ms)
         self._batches = BatchMaker(self.table, store, self.members, self.planner, self._transfers, settings, clock_ms)
         self._acknowledger = Acknowledger(self.members, self.planner, clock_ms)
-        self._backlog = BacklogReader(store, self.members)
+        self._backlog = BacklogReader(store, self.members, settings.live)
         self._acknowledgements = AcknowledgementTable(domain.acknowledgements(destination), self.table_id, subscription)
         self._lock = threading.RLock()
 
@@ -182,6 +212,8 @@ class Subscriber:
             if not self.closed:
                 self.closed = True
                 self.members.close()
+                if self._use is not None:
+                    self._use.close()
 
     def _check_bound(self, batch: Batch) -> None:
         """The offset is of the table that this consumer reads. One of version 1 names no table; it is bound when the query

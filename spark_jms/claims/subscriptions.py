@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from spark_jms.claims import views
 from spark_jms.claims.open_records import opened_records
 from spark_jms.claims.record_sets import label_of
+from spark_jms.core.active_subscription import is_durable
 from spark_jms.core.record_names import member_record
 from spark_jms.errors import IllegalStateException, InvalidDestinationError
 from spark_jms.log import subscriptions
@@ -22,6 +23,10 @@ def droppable_subscription(domain: Domain, store: Store, topic: str, name: str) 
     if not declared.is_topic:
         raise InvalidDestinationError(
             f"{topic} is a {declared.kind}: only a topic has subscriptions to drop; see `jmsq purge {topic}`"
+        )
+    if not is_durable(name):
+        raise InvalidDestinationError(
+            f"the subscription {name!r} of {topic} is not durable: it ends with its last consumer, and cannot be dropped"
         )
     rows = views.subscriptions(domain, store, topic, views.subscriptions_of(domain, topic, name)[0])
     live = [row for row in views.claims(domain, store, topic, name) if row.live]

@@ -209,13 +209,17 @@ class Transfers:
 
 
 def recover_transfers(
-    transfers: Transfers, session: Session, snapshot: Snapshot, state_of: Callable[[str, int], RecordSet]
+    transfers: Transfers,
+    session: Session,
+    snapshot: Snapshot,
+    state_of: Callable[[str, int], RecordSet],
+    subscriptions: Iterable[str] | None = None,
 ) -> None:
     """Finish the open transfers of records that no session holds. A record's holder finishes its own. `state_of` reads the
-    record set of a subscription and member; an old state will do. Raises TransferError when a transfer does not end, unless
-    it waits for a paused target."""
+    record set of a subscription and member; an old state will do. `subscriptions` None: those of the table. Raises
+    TransferError when a transfer does not end, unless it waits for a paused target."""
     problems: list[str] = []
-    for subscription in snapshot.destination.subscription_names():
+    for subscription in snapshot.destination.subscription_names() if subscriptions is None else subscriptions:
         for member in sorted(snapshot.numbered_members()):
             record = member_record(snapshot.table_id, subscription, member)
             if not state_of(subscription, member).intents:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from spark_jms.claims.active_subscriptions import not_durable
 from spark_jms.claims.record_sets import state_of
 from spark_jms.claims.transfer import Transfers
 from spark_jms.core.ranges import Ranges
@@ -18,6 +19,7 @@ from spark_jms.core.record_names import member_record, members_prefix
 from spark_jms.core.record_set import RecordSet
 from spark_jms.errors import InvalidDestinationError, JmsqError
 from spark_jms.log.domain import Domain
+from spark_jms.log.snapshot import Snapshot
 from spark_jms.store import Store, open_store
 
 
@@ -83,11 +85,14 @@ def opened_store(domain: Domain) -> Iterator[Store]:
         store.close()
 
 
-def subscriptions_of(domain: Domain, destination: str, only: str | None) -> list[str]:
-    """All of them, or `only` that one. Raises InvalidDestinationError when the destination does not have it."""
+def subscriptions_of(domain: Domain, destination: str, only: str | None, store: Store | None = None) -> list[str]:
+    """All of them, or `only` that one; with a store also those that are not durable, while they live. Raises
+    InvalidDestinationError when the destination does not have it."""
     declared = domain.log(destination).refresh().destination
     declared.refuse_subscription(only)
     names = declared.subscription_names()
+    if store is not None:
+        names += _not_durable(store, domain.log(destination).snapshot)
     if only is None:
         return names
     if only not in names:
@@ -97,9 +102,13 @@ def subscriptions_of(domain: Domain, destination: str, only: str | None) -> list
     return [only]
 
 
+def _not_durable(store: Store, snapshot: Snapshot) -> list[str]:
+    return sorted(not_durable(store, snapshot.table_id)) if snapshot.destination.is_topic else []
+
+
 def states(domain: Domain, store: Store, destination: str, subscription: str | None) -> dict[int, RecordSet]:
     """member -> state of the queue, or of the topic's subscription; {} for a topic without a named subscription."""
-    names = subscriptions_of(domain, destination, subscription)
+    names = subscriptions_of(domain, destination, subscription, store)
     snapshot = domain.log(destination).snapshot
     if snapshot.destination.is_topic and subscription is None:
         return {}
@@ -109,7 +118,7 @@ def states(domain: Domain, store: Store, destination: str, subscription: str | N
 def claims(domain: Domain, store: Store, destination: str, subscription: str | None = None) -> list[ClaimRow]:
     live = store.sessions()
     out = []
-    for name in subscriptions_of(domain, destination, subscription):
+    for name in subscriptions_of(domain, destination, subscription, store):
         snapshot = domain.log(destination).snapshot
         for member in range(snapshot.destination.members):
             state = state_of(store, snapshot, name, member)
@@ -140,7 +149,7 @@ def subscriptions(
     out = []
     snapshot = domain.log(destination).refresh()
     labels = {key: info.label for key, info in store.sessions().items()}
-    for name in subscriptions_of(domain, destination, subscription):
+    for name in subscriptions_of(domain, destination, subscription, store):
         infos = store.infos(members_prefix(snapshot.table_id, name))
         for member in range(snapshot.destination.members):
             state = state_of(store, snapshot, name, member)
@@ -194,7 +203,7 @@ def acknowledgements(
 
 def _waiting(domain: Domain, store: Store, destination: str, subscription: str | None) -> set[AcknowledgementRow]:
     rows = set()
-    for name in subscriptions_of(domain, destination, subscription):
+    for name in subscriptions_of(domain, destination, subscription, store):
         snapshot = domain.log(destination).snapshot
         for member in range(snapshot.destination.members):
             for a in state_of(store, snapshot, name, member).outbox:
@@ -235,7 +244,7 @@ def transfers(domain: Domain, store: Store, destination: str) -> list[TransferRo
     """The open transfers of a destination, oldest first."""
     looker, rows = Transfers(domain), []
     snapshot = domain.log(destination).refresh()
-    for name in snapshot.destination.subscription_names():
+    for name in [*snapshot.destination.subscription_names(), *_not_durable(store, snapshot)]:
         for member in range(snapshot.destination.members):
             for intent in state_of(store, snapshot, name, member).intents.values():
                 try:
@@ -267,5 +276,5 @@ def is_empty(domain: Domain, store: Store, destination: str, member: int) -> boo
     everything = Ranges.of((1, last))
     return all(
         state_of(store, snapshot, name, member).is_done(everything)
-        for name in snapshot.destination.subscription_names()
+        for name in [*snapshot.destination.subscription_names(), *_not_durable(store, snapshot)]
     )

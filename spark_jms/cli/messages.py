@@ -210,7 +210,12 @@ def _report_sent(settings: CommandSettings, destination: str, count: int, more: 
 # -- receive ----------------------------------------------------------------------------------------------------------
 @command("receive", short_help="Receive messages, which consumes them.")
 @destination_argument
-@click.option("--subscription", help="The durable subscription of a topic; created if it is new.")
+@click.option(
+    "--subscription",
+    help="A topic's subscription; a new durable one is created. Without it: one of this command alone, not durable.",
+)
+@click.option("--non-durable", is_flag=True, help="The subscription ends with its last consumer.")
+@click.option("--exclusive", is_flag=True, help="No other consumer may use the subscription meanwhile.")
 @click.option(
     "--starting-position",
     metavar="POSITION",
@@ -234,6 +239,8 @@ def receive(
     settings: CommandSettings,
     destination: str,
     subscription: str | None,
+    non_durable: bool,
+    exclusive: bool,
     starting_position: str | None,
     selector: str | None,
     limit: int,
@@ -253,6 +260,8 @@ def receive(
             destination,
             selector=selector,
             subscription=subscription,
+            durable=False if non_durable else None,
+            sharing="exclusive" if exclusive else "sharable",
             starting_position=starting_position,
             prefetch=prefetch,
             fail_on_data_loss=not skip_lost,

@@ -1,4 +1,4 @@
-"""`jmsq subscriptions`: list durable subscriptions, or drop one (C10, C14)."""
+"""`jmsq subscriptions`: list subscriptions, or drop a durable one (C10, C14)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from spark_jms.cli.settings import (
 def subscriptions(
     settings: CommandSettings, destination: str | None, drop: str | None, dry_run: bool, wait_s: float
 ) -> None:
-    """List subscriptions with position, backlog and holder; the subscription of a queue is called '-'.
+    """List subscriptions with position, backlog and holder; the subscription of a queue is called '-'. One called '~…' is not
+    durable: it ends with its last consumer.
 
     --drop removes a topic's durable subscription. It is refused while a consumer uses it.
     """

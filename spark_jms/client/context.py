@@ -19,8 +19,8 @@ import pyarrow as pa
 from spark_jms.claims.background import BackgroundThread
 from spark_jms.claims.batches import ConsumerSettings
 from spark_jms.claims.housekeeper import Housekeeper
-from spark_jms.claims.positions import ensure_subscription
-from spark_jms.claims.subscriber import Subscriber
+from spark_jms.claims.subscriber import open_subscriber
+from spark_jms.claims.subscription_request import Sharing, subscription_request
 from spark_jms.claims.subscriptions import drop_subscription, droppable_subscription
 from spark_jms.client.browser import Browser
 from spark_jms.client.consumer import DEFAULT_PREFETCH, MAX_PREFETCH, MODES, Consumer
@@ -138,6 +138,8 @@ class Context:
         *,
         selector: str | None = None,
         subscription: str | None = None,
+        durable: bool | None = None,
+        sharing: Sharing = "sharable",
         starting_position: StartingPosition | None = None,
         acknowledge: AcknowledgeMode = "client",
         prefetch: int = DEFAULT_PREFETCH,
@@ -146,9 +148,13 @@ class Context:
         exception_listener: ExceptionListener | None = None,
         fail_on_data_loss: bool = True,
     ) -> Consumer:
-        """A consumer of a queue, or of a topic's durable `subscription`. A new subscription starts at
-        `starting_position` (default "latest": messages sent from now on): "earliest", a datetime, {"sequence": 17} or
-        {"sequence": {0: 17, 2: 5}} by member. `members` pins the consumer to some members.
+        """A consumer of a queue, or of a topic's `subscription`. A named subscription is durable unless `durable` is False;
+        one that is not durable ends with its last consumer. Without a name the consumer has a subscription of its own, which
+        is not durable. Consumers that name the same subscription share its messages; `sharing="exclusive"` excludes others
+        (SubscriptionInUseError).
+
+        A new durable subscription starts at `starting_position` (default "latest": messages sent from now on): "earliest", a
+        datetime, {"sequence": 17} or {"sequence": {0: 17, 2: 5}} by member. `members` pins the consumer to some members.
 
         `acknowledge` is "client", "individual", "auto" or "dups-ok": see spark_jms/client/consumer.py. The consumer claims
         `prefetch` messages at a time, and no other consumer gets them: keep it small where processing a message takes
@@ -156,7 +162,7 @@ class Context:
         DataLossError.
 
         With a `listener`, a thread of the consumer calls it with each message until the consumer is closed.
-        Raises OptionError, InvalidSelectorError, InvalidDestinationError.
+        Raises OptionError, InvalidSelectorError, InvalidDestinationError, SubscriptionInUseError.
         """
         log = self._use(destination)
         if acknowledge not in MODES:
@@ -169,10 +175,12 @@ class Context:
             raise OptionError("an exception_listener needs a listener: without one, receive() raises the errors")
         wanted = Selector.parse(selector)
         settings = ConsumerSettings(wanted, False, fail_on_data_loss, members=_pinned(log, members))
-        name = _subscription(log, subscription, _position(starting_position), wanted)
+        request = subscription_request(
+            log, subscription, _position(starting_position), wanted, durable=durable, sharing=sharing
+        )
         consumer_name = f"client-{secrets.token_hex(6)}"
         store = self._store_of(destination)
-        subscriber = Subscriber(self._domain, store, destination, name, consumer_name, settings)
+        subscriber = open_subscriber(self._domain, store, destination, request, consumer_name, settings)
         bell, check = threading.Event(), partial(self._check_consumer, consumer_name)
         receiver = Receiver(subscriber, acknowledge, prefetch, check, bell, self._replies.send)
         thread = ListenerThread(receiver, listener, exception_listener) if listener is not None else None
@@ -407,18 +415,6 @@ def _position(given: StartingPosition | None) -> str | None:
             f'starting_position is {given!r}, but must be "latest", "earliest", a datetime, {{"sequence": 17}} or '
             '{"sequence": {0: 17, 2: 5}} by member'
         ) from None
-
-
-def _subscription(
-    log: DeltaLog, subscription: str | None, starting_position: str | None, selector: Selector | None
-) -> str:
-    destination = log.snapshot.destination
-    if not destination.is_topic:
-        return ensure_subscription(log, subscription, starting_position)
-    try:
-        return ensure_subscription(log, subscription, starting_position, selector)
-    except ModuleFileError as error:
-        raise OptionError(str(error)) from None
 
 
 def _pinned(log: DeltaLog, members: int | Iterable[int] | None) -> frozenset[int] | None:

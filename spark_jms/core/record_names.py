@@ -18,11 +18,16 @@ def consumer_record(table_id: str, subscription: str, consumer: str) -> str:
     return f"consumers/{table_id}/{subscription}/{consumer}"
 
 
+def uses_record(table_id: str) -> str:
+    """Which consumers use which subscriptions of a topic."""
+    return f"subscribers/{table_id}"
+
+
 def lease_record(table_id: str) -> str:
     """The lease of the one process that does the destination's housekeeping."""
     return f"housekeeping/{table_id}"
 
 
-def prefixes_of_table(table_id: str) -> tuple[str, str, str]:
+def prefixes_of_table(table_id: str) -> list[str]:
     """Every record of a destination begins with one of these."""
-    return f"members/{table_id}/", f"consumers/{table_id}/", lease_record(table_id)
+    return [f"members/{table_id}/", f"consumers/{table_id}/", lease_record(table_id), uses_record(table_id)]

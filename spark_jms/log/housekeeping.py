@@ -23,12 +23,13 @@ from spark_jms.log.clean_up import CleanUp, checkpoint
 from spark_jms.log.compaction import compact
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.monitor import Monitor
-from spark_jms.log.purge import IsDone, purge, purge_acknowledgements
+from spark_jms.log.purge import IsDone, LiveNames, purge, purge_acknowledgements
 from spark_jms.log.report import HousekeepingReport
 
 
 class HousekeepingRounds:
-    """Rounds of one destination and its acknowledgement table. `is_done` asks the store; `clean_store` belongs to clean-up."""
+    """Rounds of one destination and its acknowledgement table. `is_done` and `live_names` ask the store;
+    `clean_store` belongs to clean-up."""
 
     CLEAN_UP_EVERY_S = 60.0
 
@@ -39,8 +40,10 @@ class HousekeepingRounds:
         clock_s: Callable[[], float] = time.monotonic,
         monitor: Monitor | None = None,
         clean_store: Callable[[], None] = lambda: None,
+        live_names: LiveNames = tuple,
     ) -> None:
-        self.logs, self._is_done, self._clock_s, self._clean_store = logs, is_done, clock_s, clean_store
+        self.logs, self._is_done, self._live_names = logs, is_done, live_names
+        self._clock_s, self._clean_store = clock_s, clean_store
         for log in logs.values():
             log.recent.keep()
         self._clean_ups = {kind: CleanUp(log) for kind, log in logs.items()}
@@ -69,6 +72,6 @@ class HousekeepingRounds:
     def _purge(self, kind: str) -> None:
         messages = self.logs["messages"]
         if kind == "messages":
-            purge(messages, self._is_done, self.total)
+            purge(messages, self._is_done, self.total, live_names=self._live_names)
         else:
             purge_acknowledgements(self.logs[kind], messages.snapshot.destination.acknowledgement_retention_ms)

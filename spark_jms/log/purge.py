@@ -5,7 +5,7 @@ A purged file stays on disk for the destination's grace, for batches that still 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -25,6 +25,7 @@ _MAX_DECISIONS = 10
 TOPIC_WITHOUT_SUBSCRIPTIONS_RETENTION_MS = 86_400_000
 
 IsDone = Callable[[str, int, Ranges], bool]  # (subscription, member, sequences): has the subscription finished them?
+LiveNames = Callable[[], Collection[str]]  # the subscriptions that live now and are not in the table
 
 
 @dataclass(frozen=True)
@@ -33,18 +34,23 @@ class PurgeDecision(Decision):
 
 
 def purge(
-    log: DeltaLog, is_done: IsDone, report: HousekeepingReport | None = None, now: int | None = None
+    log: DeltaLog,
+    is_done: IsDone,
+    report: HousekeepingReport | None = None,
+    now: int | None = None,
+    live_names: LiveNames = tuple,
 ) -> HousekeepingReport:
     """Take files out of the log that every subscription has finished and whose retention is over.
 
-    `is_done` is asked without the log's lock, on an immutable snapshot: a done message stays done. The commit checks that
+    `live_names` is asked after the snapshot is fixed: a subscription that begins later begins behind the snapshot's
+    messages. `is_done` is asked without the log's lock, on an immutable snapshot: a done message stays done. The commit checks that
     the files are still in the log and that the declaration, with its subscriptions, is the one that was decided on;
     otherwise the purge decides again."""
     report = report or HousekeepingReport()
     at_ms = now_ms() if now is None else now
     for _ in range(_MAX_DECISIONS):
         snapshot = log.refresh()
-        finished = finished_files(snapshot, is_done, at_ms)
+        finished = finished_files(snapshot, is_done, at_ms, live_names=live_names())
         for at in range(0, len(finished), STEP_FILES):
             breathe()
             part = FinishedFiles(snapshot.table, finished[at : at + STEP_FILES])
@@ -92,8 +98,15 @@ def _purging(files: Sequence[DataFile], now: int) -> PurgeDecision | None:
     return PurgeDecision("PURGE", [file.remove_action(now) for file in files], files=files) if files else None
 
 
-def finished_files(snapshot: Snapshot, is_done: IsDone, now: int, limit: int = _MAX_PURGED_FILES) -> list[DataFile]:
-    """The files that a purge takes out of the log now, at most about `limit`."""
+def finished_files(
+    snapshot: Snapshot,
+    is_done: IsDone,
+    now: int,
+    limit: int = _MAX_PURGED_FILES,
+    live_names: Collection[str] = (),
+) -> list[DataFile]:
+    """The files that a purge takes out of the log now, at most about `limit`. A topic without durable subscriptions keeps
+    messages for a day at least, for one that may be made."""
     destination = snapshot.destination
     names = destination.subscription_names()
     retention = (
@@ -103,7 +116,9 @@ def finished_files(snapshot: Snapshot, is_done: IsDone, now: int, limit: int = _
     for files in snapshot.members.values():
         for file in files.files:
             sequences = Ranges.of((file.first, file.last))
-            done = all(is_done(name, file.member, sequences) for name in names)  # cheaper than the statistics
+            done = all(
+                is_done(name, file.member, sequences) for name in (*names, *live_names)
+            )  # cheaper than the statistics
             if done and now - _sent_ms(file) >= retention:
                 out.append(file)
             elif destination.is_topic:

@@ -18,6 +18,13 @@ VIEWS = {
 }
 
 
+SHARING = {
+    "sharable": "its consumers share the messages",
+    "exclusive": "one consumer at a time; others get a SubscriptionInUseError while it lives, and it gets one while there are "
+    "others",
+}
+
+
 @attrs.frozen
 class Options(Table):
     """The options of one query or batch. `used_in`: S = streaming read, B = batch read, W = write."""
@@ -41,6 +48,14 @@ class Options(Table):
         "The durable subscription of a topic. Needed to stream from a topic, refused for a queue. A batch read of a topic "
         "without it shows all messages that are still in the table.",
         used_in="S B",
+    )
+    subscription_sharing: str = setting(
+        "subscriptionSharing",
+        Choice(SHARING, fold=True),
+        "sharable",
+        "Who may use the topic's subscription. A restarted query waits up to 15 s for its older self to end. Refused for a "
+        "queue.",
+        used_in="S",
     )
     starting_position: str | None = setting(
         "startingPosition",

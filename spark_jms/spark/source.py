@@ -18,7 +18,13 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from spark_jms.core.pause import CONSUMPTION
-from spark_jms.errors import DataLossError, DestinationReplacedError, MemberUnavailableError, TriggerError
+from spark_jms.errors import (
+    DataLossError,
+    DestinationReplacedError,
+    MemberUnavailableError,
+    OptionError,
+    TriggerError,
+)
 from spark_jms.settings.options import Options
 from spark_jms.spark.options import check_streaming
 from spark_jms.spark.worker import freeze_loaded
@@ -70,7 +76,9 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from spark_jms.claims.background import BackgroundThread
         from spark_jms.claims.batches import ConsumerSettings
         from spark_jms.claims.housekeeper import Housekeeper
-        from spark_jms.claims.subscriber import Subscriber
+        from spark_jms.claims.progress import OPEN_TIMEOUT_S
+        from spark_jms.claims.subscriber import open_subscriber
+        from spark_jms.claims.subscription_request import SubscriptionRequest
         from spark_jms.store import open_store
 
         if self._subscriber is not None and self._subscriber.consumer != consumer:
@@ -81,7 +89,12 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._closing = ExitStack()  # `stop` closes whatever was opened before a failure
             store = self._closing.enter_context(open_store(domain.store_uri))
             settings = ConsumerSettings(selector, True, o.fail_on_data_loss, o.in_doubt_timeout_ms)
-            subscriber = Subscriber(domain, store, o.destination, subscription, consumer, settings)
+            request = None
+            if domain.log(o.destination).snapshot.destination.is_topic:
+                request = SubscriptionRequest(subscription, exclusive=o.subscription_sharing == "exclusive")
+            subscriber = open_subscriber(
+                domain, store, o.destination, request, consumer, settings, wait_s=OPEN_TIMEOUT_S
+            )
             self._closing.callback(subscriber.close)
             housekeeper = Housekeeper(domain, store, o.destination)
             self._closing.callback(housekeeper.close)
@@ -106,6 +119,10 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         o = self.options
         domain, selector = Domain(o.root), Selector.parse(o.selector)
         table = domain.log(o.destination)
+        if o.subscription_sharing != "sharable" and not table.refresh().destination.is_topic:
+            raise OptionError(
+                f"option subscriptionSharing is for a topic's subscription, and {o.destination} is no topic"
+            )
         known = None if new else find_subscription(table, o.subscription, selector)
         if known is None and not new:
             what = f"the subscription {o.subscription!r} of topic {o.destination} was dropped, with its undelivered messages"

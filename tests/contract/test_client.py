@@ -116,7 +116,7 @@ def test_browsing_a_topic(context: Context) -> None:
         (InvalidDestinationError, "nowhere", lambda c: c.browser("nowhere")),
         (InvalidSelectorError, "elector", lambda c: c.consumer("orders", selector="a = ")),
         (InvalidSelectorError, "elector", lambda c: c.browser("orders", selector="= 1")),
-        (OptionError, "needs `subscription`", lambda c: c.consumer("prices")),
+        (OptionError, "needs `subscription`", lambda c: c.consumer("prices", durable=True)),
         (InvalidDestinationError, "has no subscription 's'", lambda c: c.consumer("orders", subscription="s")),
         (InvalidDestinationError, "has no subscription ''", lambda c: c.consumer("orders", subscription="")),
         (InvalidDestinationError, "has no subscription 's'", lambda c: c.browser("orders", subscription="s")),

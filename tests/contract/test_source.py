@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from spark_jms import connect
-from spark_jms.claims import planner, views
+from spark_jms.claims import planner, progress, views
 from spark_jms.core.batch import Batch
 from spark_jms.errors import (
     DataLossError,
@@ -21,6 +21,7 @@ from spark_jms.errors import (
     OffsetError,
     OptionError,
     StaleCheckpointError,
+    SubscriptionInUseError,
     TriggerError,
 )
 from spark_jms.log.domain import Domain
@@ -313,3 +314,23 @@ def test_available_now_searches_the_whole_backlog(root: str, monkeypatch: pytest
         assert rows(source, start, end) == [("it", 1)]
         assert source.latestOffset(end, LIMIT) == end
         source.stop()
+
+
+# -- subscriptions -------------------------------------------------------------------------------------------------------
+def test_exclusive_query_excludes_others(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C10: subscriptionSharing; an ended query frees the subscription, and a waiting one gets it."""
+    monkeypatch.setattr(progress, "OPEN_TIMEOUT_S", 0.0)
+    prices = {"destination": "prices", "subscription": "s"}
+    first, second = reader(root, **prices, subscriptionSharing="Exclusive"), reader(root, **prices)
+    first.latestOffset(first_batch(first), LIMIT)
+    start = first_batch(second)
+    with pytest.raises(SubscriptionInUseError, match="an exclusive consumer already"):
+        second.latestOffset(start, LIMIT)
+    with connect(root, housekeeping=False) as context, pytest.raises(SubscriptionInUseError):
+        context.consumer("prices", subscription="s")
+    first.stop()
+    send(root, "x", to="prices")
+    assert rows(second, start, second.latestOffset(start, LIMIT)) == [("x", 1)]
+    second.stop()
+    with pytest.raises(OptionError, match="subscriptionSharing is for a topic's subscription"):
+        reader(root, subscriptionSharing="exclusive").initialOffset()

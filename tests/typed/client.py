@@ -63,6 +63,8 @@ def receives() -> None:
             assert_type(consumer.messages(idle_timeout=1.5), Iterator[Message])
             assert_type([m.text for m in consumer], list[str | None])
         context.consumer("prices", subscription="s", starting_position={"sequence": {0: 17}})
+        context.consumer("prices", subscription="s", durable=False, sharing="exclusive")
+        context.consumer("prices", sharing="all")  # type: ignore[arg-type]
         context.consumer("prices", subscription="s", starting_position=datetime.now(timezone.utc))
         context.consumer("orders", listener=lambda m: print(m.text), exception_listener=print)
         assert_type([m.sequence for m in context.browser("orders", include_finished=True)], list[int])

@@ -74,7 +74,7 @@ def test_wrong_usage_exits_with_2_and_one_line(domain: str, jmsq: Jmsq, argument
         (["claims", "nothing"], "InvalidDestinationError"),
         (["housekeep", "nothing", "--once"], "InvalidDestinationError"),
         (["claims", "--release", "abc"], "JmsqError"),
-        (["receive", "prices"], "OptionError"),
+        (["receive", "prices", "--starting-position", "earliest"], "OptionError"),
         (["receive", "orders", "--selector", "color ="], "InvalidSelectorError"),
         (["send", "orders", "--text", "a", "-p", "JMSx=1"], "MessageFormatError"),
         (["apply", "gone.yaml"], "ModuleFileError"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from spark_jms import connect
 from spark_jms.log.domain import Domain
 from tests.contract.cli.commands import Jmsq, lines
 
@@ -108,7 +110,8 @@ def test_receive_names_lost_messages_and_its_own_option(domain: str, jmsq: Jmsq)
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["prices"], "prices is a topic: a consumer needs `subscription`"),
+        (["prices", "--starting-position", "earliest"], "a subscription that is not durable starts with the messages"),
+        (["invoices", "--exclusive"], "invoices is a queue: durable and sharing are for a topic's subscription"),
         (["invoices", "--starting-position", "latest"], "the starting position is 'latest', but invoices is a queue"),
         (["prices", "--subscription", "s", "--starting-position", '{"at": 1}'], "the starting position of prices is"),
     ],
@@ -116,3 +119,21 @@ def test_receive_names_lost_messages_and_its_own_option(domain: str, jmsq: Jmsq)
 def test_receive_names_no_option_of_another_interface(jmsq: Jmsq, domain: str, words: list[str], says: str) -> None:
     """C6, C10"""
     assert says in jmsq("receive", *words, code=1).stderr
+
+
+def test_receive_from_a_subscription_that_is_not_durable(jmsq: Jmsq, domain: str) -> None:
+    """C10, C14: it ends with the command; an exclusive one of another process is in the way by name."""
+    jmsq("send", "prices", "--text", "before")
+    assert "no message arrived" in jmsq("receive", "prices", "--timeout", "0", code=3).stderr
+    with (
+        connect(domain, housekeeping=False) as context,
+        context.consumer("prices", subscription="s", durable=False, sharing="exclusive"),
+    ):
+        jmsq("send", "prices", "--text", "x")
+        shown = json.loads(jmsq("--json", "subscriptions", "prices").stdout)
+        assert [(row["subscription"], row["backlog"]) for row in shown] == [("~s", 1)]
+        assert "~s" in jmsq("stat", "prices").stdout
+        refused = jmsq("receive", "prices", "--subscription", "s", "--non-durable", code=1).stderr
+        assert "'~s' has an exclusive consumer already" in refused
+        assert "is not durable" in jmsq("subscriptions", "--drop", "prices/~s", code=1).stderr
+    assert json.loads(jmsq("--json", "subscriptions", "prices").stdout) == []

@@ -1,0 +1,67 @@
+"""Which subscription a consumer asks for, checked (C10)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from spark_jms.claims.positions import ensure_subscription
+from spark_jms.core.destination import check_name
+from spark_jms.core.selector import Selector
+from spark_jms.errors import ModuleFileError, OptionError
+from spark_jms.log.delta_log import DeltaLog
+
+Sharing = Literal["sharable", "exclusive"]
+SHARING: tuple[Sharing, ...] = get_args(Sharing)
+
+
+@dataclass(frozen=True)
+class SubscriptionRequest:
+    """`name` None: a subscription of this consumer alone, which is not durable. `selector`: the text, of a subscription that
+    is not durable."""
+
+    name: str | None
+    durable: bool = True
+    exclusive: bool = False
+    selector: str | None = None
+
+
+def subscription_request(
+    log: DeltaLog,
+    name: str | None,
+    starting_position: str | None,
+    selector: Selector | None,
+    *,
+    durable: bool | None = None,
+    sharing: str = "sharable",
+) -> SubscriptionRequest | None:
+    """None for a queue. A durable subscription that is new is made. Raises OptionError, InvalidDestinationError."""
+    if sharing not in SHARING:
+        raise OptionError(f"sharing is {sharing!r}, but must be one of {', '.join(SHARING)}")
+    destination = log.snapshot.destination
+    destination.refuse_subscription(name)
+    if not destination.is_topic:
+        if durable is not None or sharing != "sharable":
+            raise OptionError(
+                f"{destination.name} is a {destination.kind}: durable and sharing are for a topic's subscription"
+            )
+        ensure_subscription(log, name, starting_position)
+        return None
+    text = selector.text.strip() if selector else None
+    if durable or (durable is None and name is not None):
+        try:
+            ensure_subscription(log, name, starting_position, selector)
+        except ModuleFileError as error:
+            raise OptionError(str(error)) from None
+        return SubscriptionRequest(name, exclusive=sharing == "exclusive")
+    if starting_position not in (None, "latest"):
+        raise OptionError(
+            f"the starting position is {starting_position!r}, but a subscription that is not durable starts with the messages "
+            "that are sent from now on: leave the position out, or make a durable subscription"
+        )
+    if name is not None:
+        try:
+            check_name("subscription", name)
+        except ModuleFileError as error:
+            raise OptionError(str(error)) from None
+    return SubscriptionRequest(name, False, sharing == "exclusive", text)

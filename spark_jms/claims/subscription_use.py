@@ -1,0 +1,144 @@
+"""A consumer's use of a topic's subscription, for as long as the consumer lives (C10). core/active_subscription.py has the
+rules; each topic has one record with all uses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+from spark_jms.claims.active_subscriptions import live_entries
+from spark_jms.claims.positions import check_selector, start_floors
+from spark_jms.claims.record_sets import opened_state, operations
+from spark_jms.claims.subscription_request import SubscriptionRequest
+from spark_jms.core.active_subscription import ActiveSubscription, LiveSubscription, alone_name, is_durable, shared_name
+from spark_jms.core.record_names import members_prefix, uses_record
+from spark_jms.errors import MemberUnavailableError, SubscriptionInUseError
+from spark_jms.log.delta_log import DeltaLog
+from spark_jms.log.storage import now_ms
+from spark_jms.store import Delete, FencedError, Handle, Put, RecordHeldError, Session, Store
+
+JOIN_TIMEOUT_S = 15.0
+LEAVE_TIMEOUT_S = 1.0  # after that housekeeping does the rest
+_STEP_S = 0.25
+
+
+class SubscriptionUse:
+    """`name` is what positions are kept under; `live` is None for a durable one, which the table has. Close it after the
+    consumer."""
+
+    def __init__(self, store: Store, session: Session, table_id: str, entry: ActiveSubscription) -> None:
+        self._store, self._session, self._table_id = store, session, table_id
+        self.name = entry.name
+        self.live: LiveSubscription | None = None
+        if not is_durable(entry.name):
+            self.live = LiveSubscription(entry.as_subscription(), session.session_id)
+
+    def close(self) -> None:
+        """A subscription that is not durable ends with its last use, and leaves nothing behind. Never waits long and raises
+        nothing of the store's: what it cannot do now housekeeping does later, because the session has ended."""
+        with (
+            self._session,
+            suppress(RecordHeldError, FencedError),
+            _opened(self._session, self._table_id, LEAVE_TIMEOUT_S) as record,
+        ):
+            known = record.read(self.name)
+            if known is None:
+                return
+            left = (
+                ActiveSubscription.from_bytes(self.name, known)
+                .left(self._session.session_id)
+                .among(set(self._store.sessions()))
+            )
+            if not left.users and not is_durable(self.name):
+                _clear(self._store, self._session, self._table_id, self.name, LEAVE_TIMEOUT_S)
+            record.commit([Put(self.name, left.to_bytes()) if left.users else Delete(self.name)])
+
+
+def use_subscription(
+    store: Store, log: DeltaLog, request: SubscriptionRequest, *, wait_s: float = 0.0
+) -> SubscriptionUse:
+    """Enter a use of a topic's subscription. While another consumer excludes this one, it waits up to `wait_s`, then raises
+    SubscriptionInUseError. A durable subscription must exist."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        session = store.connect(f"subscription {request.name or '(its own)'} of {log.name}")
+        try:
+            return _joined(store, session, log, request)
+        except SubscriptionInUseError:
+            session.close()
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_STEP_S)
+        except BaseException:
+            session.close()
+            raise
+
+
+def _joined(store: Store, session: Session, log: DeltaLog, request: SubscriptionRequest) -> SubscriptionUse:
+    table_id = log.snapshot.table_id
+    try:
+        with _opened(session, table_id, JOIN_TIMEOUT_S) as record:
+            known = live_entries(record.objects(), set(store.sessions()))
+            name = _name(request, known)
+            entry = known.get(name, ActiveSubscription(name, selector=request.selector, created_ms=now_ms()))
+            joined = entry.joined(session.session_id, exclusive=request.exclusive)
+            if not is_durable(name):
+                check_selector(entry.as_subscription(), log.name, request.selector)
+            if joined.floors is None and not is_durable(name):
+                record.commit([Put(name, joined.to_bytes())])  # before the floors are read
+                _clear(store, session, table_id, name, JOIN_TIMEOUT_S)  # what an earlier one of this name has left
+                joined = replace(joined, floors=start_floors(log.verify(), "latest"))
+            record.commit([Put(name, joined.to_bytes())])
+    except RecordHeldError as error:
+        raise MemberUnavailableError(
+            f"the subscriptions of {log.name} are being changed by session {error.holder} for more than "
+            f"{JOIN_TIMEOUT_S:g} s: nothing was subscribed; try again"
+        ) from error
+    return SubscriptionUse(store, session, table_id, joined)
+
+
+def _name(request: SubscriptionRequest, known: Mapping[str, ActiveSubscription]) -> str:
+    if request.name is None:
+        return alone_name(known.keys())
+    return request.name if request.durable else shared_name(request.name)
+
+
+def forget_dead_uses(store: Store, session: Session, table_id: str) -> None:
+    """Remove entries of dead consumers. Their positions are leftovers from then on (leftovers.py)."""
+    objects = store.peek(uses_record(table_id))
+    if not objects or live_entries(objects, set(store.sessions())).keys() == objects.keys():
+        return
+    with suppress(RecordHeldError), _opened(session, table_id, 0.0) as record:
+        objects = record.objects()
+        dead = objects.keys() - live_entries(objects, set(store.sessions())).keys()
+        record.commit([Delete(name) for name in sorted(dead)])
+
+
+@contextmanager
+def _opened(session: Session, table_id: str, wait_s: float) -> Iterator[Handle]:
+    name = uses_record(table_id)
+    try:
+        handle = session.open(name, timeout_ms=int(wait_s * 1000))
+    except RecordHeldError:
+        session.cancel(name)
+        raise
+    with handle:
+        yield handle
+
+
+def _clear(store: Store, session: Session, table_id: str, subscription: str, wait_s: float) -> None:
+    """The record sets of a subscription that has no consumer."""
+    for name in store.names(members_prefix(table_id, subscription)):
+        if not store.peek(name):
+            continue
+        try:
+            handle = session.open(name, timeout_ms=int(wait_s * 1000))
+        except RecordHeldError:
+            session.cancel(name)
+            raise
+        with handle:
+            state = opened_state(handle)
+            if state != state.cleared():
+                handle.commit(operations(state, state.cleared()))

@@ -1,0 +1,116 @@
+"""Subscriptions that consumers use now: which of them may use one together, and which end with their consumers (C10). Pure.
+
+    name        in the table   ends                        consumers
+    ---------   ------------   -------------------------   ------------------------------------------
+    billing     yes            when it is dropped          several, or one that is exclusive
+    ~billing    no             with its last consumer      several, or one that is exclusive
+    ~~3         no             with its consumer           one; the number is used again afterwards
+
+The first is durable. A table's subscriptions are never called `~…`, so the three cannot be confused.
+
+The store has one record for each topic with all uses. A use counts while its session lives. A subscription that is not
+durable is entered *before* its floors are read, and a purge reads the record *after* it has fixed its snapshot. So either
+the purge meets the entry, or every message that it removes was sent before the subscription began.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+from spark_jms.core.destination import Subscription
+from spark_jms.errors import FormatVersionError, RecordSetError, SubscriptionInUseError
+
+FORMAT_VERSION = 1
+_SHARED, _ALONE = "~", "~~"
+
+
+def is_durable(subscription: str) -> bool:
+    return not subscription.startswith(_SHARED)
+
+
+def shared_name(name: str) -> str:
+    """Under which a subscription that is not durable is kept, if several consumers may share it."""
+    return _SHARED + name
+
+
+def alone_name(used: Set[str]) -> str:
+    """For a consumer of its own: the lowest number that is free, so that a store has few names."""
+    return next(name for number in count(1) if (name := f"{_ALONE}{number}") not in used)
+
+
+@dataclass(frozen=True)
+class LiveSubscription:
+    """A subscription that is not durable, as one of its consumers knows it: it lasts as long as the session that has entered
+    its use."""
+
+    subscription: Subscription
+    session_id: str
+
+
+@dataclass(frozen=True)
+class ActiveSubscription:
+    """`users`: session -> whether its consumer is exclusive. `floors` are None of a durable subscription, whose table has
+    them, and while they are being read."""
+
+    name: str
+    users: Mapping[str, bool] = field(default_factory=dict)
+    floors: Mapping[int, int] | None = None
+    selector: str | None = None
+    created_ms: int = 0
+
+    def joined(self, session: str, *, exclusive: bool) -> ActiveSubscription:
+        """With one more consumer. Raises SubscriptionInUseError when there are others, and it or one of them is exclusive."""
+        if self.users and (exclusive or any(self.users.values())):
+            kind = "an exclusive consumer" if any(self.users.values()) else f"{len(self.users)} consumer(s)"
+            raise SubscriptionInUseError(
+                f"the subscription {self.name!r} has {kind} already"
+                f"{', and this consumer would be exclusive' if exclusive else ''}: nothing was subscribed. Close the other "
+                "consumer, or share the subscription (sharing sharable), or use one of another name"
+            )
+        return replace(self, users={**self.users, session: exclusive})
+
+    def among(self, live: Set[str]) -> ActiveSubscription:
+        """With the consumers whose sessions live."""
+        return replace(self, users={session: alone for session, alone in self.users.items() if session in live})
+
+    def left(self, session: str) -> ActiveSubscription:
+        return self.among(self.users.keys() - {session})
+
+    def as_subscription(self) -> Subscription:
+        """What the table would say of it. Without floors nothing is finished."""
+        return Subscription(self.name, self.floors or {}, self.created_ms, self.selector)
+
+    def to_bytes(self) -> bytes:
+        floors = None if self.floors is None else {str(member): floor for member, floor in self.floors.items()}
+        value = {
+            "v": FORMAT_VERSION,
+            "users": dict(self.users),
+            "floors": floors,
+            "selector": self.selector,
+            "created_ms": self.created_ms,
+        }
+        return json.dumps(value, separators=(",", ":")).encode()
+
+    @staticmethod
+    def from_bytes(name: str, data: bytes) -> ActiveSubscription:
+        """Raises RecordSetError or FormatVersionError."""
+        try:
+            value = json.loads(data)
+            if value["v"] > FORMAT_VERSION:
+                raise FormatVersionError(
+                    f"the use of subscription {name} has format version {value['v']}, this spark-jms reads up to "
+                    f"{FORMAT_VERSION}: install a later spark-jms"
+                )
+            floors = value["floors"]
+            return ActiveSubscription(
+                name,
+                {str(session): bool(alone) for session, alone in value["users"].items()},
+                None if floors is None else {int(member): int(floor) for member, floor in floors.items()},
+                value["selector"],
+                int(value["created_ms"]),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RecordSetError(f"the use of subscription {name} cannot be read from the store ({error!r})") from error
