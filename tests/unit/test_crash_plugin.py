@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import os
+import subprocess
 import sys
 
 import pytest
@@ -33,3 +35,13 @@ def test_every_crash_point_fits_its_function(plugin: object) -> None:
         positional = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
         by_name = {p.name: None for p in parameters if p.kind is p.KEYWORD_ONLY}
         inspect.signature(counts).bind(*positional, **by_name)
+
+
+@pytest.mark.parametrize(("module", "pandas"), [("pyspark.nothing", "False"), ("nothing", "True")])
+def test_only_processes_of_spark_lack_pandas(module: str, pandas: str) -> None:
+    """pyarrow works in both, and imports pandas where it can."""
+    program = "import pyarrow, sys; print(pyarrow.array([1, 2])[1], 'pandas' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(PLUGIN)}
+    command = [sys.executable, "-c", program, "-m", module]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=50, check=True)
+    assert done.stdout.split() == ["2", pandas]
