@@ -147,6 +147,8 @@ class Ranges:
     def __sub__(self, other: Ranges) -> Ranges:
         if not self or not other:
             return self
+        if len(other) == 1:
+            return self._without(other.first, other.last)
         before, near, after = self._around(other.first, other.last)
         if not near:
             return self
@@ -166,6 +168,20 @@ class Ranges:
         if len(few) < FEW:
             return concatenated([many.between(lo, hi) for lo, hi in few])
         return _sweep(mine, other)
+
+    def _without(self, low: int, high: int) -> Ranges:
+        """Without low..high: what an acknowledgement of one message does to its claim."""
+        begin, end = bisect_left(self.hi, low), bisect_right(self.lo, high)
+        if begin >= end:
+            return self
+        first, last = self.lo[begin], self.hi[end - 1]
+        below, above = first < low, high < last
+        if not (below or above) and end - begin == len(self):
+            return EMPTY
+        lo, hi = view_of([first] * below + [high + 1] * above), view_of([low - 1] * below + [last] * above)
+        if end - begin == len(self):
+            return Ranges(lo, hi)
+        return Ranges(joined([self.lo[:begin], lo, self.lo[end:]]), joined([self.hi[:begin], hi, self.hi[end:]]))
 
     def _around(self, low: int, high: int) -> tuple[Ranges, Ranges, Ranges]:
         """The ranges before, those that touch low..high (whole), and those behind: what a small operand cannot change is
@@ -190,7 +206,8 @@ class Ranges:
             first, last = self.first, self.last
             if low <= first and last <= high:
                 return self
-            return Ranges.of((max(first, low), min(last, high)))
+            first, last = max(first, low), min(last, high)
+            return _single(first, last) if first <= last else EMPTY
         begin, end = bisect_left(self.hi, low), bisect_right(self.lo, high)
         if begin >= end or low > high:
             return EMPTY

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -132,13 +133,17 @@ def test_each_step_of_housekeeping_fails_alone(monkeypatch: pytest.MonkeyPatch) 
 def test_failing_housekeeping_fails_no_send_and_no_receive(monkeypatch: pytest.MonkeyPatch) -> None:
     """C13, C11: the context's statistics show it, and close() raises nothing."""
 
+    looked = threading.Event()
+
     def broken(self: Housekeeper) -> bool:
+        looked.wait(30)
         raise OSError("a damaged file")
 
     monkeypatch.setattr(Housekeeper, "run", broken)
     monkeypatch.setattr(context_module, "HOUSEKEEPING_EVERY_S", 0.01)
     with memory_domain(orders="queue") as root, connect(root) as context, context.consumer("orders") as consumer:
         assert context.statistics().healthy
+        looked.set()
         send(context, 3)
         wait_until(lambda: context.statistics().failed_attempts >= 2)
         for _ in range(20):

@@ -16,9 +16,10 @@ from spark_jms.settings.store import Thresholds
 from spark_jms.store import OutcomeUnknownError, Put, StoreFullError
 from spark_jms.store.engine import LedgerBatch, OwnershipLostError
 from spark_jms.store.engine.entry_log import Verdict
+from spark_jms.store.engine.remote_access import RemoteAccess
 from spark_jms.store.engine.shared_write import Proposal
 from spark_jms.store.errors import FencedError, StoreClosedError, StoreError
-from spark_jms.store.ledger.entries import Change, Prepared, Written
+from spark_jms.store.ledger.entries import Change, Connected, Prepared, Written
 from spark_jms.store.net.event_loop import EventLoopThread
 from spark_jms.store.regions.client.instance import StoreInstance
 from spark_jms.store.regions.published_overload import PublishedOverload
@@ -34,6 +35,23 @@ def test_an_append_sent_again_into_the_same_write_counts_once() -> None:
     proposals = (first, Proposal("t", 4, first.entries, again=True))
     assert tuple(target.propose(proposal, shared) for proposal in proposals) == (Verdict.TAKEN, Verdict.TAKEN)
     assert shared.batch().entries == first.entries
+
+
+def test_an_append_reaches_the_engine_while_a_reader_waits() -> None:
+    """S6: a reader keeps the replica's lock for as long as the engine makes it wait."""
+    pair = Pair()
+    access = pair.backends[1]._route.access()
+    assert isinstance(access, RemoteAccess)
+    pair.stores[1].names()
+    proposal = Proposal("t", access._replica.place.position, (Connected("late", ""),))
+    verdicts: list[Verdict] = []
+    appending = threading.Thread(target=lambda: verdicts.append(access.append(proposal)))
+    with access._replica.lock:
+        appending.start()
+        wait_until(lambda: proposal.entries[0] in pair.place.entries)
+    appending.join(10)
+    assert verdicts == [Verdict.TAKEN]
+    pair.close()
 
 
 def test_an_append_is_kept_once_when_its_client_reconnects() -> None:

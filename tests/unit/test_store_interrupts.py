@@ -104,7 +104,7 @@ def test_ctrl_c_while_a_replica_applies_a_page_restarts_it(monkeypatch: pytest.M
         patch.setattr(Ledger, "apply", interrupted_once(Ledger.apply, after=1))
         with pytest.raises(KeyboardInterrupt):
             pair.stores[1].peek("r")
-    assert pair.backends[1]._route._replica.position == 0
+    assert pair.backends[1]._route._replica.place.position == 0
     assert set(pair.stores[1].peek("r")) == {"0", "1", "2"}
     far.open("other").commit([Put("k", b"v")])
     assert pair.stores[0].peek("other") == {"k": b"v"}

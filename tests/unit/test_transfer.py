@@ -89,6 +89,7 @@ moves = st.lists(
 )
 
 
+@pytest.mark.timeout(300)  # 2,000 examples: 10 s, but a busy machine has taken 60
 @settings(max_examples=2000, deadline=None)
 @given(st.integers(1, 3), moves)
 def test_transfer_is_all_or_nothing(count: int, events: list[tuple[str, int, int]]) -> None:
