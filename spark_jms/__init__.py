@@ -16,21 +16,29 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spark_jms.client import Context
+    from spark_jms.core.client_identity import ClientIdPolicy
     from spark_jms.log.declarations import DeclarationChange
 
 __version__ = "0.1.0"
 __all__ = ["apply", "connect"]
 
 
-def connect(root: str | os.PathLike[str] | None = None, *, housekeeping: bool = True) -> Context:
+def connect(
+    root: str | os.PathLike[str] | None = None,
+    *,
+    housekeeping: bool = True,
+    client_id: str | None = None,
+    client_id_policy: ClientIdPolicy = "restricted",
+) -> Context:
     """Open the domain at `root`, or at the environment variable JMSQ_ROOT. Use it in a `with` statement.
 
-    `housekeeping=False` leaves purge and compaction to other processes: for short-lived programs.
+    `housekeeping=False` leaves purge and compaction to other processes: for short-lived programs. The names of subscriptions
+    belong to the `client_id`, and InvalidClientIDException is raised while another connection has a restricted one.
     Raises DomainError when there is no domain.
     """
     from spark_jms import client
 
-    return client.connect(root, housekeeping=housekeeping)
+    return client.connect(root, housekeeping=housekeeping, client_id=client_id, client_id_policy=client_id_policy)
 
 
 def apply(root: str | os.PathLike[str], module: str | os.PathLike[str] | Mapping[str, Any]) -> list[DeclarationChange]:

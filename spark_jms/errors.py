@@ -179,5 +179,9 @@ class IllegalStateException(JmsqError):
     """The object's state does not allow this call: the error names that state."""
 
 
+class InvalidClientIDException(JmsqError):
+    """Another connection has this restricted client id: close it, take another id, or let both be unrestricted."""
+
+
 class SubscriptionInUseError(IllegalStateException):
     """The subscription has other consumers, and one of them or this one is exclusive: close the others, or share it."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from spark_jms.claims.positions import ensure_subscription
-from spark_jms.core.destination import check_name
+from spark_jms.core.client_identity import check_kept
 from spark_jms.core.selector import Selector
 from spark_jms.errors import ModuleFileError, OptionError
 from spark_jms.log.delta_log import DeltaLog
@@ -61,7 +61,7 @@ def subscription_request(
         )
     if name is not None:
         try:
-            check_name("subscription", name)
+            check_kept(name)
         except ModuleFileError as error:
             raise OptionError(str(error)) from None
     return SubscriptionRequest(name, False, sharing == "exclusive", text)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         Producer,
         PropertyValue,
     )
+    from spark_jms.core.client_identity import ClientIdPolicy
 
 EXIT_NOTHING = 3
 _CHUNK_MESSAGES = 1000
@@ -35,10 +36,10 @@ _WHOLE_BITS = {"byte": 8, "short": 16, "int": 32, "long": 64}
 _TYPES = ("string", "boolean", *_WHOLE_BITS, "float", "double")
 
 
-def _connect(settings: CommandSettings) -> Context:
+def _connect(settings: CommandSettings, client_id: str | None = None, policy: ClientIdPolicy = "restricted") -> Context:
     from spark_jms.client import connect
 
-    return connect(settings.root, housekeeping=False)
+    return connect(settings.root, housekeeping=False, client_id=client_id, client_id_policy=policy)
 
 
 # -- send -------------------------------------------------------------------------------------------------------------
@@ -215,6 +216,10 @@ def _report_sent(settings: CommandSettings, destination: str, count: int, more: 
     help="A topic's subscription; a new durable one is created. Without it: one of this command alone, not durable.",
 )
 @click.option("--non-durable", is_flag=True, help="The subscription ends with its last consumer.")
+@click.option(
+    "--client-id", metavar="ID", help="The subscription belongs to this client id, which only this command may use."
+)
+@click.option("--unrestricted", is_flag=True, help="With --client-id: any number of connections may use the id.")
 @click.option("--exclusive", is_flag=True, help="No other consumer may use the subscription meanwhile.")
 @click.option(
     "--starting-position",
@@ -240,6 +245,8 @@ def receive(
     destination: str,
     subscription: str | None,
     non_durable: bool,
+    client_id: str | None,
+    unrestricted: bool,
     exclusive: bool,
     starting_position: str | None,
     selector: str | None,
@@ -252,10 +259,13 @@ def receive(
 
     Exit code 3: no message arrived in time.
     """
+    if unrestricted and client_id is None:
+        raise click.UsageError("--unrestricted goes with --client-id")
+    policy: ClientIdPolicy = "unrestricted" if unrestricted else "restricted"
     received = 0
     prefetch = min(limit or _ACKNOWLEDGE_EVERY, _ACKNOWLEDGE_EVERY)
     out = settings.out
-    with _connect(settings) as context:
+    with _connect(settings, client_id, policy) as context:
         consumer = context.consumer(
             destination,
             selector=selector,

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from spark_jms.claims.background import BackgroundThread
 from spark_jms.claims.batches import ConsumerSettings
+from spark_jms.claims.client_claim import claim_client_id
 from spark_jms.claims.housekeeper import Housekeeper
 from spark_jms.claims.subscriber import open_subscriber
 from spark_jms.claims.subscription_request import Sharing, subscription_request
@@ -33,6 +34,7 @@ from spark_jms.client.reply import Replies
 from spark_jms.client.request import Requestor
 from spark_jms.client.shared_send import SharedSender
 from spark_jms.client.temporary import OwnedDestinations, TemporaryDestination
+from spark_jms.core.client_identity import ClientIdentity, ClientIdPolicy
 from spark_jms.core.destination import Subscription, is_temporary
 from spark_jms.core.health import BackgroundFailure
 from spark_jms.core.selector import Selector
@@ -63,18 +65,27 @@ HOUSEKEEPING_EVERY_S = 2.0
 UNSUBSCRIBE_TIMEOUT_S = 15.0  # wait for a record of the subscription
 
 
-def connect(root: str | os.PathLike[str] | None = None, *, housekeeping: bool = True) -> Context:
+def connect(
+    root: str | os.PathLike[str] | None = None,
+    *,
+    housekeeping: bool = True,
+    client_id: str | None = None,
+    client_id_policy: ClientIdPolicy = "restricted",
+) -> Context:
     """Open the domain at `root`, or at the environment variable JMSQ_ROOT. Use it in a `with` statement.
 
     `housekeeping=False` leaves purge and compaction to other processes: for short-lived programs.
+    The names of its subscriptions belong to the `client_id` and its policy. While a connection with a restricted id is open,
+    another one is refused (InvalidClientIDException); unrestricted ones may be many (C10).
     Raises DomainError when there is no domain.
     """
+    identity = ClientIdentity(client_id, client_id_policy)
     where = os.fspath(root) if root is not None else os.environ.get(ROOT_VARIABLE, "")
     if not where:
         raise DomainError(f"no root: give connect(root) the domain's directory or URL, or set {ROOT_VARIABLE}")
     domain = Domain(where)
     pa.array([0])  # the first array makes pyarrow import pandas (a third of a second): pay for it here
-    return Context(domain, housekeeping)
+    return Context(domain, housekeeping, identity)
 
 
 @dataclass(frozen=True)
@@ -98,10 +109,15 @@ class Context:
     background work raises.
     """
 
-    def __init__(self, domain: Domain, housekeeping: bool) -> None:
-        self.root = domain.root
-        self._domain = domain
+    def __init__(self, domain: Domain, housekeeping: bool, identity: ClientIdentity) -> None:
+        self.root, self.client_id = domain.root, identity.client_id
+        self._domain, self._identity = domain, identity
         self._store: Store = open_store(domain.store_uri)
+        try:
+            self._client = claim_client_id(self._store, identity)
+        except BaseException:
+            self._store.close()
+            raise
         self._background = BackgroundThread("client")
         # A thread of its own: compaction must not delay a hand-over.
         self._housekeeping_thread = BackgroundThread("client housekeeping")
@@ -176,7 +192,12 @@ class Context:
         wanted = Selector.parse(selector)
         settings = ConsumerSettings(wanted, False, fail_on_data_loss, members=_pinned(log, members))
         request = subscription_request(
-            log, subscription, _position(starting_position), wanted, durable=durable, sharing=sharing
+            log,
+            self._kept(log, subscription),
+            _position(starting_position),
+            wanted,
+            durable=durable,
+            sharing=sharing,
         )
         consumer_name = f"client-{secrets.token_hex(6)}"
         store = self._store_of(destination)
@@ -206,7 +227,7 @@ class Context:
 
         Raises InvalidDestinationError, InvalidSelectorError, OptionError.
         """
-        self._log(destination)
+        subscription = self._kept(self._log(destination), subscription, exists=True)
         if limit is not None and (type(limit) is not int or limit < 0):
             raise OptionError(f"limit is {limit!r}, but must be a whole number, 0 or more")
         if include_finished and subscription is not None:
@@ -250,9 +271,10 @@ class Context:
     def unsubscribe(self, topic: str, subscription: str) -> None:
         """Drop a durable subscription and its backlog. Raises InvalidDestinationError when there is none, and
         IllegalStateException while a consumer uses it (C10)."""
-        self._log(topic)
+        kept = self._kept(self._log(topic), subscription, exists=True)
+        assert kept is not None
         store = self._store_of(topic)
-        found = droppable_subscription(self._domain, store, topic, subscription)
+        found = droppable_subscription(self._domain, store, topic, kept)
         drop_subscription(self._domain, store, found, UNSUBSCRIBE_TIMEOUT_S)
 
     # -- inside ---------------------------------------------------------------------------------------------------
@@ -264,6 +286,14 @@ class Context:
             raise InvalidDestinationError(f"{destination!r} is not a destination: {error}") from None
         log.verify()  # what is made now belongs to the table of now
         return log
+
+    def _kept(self, log: DeltaLog, subscription: str | None, *, exists: bool = False) -> str | None:
+        """What a subscription of this client is kept as. One that `exists` may be named by any context without a client id.
+        That a queue has none is found later."""
+        given = exists and self.client_id is None
+        if subscription is None or given or not log.snapshot.destination.is_topic:
+            return subscription
+        return self._identity.kept(subscription)
 
     def _use(self, destination: str) -> DeltaLog:
         log = self._log(destination)

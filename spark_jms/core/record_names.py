@@ -23,6 +23,11 @@ def uses_record(table_id: str) -> str:
     return f"subscribers/{table_id}"
 
 
+def client_record(client_id: str) -> str:
+    """Held by the one connection with a restricted client id."""
+    return f"clients/{client_id}"
+
+
 def lease_record(table_id: str) -> str:
     """The lease of the one process that does the destination's housekeeping."""
     return f"housekeeping/{table_id}"

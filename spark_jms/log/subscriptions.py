@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import attrs
 
-from spark_jms.core.destination import Subscription, check_name
+from spark_jms.core.client_identity import check_kept
+from spark_jms.core.destination import Subscription
 from spark_jms.log.commit import Decision, commit
 from spark_jms.log.declarations import metadata_action
 from spark_jms.log.delta_log import DeltaLog
@@ -19,7 +20,7 @@ def create_subscription(
 ) -> Subscription:
     """The durable subscription `name`, made if it is new. `floors` is pure. Because this is a commit, a purge either sees
     the subscription or was committed before it."""
-    check_name("subscription", name)
+    check_kept(name)
     now = now_ms()
     found: Subscription | None = None
 

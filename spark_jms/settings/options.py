@@ -24,6 +24,11 @@ SHARING = {
     "others",
 }
 
+CLIENT_ID_POLICIES = {
+    "restricted": "one streaming query or client at a time; others get an InvalidClientIDException",
+    "unrestricted": "any number",
+}
+
 
 @attrs.frozen
 class Options(Table):
@@ -56,6 +61,20 @@ class Options(Table):
         "Who may use the topic's subscription. A restarted query waits up to 15 s for its older self to end. Refused for a "
         "queue.",
         used_in="S",
+    )
+    client_id: str | None = setting(
+        "clientId",
+        Text("a name"),
+        None,
+        "The names of a topic's subscriptions belong to the client id, if there is one, and its policy.",
+        used_in="S B",
+    )
+    client_id_policy: str = setting(
+        "clientIdPolicy",
+        Choice(CLIENT_ID_POLICIES, fold=True),
+        "restricted",
+        "How many connections may have the `clientId`. A restarted query waits up to 15 s for its older self to end.",
+        used_in="S B",
     )
     starting_position: str | None = setting(
         "startingPosition",

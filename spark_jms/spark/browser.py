@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from spark_jms.core.message import spark_schema
 from spark_jms.settings.options import Options
-from spark_jms.spark.options import check_browsing
+from spark_jms.spark.options import browsed_subscription, check_browsing
 from spark_jms.spark.source import MemberPartition, read_partition
 from spark_jms.spark.worker import freeze_loaded
 
@@ -59,7 +59,7 @@ class JmsqReader(DataSourceReader):
         domain = Domain(o.root)
         if o.view in ("acknowledgements", "claims", "subscriptions"):
             with views.opened_store(domain) as store:
-                rows = getattr(views, o.view)(domain, store, o.destination, o.subscription)
+                rows = getattr(views, o.view)(domain, store, o.destination, browsed_subscription(o))
             return [ViewPartition([views.as_row(row) for row in rows])]
         return self._message_partitions(domain)
 
@@ -75,7 +75,7 @@ class JmsqReader(DataSourceReader):
         states = {}
         if o.view == "messages":
             with views.opened_store(domain) as store:
-                states = views.states(domain, store, o.destination, o.subscription)
+                states = views.states(domain, store, o.destination, browsed_subscription(o))
         selector = Selector.parse(o.selector)
         out: list[InputPartition] = []
         for member, files in sorted(snapshot.members.items()):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import attrs
 
+from spark_jms.core.client_identity import ClientIdentity
 from spark_jms.core.message import COLUMNS
 from spark_jms.errors import OptionError, TriggerError
 from spark_jms.settings.options import FOREIGN_NAMES, FOREIGN_PREFIXES, OPTIONS, Options
@@ -68,6 +69,19 @@ def _meant(key: str) -> str:
     prefixed = (name for prefix, name in FOREIGN_PREFIXES.items() if folded.startswith(prefix))
     foreign = FOREIGN_NAMES.get(folded) or next(prefixed, None)
     return f" (did you mean {foreign!r}?)" if foreign else hint(key, OPTIONS, " (did you mean {!r}?)")
+
+
+def identity_of(options: Options) -> ClientIdentity:
+    """Raises OptionError."""
+    return ClientIdentity(options.client_id, options.client_id_policy)
+
+
+def browsed_subscription(options: Options) -> str | None:
+    """What the subscription is kept as. Without a client id any name that `jmsq subscriptions` shows may be looked at."""
+    identity = identity_of(options)
+    if options.subscription is None or identity.client_id is None:
+        return options.subscription
+    return identity.kept(options.subscription)
 
 
 def check_browsing(options: Options) -> None:

@@ -26,7 +26,7 @@ from spark_jms.errors import (
     TriggerError,
 )
 from spark_jms.settings.options import Options
-from spark_jms.spark.options import check_streaming
+from spark_jms.spark.options import check_streaming, identity_of
 from spark_jms.spark.worker import freeze_loaded
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Create the subscriber when the first logged offset arrives: it names the query's consumer."""
         from spark_jms.claims.background import BackgroundThread
         from spark_jms.claims.batches import ConsumerSettings
+        from spark_jms.claims.client_claim import claim_client_id
         from spark_jms.claims.housekeeper import Housekeeper
         from spark_jms.claims.progress import OPEN_TIMEOUT_S
         from spark_jms.claims.subscriber import open_subscriber
@@ -89,6 +90,9 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._closing = ExitStack()  # `stop` closes whatever was opened before a failure
             store = self._closing.enter_context(open_store(domain.store_uri))
             settings = ConsumerSettings(selector, True, o.fail_on_data_loss, o.in_doubt_timeout_ms)
+            client = claim_client_id(store, identity_of(o), wait_s=OPEN_TIMEOUT_S)
+            if client is not None:
+                self._closing.callback(client.close)
             request = None
             if domain.log(o.destination).snapshot.destination.is_topic:
                 request = SubscriptionRequest(subscription, exclusive=o.subscription_sharing == "exclusive")
@@ -119,20 +123,23 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         o = self.options
         domain, selector = Domain(o.root), Selector.parse(o.selector)
         table = domain.log(o.destination)
-        if o.subscription_sharing != "sharable" and not table.refresh().destination.is_topic:
+        identity, name = identity_of(o), o.subscription
+        if table.refresh().destination.is_topic:
+            name = None if name is None else identity.kept(name)
+        elif o.subscription_sharing != "sharable" or identity.client_id is not None:
             raise OptionError(
-                f"option subscriptionSharing is for a topic's subscription, and {o.destination} is no topic"
+                f"options subscriptionSharing and clientId are for a topic's subscription, and {o.destination} is no topic"
             )
-        known = None if new else find_subscription(table, o.subscription, selector)
+        known = None if new else find_subscription(table, name, selector)
         if known is None and not new:
-            what = f"the subscription {o.subscription!r} of topic {o.destination} was dropped, with its undelivered messages"
+            what = f"the subscription {name!r} of topic {o.destination} was dropped, with its undelivered messages"
             if o.fail_on_data_loss:
                 raise DataLossError(
                     f"{what}. Start with a new checkpointLocation, or set failOnDataLoss to false to continue with a new "
                     "subscription at startingPosition."
                 )
             log.warning("%s: the query continues with a new one", what)
-        return domain, known or ensure_subscription(table, o.subscription, o.starting_position, selector), selector
+        return domain, known or ensure_subscription(table, name, o.starting_position, selector), selector
 
     def initialOffset(self) -> dict[str, Any]:
         from spark_jms.core.batch import Batch

@@ -87,7 +87,7 @@ def test_each_line_of_the_tables_is_true(
             assert option[1] in OPTIONS
             parse_options({"root": root, "destination": "orders", option[1]: option[2]})
         elif code not in NAMES:
-            run_python(code.replace('connect("messages")', f"connect({root!r})"), context)
+            run_python(code.replace('connect("messages"', f"connect({root!r}"), context)
 
 
 def test_programs_of_the_page_run(

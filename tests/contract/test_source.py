@@ -17,6 +17,7 @@ from spark_jms.claims import planner, progress, views
 from spark_jms.core.batch import Batch
 from spark_jms.errors import (
     DataLossError,
+    InvalidClientIDException,
     InvalidDestinationError,
     OffsetError,
     OptionError,
@@ -332,5 +333,29 @@ def test_exclusive_query_excludes_others(root: str, monkeypatch: pytest.MonkeyPa
     send(root, "x", to="prices")
     assert rows(second, start, second.latestOffset(start, LIMIT)) == [("x", 1)]
     second.stop()
-    with pytest.raises(OptionError, match="subscriptionSharing is for a topic's subscription"):
+    with pytest.raises(OptionError, match="subscriptionSharing and clientId are for a topic's subscription"):
         reader(root, subscriptionSharing="exclusive").initialOffset()
+
+
+def test_query_has_a_client_id(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C10: a restricted one is its own while it lives; the subscription belongs to it and its policy."""
+    monkeypatch.setattr(progress, "OPEN_TIMEOUT_S", 0.0)
+    named = {"destination": "prices", "subscription": "s", "clientId": "app"}
+    first, second = reader(root, **named), reader(root, **named)
+    first.latestOffset(first_batch(first), LIMIT)
+    start = first_batch(second)
+    with pytest.raises(InvalidClientIDException, match="'app' is in use"):
+        second.latestOffset(start, LIMIT)
+    many = [reader(root, **named, clientIdPolicy="unrestricted") for _ in range(2)]
+    for one in many:
+        one.latestOffset(first_batch(one), LIMIT)
+    assert sorted(Domain(root).log("prices").refresh().destination.subscriptions) == ["app::s", "app:s"]
+    send(root, "x", to="prices")
+    browsed = JmsqReader(parse_options({"root": root, **named, "columns": "text"}))
+    assert len(browsed.partitions()) == 1
+    for one in (first, second, *many):
+        one.stop()
+    with pytest.raises(OptionError, match="clientId"):
+        reader(root, clientId="app").initialOffset()
+    with pytest.raises(OptionError, match="subscription"):
+        reader(root, destination="prices", subscription="app:s").initialOffset()

@@ -20,7 +20,7 @@ from spark_jms.claims.leftovers import clear_leftovers
 from spark_jms.claims.record_sets import read_state
 from spark_jms.client import Consumer, Context
 from spark_jms.core.record_set import RecordSet
-from spark_jms.errors import ConsumerClosedException, OptionError, SubscriptionInUseError
+from spark_jms.errors import ConsumerClosedException, InvalidClientIDException, OptionError, SubscriptionInUseError
 from spark_jms.log.purge import TOPIC_WITHOUT_SUBSCRIPTIONS_RETENTION_MS, purge
 from spark_jms.log.storage import now_ms
 from spark_jms.store import MemoryStore
@@ -153,6 +153,46 @@ def test_wrong_requests_are_refused(context: Context) -> None:
         with pytest.raises(OptionError, match=text):
             context.consumer(**named)  # type: ignore[arg-type]
     assert uses(context) == {"~s"}
+
+
+# -- client ids --------------------------------------------------------------------------------------------------------
+def test_restricted_client_id_belongs_to_one_connection(context: Context) -> None:
+    """C10: until it is closed; unrestricted ones are not in its way."""
+    with connect(context.root, housekeeping=False, client_id="app"):
+        with pytest.raises(InvalidClientIDException, match="'app' is in use by another connection"):
+            connect(context.root, client_id="app")
+        for _ in range(2):
+            connect(context.root, housekeeping=False, client_id="app", client_id_policy="unrestricted")
+        connect(context.root, housekeeping=False, client_id="other").close()
+    connect(context.root, housekeeping=False, client_id="app").close()
+    with pytest.raises(OptionError, match="client id"):
+        connect(context.root, client_id="a b")
+
+
+def test_subscription_belongs_to_the_client_id_and_its_policy(context: Context) -> None:
+    """C10: durable or not, the same name of another client is another subscription; so it is for unsubscribe and browse."""
+    makers = [
+        context,
+        connect(context.root, housekeeping=False, client_id="app"),
+        connect(context.root, housekeeping=False, client_id="app", client_id_policy="unrestricted"),
+        connect(context.root, housekeeping=False, client_id="app", client_id_policy="unrestricted"),
+    ]
+    durable = [one.consumer("prices", subscription="s") for one in makers]
+    passing = [one.consumer("prices", subscription="s", durable=False) for one in makers]
+    send(context, "x")
+    assert [one.name for one in context.subscriptions("prices")] == ["app::s", "app:s", "s"]
+    for consumers in (durable, passing):
+        assert [texts(one, 1) for one in consumers[:2]] == [["x"], ["x"]]
+        shared = consumers[2:]
+        assert sorted(str(texts(one, 1)[0]) for one in shared) == ["None", "x"]
+    for one in durable:
+        one.close()
+    send(context, "y")
+    assert [message.text for message in makers[1].browser("prices", subscription="s")] == ["y"]
+    makers[1].unsubscribe("prices", "s")
+    assert [one.name for one in context.subscriptions("prices")] == ["app::s", "s"]
+    for maker in makers[1:]:
+        maker.close()
 
 
 # -- purge and housekeeping --------------------------------------------------------------------------------------------

@@ -65,6 +65,7 @@ def receives() -> None:
         context.consumer("prices", subscription="s", starting_position={"sequence": {0: 17}})
         context.consumer("prices", subscription="s", durable=False, sharing="exclusive")
         context.consumer("prices", sharing="all")  # type: ignore[arg-type]
+        spark_jms.connect("messages", client_id="app", client_id_policy="free")  # type: ignore[arg-type]
         context.consumer("prices", subscription="s", starting_position=datetime.now(timezone.utc))
         context.consumer("orders", listener=lambda m: print(m.text), exception_listener=print)
         assert_type([m.sequence for m in context.browser("orders", include_finished=True)], list[int])

@@ -29,6 +29,8 @@ def test_every_option_is_read() -> None:
             "Destination": "orders",
             "subscription": "s",
             "SubscriptionSharing": "EXCLUSIVE",
+            "clientId": "app",
+            "clientIdPolicy": "Unrestricted",
             "selector": "a = 1",
             "columns": "Text, sequence",
             "view": "ALL",
@@ -51,6 +53,8 @@ def test_every_option_is_read() -> None:
         "x",
         "s",
         "exclusive",
+        "app",
+        "unrestricted",
         "earliest",
         "a = 1",
         ("text", "sequence"),
@@ -110,7 +114,8 @@ def test_options_of_kafka_get_the_names_they_have_here() -> None:
         "format(\"jmsq\") has no option 'kafka.bootstrap.servers' (did you mean 'root'?), "
         "'subscribe' (did you mean 'destination'?), 'startingOffsets' (did you mean 'startingPosition'?), "
         "'maxOffsetsPerTrigger' (did you mean 'maxMessagesPerTrigger'?), "
-        "'kafka.group.id' (did you mean 'subscription'?): accepted are checkpointLocation, columns, destination"
+        "'kafka.group.id' (did you mean 'subscription'?): accepted are checkpointLocation, clientId, clientIdPolicy, "
+        "columns, destination"
     )
 
 

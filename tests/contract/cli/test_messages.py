@@ -121,6 +121,19 @@ def test_receive_names_no_option_of_another_interface(jmsq: Jmsq, domain: str, w
     assert says in jmsq("receive", *words, code=1).stderr
 
 
+def test_receive_with_a_client_id(jmsq: Jmsq, domain: str) -> None:
+    """C10, C14: the subscription belongs to the id; a restricted one that is in use is refused by name."""
+    with connect(domain, housekeeping=False, client_id="app") as context:
+        context.consumer("prices", subscription="s").close()
+        jmsq("send", "prices", "--text", "x")
+        arguments = ["receive", "prices", "--subscription", "s", "--client-id", "app"]
+        assert "'app' is in use by another connection" in jmsq(*arguments, code=1).stderr
+        assert "no message arrived" in jmsq(*arguments, "--unrestricted", "--timeout", "0", code=3).stderr
+    assert "x" in jmsq("browse", "prices", "--subscription", "app:s").stdout
+    assert jmsq(*arguments).stdout.endswith("x\n")
+    assert "goes with --client-id" in jmsq("receive", "prices", "--unrestricted", code=2).stderr
+
+
 def test_receive_from_a_subscription_that_is_not_durable(jmsq: Jmsq, domain: str) -> None:
     """C10, C14: it ends with the command; an exclusive one of another process is in the way by name."""
     jmsq("send", "prices", "--text", "before")
