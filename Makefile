@@ -38,6 +38,9 @@ THREE_AT_ONCE := --numprocesses 3 --dist worksteal
 TWO_AT_ONCE := --numprocesses 2 --dist worksteal
 FAST_TESTS := $(wildcard tests/unit tests/contract tests/simulation)
 SPARK_TESTS := tests/process tests/spark
+# Thousands of seeds in virtual time need CPU time and nothing else. At the lowest priority they use the processors while the
+# tests of the other stages wait, and delay none of them. They are a process group, so a stage that fails ends all of them.
+SIMULATIONS := nice -n 19 $(PY) -m pytest -q $(TWO_AT_ONCE) -m "not soak" tests/simulation
 
 .PHONY: help
 help: ## this list
@@ -53,8 +56,16 @@ demo: setup classes ## a year of flights through queues and topics, with a kill 
 
 .PHONY: test
 test: $(INSTALLED) java ## everything CI runs: set-up, lint, every test layer (about 27 minutes)
+	@said=$$(mktemp); set -m; $(SIMULATIONS) $(ARGS) >"$$said" 2>&1 & simulations=$$!; set +m; \
+	  trap 'kill -- "-$$simulations" 2>/dev/null || true; rm -f "$$said"' EXIT; \
+	  $(MAKE) stages; \
+	  echo "== simulations"; wait "$$simulations" || failed=$$?; cat "$$said"; exit "$${failed:-0}"
+
+.PHONY: stages
+stages:
 	@$(MAKE) --jobs=3 --output-sync=target jars postgresql chromium lint classes
-	@echo "== tests without Spark" && $(SPARK_RUN) -m pytest -q $(THREE_AT_ONCE) -m "not spark and not soak" tests $(ARGS)
+	@echo "== tests without Spark" && \
+	  $(SPARK_RUN) -m pytest -q $(THREE_AT_ONCE) -m "not simulation and not spark and not soak" tests $(ARGS)
 	@echo "== tests with Spark" && $(SPARK_RUN) -m pytest -q $(TWO_AT_ONCE) -m "spark and not soak" $(SPARK_TESTS) $(ARGS)
 
 .PHONY: check

@@ -10,7 +10,6 @@ from tests.simulation.planting import MOST_SEEDS, PlantingError, catch, planted_
 LEAST = 40
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("planted", PLANTED, ids=str)
 def test_planted_bug_is_caught(planted: Planted) -> None:
     """R7-R12, R14, R18: within 2,000 seeds, or by the test that it names; the seeds that found it last come first."""
