@@ -157,6 +157,11 @@ class TransferError(JmsqError):
     stat`."""
 
 
+class PoisonMessageError(JmsqError):
+    """A message that makes every batch fail cannot be set aside: the error names it and its error destination. Nothing was
+    lost; repair that destination and start the query again."""
+
+
 class QueryRunningError(JmsqError):
     """Another instance of the same query is running: a checkpoint belongs to one running query. Stop the other instance; a
     copy of a checkpoint needs a fresh checkpointLocation."""

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 
+from spark_jms.claims.error_destination import ErrorDestination
+from spark_jms.claims.isolation import Isolation, pinned
 from spark_jms.claims.members import Members
 from spark_jms.claims.offer import Offer
 from spark_jms.claims.planner import Planner
@@ -24,6 +26,7 @@ from spark_jms.core.batch import Batch, Limits, MemberPick, claim_id
 from spark_jms.core.claim import Claim
 from spark_jms.core.destination import Destination
 from spark_jms.core.pause import CONSUMPTION
+from spark_jms.core.query_progress import QueryProgress
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.selector import Selector
 from spark_jms.errors import (
@@ -51,6 +54,7 @@ class ConsumerSettings:
     in_doubt_timeout_ms: int | None = None  # None = the destination's
     members: frozenset[int] | None = None
     live: LiveSubscription | None = None  # None: the table has the subscription, or it is a queue
+    isolates_poison: bool = False
 
 
 class BatchMaker:
@@ -68,15 +72,12 @@ class BatchMaker:
     ) -> None:
         self._table, self._store, self._members, self._planner = table, store, members, planner
         self._transfers, self._settings, self._clock_ms = transfers, settings, clock_ms
-        self.previous = PreviousBatch(store, members, replayable=settings.replayable, clock_ms=clock_ms)
-        self._limit = RedeliveryLimit(
-            table,
-            transfers,
-            members.session_id,
-            members.label,
-            clock_ms,
-            fail_on_data_loss=settings.fail_on_data_loss,
+        errors = ErrorDestination(
+            table, transfers, members.label, clock_ms, fail_on_data_loss=settings.fail_on_data_loss
         )
+        self.isolation = Isolation(table, members, transfers, errors, clock_ms, narrows=settings.isolates_poison)
+        self.previous = PreviousBatch(store, members, self.isolation, replayable=settings.replayable, clock_ms=clock_ms)
+        self._limit = RedeliveryLimit(errors, members.session_id, members.label, clock_ms)
         self.planned_version = -1
         self._last_batch_s = time.monotonic()
 
@@ -86,16 +87,24 @@ class BatchMaker:
         self.planned_version = snapshot.version
         self._check_subscription(snapshot)
         progress = self.previous.checked_progress(start)
+        self.isolation.ends(start)
         needed = self.previous.members_left(start)
-        self._acquire(snapshot, needed)
+        waiting = self.isolation.waiting(progress, start)
+        self._acquire(snapshot, needed | waiting)
+        self._members.pinned = pinned(waiting, self._members.held.keys())
         self._check_new_records()
         # These are brought up to date, but nothing new is claimed there: it is another consumer's turn.
         leaving = self._members.contested() | self._members.borrowed()
         changed = self._up_to_date(snapshot, start, needed)
         batch = None
         if self.previous.finish(start, needed - set(changed)):
-            batch = self._claim_next(snapshot, progress.claimed + 1, changed, leaving, limits, targets)
+            progress = self.isolation.acknowledged(progress, start)
+            if progress.trial is not None:
+                batch, progress = self._claim_withheld(snapshot, progress, changed)
+            else:
+                batch = self._claim_next(snapshot, progress.claimed + 1, changed, leaving, limits, targets)
             if batch is not None:
+                self._members.pinned = set()
                 progress = replace(progress, claimed=progress.claimed + 1)
         held = self._members.held
         begun = {m for m, state in changed.items() if state.intents.keys() - held[m].state.intents.keys()}
@@ -252,6 +261,18 @@ class BatchMaker:
             changed[member] = state.claim(made)
             members[member] = MemberPick(self._members.held[member].handle.epoch, picks, state.redelivered(picks))
         return Batch(consumer, claim, members, self._members.table_id)
+
+    def _claim_withheld(
+        self, snapshot: Snapshot, progress: QueryProgress, changed: dict[int, RecordSet]
+    ) -> tuple[Batch | None, QueryProgress]:
+        """The messages that a failing batch withheld are the next batch, once this consumer holds all their members."""
+        assert progress.trial is not None
+        declared = snapshot.destination
+        members = progress.trial.messages.keys()
+        if members - changed.keys() or members & declared.pauses.members(CONSUMPTION, declared.members):
+            return None, progress
+        claim = claim_id(progress.claimed + 1, secrets.token_hex(8))
+        return self.isolation.claim_again(progress, changed, claim, self._settings.in_doubt_timeout_ms)
 
     def _refuse_hoarding(self, state: RecordSet, member: int) -> None:
         """A client that receives and never acknowledges would make the record set grow without bound."""

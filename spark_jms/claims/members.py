@@ -16,10 +16,11 @@ from spark_jms.core.hand_over import consumers_of, wanted
 from spark_jms.core.query_progress import QueryProgress
 from spark_jms.core.record_names import consumer_record, member_record, members_prefix
 from spark_jms.core.record_set import RecordSet
-from spark_jms.errors import ConsumerClosedException
+from spark_jms.errors import ConsumerClosedException, MemberUnavailableError
 from spark_jms.store import FencedError, Handle, Operation, RecordHeldError, Session, Store
 
 MIN_HOLD_S = 0.05  # an owner keeps a record at least so long, or two idle consumers would only hand it back and forth
+_POLL_S = 0.01
 REVISIT_S = 1.0  # after so long a consumer with a selector returns to a member without new messages
 
 
@@ -59,6 +60,7 @@ class Members:
         self._taken_up: set[int] = set()  # granted to us and opened at a boundary; no plan has used them yet
         self._borrowed: set[int] = set()  # asked back from another holder only to acknowledge a claim
         self._fenced: FencedError | None = None  # for good: the session still lists handles that `held` has dropped
+        self.pinned: set[int] = set()  # kept although others wait: the next batch needs several members at once
         self._monotonic_s = monotonic_s
 
     @property
@@ -159,6 +161,17 @@ class Members:
         self.held[member] = Held(handle, state, self._monotonic_s())
         return True
 
+    def open_within(self, member: int, deadline_s: float) -> None:
+        """Open a record, waiting for its holder. Raises MemberUnavailableError."""
+        while not self.open(member):
+            if self._monotonic_s() > deadline_s:
+                raise MemberUnavailableError(
+                    f"another consumer holds {self.label(member)} and did not hand it over in time: try again, or see who "
+                    "holds it with `jmsq claims`"
+                )
+            self.hand_over({})
+            time.sleep(_POLL_S)
+
     def attached_state(self, member: int) -> RecordSet:
         """The state of a held member, with this session speaking for the consumer."""
         state = self.held[member].state
@@ -204,7 +217,11 @@ class Members:
         """Held members that other consumers wait for and that were held long enough: this boundary hands them over."""
         now = self._monotonic_s()
         try:
-            return {m for m, h in self.held.items() if now - h.since_s >= MIN_HOLD_S and h.handle.waiters()}
+            return {
+                m
+                for m, h in self.held.items()
+                if m not in self.pinned and now - h.since_s >= MIN_HOLD_S and h.handle.waiters()
+            }
         except FencedError as error:
             raise self._closed(error) from error
 

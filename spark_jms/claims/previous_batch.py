@@ -10,25 +10,28 @@ import logging
 import time
 from collections.abc import Callable, Set
 
+from spark_jms.claims.isolation import Isolation
 from spark_jms.claims.members import Members
 from spark_jms.claims.record_sets import read_state
 from spark_jms.core.batch import Batch
 from spark_jms.core.query_progress import QueryProgress
-from spark_jms.core.ranges import Ranges
+from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.record_set import RecordSet
-from spark_jms.errors import ConsumerClosedException, MemberUnavailableError, StaleCheckpointError
+from spark_jms.errors import ConsumerClosedException, StaleCheckpointError
 from spark_jms.store import Store
 
 log = logging.getLogger("spark_jms")
 RESUME_TIMEOUT_S = 15.0  # how long a restarted consumer waits for the record of a claim it has to protect
-_POLL_S = 0.01
 
 
 class PreviousBatch:
     """Not thread-safe: the subscriber's lock guards it."""
 
-    def __init__(self, store: Store, members: Members, *, replayable: bool, clock_ms: Callable[[], int]) -> None:
-        self._store, self._members, self._replayable, self._clock_ms = store, members, replayable, clock_ms
+    def __init__(
+        self, store: Store, members: Members, isolation: Isolation, *, replayable: bool, clock_ms: Callable[[], int]
+    ) -> None:
+        self._store, self._members, self._isolation = store, members, isolation
+        self._replayable, self._clock_ms = replayable, clock_ms
         self._met = set(store.sessions())  # sessions alive when we started: one of them may be our older self
         self._acknowledged = ""  # the newest claim that is acknowledged on all its members
         self._left: dict[str, set[int]] = {}  # claim -> members where it still has to be acknowledged
@@ -46,8 +49,10 @@ class PreviousBatch:
         """The state of a held member with `start` acknowledged. `fresh`: this session has not changed the member yet."""
         if start.claim in state.claims:
             epoch = self._members.held[member].handle.epoch
-            session = self._members.session_id
-            return state.acknowledge(self._members.consumer, session, start.claim, epoch, self._clock_ms())
+            session, held = self._members.session_id, state.claims[start.claim].picks
+            part = self._isolation.part(self._members.open_progress(), start.claim, member)
+            picks = None if part is None else part & held
+            return state.acknowledge(self._members.consumer, session, start.claim, epoch, self._clock_ms(), picks)
         revoked = start.claim in self._revoked or (fresh and start.claim not in self._own)
         if revoked or state.is_done(start.members[member].picks):
             return state  # revoked while we were away: other consumers get the messages; or acknowledged before
@@ -62,11 +67,13 @@ class PreviousBatch:
         flagged."""
         if not self._replayable:
             return state
+        trial = self._members.open_progress().trial
+        kept = trial.claim if trial else None  # its messages come back as a batch of their own
         for claim in held.claims.values():
             ours = claim.consumer == self._members.consumer and claim.session != self._members.session_id
-            if ours and claim.session in self._met | live_sessions:
+            if ours and claim.id != kept and claim.session in self._met | live_sessions:
                 state = state.release(claim.id, delivered=True)
-        return state.drop(self._members.consumer)
+        return state.drop(self._members.consumer, keep=kept)
 
     def finish(self, start: Batch, missing: set[int]) -> bool:
         """Note where `start` could not be acknowledged; True when it is acknowledged everywhere."""
@@ -101,32 +108,38 @@ class PreviousBatch:
 
     # -- resuming -------------------------------------------------------------------------------------------------
     def resume(self, batch: Batch) -> dict[int, Ranges]:
-        """Protect the claim of a logged batch after a restart. Returns the messages of each member that do not belong to
-        this consumer any more. For a batch that this instance made, this only reads the store."""
+        """Protect the claim of a logged batch after a restart. Returns the messages of each member that the batch does not
+        deliver: they do not belong to this consumer any more, or its isolation withholds them. For a batch that this
+        instance made, this only reads the store."""
         own = batch.claim in self._own
         withheld: dict[int, Ranges] = {}
-        deadline = time.monotonic() + RESUME_TIMEOUT_S
+        deadline_s = time.monotonic() + RESUME_TIMEOUT_S
+        present: dict[int, Ranges] = {}
         for member, pick in batch.members.items():
             if own:
                 state = read_state(self._store, self._members.record(member), self._members.label(member))
                 self._check_speaks(state, member)
             else:
-                self._open_by(member, deadline)
+                self._members.open_within(member, deadline_s)
                 state = self._members.attached_state(member)
                 self._members.commit({member: state})
             claim = state.claims.get(batch.claim)
+            if claim:
+                present[member] = pick.picks & claim.picks
             revoked = pick.picks - claim.picks if claim else pick.picks
             if revoked:
                 withheld[member] = revoked
                 log.warning(
-                    "%s: %d message(s) of the replayed batch were revoked and went to other consumers; they are left out",
+                    "%s: %d message(s) of the replayed batch do not belong to this consumer any more, and are left out: they "
+                    "were revoked, or set aside",
                     self._members.label(member),
                     revoked.count,
                 )
         self._own.add(batch.claim)
         if withheld:
             self._revoked.add(batch.claim)
-        return withheld
+        narrowed = self._isolation.begin(batch.claim, present, deadline_s, again=not own)
+        return {m: withheld.get(m, EMPTY) | narrowed.get(m, EMPTY) for m in withheld.keys() | narrowed.keys()}
 
     def _check_speaks(self, state: RecordSet, member: int) -> None:
         """While we slept another instance may have started, which does not know a batch that we have not logged."""
@@ -135,13 +148,3 @@ class PreviousBatch:
                 f"another instance of consumer {self._members.consumer} has taken over {self._members.label(member)}: this "
                 "one is stale and gets no messages. Stop it."
             )
-
-    def _open_by(self, member: int, deadline: float) -> None:
-        while not self._members.open(member):
-            if time.monotonic() > deadline:
-                raise MemberUnavailableError(
-                    f"another consumer holds {self._members.label(member)} and did not hand it over within "
-                    f"{RESUME_TIMEOUT_S:.0f} s: try again, or see who holds it with `jmsq claims`"
-                )
-            self._members.hand_over({})
-            time.sleep(_POLL_S)

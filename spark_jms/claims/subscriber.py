@@ -4,6 +4,7 @@ The subscriber guards its parts with one lock, and ends with `close`:
 
     members.py         the records it holds: opened, changed in one write, handed over at boundaries
     batches.py         the next batch: acknowledge the previous one, drop, sweep, plan, claim
+    isolation.py       narrows a failing batch to its poison message
     previous_batch.py  the batch before: acknowledged when Spark asks for more, resumed after a restart
     planner.py         which messages a batch may take
     acknowledger.py    acknowledging and releasing, as a plain client does
@@ -105,12 +106,23 @@ class Subscriber:
             return self._batches.next_batch(start, limits, targets)
 
     def resume(self, batch: Batch) -> dict[int, Ranges]:
-        """Protect the claim of a logged batch after a restart. Returns the messages of each member that do not belong to
-        this consumer any more. For a batch that this instance made, this only reads the store."""
+        """Protect the claim of a logged batch after a restart. Returns the messages of each member that the batch does not
+        deliver. For a batch that this instance made, this only reads the store."""
         with self._lock:
             self._check_open()
             self._check_bound(batch)
             return self._batches.previous.resume(batch)
+
+    @property
+    def in_batch(self) -> bool:
+        """Spark processes a batch: it has not asked for the next one."""
+        return self._batches.isolation.runs
+
+    def note_failure(self) -> None:
+        """Spark has given up the batch that it was processing (M4)."""
+        with self._lock:
+            if not self.closed:
+                self._batches.isolation.note_failure()
 
     def is_unacknowledged(self, start: Batch) -> bool:
         """`start` is not acknowledged on all its members yet, because another consumer holds a record."""

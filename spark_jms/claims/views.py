@@ -14,8 +14,11 @@ import pyarrow.parquet as pq
 from spark_jms.claims.active_subscriptions import not_durable
 from spark_jms.claims.record_sets import state_of
 from spark_jms.claims.transfer import Transfers
-from spark_jms.core.ranges import Ranges
-from spark_jms.core.record_names import member_record, members_prefix
+from spark_jms.core.claim import Claim
+from spark_jms.core.poison import Trial
+from spark_jms.core.query_progress import PROGRESS, QueryProgress
+from spark_jms.core.ranges import EMPTY, Ranges
+from spark_jms.core.record_names import consumer_record, member_record, members_prefix
 from spark_jms.core.record_set import RecordSet
 from spark_jms.errors import InvalidDestinationError, JmsqError
 from spark_jms.log.domain import Domain
@@ -37,6 +40,9 @@ class ClaimRow:
     last: int
     made: datetime
     in_doubt_since: datetime | None
+    attempts: int = 1  # how often a query's batch was given to its sink
+    deaths: int = 0  # of these, attempts that ended with the driver
+    withheld: int = 0  # messages that the batch does not deliver: it is narrowed to a poison message
 
 
 @dataclass(frozen=True)
@@ -123,6 +129,7 @@ def claims(domain: Domain, store: Store, destination: str, subscription: str | N
         for member in range(snapshot.destination.members):
             state = state_of(store, snapshot, name, member)
             for c in state.claims.values():
+                trial = _trial(store, snapshot.table_id, name, c)
                 since = moment(c.in_doubt_since_ms) if c.in_doubt_since_ms else None
                 out.append(
                     ClaimRow(
@@ -138,9 +145,21 @@ def claims(domain: Domain, store: Store, destination: str, subscription: str | N
                         c.picks.last,
                         moment(c.made_ms),
                         since,
+                        trial.attempts if trial else 1,
+                        trial.deaths if trial else 0,
+                        (trial.withheld.get(member, EMPTY) & c.picks).count if trial else 0,
                     )
                 )
     return out
+
+
+def _trial(store: Store, table_id: str, subscription: str, claim: Claim) -> Trial | None:
+    """What the claim's consumer knows of its batch, once that was replayed or has failed."""
+    if not claim.replayable:
+        return None
+    record = consumer_record(table_id, subscription, claim.consumer)
+    trial = QueryProgress.from_bytes(store.peek(record).get(PROGRESS), record).trial
+    return trial if trial and trial.claim == claim.id else None
 
 
 def subscriptions(

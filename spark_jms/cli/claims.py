@@ -37,6 +37,9 @@ def claims(
     """List claims. The claim of a dead consumer is in doubt until the consumer returns or inDoubtTimeout has passed. The
     time starts when another consumer notices the death; until then, "in doubt since" is "not noticed yet".
 
+    "attempts" is how often a query's sink was given the batch, and how many of these attempts ended with the driver.
+    "withheld" messages come with the next batch: the query narrows this one to a poison message.
+
     --release revokes a claim, live or in doubt: its consumer can no longer acknowledge it, and other consumers may
     repeat the work it has done on the messages.
     """
@@ -79,6 +82,8 @@ def claims(
         "last",
         "made",
         "in doubt since",
+        "attempts",
+        "withheld",
     )
     settings.out.table(
         "",
@@ -96,6 +101,8 @@ def claims(
                 r.last,
                 r.made,
                 r.in_doubt_since or (None if r.live else "not noticed yet"),
+                f"{r.attempts} ({r.deaths} died)" if r.deaths else r.attempts,
+                r.withheld or None,
             )
             for r in rows
         ],

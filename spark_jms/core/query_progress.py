@@ -2,31 +2,37 @@
 
 A query holds this record for life, and its handle takes part in every write of the query's claims and acknowledgements.
 So of two instances of one query, as a copied Spark checkpoint makes them, only one can commit anything.
+
+A trial (poison.py) is stored here and not in the claim's record sets: they may be handed over while the batch runs, and a
+failure has to be noted at once.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spark_jms.core.batch import claim_number
+from spark_jms.core.poison import Trial, trial_from_json, trial_to_json
 from spark_jms.errors import FormatVersionError, RecordSetError
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3  # with messages that a trial withholds; without any, version 2
 PROGRESS = "progress"  # the key
 
 
 @dataclass(frozen=True)
 class QueryProgress:
-    """`claimed` is the number of the newest claim ever, `acknowledged` the newest claim that Spark has in its commit log."""
+    """`claimed` is the number of the newest claim ever, `acknowledged` the newest claim that Spark has in its commit log.
+    `trial` is of the open claim, once its batch was replayed or has failed."""
 
     claimed: int = 0
     acknowledged: str = ""
+    trial: Trial | None = None
 
     def with_acknowledged(self, claim: str) -> QueryProgress:
         if claim_number(claim) <= claim_number(self.acknowledged):
             return self
-        return QueryProgress(max(self.claimed, claim_number(claim)), claim)
+        return replace(self, claimed=max(self.claimed, claim_number(claim)), acknowledged=claim)
 
     def is_behind(self, claim: str) -> bool:
         """A checkpoint that ends with `claim` is older than what this query has acknowledged. Claims of early versions had no
@@ -35,9 +41,11 @@ class QueryProgress:
         return numbered and claim_number(claim) < claim_number(self.acknowledged)
 
     def to_bytes(self) -> bytes:
-        return json.dumps(
-            {"v": FORMAT_VERSION, "claimed": self.claimed, "acknowledged": self.acknowledged}, separators=(",", ":")
-        ).encode()
+        value: dict[str, object] = {"v": 2, "claimed": self.claimed, "acknowledged": self.acknowledged}
+        if self.trial is not None:
+            narrowed = self.trial.withheld or self.trial.finished
+            value |= {"v": FORMAT_VERSION if narrowed else 2, "trial": trial_to_json(self.trial)}
+        return json.dumps(value, separators=(",", ":")).encode()
 
     @staticmethod
     def from_bytes(data: bytes | None, name: str) -> QueryProgress:
@@ -51,8 +59,9 @@ class QueryProgress:
                     f"the progress of {name} has format version {value['v']}, this spark-jms reads up to {FORMAT_VERSION}: "
                     "install a later spark-jms"
                 )
-            return QueryProgress(int(value["claimed"]), str(value["acknowledged"]))
-        except (ValueError, KeyError, TypeError) as error:
+            trial = trial_from_json(value["trial"]) if "trial" in value else None
+            return QueryProgress(int(value["claimed"]), str(value["acknowledged"]), trial)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RecordSetError(
                 f"the progress of {name} in the store cannot be read ({error!r}): restore the store from a copy, or start "
                 "with a fresh checkpointLocation"

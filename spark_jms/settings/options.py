@@ -17,6 +17,11 @@ VIEWS = {
     "subscriptions": "position, backlog and holder of each subscription and member",
 }
 
+ON_POISON = {
+    "fail": "each restart delivers the same messages",
+    "isolate": "each restart delivers a smaller part, until the message that makes it fail is alone and is set aside",
+}
+
 
 SHARING = {
     "sharable": "its consumers share the messages",
@@ -148,6 +153,23 @@ class Options(Table):
         None,
         "How long other consumers leave the unfinished batch of this query alone when it dies.",
         without="that of the destination",
+        used_in="S",
+    )
+    on_poison: str = setting(
+        "onPoison",
+        Choice(ON_POISON, fold=True),
+        "fail",
+        "What becomes of a batch that the sink cannot take, see [poison messages](MESSAGES.md#poison-messages). `isolate` needs "
+        "`idempotentSink`.",
+        used_in="S",
+    )
+    idempotent_sink: bool = setting(
+        "idempotentSink",
+        Flag(),
+        False,
+        "Declares that the query's sink takes a batch once, however often it gets it, also when a repetition has fewer "
+        "messages than before: Delta sinks and the sink `jmsq` do, `foreachBatch` does when it recognises the batch by its "
+        "number (Delta: `txnAppId` and `txnVersion`) or writes rows by key (`MERGE` on JMSMessageID).",
         used_in="S",
     )
     txn_app_id: str | None = setting(

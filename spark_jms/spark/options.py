@@ -100,10 +100,17 @@ def check_browsing(options: Options) -> None:
 
 
 def check_streaming(options: Options) -> None:
-    """Raises OptionError for a view: a stream would consume messages that were only to be looked at."""
+    """Raises OptionError for a view: a stream would consume messages that were only to be looked at. And for a sink that is
+    not declared idempotent, when batches shall be narrowed (M4)."""
     if options.view != "messages":
         raise OptionError(
             f"option view is {options.view!r}, but a stream consumes messages: leave it out, or use spark.read"
+        )
+    if options.on_poison == "isolate" and not options.idempotent_sink:
+        raise OptionError(
+            "option onPoison is 'isolate', which repeats a batch with fewer messages: a sink that does not take each batch "
+            "once would get messages twice. If yours does (docs/MESSAGES.md, poison messages), set idempotentSink to true; "
+            "else leave onPoison out"
         )
 
 

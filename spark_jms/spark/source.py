@@ -27,7 +27,7 @@ from spark_jms.errors import (
 )
 from spark_jms.settings.options import Options
 from spark_jms.spark.options import check_streaming, identity_of
-from spark_jms.spark.worker import freeze_loaded
+from spark_jms.spark.worker import StopSignal, freeze_loaded
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -68,6 +68,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._targets: dict[int, int] | None = None
         self._subscriber: Subscriber | None = None
         self._unlogged = ""  # the consumer of an initial offset that Spark has not logged yet
+        self._signal: StopSignal | None = None  # with onPoison=isolate
         self._closing = ExitStack()
 
     # -- planning, on the driver ---------------------------------------------------------------------
@@ -89,7 +90,12 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             domain, subscription, selector = self._resolved(new=False)
             self._closing = ExitStack()  # `stop` closes whatever was opened before a failure
             store = self._closing.enter_context(open_store(domain.store_uri))
-            settings = ConsumerSettings(selector, True, o.fail_on_data_loss, o.in_doubt_timeout_ms)
+            isolates = o.on_poison == "isolate"
+            settings = ConsumerSettings(
+                selector, True, o.fail_on_data_loss, o.in_doubt_timeout_ms, isolates_poison=isolates
+            )
+            if isolates:
+                self._signal = self._closing.enter_context(StopSignal())
             client = claim_client_id(store, identity_of(o), wait_s=OPEN_TIMEOUT_S)
             if client is not None:
                 self._closing.callback(client.close)
@@ -185,7 +191,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The next batch, or None after a short wait. A poll costs one check for a file name."""
         deadline = time.monotonic() + IDLE_WAIT_S
         batch = subscriber.next_batch(before, self._limits())
-        while batch is None and time.monotonic() < deadline:
+        while batch is None and time.monotonic() < deadline and not self._stops():
             time.sleep(_POLL_S)
             if subscriber.hand_over() or subscriber.has_news():
                 batch = subscriber.next_batch(before, self._limits())
@@ -205,6 +211,8 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if not left and not subscriber.is_unacknowledged(before):
                 self._warn_of_pause(subscriber)
                 return None
+            if self._stops():
+                return None
             if time.monotonic() > deadline:
                 if subscriber.is_unacknowledged(before):
                     raise MemberUnavailableError(
@@ -221,6 +229,10 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     )
                 return None
             time.sleep(_POLL_S * 4)
+
+    def _stops(self) -> bool:
+        """Spark is stopping this source."""
+        return self._signal is not None and self._signal.arrived
 
     def _warn_of_pause(self, subscriber: Subscriber) -> None:
         """Trigger.AvailableNow ends while consumption is paused: to wait would hold the job for as long as the pause."""
@@ -275,8 +287,15 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Does nothing: the next latestOffset acknowledges, in the write that claims."""
 
     def stop(self) -> None:
-        self._subscriber = None
-        self._closing.close()
+        """Spark calls this when the query ends, and when the driver has died. Only Spark sends the signal: then it has given
+        up the batch that it was processing (M4)."""
+        subscriber, self._subscriber = self._subscriber, None
+        try:
+            if subscriber is not None and subscriber.in_batch and self._signal and self._signal.wait():
+                subscriber.note_failure()
+        finally:
+            self._signal = None
+            self._closing.close()
 
     # -- reading, in a task ---------------------------------------------------------------------------------------
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
@@ -285,7 +304,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         freeze_loaded()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"options": self.options, "_targets": None, "_subscriber": None, "_unlogged": ""}
+        return {"options": self.options, "_targets": None, "_subscriber": None, "_unlogged": "", "_signal": None}
 
 
 def read_partition(partition: MemberPartition) -> Iterator[RecordBatch]:

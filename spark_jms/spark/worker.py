@@ -3,15 +3,62 @@
 PySpark's daemon runs a full garbage collection after each task. With pyspark, pandas and pyarrow loaded, the collector
 walks some hundred thousand objects that live as long as the worker, which takes longer than reading a small batch.
 Freezing those objects exempts them; the collector still handles whatever later tasks leave behind.
+
+The process of a source on the driver ends in one of two ways. When the query ends, because it failed or was stopped, Spark
+closes the connection and sends SIGTERM, in any order, and Python would die before it has called `stop`. When the driver
+dies, the connection ends and no signal comes. `StopSignal` tells the two apart.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
+import os
+import signal
+import threading
+import time
+from types import FrameType, TracebackType
+from typing import Any
+
+_SIGNAL_WAIT_S = 5.0  # from the end of the connection to Spark's signal, while the driver lives
+_STOP_S = 20  # for `stop` after the signal: a store that hangs must not keep the process
+_POLL_S = 0.01
 
 
 @functools.cache
 def freeze_loaded() -> None:
     """Call at the end of a task. The first call, when all modules are loaded, freezes; later calls do nothing."""
     gc.freeze()
+
+
+class StopSignal:
+    """While it is entered, SIGTERM does not end the process but is noted: the end of the connection ends it, or SIGALRM after
+    a while. Outside the main thread, which alone may take signals, none ever arrives."""
+
+    def __init__(self) -> None:
+        self.arrived = False
+        self._driver = os.getppid()
+        self._before: Any = None
+
+    def __enter__(self) -> StopSignal:
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGTERM, self._note)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+        if self.arrived:
+            signal.alarm(0)
+
+    def wait(self) -> bool:
+        """Whether the signal has come or comes now. False when the driver is dead."""
+        deadline_s = time.monotonic() + _SIGNAL_WAIT_S
+        while not self.arrived and os.getppid() == self._driver and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+        return self.arrived
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if not self.arrived:
+            self.arrived = True
+            signal.alarm(_STOP_S)

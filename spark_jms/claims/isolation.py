@@ -1,0 +1,206 @@
+"""Narrowing a query's failing batch to its poison message (M4). core/poison.py has the rule.
+
+The trial is stored with the query's progress before a replay delivers anything, so every later replay delivers the same
+part until that part has failed as well.
+
+    partitions, a replay   `begin`: one more attempt; narrows the batch, or sets the poison message aside
+    stop                   `note_failure`: Spark gave the batch up
+    latestOffset           `part`: what the acknowledgement of the batch finishes; the claim keeps the rest
+                           `acknowledged`, `claim_again`: the rest is the next batch
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Set
+from dataclasses import replace
+
+from spark_jms.claims.error_destination import ErrorDestination, FailedMessages
+from spark_jms.claims.members import Members
+from spark_jms.claims.transfer import Transfers
+from spark_jms.core.batch import Batch, MemberPick, claim_number
+from spark_jms.core.claim import Claim
+from spark_jms.core.poison import (
+    Messages,
+    Trial,
+    TrialPhase,
+    claimed_again,
+    common,
+    count,
+    failed,
+    replayed,
+    succeeded,
+    without,
+)
+from spark_jms.core.query_progress import QueryProgress
+from spark_jms.core.ranges import EMPTY, Ranges
+from spark_jms.core.record_set import RecordSet
+from spark_jms.errors import JmsqError, PoisonMessageError
+from spark_jms.log.delta_log import DeltaLog
+
+ISOLATION = "poison isolation"  # the consumer in the acknowledgement table
+_REASON = "poison: a batch of {} failed {} times with this message alone"
+log = logging.getLogger("spark_jms")
+
+
+class Isolation:
+    """Of one query. Not thread-safe: the subscriber's lock guards it. `narrows`: the query's option onPoison is isolate;
+    without it a trial that another run of the query began is kept, and goes no further."""
+
+    def __init__(
+        self,
+        table: DeltaLog,
+        members: Members,
+        transfers: Transfers,
+        error_destination: ErrorDestination,
+        clock_ms: Callable[[], int],
+        *,
+        narrows: bool,
+    ) -> None:
+        self._table, self._members, self._transfers = table, members, transfers
+        self._error_destination, self._clock_ms, self._narrows = error_destination, clock_ms, narrows
+        self._begun: Trial | None = None  # the attempt that runs in this process
+
+    # -- attempts -------------------------------------------------------------------------------------------------
+    def begin(self, claim: str, present: Messages, deadline_s: float, *, again: bool) -> Messages:
+        """An attempt of the batch begins; `present` is what its claim holds. Returns what it does not deliver. `again`:
+        another process gave it to the sink before."""
+        progress = self._members.open_progress()
+        trial = _of(progress, claim) or Trial(claim, present)
+        if again:
+            before = trial.within(present)
+            trial, convicted = replayed(before, narrows=self._narrows)
+            after = replace(progress, trial=trial)
+            if convicted:
+                self._set_aside(after, convicted, before.failures, deadline_s)
+            else:
+                self._members.commit({}, after)
+            if trial.tried != before.tried:
+                self._tell(trial)
+        self._begun = trial
+        return without(present, trial.tried)
+
+    def note_failure(self) -> None:
+        """Spark has given up the batch whose attempt runs."""
+        if self._begun is None or not self._narrows:
+            return
+        trial, self._begun = failed(self._begun), None
+        self._members.commit({}, replace(self._members.open_progress(), trial=trial))
+        log.warning(
+            "%s/%s: the batch with claim %s failed (attempt %d) with %d message(s)",
+            self._members.destination,
+            self._members.subscription,
+            trial.claim,
+            trial.attempts,
+            count(trial.tried),
+        )
+
+    def ends(self, start: Batch) -> None:
+        """Spark asks for the batch after `start`: the attempt of `start` has succeeded."""
+        if self._begun is not None and self._begun.claim == start.claim:
+            self._begun = None
+
+    @property
+    def runs(self) -> bool:
+        """An attempt has begun, and Spark has not asked for the next batch."""
+        return self._begun is not None
+
+    # -- acknowledging --------------------------------------------------------------------------------------------
+    @staticmethod
+    def part(progress: QueryProgress, claim: str, member: int) -> Ranges | None:
+        """What an acknowledgement of the claim finishes in this member; None: all of it."""
+        trial = _of(progress, claim)
+        if trial is None or not (trial.withheld or trial.finished):
+            return None
+        return EMPTY if trial.finished else trial.tried.get(member, EMPTY)
+
+    @staticmethod
+    def waiting(progress: QueryProgress, start: Batch) -> set[int]:
+        """The members whose records the next batch needs, all at once."""
+        trial = progress.trial
+        if trial is None:
+            return set()
+        if trial.claim == start.claim:
+            return set(trial.messages) if trial.finished else set(trial.withheld)
+        return set(trial.messages) if _is_unlogged(trial, start) else set()
+
+    def acknowledged(self, progress: QueryProgress, start: Batch) -> QueryProgress:
+        """`start` is acknowledged on all its members."""
+        trial = progress.trial
+        if trial is None:
+            return progress
+        if trial.claim == start.claim:
+            return progress if trial.finished else replace(progress, trial=succeeded(trial))
+        return replace(progress, trial=replace(trial, finished=True) if _is_unlogged(trial, start) else None)
+
+    def claim_again(
+        self, progress: QueryProgress, changed: dict[int, RecordSet], claim: str, in_doubt_timeout_ms: int | None
+    ) -> tuple[Batch | None, QueryProgress]:
+        """The messages that wait get a new claim, in `changed`. No batch when others have revoked all of them."""
+        trial = progress.trial
+        assert trial is not None
+        open_claims = {m: changed[m].claims.get(trial.claim) for m in trial.messages}
+        rest = common(trial.messages, {m: known.picks for m, known in open_claims.items() if known})
+        if not rest:
+            return None, replace(progress, trial=None)
+        picks: dict[int, MemberPick] = {}
+        for member, ranges in rest.items():
+            state = changed[member].release(trial.claim, delivered=not trial.flagged)
+            consumer, session = self._members.consumer, self._members.session_id
+            now = self._clock_ms()
+            made = Claim(claim, consumer, session, ranges, now, True, in_doubt_timeout_ms=in_doubt_timeout_ms)
+            changed[member] = state.claim(made)
+            epoch = self._members.held[member].handle.epoch
+            picks[member] = MemberPick(epoch, ranges, state.redelivered(ranges))
+        after = replace(progress, trial=claimed_again(trial.within(rest), claim))
+        return Batch(self._members.consumer, claim, picks, self._members.table_id), after
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+    def _set_aside(self, progress: QueryProgress, convicted: Messages, failures: int, deadline_s: float) -> None:
+        """Move the message, or discard it, and write the trial without it in the same commit. Raises PoisonMessageError."""
+        ((member, picks),) = convicted.items()
+        assert progress.trial is not None
+        claim, reason = progress.trial.claim, _REASON.format(self._members.consumer, failures)
+        self._members.open_within(member, deadline_s)
+        state, epoch = self._members.attached_state(member), self._members.held[member].handle.epoch
+        destination = self._table.refresh().destination
+        found = FailedMessages(member, claim, picks, state.redelivered(picks), ISOLATION, reason)
+        try:
+            after = self._error_destination.take(state, found, destination, epoch)
+        except (JmsqError, OSError) as error:
+            raise PoisonMessageError(
+                f"{self._members.label(member)}#{picks.first} is a poison message, and it cannot be set aside in "
+                f"{destination.error_destination}: {error}. Nothing was lost. Repair that destination and start the query again."
+            ) from error
+        self._members.commit({member: after}, progress)
+        ended = self._transfers.finish(after, epoch, patient=True)
+        self._members.commit({member: ended.state})
+
+    def _tell(self, trial: Trial) -> None:
+        name = f"{self._members.destination}/{self._members.subscription}"
+        if trial.phase is TrialPhase.NONE:
+            log.warning("%s: the batch with claim %s ends without messages; the others come next", name, trial.claim)
+            return
+        log.warning(
+            "%s: the batch with claim %s failed and is narrowed: it delivers %d message(s), and the next one the other %d",
+            name,
+            trial.claim,
+            count(trial.tried),
+            count(trial.withheld),
+        )
+
+
+def pinned(wanted: Set[int], held: Set[int]) -> set[int]:
+    """The records that a query keeps until it has all of `wanted`: in ascending order, or two queries that wait for each
+    other would keep what the other needs."""
+    missing = min(wanted - held, default=None)
+    return {member for member in wanted if missing is None or member < missing}
+
+
+def _of(progress: QueryProgress, claim: str) -> Trial | None:
+    return progress.trial if progress.trial and progress.trial.claim == claim else None
+
+
+def _is_unlogged(trial: Trial, start: Batch) -> bool:
+    """Its claim was made for a batch after `start`, and Spark never logged that batch."""
+    return claim_number(trial.claim) > claim_number(start.claim)
