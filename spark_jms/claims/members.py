@@ -164,7 +164,7 @@ class Members:
     def open_within(self, member: int, deadline_s: float) -> None:
         """Open a record, waiting for its holder. Raises MemberUnavailableError."""
         while not self.open(member):
-            if self._monotonic_s() > deadline_s:
+            if time.monotonic() > deadline_s:
                 raise MemberUnavailableError(
                     f"another consumer holds {self.label(member)} and did not hand it over in time: try again, or see who "
                     "holds it with `jmsq claims`"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from spark_jms.claims import batches, planner, previous_batch, progress
+from spark_jms.claims import batches, members, planner, previous_batch, progress
 from spark_jms.core.claim import Claim
 from spark_jms.core.message_state import MessageEvent
 from spark_jms.core.ranges import Ranges
@@ -166,7 +166,7 @@ def run(seed: int, trace: Callable[[str], object] = lambda line: None, often: Co
     files, clock = _model().copy(), Clock()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(domain, "open_storage", lambda root: files)
-        for module in (batches, previous_batch, progress, storage):
+        for module in (batches, members, previous_batch, progress, storage):
             patch.setattr(module, "time", clock)
         patch.setattr(progress, "OPEN_TIMEOUT_S", 0.0)
         world = QueueWorld(files, clock, seed)
