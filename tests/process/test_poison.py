@@ -17,7 +17,7 @@ from spark_jms.log.declarations import apply_destinations
 from spark_jms.log.domain import create_domain
 from tests.process.crash import PLUGIN
 
-pytestmark = pytest.mark.spark  # applications of its own
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]  # two applications of its own, on a busy machine
 PROJECT = Path(__file__).parents[2]
 
 
@@ -26,7 +26,7 @@ def run(root: Path, work: Path) -> int:
     command = [sys.executable, "-m", "tests.process.poison_app", str(root), str(work)]
     with open(work / "output.log", "ab") as output:
         return subprocess.run(
-            command, env=environment, cwd=PROJECT, stdout=output, stderr=output, timeout=250, check=False
+            command, env=environment, cwd=PROJECT, stdout=output, stderr=output, timeout=280, check=False
         ).returncode
 
 

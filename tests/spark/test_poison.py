@@ -6,11 +6,12 @@ import runpy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import pytest
+import pytest
 
+if TYPE_CHECKING:
     from tests.spark.conftest import Bench
 
+pytestmark = pytest.mark.timeout(450)  # a query that is started six times beside others takes its time
 EXAMPLE = Path(__file__).parents[2] / "examples" / "spark_poison.py"
 
 
