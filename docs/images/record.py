@@ -76,7 +76,13 @@ def run(command: str, directory: str) -> str:
     os.close(ours)
     if process.wait() != 0:
         raise SystemExit(f"{command} failed:\n{printed.decode()}")
-    return printed.decode().replace("\r\n", "\n").replace(directory, ".")
+    return without_erased(printed.decode().replace("\r\n", "\n")).replace(directory, ".")
+
+
+def without_erased(printed: str) -> str:
+    """What a terminal shows at the end: without the lines that were erased, as those of a progress bar."""
+    line_above = r"[^\n]*\n(?:\x1b\[\?25h)?\r\x1b\[1A\x1b\[2K"
+    return re.sub(r"[^\n]*\r\x1b\[2K", "", re.sub(line_above, "", printed))
 
 
 if __name__ == "__main__":

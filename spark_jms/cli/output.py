@@ -84,17 +84,17 @@ class Output:
 
     @contextmanager
     def progress(self, label: str, total: int | None) -> Iterator[Progress]:
-        """A progress bar if stderr is a terminal and the output is not JSON."""
+        """A progress bar, or a count when the total is unknown, if stderr is a terminal and the output is not JSON."""
         if self.as_json or not sys.stderr.isatty():
             yield Progress()
             return
         from rich import progress as bars
 
-        columns = (
-            bars.TextColumn("{task.description}"),
-            bars.BarColumn(),
-            bars.MofNCompleteColumn(),
-            bars.TimeRemainingColumn(),
+        said = bars.TextColumn("{task.description}")
+        columns: tuple[bars.ProgressColumn, ...] = (
+            (said, bars.BarColumn(), bars.MofNCompleteColumn(), bars.TimeRemainingColumn())
+            if total is not None
+            else (said, bars.TextColumn("{task.completed:,}"))
         )
         from rich.console import Console
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 
@@ -158,3 +159,17 @@ def test_rates() -> None:
 
     assert with_rates(looked(10), None, 1.0).rates is None
     assert with_rates(looked(10), looked(4), 2.0).rates == Rates(3.0, 0.0)
+
+
+@pytest.mark.parametrize(("total", "shown"), [(None, "1,200"), (2400, "1200/2400")])
+def test_progress_shows_a_count_or_a_bar(
+    total: int | None, shown: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C14: without a total there is no bar that could fill up."""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    with Output(as_json=False).progress("sending", total) as progress:
+        progress.advance(1200)
+    found = capsys.readouterr().err
+    assert shown in found
+    assert "?" not in re.sub(r"\x1b\[\?25[hl]", "", found)
