@@ -125,6 +125,10 @@ class RecordSetError(JmsqError):
 
 
 # -- at run time --------------------------------------------------------------------------------------------------------
+class ClockSkewError(JmsqError):
+    """This host's clock differs too much from the root's: synchronise the clocks."""
+
+
 class DestinationPausedError(JmsqError):
     """An administrator has paused the destination or a member of it: try again after `jmsq resume`."""
 

@@ -99,6 +99,7 @@ class Housekeeper:
 
     def run(self) -> bool:
         """False when another process has the lease."""
+        self.rounds.monitor.run("clock", self._domain.clock.check)
         table_id = self._domain.log(self._destination).refresh().table_id
         if self._lease is not None and self._table_id != table_id:  # dropped and created again
             self._lease.close()

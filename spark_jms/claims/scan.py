@@ -195,7 +195,9 @@ def _columns(file: DataFile, question: Question) -> list[str] | None:
     if not (question.selector or delays or expires or blocks):
         return None
     wanted = [*(question.selector.columns if question.selector else ())]
-    wanted += ["JMSDeliveryTime"] * delays + ["JMSExpiration"] * expires + ["JMSXGroupID"] * bool(blocks)
+    wanted += (
+        ["JMSDeliveryTime", "JMSTimestamp"] * delays + ["JMSExpiration"] * expires + ["JMSXGroupID"] * bool(blocks)
+    )
     return list(dict.fromkeys(wanted))
 
 
@@ -250,8 +252,8 @@ def _scan_rows(
         ready = pc.and_not(matches, over)
         unwanted = pc.invert(pc.or_(matches, over))
         due_ms = question.delivers_up_to_ms
-        if due_ms is not None and "JMSDeliveryTime" in batch.schema.names:
-            ready = pc.and_(ready, pc.less_equal(batch.column("JMSDeliveryTime"), due_ms))
+        if due_ms is not None and {"JMSDeliveryTime", "JMSTimestamp"} <= set(batch.schema.names):
+            ready = pc.and_not(ready, _delayed(batch, due_ms))
         if question.blocked is not None and "JMSXGroupID" in batch.schema.names:
             units = batch.column("JMSXGroupID")
             remaining = pc.invert(pc.or_(ready, over))
@@ -274,6 +276,12 @@ def _scan_rows(
         read=read,
         refused_units=UnitMessages.together(refused_units),
     )
+
+
+def _delayed(batch: pa.RecordBatch, due_ms: int) -> pa.BooleanArray:
+    """A message that was sent without a delay is due at once, even if its sender's clock is ahead of ours (C17)."""
+    delivery = batch.column("JMSDeliveryTime")
+    return pc.and_(pc.greater(delivery, due_ms), pc.greater(delivery, batch.column("JMSTimestamp")))
 
 
 def _units_in(storage: Storage, file: DataFile, part: Ranges) -> list[UnitMessages]:

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spark_jms.cli.settings import CommandSettings, DurationParameter, command, destinations_argument, names_or_all
+from spark_jms.errors import JmsqError
 
 if TYPE_CHECKING:
     from spark_jms.admin.statistics import DestinationStatistics
     from spark_jms.claims.views import SubscriptionRow
+    from spark_jms.core.clock_skew import ClockReading
     from spark_jms.log.domain import Domain
     from spark_jms.store import Store
 
@@ -42,7 +44,8 @@ def stat(settings: CommandSettings, destinations: tuple[str, ...], watch_s: floa
         raise click.UsageError("--times goes with --watch")
     with settings.opened() as (domain, store):
         if watch_s is None:
-            _show(settings, domain.root, [collect(domain, store, name) for name in names_or_all(domain, destinations)])
+            found = [collect(domain, store, name) for name in names_or_all(domain, destinations)]
+            _show(settings, domain.root, found, _clock(domain))
         elif settings.as_json:
             for looked in _looks(domain, store, destinations, watch_s, times):
                 settings.out.record(_document(domain.root, looked))
@@ -107,24 +110,42 @@ def _screen(root: str, found: Sequence[DestinationStatistics], width: int) -> li
     return parts
 
 
-def _document(root: str, found: Sequence[DestinationStatistics]) -> dict[str, object]:
+def _clock(domain: Domain) -> ClockReading | None:
+    """None where this process may not write."""
+    from spark_jms.log.clock import read_clock
+
+    try:
+        return read_clock(domain.storage)
+    except (JmsqError, OSError):
+        return None
+
+
+def _document(
+    root: str, found: Sequence[DestinationStatistics], clock: ClockReading | None = None
+) -> dict[str, object]:
     from spark_jms.claims.views import moment
     from spark_jms.log.storage import now_ms
 
-    return {"root": root, "time": moment(now_ms()), "destinations": list(found)}
+    measured = {"clock": clock} if clock else {}
+    return {"root": root, "time": moment(now_ms()), **measured, "destinations": list(found)}
 
 
-def _show(settings: CommandSettings, root: str, found: Sequence[DestinationStatistics]) -> None:
+def _show(
+    settings: CommandSettings, root: str, found: Sequence[DestinationStatistics], clock: ClockReading | None = None
+) -> None:
     from spark_jms.cli.output import table
 
     out = settings.out
     if out.as_json:
-        out.document(_document(root, found))
+        out.document(_document(root, found, clock))
     elif not found:
         out.say(f"{root} has no destinations: jmsq apply --root {root} MODULE.yaml")
     else:
         for made in _tables(found, watched=any(s.rates for s in found)):
             out.show(table(made.title, made.columns, made.rows))
+        if clock is not None:
+            beyond = "" if clock.is_tolerated else ": beyond what is tolerated, synchronise the clocks"
+            out.say(f"the clock of this host is {clock} of the root's{beyond}")
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from typing import Any
 
 from spark_jms.core.destination import check_name, is_temporary
 from spark_jms.errors import DestinationDroppedError, DomainError, FormatVersionError, InvalidDestinationError
+from spark_jms.log.clock import ClockWatch
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.local_storage import LocalStorage
 from spark_jms.log.register import Register, RegisterEntry
@@ -41,6 +42,7 @@ class Domain:
         self.storage = open_storage(root)
         self.root = self.storage.uri
         self.register = Register(self.storage)
+        self.clock = ClockWatch(self.storage)
         self.temporary = TemporaryTables(self.storage)
         self._lock = threading.Lock()
         self._logs: dict[tuple[str, str], DeltaLog] = {}  # by path and name
