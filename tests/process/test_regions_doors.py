@@ -10,6 +10,9 @@ import urllib.request
 from pathlib import Path
 
 from spark_jms.store.net.tls import client_context
+from spark_jms.store.regions.core.directory import RegionEntry, closed
+from spark_jms.store.regions.daemon.stop import main as stop
+from spark_jms.store.regions.global_directory import DirectoryFiles
 from spark_jms.testing.waiting import wait_until
 from tests.certificates import certificate
 from tests.daemons import Daemons
@@ -19,7 +22,7 @@ TOKEN = "0123456789abcdef-secret"
 
 
 class Doors:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, daemons: int = 3) -> None:
         cert, key = certificate(path)
         tokens = path / "tokens"
         tokens.write_text(f"alice {TOKEN}\n")
@@ -31,7 +34,7 @@ class Doors:
             "RS_DOOR_TOKENS": str(tokens),
             "RS_DOOR_REGION_MB": "8",
         }
-        self.daemons = Daemons(path / "global", 3, "64M", settings, doors=True)
+        self.daemons = Daemons(path / "global", daemons, "64M", settings, doors=True)
 
     def ask(self, number: int, method: str, path: str, op: str, data: bytes | None = None) -> bytes | int:
         """The body, or the status of a refusal; 0 when the door is down."""
@@ -93,5 +96,21 @@ def test_doors_forward_requests_over_tls(tmp_path: Path) -> None:
         doors.daemons.signal(serving, 9)
         wait_until(lambda: [doors.ask(number, "GET", "/d/f", "OPEN") for number in others] == [data] * 2, 30.0)
         assert doors.serving() in others
+    finally:
+        doors.daemons.close()
+
+
+def test_door_closes_its_namespace_when_its_daemon_stops_by_force(tmp_path: Path) -> None:
+    """R4, R19: the daemon serves its own door until that has closed its regions, so the stop does not wait for a time-out."""
+    doors = Doors(tmp_path, daemons=1)
+    try:
+        wait_until(lambda: doors.ask(0, "PUT", "/d", "MKDIRS") == b'{"boolean":true}', 30.0)
+        files = DirectoryFiles(doors.daemons.cluster.directory)
+        before = files.read("webhdfs.000")
+        assert isinstance(before, RegionEntry)
+        assert before.opener is not None
+        assert stop(["-dir", str(doors.daemons.path), "-force"]) == 0
+        assert doors.daemons.processes[0].wait(30) == 0
+        assert files.read("webhdfs.000") == closed(before)
     finally:
         doors.daemons.close()

@@ -99,7 +99,8 @@ def test_stopped_primary_is_fenced_when_it_wakes(make_daemons: Make) -> None:
 
 
 def test_region_is_lost_with_both_its_daemons(make_daemons: Make) -> None:
-    """R18: only those regions are lost; no daemon serves a part of them; `rmr` frees their names."""
+    """R18: only those regions are lost, and both other daemons log it; no daemon serves a part of them; `rmr` frees their
+    names."""
     daemons = make_daemons(4)
 
     async def run() -> None:
@@ -118,6 +119,7 @@ def test_region_is_lost_with_both_its_daemons(make_daemons: Make) -> None:
 
             await asyncio.to_thread(wait_until, lambda: status()["lost.000"] == "LOST", 30.0, "LOST")
             assert status() == {"lost.000": "LOST", "kept.000": "OPEN"}
+            await asyncio.to_thread(wait_until, lambda: daemons.output().count("region lost.000 is LOST") == 2, 10.0)
             assert await objects.read(handle) == b"kept"
             await objects.create(b"more")
             with pytest.raises(RegionLostError, match=r"lost\.000"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from spark_jms.store.errors import ProtocolError
 from spark_jms.store.regions.core.protocol import Failure, Open, ReadRegion, RegionMessage, Reply, WriteRegion
@@ -16,9 +16,10 @@ from tests.simulator.errors import Promise, Violation
 from tests.simulator.event_loop import SimLoop
 from tests.simulator.invariants import Invariants
 
+ANSWERS = (Reply, Failure)
 
-@dataclass(frozen=True)
-class Asked:
+
+class Asked(NamedTuple):
     message: RegionMessage
     at_ms: float
 
@@ -80,7 +81,7 @@ class ClientSocket(ClientEnd):
     # ---- what the cluster uses
 
     def answering(self, message: RegionMessage) -> None:
-        if not isinstance(message, Reply | Failure):
+        if not isinstance(message, ANSWERS):
             return
         asked = self._asked.pop(message.request, None)
         match message, asked:
@@ -100,7 +101,7 @@ class ClientSocket(ClientEnd):
                 self._invariants.check_lost(name)
 
     def receive(self, message: RegionMessage) -> None:
-        self._loop.call_soon(self._arrived, message)
+        self._loop.call_now(self._arrived, message)
 
     def _arrived(self, message: RegionMessage) -> None:
         if self._connection is None:

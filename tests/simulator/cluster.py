@@ -35,6 +35,7 @@ from tests.simulator.schedule import Schedule
 from tests.simulator.timing import Timing
 
 ADMINISTRATOR_STAYS_MS = 5_000.0
+SENDS = (ToPeer, ToClient)
 
 
 class SimCluster:
@@ -120,7 +121,7 @@ class SimCluster:
         if not daemon.paused:
             self.network.dial(daemon)
             self._perform(daemon, core.tick(daemon.clock_ms(), daemon.wall_us()))
-        self.schedule.later(self.timing.tick_ms(), lambda: self._tick(daemon, core))
+        self.schedule.later(self.timing.tick_ms(), partial(self._tick, daemon, core))
 
     def crash(self, daemon: SimDaemon) -> None:
         self.note(f"daemon {daemon.index} dies")
@@ -146,7 +147,7 @@ class SimCluster:
 
     def _perform(self, daemon: SimDaemon, actions: list[Action]) -> None:
         for action in actions:
-            if isinstance(action, ToPeer | ToClient) and self._dies(daemon, Moment.SEND):
+            if daemon.fate is not None and isinstance(action, SENDS) and self._dies(daemon, Moment.SEND):
                 return
             match action:
                 case ToPeer(target, message):

@@ -6,9 +6,30 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
+from functools import partial
 from typing import Any
 
 from tests.simulator.schedule import Schedule
+
+MOST_ROUNDS = 100  # of callbacks in one step of the schedule; then other processes have their turn
+FEWEST_TASKS = 32  # before those that are done are forgotten
+
+
+class SimHandle(asyncio.TimerHandle):
+    """A callback that waits. Much smaller than the one of asyncio, which is most of what a turn would cost."""
+
+    __slots__ = ()
+
+    def __init__(self, callback: Callable[..., Any], args: tuple[Any, ...], context: Context | None) -> None:
+        self._callback: Any = callback
+        self._args = args
+        self._context: Any = context
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._callback = None
+        self._args = ()
 
 
 class SimLoop(asyncio.AbstractEventLoop):
@@ -18,9 +39,10 @@ class SimLoop(asyncio.AbstractEventLoop):
     def __init__(self, schedule: Schedule, clock_rate: float = 1.0) -> None:
         self._schedule = schedule
         self._clock_rate = clock_rate
-        self._tasks: dict[asyncio.Task[Any], None] = {}
-        self._ready: deque[asyncio.Handle] = deque()
-        self._turning = False  # a turn is due
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._most_tasks = FEWEST_TASKS
+        self._ready: deque[SimHandle] = deque()
+        self._turning = False  # a turn is due, or under way
         self._failure: BaseException | None = None
         self.paused = False
         self.dead = False
@@ -32,11 +54,20 @@ class SimLoop(asyncio.AbstractEventLoop):
     # ---- callbacks
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.Handle:  # type: ignore[override]
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = SimHandle(callback, args, context)
         self._ready.append(handle)
         if not self._turning:
             self._begin_turn()
         return handle
+
+    def call_now(self, callback: Callable[..., Any], *args: Any) -> None:
+        """For a step of the schedule that does nothing else: as `call_soon`, in the same step."""
+        self._run_now(SimHandle(callback, args, None))
+
+    def _run_now(self, handle: SimHandle) -> None:
+        self._ready.append(handle)
+        if not self._turning:
+            self._turn()
 
     def _begin_turn(self) -> None:
         if not self.dead:
@@ -44,24 +75,39 @@ class SimLoop(asyncio.AbstractEventLoop):
             self._schedule.later(0.0, self._turn)
 
     def _turn(self) -> None:
-        """Runs what is ready now; what that makes ready waits for the next turn."""
-        self._turning = False
+        """Runs what is ready, and what that makes ready."""
         if self.paused or self.dead:
+            self._turning = False
             return
+        self._turning = True
         outer = asyncio._get_running_loop()
         asyncio._set_running_loop(self)
         try:
-            for _ in range(len(self._ready)):
-                handle = self._ready.popleft()
-                if not handle._cancelled:
-                    handle._run()
+            self._run_rounds()
         finally:
             asyncio._set_running_loop(outer)
-        if self._ready:
+            self._turning = False
+        if self._ready and not self.paused:
             self._begin_turn()
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
+
+    def _run_rounds(self) -> None:
+        ready = self._ready
+        for _ in range(MOST_ROUNDS):
+            for _ in range(len(ready)):
+                handle = ready.popleft()
+                if not handle._cancelled:
+                    try:
+                        if handle._context is None:
+                            handle._callback(*handle._args)
+                        else:
+                            handle._context.run(handle._callback, *handle._args)
+                    except Exception as error:  # noqa: BLE001 - no caller is left that could take it
+                        self._failure = self._failure or error
+            if not ready or self.paused or self._failure is not None:
+                return
 
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
@@ -71,24 +117,18 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        handle = SimHandle(callback, args, context)
         if not self.dead:
             delay_ms = (when - self.time()) * 1000.0 / self._clock_rate
-            self._schedule.later(max(0.0, delay_ms), lambda: self._is_due(handle))
+            self._schedule.later(max(0.0, delay_ms), partial(self._is_due, handle))
         return handle
 
-    def _is_due(self, handle: asyncio.TimerHandle) -> None:
+    def _is_due(self, handle: SimHandle) -> None:
         if not handle._cancelled:
-            self._ready.append(handle)
-            if not self._turning:
-                self._begin_turn()
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        pass
+            self._run_now(handle)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        if "handle" in context:  # otherwise a future was deleted whose error no caller has taken
-            self._failure = self._failure or context["exception"]
+        """A future was deleted whose error no caller has taken."""
 
     # ---- futures and tasks
 
@@ -97,8 +137,10 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def create_task(self, coro: Any, *, name: str | None = None, context: Any = None) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name)
-        self._tasks[task] = None
-        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+        if len(self._tasks) >= self._most_tasks:
+            self._tasks = [task for task in self._tasks if not task.done()]
+            self._most_tasks = max(FEWEST_TASKS, 2 * len(self._tasks))
+        self._tasks.append(task)
         return task
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:

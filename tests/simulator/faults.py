@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import Enum
+from functools import partial
 
 from tests.simulator.client_faults import ClientFaults
 from tests.simulator.cluster import SimCluster
@@ -14,6 +15,8 @@ from tests.simulator.draw import Draw
 from tests.simulator.network_faults import NetworkFaults
 from tests.simulator.process import StoreProcess
 from tests.simulator.region_faults import RegionFaults
+
+WORKED_MS = 4.0  # a fault comes up to this long after the processes have begun some work: frames take as long
 
 
 class Fault(Enum):
@@ -64,6 +67,7 @@ class Faults:
         self._draw = draw = Draw(cluster, chance)
         self._kinds = sorted(kinds, key=lambda kind: kind.value)
         self._counts = counts
+        self._processes = processes
         self._ended = False
         self._daemons = daemons = DaemonFaults(cluster, draw, may_lose, before_death)
         network = NetworkFaults(cluster, draw)
@@ -102,8 +106,14 @@ class Faults:
             return
         fault = self._draw.chance.choice(self._kinds)
         self._counts[fault.value] += 1
-        self._begin[fault]()
+        for process in self._processes:
+            process.hurry()
+        self._draw.later(self._draw.chance.uniform(0, WORKED_MS), partial(self._strike, fault))
         self._draw.later(self._draw.chance.expovariate(1 / 1000.0) + 50, self.turn)
+
+    def _strike(self, fault: Fault) -> None:
+        if not self._ended:
+            self._begin[fault]()
 
     def end(self) -> None:
         """Heals the network, the directory and the daemons."""

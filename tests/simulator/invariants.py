@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict, deque
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from tests.simulator.errors import Promise, Violation
 from tests.simulator.observer import Observer
 
 MAX_HISTORY = 1_000  # changes of a region
+LOGGED_LOST = re.compile(r"region (\S+) is LOST")
 SLACK_MS = 500.0  # a few ticks, frames, and moments in which a clock stands
 
 
@@ -43,6 +45,7 @@ class Invariants(Observer):
         self.may_force = may_force
         self.lost = 0
         self._history: defaultdict[str, deque[PastEntry]] = defaultdict(lambda: deque(maxlen=MAX_HISTORY))
+        self._told_lost: set[tuple[int, int, str]] = set()  # by daemon, its life, and the id of the region
         self._opens: dict[tuple[int, int], AskedOpen] = {}  # without an answer, by connection and request
 
     # ---- after every event
@@ -78,7 +81,6 @@ class Invariants(Observer):
         self, daemon: SimDaemon, client: str, region: str, epoch: int | None, asked_ms: float, wrote: bool = False
     ) -> None:
         """Each is true at some moment between the request and the answer."""
-        where = f"daemon {daemon.index} answered {client} for {region}"
         two = not wrote or self._cluster.settings.single_copy != "refuse"
         fenced = True
         for past in reversed(self._history[region]):
@@ -91,6 +93,7 @@ class Invariants(Observer):
                 return
             if past.since_ms <= asked_ms:
                 break
+        where = f"daemon {daemon.index} answered {client} for {region}"
         entry = self._cluster.directory.entries.get(region)
         if not fenced:
             raise Violation(Promise.REFUSES, f"{where}, a write, while the directory lists one copy")
@@ -103,12 +106,24 @@ class Invariants(Observer):
 
     def check_lost(self, name: str) -> None:
         """R18: a daemon told a client that this region is lost."""
+        self._check_lost(name)
+        self.lost += 1
+
+    def logged(self, daemon: int, text: str) -> None:
+        """R18: so it does in its log."""
+        found = LOGGED_LOST.match(text)
+        if found is not None:
+            self._check_lost(found[1])
+            entry = self._cluster.directory.entries.get(found[1])
+            if entry is not None:
+                self._told_lost.add((daemon, self._cluster.daemons[daemon].lives, entry.region_id))
+
+    def _check_lost(self, name: str) -> None:
         if not self.may_lose:
             raise Violation(Promise.LOST, f"region {name} is lost, though one copy always lived")
         entry = self._cluster.directory.entries.get(name)
         if entry is not None and any(holder in self._cluster.directory.alive for holder in entry.holders()):
             raise Violation(Promise.LOST, f"region {name} is said to be lost, and a copy lives: {entry}")
-        self.lost += 1
 
     # ---- requests to open
 
@@ -118,7 +133,7 @@ class Invariants(Observer):
             self._opens[connection.number, message.request] = asked
 
     def answered(self, connection: ClientConnection, message: RegionMessage) -> None:
-        if isinstance(message, Reply | Failure):
+        if isinstance(message, (Reply, Failure)):
             self._opens.pop((connection.number, message.request), None)
 
     def check_opens(self) -> None:
@@ -173,6 +188,9 @@ class Invariants(Observer):
         if not cores:
             if not self.may_lose:
                 raise Violation(Promise.LISTED, f"region {name} has no living copy: {entry}")
+            for daemon in self._cluster.daemons:
+                if (daemon.index, daemon.lives, entry.region_id) not in self._told_lost:
+                    raise Violation(Promise.LOST, f"daemon {daemon.index} has not logged that region {name} is lost")
             return
         for core in cores:
             if name not in core.copies:

@@ -13,12 +13,19 @@ from tests.simulator.errors import Promise, Violation
 from tests.simulator.process import StoreProcess, was_refused
 
 CONNECTION = "objects"
+PAUSE_S = 0.12
 MOST_OPERATIONS, MOST_READS = 12, 40
 SAMPLE = 6  # objects that are read after each recovery, beside those in doubt
 MOST_REGIONS = 2.4  # how full it fills the store
 
 
 class ObjectProcess(StoreProcess):
+    _works = False
+
+    def hurry(self) -> None:
+        if self._works and self.instance is not None and not self.loop.dead:
+            self._begin_some(self.instance)
+
     async def _recovered(self, instance: StoreInstance) -> None:
         self._busy: set[int] = set()
         self._running = self._reading = 0
@@ -38,18 +45,23 @@ class ObjectProcess(StoreProcess):
             acknowledged.become(handles, found)
 
     async def _work(self, instance: StoreInstance) -> None:
+        self._works = True
         while instance.failure is None and not self.finishing:
-            for _ in range(self._chance.randint(1, 4)):
-                if self._running < MOST_OPERATIONS:
-                    self.loop.spawn(self._operate(instance))
+            self._begin_some(instance)
             # A client whose writes have no answer still reads, and must not be served by a daemon that is primary no more.
             if self._reading < MOST_READS and self._chance.random() < 0.4:
                 self.loop.spawn(self._read())
-            await asyncio.sleep(self._chance.expovariate(1 / 0.04))
-            if self._chance.random() < 0.01:
+            await asyncio.sleep(self._chance.expovariate(1 / PAUSE_S))
+            if self._chance.random() < 0.025:
                 break
+        self._works = False
         while self._running or self._reading:
             await asyncio.sleep(0.01)
+
+    def _begin_some(self, instance: StoreInstance) -> None:
+        for _ in range(self._chance.randint(1, 4)):
+            if self._running < MOST_OPERATIONS:
+                self.loop.spawn(self._operate(instance))
 
     # ---- one operation
 

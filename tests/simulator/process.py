@@ -114,6 +114,9 @@ class StoreProcess(Opener):
     async def _work(self, instance: StoreInstance) -> None:
         """Until the instance fails, or it is time to finish."""
 
+    def hurry(self) -> None:
+        """Begins some work at once: a fault comes next, and finds it under way."""
+
     async def _use_late(self, instance: StoreInstance) -> None:
         """Another process has the store by now, and this one does not know."""
         await instance.close()

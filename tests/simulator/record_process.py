@@ -29,8 +29,8 @@ CONNECTION = "jmsq.records"
 SESSION, RECORD = "session", "record"
 KEYS = 24
 PAIR = (0, 1)
-SNAPSHOTS = SnapshotPolicy(batches=60, batch_bytes=24 * 1024)
-PAUSE_S = 0.04
+SNAPSHOTS = SnapshotPolicy(batches=30, batch_bytes=12 * 1024)
+PAUSE_S = 0.12
 
 
 def keys_of(ledger: Ledger) -> dict[int, bytes]:
@@ -79,7 +79,7 @@ class RecordProcess(StoreProcess):
             with contextlib.suppress(StoreError):
                 await work(instance)
             await asyncio.sleep(self._chance.expovariate(1 / PAUSE_S))
-            self._leaving = self._leaving or self._chance.random() < 0.005
+            self._leaving = self._leaving or self._chance.random() < 0.0125
 
     # ---- writes
 

@@ -73,7 +73,7 @@ class RandomTiming(Timing):
         return self._chance.uniform(0, TICK_MS)
 
     def tick_ms(self) -> float:
-        return self._chance.uniform(TICK_MS * 0.5, TICK_MS * 1.5)
+        return self._chance.uniform(TICK_MS * 0.5, TICK_MS * 2.0)
 
     def peer_delay_ms(self) -> float:
         return self._exponential(1 / 0.8) + 0.05

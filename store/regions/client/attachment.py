@@ -141,28 +141,35 @@ class Attachment:
         self, make: Callable[[int], RegionMessage], shape: Any = Any, timeout_s: float = ANSWER_TIMEOUT_S
     ) -> Any:
         """When the answer does not have that shape: ProtocolError, and the attachment ends."""
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
 
         def answered(value: Any, error: StoreError | None) -> None:
-            if future.done():  # the caller was cancelled
+            if future.done():  # the caller was cancelled, or does not wait any longer
                 return
             if error is None:
                 future.set_result(value)
             else:
                 future.set_exception(error)
 
+        def no_answer() -> None:
+            reason = f"daemon {self.index} did not answer for {timeout_s:g} s"
+            answered(None, DaemonUnavailableError(reason))
+            self.close(reason)
+
         self.begin(make, answered)
+        timer = loop.call_later(timeout_s, no_answer)
         try:
-            answer = await asyncio.wait_for(future, timeout_s)
+            answer = await future
+        finally:
+            timer.cancel()
+        try:
             if shape is bytes and not isinstance(answer, bytes):
                 raise msgspec.ValidationError("bytes were asked for")
             return msgspec.convert(answer, shape)
         except msgspec.ValidationError as error:
             self.close(f"daemon {self.index} sent an unexpected answer: {error}")
             raise ProtocolError(f"daemon {self.index} sent an unexpected answer: {error}") from error
-        except asyncio.TimeoutError as error:
-            self.close(f"daemon {self.index} did not answer for {timeout_s:g} s")
-            raise DaemonUnavailableError(f"daemon {self.index} did not answer for {timeout_s:g} s") from error
 
     def begin(self, make: Callable[[int], RegionMessage], answered: Answered) -> None:
         """Sends at once. Calls `answered` in the turn in which the answer arrives, or when the attachment ends."""

@@ -6,7 +6,7 @@ returns, in order. `now_ms` is a clock that never goes back; `now_us` is the tim
     leaves           DaemonClock, Outgoing, DirectoryView, Peers, Clients, Copies
     regions served   Primaries: Primary, its Replication, its Followers
     copies kept      Replicas
-    decisions        Opening, Reconciliation, Heartbeats, Leaving, RegionAdministration
+    decisions        Opening, Reconciliation, Heartbeats, Leaving, RegionAdministration, LostRegions
 
 A part gets the leaves (`Shared`) and parts above it in this list. No part gets the DaemonCore, which only routes.
 """
@@ -36,6 +36,7 @@ from spark_jms.store.regions.core.directory import DirectoryAnswer, DirectoryLis
 from spark_jms.store.regions.core.directory_view import DirectoryView
 from spark_jms.store.regions.core.heartbeats import Heartbeats
 from spark_jms.store.regions.core.leaving import Leaving, LeavingState
+from spark_jms.store.regions.core.lost_regions import LostRegions
 from spark_jms.store.regions.core.opening import Opening
 from spark_jms.store.regions.core.outgoing import Outgoing
 from spark_jms.store.regions.core.peers import Peers
@@ -116,6 +117,7 @@ class DaemonCore:
         self._heartbeats = Heartbeats(shared, self.primaries)
         self._leaving = Leaving(shared, self.primaries, self._heartbeats)
         self._administration = RegionAdministration(shared, self.primaries, self._heartbeats, self._reconciliation)
+        self._lost_regions = LostRegions(shared)
         self._ticked_ms = now_ms
         self._audited_ms = now_ms
 
@@ -177,6 +179,7 @@ class DaemonCore:
         if isinstance(listing, DirectoryListing):
             self._reconciliation.audit(listing)
             self._administration.audit(listing)
+            self._lost_regions.audit(listing)
 
     def _detect(self) -> None:
         self.peers.detect()

@@ -377,9 +377,10 @@ class Primary:
         if self.client is None:
             self._continue_closing()
         dead = self._shared.peers.dead
-        for follower in [f for f in self.replication.followers if dead(f.holder)]:
-            self._remove(follower)
-        for follower in list(self.replication.followers):
+        for follower in self.replication.followers[:]:
+            if dead(follower.holder):
+                self._remove(follower)
+        for follower in self.replication.followers[:]:
             follower.nudge()
             self._advance(follower)
         if self.replication.pending:

@@ -99,6 +99,7 @@ class Daemon:
         self._dialing: set[int] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
+        self._serving = True  # until its service has closed its regions, which needs the core
         self._leaving_since: float | None = None
 
     # ---- life
@@ -157,6 +158,7 @@ class Daemon:
             server.close()
             if service is not None:
                 await service.stop()
+            self._serving = False
             for connection in (*self._peers.values(), *self._clients.values()):
                 connection.close()
             for task in list(self._tasks):
@@ -243,19 +245,19 @@ class Daemon:
 
     async def _ticks(self) -> None:
         dialed_s = 0.0
-        while not self._stopping.is_set():
+        while self._serving:
             self._perform(self._core.tick(now_ms(), now_us()))
             for line in self._utilization.feed(self._core.copies.used_bytes):
                 self.log.log_line(line)
             if time.monotonic() - dialed_s >= DIAL_S:
                 dialed_s = time.monotonic()
                 self._dial()
-            if self._leaving_since is not None:
+            if self._leaving_since is not None and not self._stopping.is_set():
                 self._continue_leaving(time.monotonic() - self._leaving_since)
             await asyncio.sleep(TICK_S)
 
     async def _continue_beginning(self) -> None:
-        if not self._stopping.is_set():
+        if self._serving:
             self._perform(self._core.memory_provided(now_ms()))
 
     async def _housekeeping(self) -> None:
@@ -316,7 +318,7 @@ class Daemon:
 
     async def _ask_directory(self, number: int, request: DirectoryRequest) -> None:
         answer = await self._workers.run(lambda: perform(self._files, request))
-        if not self._stopping.is_set():
+        if self._serving:
             self._perform(self._core.directory_answered(now_ms(), number, answer))
 
     # ---- peers: of two daemons, the one with the lower number connects

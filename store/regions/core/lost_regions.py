@@ -1,0 +1,42 @@
+"""Regions of which no copy is left: each is told once, by name, in the log of every daemon that runs (R18). Pure.
+
+A region is lost once the directory says that every daemon that its entry lists has certainly ended. Its entry is read again
+after that: until a moment ago one of them may have listed another copy. From then on no daemon can list one.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from spark_jms.store.regions.core.directory import DirectoryListing, RegionEntry
+from spark_jms.store.regions.core.entry_requests import Seen
+from spark_jms.store.regions.core.shared import Shared
+
+
+class LostRegions:
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._told: set[str] = set()  # ids of regions
+
+    def audit(self, listing: DirectoryListing) -> None:
+        """With every list of the directory."""
+        dead = self._shared.peers.dead
+        self._told.intersection_update(entry.region_id for entry in listing.entries.values())
+        for entry in listing.entries.values():
+            if entry.region_id not in self._told and all(map(dead, entry.holders())):
+                self._shared.directory.look_which_run(entry.holders(), partial(self._look, entry))
+
+    def _look(self, entry: RegionEntry) -> None:
+        if self._is_lost(entry):
+            self._shared.directory.look(entry.name, self, self._looked)
+
+    def _looked(self, seen: Seen) -> None:
+        entry = seen.entry
+        if entry is None or entry.region_id in self._told or not self._is_lost(entry):
+            return
+        self._told.add(entry.region_id)
+        daemons = " and ".join(f"daemon {holder.daemon}" for holder in entry.holders())
+        self._shared.out.log(1, f"region {entry.name} is LOST: the lives of {daemons} that had its copies have ended")
+
+    def _is_lost(self, entry: RegionEntry) -> bool:
+        return not any(map(self._shared.peers.may_run, entry.holders()))
