@@ -68,7 +68,7 @@ class Acknowledged:
             if handle not in present:
                 lawful = None in allowed
             elif handle in found:
-                lawful = found[handle] in allowed
+                lawful = found[handle] in allowed or (None in allowed and self._is_reused(handle, found[handle]))
             else:
                 lawful = allowed != {None}
             if not lawful:
@@ -80,6 +80,10 @@ class Acknowledged:
         for handle in present:
             if handle not in self.values and handle not in self.maybe and found.get(handle) not in self.unplaced:
                 raise Violation(Promise.DURABLE, f"{where}: object {handle} is there, but was deleted or never written")
+
+    def _is_reused(self, handle: int, value: bytes) -> bool:
+        """A region was removed with what it recorded about handles, so a create on its way may have one of its handles."""
+        return handle not in self.used and value in self.unplaced
 
     def to_read(self, present: Collection[int]) -> list[int]:
         """Those of which it is not known what they are."""

@@ -20,11 +20,12 @@ MOST_REGIONS = 2.4  # how full it fills the store
 
 
 class ObjectProcess(StoreProcess):
-    _works = False
+    _working: StoreInstance | None = None  # the last instance that it used; it may have failed since
 
     def hurry(self) -> None:
-        if self._works and self.instance is not None and not self.loop.dead:
-            self._begin_some(self.instance)
+        instance = self._working
+        if instance is not None and instance is self.instance and instance.failure is None:
+            self._begin_some(instance)
 
     async def _recovered(self, instance: StoreInstance) -> None:
         self._busy: set[int] = set()
@@ -45,7 +46,7 @@ class ObjectProcess(StoreProcess):
             acknowledged.become(handles, found)
 
     async def _work(self, instance: StoreInstance) -> None:
-        self._works = True
+        self._working = instance
         while instance.failure is None and not self.finishing:
             self._begin_some(instance)
             # A client whose writes have no answer still reads, and must not be served by a daemon that is primary no more.
@@ -54,7 +55,7 @@ class ObjectProcess(StoreProcess):
             await asyncio.sleep(self._chance.expovariate(1 / PAUSE_S))
             if self._chance.random() < 0.025:
                 break
-        self._works = False
+        self._working = None
         while self._running or self._reading:
             await asyncio.sleep(0.01)
 
