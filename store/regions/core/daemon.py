@@ -249,6 +249,8 @@ class DaemonCore:
             case DaemonHeartbeat():
                 if self.peers.heartbeat(daemon, message):
                     self.primaries.doubt_secondary(daemon)
+                if self.peers.is_first(daemon):  # so a new connection is confirmed after one round trip
+                    self._heartbeats.send(daemon)
             case Replicate():
                 self._replicas.replicate(daemon, message)
             case Ack(stream, seq):

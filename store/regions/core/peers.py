@@ -28,6 +28,7 @@ class Peer:
     confirmed_ms: float = -1e9  # it has certainly heard what this daemon sent then
     their_ms: float = -1.0  # the clock in its last heartbeat; ours echoes it
     beat: DaemonHeartbeat | None = None
+    beaten: bool = False  # a heartbeat came through the present connection
 
 
 class Peers:
@@ -58,12 +59,19 @@ class Peers:
             self.by_index[index] = peer = Peer()
         self._out.daemons.add(index)
         peer.holder, peer.heard_ms, peer.linked_ms = holder, self._clock.now_ms, self._clock.now_ms
+        peer.beaten = False
 
     def unlinked(self, index: int) -> None:
         self._out.daemons.discard(index)
 
     def heard(self, index: int) -> None:
         self.by_index[index].heard_ms = self._clock.now_ms
+
+    def is_first(self, index: int) -> bool:
+        """Whether no heartbeat has come through this connection before; asks once for each."""
+        peer = self.by_index[index]
+        first, peer.beaten = not peer.beaten, True
+        return first
 
     def heartbeat(self, index: int, beat: DaemonHeartbeat) -> bool:
         """True when this daemon was not confirmed before and is now."""
