@@ -15,10 +15,10 @@ from spark_jms.store.ledger.chunks import chunks
 from spark_jms.store.ledger.entries import Prepared, Restored
 from spark_jms.store.ledger.ledger import Ledger
 from spark_jms.store.ledger.store import LedgerStore
-from spark_jms.store.reports import Checked, DumpedRecord, LockStatus, Migrated
+from spark_jms.store.reports import Checked, DumpedRecord, LockStatus, Migrated, StoreInfo
 from spark_jms.store.uri import administration_of, open_store
 
-__all__ = ["check", "compact", "dump", "load", "lock_status", "migrate", "salvage"]
+__all__ = ["check", "compact", "counts", "dump", "load", "lock_status", "migrate", "salvage"]
 
 Copied = Restored | Prepared
 """What a migration copies: record sets and prepared transactions. Sessions do not move."""
@@ -60,6 +60,11 @@ def migrate(source_uri: str, target_uri: str) -> Migrated:
     with open_store(source_uri, create=False) as source:
         _require_unused(source, source_uri)
         return _copy(ledger_store(source).read(_all_entries), target_uri)
+
+
+def counts(uri: str) -> StoreInfo | None:
+    """R14: what the connections of the store have done, of all processes, where its kind counts that."""
+    return administration_of(uri).counts()
 
 
 def salvage(source_uri: str, target_uri: str) -> Migrated:

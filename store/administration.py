@@ -8,7 +8,7 @@ from collections.abc import Callable
 from spark_jms.store.contract import Store
 from spark_jms.store.errors import StoreError, StoreUriError
 from spark_jms.store.ledger.store import LedgerStore
-from spark_jms.store.reports import Checked, LockStatus, Salvaged
+from spark_jms.store.reports import Checked, LockStatus, Salvaged, StoreInfo
 
 
 class Administration(ABC):
@@ -26,6 +26,11 @@ class Administration(ABC):
     @abstractmethod
     def compact(self) -> str:
         """Gives back room while other processes use the store. Returns a sentence about what it did."""
+
+    def counts(self) -> StoreInfo | None:
+        """R14: what its connections have done, for kinds of store that count it for all processes. None for others, and
+        until an open store has reported, which takes a second."""
+        return None
 
     @abstractmethod
     def salvage(self) -> Salvaged:

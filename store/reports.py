@@ -78,3 +78,44 @@ class Migrated:
     there_already: int
     left_out: tuple[str, ...] = ()
     uncertain: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ConnectionInfo:
+    """One connection of an open store: its requests since the store was opened, and its objects (R14)."""
+
+    name: str
+    create_count: int
+    read_count: int
+    update_count: int
+    delete_count: int
+    object_count: int
+
+
+@dataclass(frozen=True)
+class StoreInfo:
+    """An open store, as it reported last, at most a second ago (R14). Its counts are the sums of its connections'."""
+
+    name: str
+    physical_write_count: int
+    connections: tuple[ConnectionInfo, ...]
+
+    @property
+    def create_count(self) -> int:
+        return sum(connection.create_count for connection in self.connections)
+
+    @property
+    def read_count(self) -> int:
+        return sum(connection.read_count for connection in self.connections)
+
+    @property
+    def update_count(self) -> int:
+        return sum(connection.update_count for connection in self.connections)
+
+    @property
+    def delete_count(self) -> int:
+        return sum(connection.delete_count for connection in self.connections)
+
+    @property
+    def object_count(self) -> int:
+        return sum(connection.object_count for connection in self.connections)

@@ -119,6 +119,13 @@ def _open_replicated(uri: str, session_timeout_ms: int, create: bool) -> Store:
     return ReplicatedStore.shared(uri, session_timeout_ms=session_timeout_ms, create=create)
 
 
+def _administer_replicated(uri: str) -> Administration:
+    with needs("replicated"):
+        from spark_jms.store.records.admin import ReplicatedAdministration
+
+    return ReplicatedAdministration(uri, lambda: open_store(uri, create=False))
+
+
 def _administer_opened(uri: str) -> Administration:
     return OpenedAdministration(uri, lambda: open_store(uri, create=False))
 
@@ -138,6 +145,6 @@ KINDS: Mapping[str, _Kind] = {
     "jdbc": _JDBC,
     "sqlite": _JDBC,
     "postgresql": _JDBC,
-    "replicated": _Kind(_open_replicated, _administer_opened),
+    "replicated": _Kind(_open_replicated, _administer_replicated),
 }
 SCHEMES = tuple(KINDS)

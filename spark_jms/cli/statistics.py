@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from spark_jms.core.clock_skew import ClockReading
     from spark_jms.log.domain import Domain
     from spark_jms.store import Store
+    from spark_jms.store.reports import ConnectionInfo, StoreInfo
 
 _DEFAULT_WATCH = "2s"
 _FAILING = "Housekeeping that fails"
@@ -39,13 +40,14 @@ _PAUSED = "Paused by an administrator"
 def stat(settings: CommandSettings, destinations: tuple[str, ...], watch_s: float | None, times: int | None) -> None:
     """Show backlog, claims, holders, files and rates of all destinations, or of those named."""
     from spark_jms.admin.statistics import collect
+    from spark_jms.store.admin import counts
 
     if times is not None and watch_s is None:
         raise click.UsageError("--times goes with --watch")
     with settings.opened() as (domain, store):
         if watch_s is None:
             found = [collect(domain, store, name) for name in names_or_all(domain, destinations)]
-            _show(settings, domain.root, found, _clock(domain))
+            _show(settings, domain.root, found, _clock(domain), counts(domain.store_uri))
         elif settings.as_json:
             for looked in _looks(domain, store, destinations, watch_s, times):
                 settings.out.record(_document(domain.root, looked))
@@ -131,18 +133,25 @@ def _document(
 
 
 def _show(
-    settings: CommandSettings, root: str, found: Sequence[DestinationStatistics], clock: ClockReading | None = None
+    settings: CommandSettings,
+    root: str,
+    found: Sequence[DestinationStatistics],
+    clock: ClockReading | None = None,
+    counted: StoreInfo | None = None,
 ) -> None:
+    """`counted`: the store's own counts, where its kind has any."""
     from spark_jms.cli.output import table
 
     out = settings.out
     if out.as_json:
-        out.document(_document(root, found, clock))
+        of_store = {"store": counted} if counted is not None else {}
+        out.document({**_document(root, found, clock), **of_store})
     elif not found:
         out.say(f"{root} has no destinations: jmsq apply --root {root} MODULE.yaml")
     else:
-        for made in _tables(found, watched=any(s.rates for s in found)):
-            out.show(table(made.title, made.columns, made.rows))
+        made = _tables(found, watched=any(s.rates for s in found))
+        for each in [*made, *([_of_store(counted)] if counted is not None else [])]:
+            out.show(table(each.title, each.columns, each.rows))
         if clock is not None:
             beyond = "" if clock.is_tolerated else ": beyond what is tolerated, synchronise the clocks"
             out.say(f"the clock of this host is {clock} of the root's{beyond}")
@@ -217,6 +226,20 @@ def _of_members(found: Sequence[DestinationStatistics]) -> _Columns:
                 rows.append((s.destination, member.member, kept[0], member.last_sequence, *kept[1:], *here))
     columns = ("destination", "member", "subscription", "last", "backlog", "claimed", "holder", "files", "size")
     return _Columns("Members", columns, rows, ("size", "files", "last", "claimed"))
+
+
+def _of_store(counted: StoreInfo) -> _Columns:
+    """R14: under the text's names."""
+    names = ("name", "CreateCount", "ReadCount", "UpdateCount", "DeleteCount", "ObjectCount")
+    rows: list[tuple[object, ...]] = [
+        (*_counts_of(counted), len(counted.connections), counted.physical_write_count),
+        *((*_counts_of(connection), None, None) for connection in counted.connections),
+    ]
+    return _Columns("Store and connections", (*names, "Connections", "PhysicalWriteCount"), rows, ())
+
+
+def _counts_of(of: StoreInfo | ConnectionInfo) -> tuple[object, ...]:
+    return of.name, of.create_count, of.read_count, of.update_count, of.delete_count, of.object_count
 
 
 def _of_troubles(found: Sequence[DestinationStatistics]) -> list[_Columns]:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from spark_jms.store.engine import LedgerBatch, Loaded, OwnershipLostError, Persistence
 from spark_jms.store.errors import RegionUnavailableError, StoreError
 from spark_jms.store.net.event_loop import EventLoopThread
+from spark_jms.store.records.connections import DomainConnections
 from spark_jms.store.records.log import LOST, RecordLog, writes_values
 from spark_jms.store.regions.client.instance import StoreInstance
 
@@ -26,6 +27,8 @@ class ReplicatedPersistence(Persistence):
         self._loop = loop
         self._log = log_
         self._closed = False
+        self._connections = DomainConnections(instance.name)
+        instance.count_by(self._connections.rows)
         self.had_owner = not instance.is_new
 
     def load(self) -> Loaded:
@@ -39,6 +42,7 @@ class ReplicatedPersistence(Persistence):
         if writes_values(batch.entries):
             await self.instance.check_overload()
         await self._log.append(batch)
+        self._connections.kept(batch)
 
     def prove(self) -> None:
         """The daemon answers for a region that it serves and that this process has open."""

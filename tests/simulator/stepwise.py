@@ -20,6 +20,7 @@ from spark_jms.store.regions.core.protocol import (
     Reply,
     Revoked,
     Shutdown,
+    StoreRow,
     WriteRegion,
 )
 from tests.simulator.cluster import SimCluster
@@ -114,6 +115,11 @@ class StepClient(ClientEnd):
 
     def read(self, epoch: int, length: int, offset: int = 0, name: str = "s.000") -> Any:
         return self.ask(lambda n: ReadRegion(n, name, epoch, offset, length))
+
+    def report(self, row: StoreRow) -> None:
+        """A sign of life with the counts of its store."""
+        assert self.connection is not None
+        self._sim.ask(self.connection, Ping([], row))
 
     def status(self, name: str = "s.000") -> str:
         rows = self.ask(lambda n: Regions(n, name))

@@ -23,12 +23,14 @@ from spark_jms.store.errors import (
 )
 from spark_jms.store.regions.admin import Admin, DaemonInfo, RegionInfo, main
 from spark_jms.store.regions.admin.commands import COMMANDS, Arguments, Known, completions, help_on, parse, split
+from spark_jms.store.regions.admin.formats import stores_list, stores_table
 from spark_jms.store.regions.admin.port import AdminPort
 from spark_jms.store.regions.admin.selection import DaemonSelection
 from spark_jms.store.regions.admin.session import AdminSession, Surroundings
 from spark_jms.store.regions.admin.shell import HISTORY_FILE, completer_of, interact, run_lines
 from spark_jms.store.regions.admin.testing import FakeCluster
 from spark_jms.store.regions.admin.top import render, watch, worst_first
+from spark_jms.store.reports import ConnectionInfo, StoreInfo
 
 GOLDEN = Path(__file__).parent / "golden"
 EST = timezone(timedelta(hours=-5), "EST")
@@ -79,9 +81,9 @@ class Talk:
 # ---- the table of commands
 
 
-def test_commands_are_those_of_the_reference_and_top() -> None:
-    """R6: in the order of the reference."""
-    names = "rshelp rsattach rsdetach lsd shutdown lsr rmr top quit"
+def test_commands_are_those_of_the_reference_and_two_more() -> None:
+    """R6: in the order of the reference; lsc and top are ours."""
+    names = "rshelp rsattach rsdetach lsd shutdown lsr lsc rmr top quit"
     assert " ".join(command.name for command in COMMANDS) == names
 
 
@@ -411,7 +413,7 @@ def test_admin_closes_its_attachment() -> None:
 @pytest.mark.parametrize(
     ("before", "word", "expected"),
     [
-        ("", "ls", ["lsd", "lsr"]),
+        ("", "ls", ["lsd", "lsr", "lsc"]),
         ("lsd", "", ["-daemon", "-sort", "-format"]),
         ("lsd -sort time", "-", ["-daemon", "-format"]),
         ("lsd -sort", "", ["name", "time", "size"]),
@@ -553,3 +555,18 @@ def test_help_imports_neither_rich_nor_the_client() -> None:
         env=os.environ,
     )
     assert done.stdout.endswith("[]\n")
+
+
+# ---- lsc
+
+
+def test_lsc_lists_the_connections_of_open_stores() -> None:
+    """R14: of all stores, or of those whose name matches; as table or list."""
+    counted = ConnectionInfo("messaging.jmsServer.a", 1, 2, 3, 4, 5)
+    daemon = DaemonInfo(0, "127.0.0.1", 4545, 4545, 100 * MIB, up=True, reachable=True)
+    talk = Talk(FakeCluster([daemon], stores=[StoreInfo("b", 6, ()), StoreInfo("a", 7, (counted,))]))
+    talk("rsattach")
+    assert talk("lsc") == stores_table(talk.admin.stores())
+    assert talk("lsc a*") == stores_table(talk.admin.stores("a"))
+    assert talk("lsc -format list b") == stores_list(talk.admin.stores("b"))
+    assert [store.name for store in talk.admin.stores()] == ["a", "b"]

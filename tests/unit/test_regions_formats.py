@@ -13,10 +13,13 @@ from spark_jms.store.regions.admin.formats import (
     long_up_time_text,
     regions_list,
     regions_table,
+    stores_list,
+    stores_table,
     time_text,
     up_time_text,
 )
 from spark_jms.store.regions.admin.port import DaemonInfo, RegionInfo
+from spark_jms.store.reports import ConnectionInfo, StoreInfo
 
 GOLDEN = Path(__file__).parent / "golden"
 EST = timezone(timedelta(hours=-5), "EST")
@@ -69,6 +72,17 @@ REGIONS = [
     RegionInfo("billing_000", 128 * MIB, "OPEN", 3, 1, 0, "query billing", STARTED_US, 96 * MIB),
     RegionInfo("audit", 8 * MIB, "LOST", 12, None, None, "", STARTED_US + 1_000_000, 0),
     RegionInfo("a_region_with_a_long_name", 64 * MIB, "SINGLE", 1, 0, None, "", NOW_US, 64 * MIB),
+]
+STORES = [
+    StoreInfo(
+        "billing",
+        1_204,
+        (
+            ConnectionInfo("messaging.jmsServer.billing", 30_500, 12, 9_104, 30_400, 112),
+            ConnectionInfo("messaging.jmsServer.durablesubs.billing", 4, 0, 71, 1, 3),
+        ),
+    ),
+    StoreInfo("webhdfs", 98, (ConnectionInfo("webhdfs.namespace", 40, 1, 55, 2, 38),)),
 ]
 
 
@@ -150,3 +164,9 @@ def test_times_have_twelve_hours() -> None:
     assert time_text(STARTED_US, EST) == "2014-02-18 11:23:02 AM EST"
     assert time_text(NOW_US + 3_600_000_000, EST) == "2014-02-18 12:50:29 PM EST"
     assert len(time_text(NOW_US, None).split()) >= 3
+
+
+def test_lsc_shows_stores_and_connections_under_the_names_of_the_reference() -> None:
+    """R14: a store's counts are the sums of its connections'."""
+    assert stores_table(STORES) == golden("lsc_table.txt")
+    assert stores_list(STORES) == golden("lsc_list.txt")

@@ -19,6 +19,7 @@ from spark_jms.store.regions.admin.selection import (
     sort_daemons,
     sort_regions,
 )
+from spark_jms.store.reports import StoreInfo
 
 T = TypeVar("T")
 Attach = Callable[[str, int], AdminPort]
@@ -92,6 +93,10 @@ class Admin:
         indexes = self._indexes(selection)
         found = self._ask(lambda port: port.regions())
         return sort_regions(regions_of(found, selection, indexes, expression), _sort(sort))
+
+    def stores(self, expression: str = "*") -> list[StoreInfo]:
+        """R14: the stores that are open, with the counts of each of their connections, by name."""
+        return [store for store in self._ask(lambda port: port.stores()) if matches(expression, store.name)]
 
     def remove_regions(self, expression: str, force: bool = False) -> Removal:
         """Removes all copies of every matching region. A refusal of one does not keep the others."""

@@ -11,9 +11,20 @@ import msgspec
 from spark_jms.store.errors import DaemonUnavailableError, ShutdownBrokenOffError, StoreError
 from spark_jms.store.net.event_loop import EventLoopThread
 from spark_jms.store.regions.admin.port import AdminPort, DaemonInfo, RegionInfo, Waits, silently
-from spark_jms.store.regions.client.attachment import DAEMON_ROWS, REGION_ROWS, Attachment, client_name
-from spark_jms.store.regions.core.protocol import BreakOff, Daemons, RegionMessage, RegionRow, Regions, Remove, Shutdown
+from spark_jms.store.regions.client.attachment import DAEMON_ROWS, REGION_ROWS, STORE_ROWS, Attachment, client_name
+from spark_jms.store.regions.core.protocol import (
+    BreakOff,
+    Daemons,
+    RegionMessage,
+    RegionRow,
+    Regions,
+    Remove,
+    Shutdown,
+    StoreRow,
+    Stores,
+)
 from spark_jms.store.regions.global_directory import DirectoryFiles, GlobalDirectory
+from spark_jms.store.reports import ConnectionInfo, StoreInfo
 
 T = TypeVar("T")
 SHUTDOWN_POLL_S = 0.1
@@ -68,6 +79,17 @@ class DaemonAdmin(AdminPort):
     def regions(self) -> Sequence[RegionInfo]:
         rows = self._ask(lambda request: Regions(request, ""), REGION_ROWS)
         return [_info(row) for row in rows]
+
+    def stores(self) -> Sequence[StoreInfo]:
+        rows: list[StoreRow] = self._ask(Stores, STORE_ROWS)
+        return [
+            StoreInfo(
+                row.name,
+                row.physical_write_count,
+                tuple(ConnectionInfo(*msgspec.structs.astuple(connection)) for connection in row.connections),
+            )
+            for row in rows
+        ]
 
     def remove_region(self, name: str, force: bool) -> None:
         with DirectoryFiles(self._global).administered(name):

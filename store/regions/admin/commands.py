@@ -213,6 +213,19 @@ COMMANDS = (
         ("lsr", "lsr -daemon local -sort size", "lsr -format list billing*"),
     ),
     Command(
+        "lsc",
+        "list connections of RS Stores",
+        (_FORMAT,),
+        "[exp]",
+        (
+            'Use "lsc" to list the stores that are open in a RS Daemon Cluster and their',
+            "connections: requests since the store was opened, and objects.",
+            "",
+            *(line.replace("region names", "store names") for line in _EXPRESSION_TEXT),
+        ),
+        ("lsc", "lsc -format list billing*"),
+    ),
+    Command(
         "rmr",
         "remove RS Regions",
         (

@@ -1,9 +1,10 @@
-"""The output of `lsd` and `lsr` (R6): table and list, with the columns and labels of the reference. Pure: the time and its
-zone are arguments (None: the machine's zone).
+"""The output of `lsd`, `lsr` (R6) and `lsc` (R14): table and list, with the columns and labels of the reference. Pure: the time
+and its zone are arguments (None: the machine's zone).
 
 The layouts of `lsd` are the reference's to the byte, trailing blanks included, with one exception: there, the hours of a
 list's up time (`00019:32:37` of 32 minutes) are those of a time of day in New York; here they are the hours that the
-daemon is up. `lsr` has no example in the reference and follows the same manner.
+daemon is up. `lsr` has no example in the reference and follows the same manner. So does `lsc`, which the reference does not
+have: it shows the counts of stores and connections under the reference's names.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone, tzinfo
 
 from spark_jms.store.regions.admin.port import DaemonInfo, RegionInfo
+from spark_jms.store.reports import ConnectionInfo, StoreInfo
 
 FORMATS = ("table", "list")
 
@@ -168,3 +170,46 @@ def _region_fields(region: RegionInfo, zone: tzinfo | None) -> list[tuple[str, s
         ("Current Region Usage (bytes)", str(region.used_bytes)),
         ("Current Region Usage (%)", _percent(region.used_bytes, region.size_bytes)),
     ]
+
+
+# ---- lsc
+
+_COUNTS = ("CreateCount", "ReadCount", "UpdateCount", "DeleteCount", "ObjectCount")
+
+
+def stores_table(stores: Sequence[StoreInfo]) -> str:
+    """One line for each store, with the number of its connections, and one for each connection below it."""
+    names = [name for store in stores for name in (store.name, *(f"  {each.name}" for each in store.connections))]
+    width = max([len("Store"), *map(len, names)])
+    lines = [" ".join(("Store".ljust(width), *_COUNTS, "Connections", "PhysicalWriteCount"))]
+    lines.append(" ".join("-" * len(head) for head in ("-" * width, *_COUNTS, "Connections", "PhysicalWriteCount")))
+    for store in stores:
+        lines.append(
+            f"{_counts(store.name, store, width)} {len(store.connections):>11} {store.physical_write_count:>18}"
+        )
+        lines += [_counts(f"  {connection.name}", connection, width) for connection in store.connections]
+    return "\n".join(lines) + "\n"
+
+
+def _counts(name: str, of: StoreInfo | ConnectionInfo, width: int) -> str:
+    values = (of.create_count, of.read_count, of.update_count, of.delete_count, of.object_count)
+    counts = (f"{value:>{len(head)}}" for head, value in zip(_COUNTS, values, strict=True))
+    return " ".join((name.ljust(width), *counts))
+
+
+def stores_list(stores: Sequence[StoreInfo]) -> str:
+    """One record per store and per connection, separated by empty lines."""
+    records = []
+    for store in stores:
+        more = [("Connections", str(len(store.connections))), ("PhysicalWriteCount", str(store.physical_write_count))]
+        records.append(_record([("Store Name", store.name), *_count_fields(store), *more]))
+        records += [
+            _record([("Store Name", store.name), ("Connection Name", connection.name), *_count_fields(connection)])
+            for connection in store.connections
+        ]
+    return "\n".join(records)
+
+
+def _count_fields(of: StoreInfo | ConnectionInfo) -> list[tuple[str, str]]:
+    values = (of.create_count, of.read_count, of.update_count, of.delete_count, of.object_count)
+    return [(head, str(value)) for head, value in zip(_COUNTS, values, strict=True)]

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from spark_jms.store.reports import StoreInfo
+
 
 @dataclass(frozen=True)
 class DaemonInfo:
@@ -73,6 +75,10 @@ class AdminPort(ABC):
     @abstractmethod
     def regions(self) -> Sequence[RegionInfo]:
         """All regions of the cluster, by name."""
+
+    @abstractmethod
+    def stores(self) -> Sequence[StoreInfo]:
+        """All stores that are open, by name."""
 
     @abstractmethod
     def remove_region(self, name: str, force: bool) -> None:

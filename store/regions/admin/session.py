@@ -10,7 +10,14 @@ from typing import TextIO
 from spark_jms.store.errors import CommandUsageError, StoreError
 from spark_jms.store.regions.admin.api import Admin
 from spark_jms.store.regions.admin.commands import BY_NAME, Arguments, Known, help_on, parse
-from spark_jms.store.regions.admin.formats import daemons_list, daemons_table, regions_list, regions_table
+from spark_jms.store.regions.admin.formats import (
+    daemons_list,
+    daemons_table,
+    regions_list,
+    regions_table,
+    stores_list,
+    stores_table,
+)
 from spark_jms.store.regions.admin.port import DaemonInfo, waiting_text
 
 DETACHED_PROMPT = "storeadmin->"
@@ -87,6 +94,7 @@ class AdminSession:
             "rsdetach": self._rsdetach,
             "lsd": self._lsd,
             "lsr": self._lsr,
+            "lsc": self._lsc,
             "rmr": self._rmr,
             "shutdown": self._shutdown,
             "top": self._top,
@@ -136,6 +144,11 @@ class AdminSession:
         else:
             text = regions_table(regions, now_us(self._admin, self._admin.daemons(), self._around), zone)
         self._around.out.write(text)
+        return OK
+
+    def _lsc(self, arguments: Arguments) -> int:
+        stores = self._admin.stores(arguments.expression)
+        self._around.out.write(stores_list(stores) if arguments.format == "list" else stores_table(stores))
         return OK
 
     def _rmr(self, arguments: Arguments) -> int:

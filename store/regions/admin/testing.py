@@ -14,13 +14,17 @@ from spark_jms.store.errors import (
     ShutdownRefusedError,
 )
 from spark_jms.store.regions.admin.port import AdminPort, DaemonInfo, RegionInfo, Waits, silently
+from spark_jms.store.reports import StoreInfo
 
 
 class FakeCluster:
     """The given daemons and regions; counts and memory of a daemon follow from its regions. Pass `attach` to `Admin`. All
     daemons are local; it attaches to number `localindex`, modulo those that are up."""
 
-    def __init__(self, daemons: Iterable[DaemonInfo], regions: Iterable[RegionInfo] = ()) -> None:
+    def __init__(
+        self, daemons: Iterable[DaemonInfo], regions: Iterable[RegionInfo] = (), stores: Iterable[StoreInfo] = ()
+    ) -> None:
+        self.stores = sorted(stores, key=lambda store: store.name)
         self._daemons = {daemon.index: daemon for daemon in daemons}
         self._regions = {region.name: region for region in regions}
 
@@ -115,6 +119,9 @@ class FakeAdminPort(AdminPort):
 
     def regions(self) -> Sequence[RegionInfo]:
         return self._live().all_regions()
+
+    def stores(self) -> Sequence[StoreInfo]:
+        return self._live().stores
 
     def remove_region(self, name: str, force: bool) -> None:
         self._live().remove(name, force)

@@ -31,11 +31,13 @@ from spark_jms.store.regions.core.protocol import (
     RegionRow,
     Reply,
     Revoked,
+    StoreRow,
 )
 from spark_jms.store.regions.global_directory import GlobalDirectory, machine_addresses
 
 DAEMON_ROWS = list[DaemonRow | None]
 REGION_ROWS = list[RegionRow]
+STORE_ROWS = list[StoreRow]
 OPENED = tuple[int, int, int]  # epoch, size, the daemon of the second copy or -1
 Answered = Callable[[Any, StoreError | None], None]
 
@@ -79,6 +81,7 @@ class Attachment:
         self._waiting: dict[int, Answered] = {}
         self._gone = ""
         self.used: Callable[[], list[tuple[str, int]]] = list  # the used bytes of each region, where they have changed
+        self.counts: Callable[[], StoreRow | None] = lambda: None  # those of the store, where they have changed
         self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._ping())]
 
     @classmethod
@@ -202,8 +205,8 @@ class Attachment:
             self.begin(Daemons, lambda value, error: None)
 
     def tell(self) -> None:
-        """Reports that this client lives, and the used bytes of its regions."""
-        self._connection.send(Ping(self.used()))
+        """Reports that this client lives, the used bytes of its regions, and the counts of its store."""
+        self._connection.send(Ping(self.used(), self.counts()))
 
     def _receive(self, message: RegionMessage) -> None:
         match message:

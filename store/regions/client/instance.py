@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from spark_jms.settings.store import Thresholds
@@ -32,6 +32,7 @@ from spark_jms.store.regions.client.thresholds import check_message_size, maximu
 from spark_jms.store.regions.client.write_batches import WriteBatches
 from spark_jms.store.regions.core.config import ClusterConfig
 from spark_jms.store.regions.core.instance import CATALOG, InstanceCore
+from spark_jms.store.regions.core.protocol import ConnectionRow, StoreRow
 from spark_jms.store.regions.global_directory import GlobalDirectory
 from spark_jms.store.regions.published_overload import PublishedOverload
 
@@ -86,6 +87,8 @@ class StoreInstance:
         self._connections: dict[str, ObjectConnection] = {}
         self._names: dict[int, str] = {}  # of all connections that ever were
         self._reported_used: dict[str, int] = {}
+        self._reported_counts: StoreRow | None = None
+        self._users: Callable[[], Sequence[ConnectionRow]] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._on_failure: list[Callable[[StoreError], None]] = []
 
@@ -143,6 +146,7 @@ class StoreInstance:
             raise
         opened.append(self)
         attachment.used = self._changed_used
+        attachment.counts = self._changed_counts
         if attachment.gone:
             raise DaemonUnavailableError(attachment.gone)
         self._watching = asyncio.create_task(self._watch())
@@ -217,6 +221,20 @@ class StoreInstance:
         self._reported_used = used
         return changed
 
+    # ---- counts (R14)
+
+    def count_by(self, users: Callable[[], Sequence[ConnectionRow]]) -> None:
+        """The connections to report: those of the service that keeps its own things in this store's objects."""
+        self._users = users
+
+    def _changed_counts(self) -> StoreRow | None:
+        rows = map(_connection_row, self._connections.values()) if self._users is None else self._users()
+        row = StoreRow(self.name, self._writes.write_count, tuple(rows))
+        if row == self._reported_counts:
+            return None
+        self._reported_counts = row
+        return row
+
     # ---- ownership
 
     @property
@@ -283,6 +301,13 @@ class StoreInstance:
             region_bytes=self._placement.size_bytes,
             used_bytes=self._placement.used_bytes,
         )
+
+
+def _connection_row(connection: ObjectConnection) -> ConnectionRow:
+    one = connection.statistics()
+    return ConnectionRow(
+        connection.name, one.create_count, one.read_count, one.update_count, one.delete_count, one.object_count
+    )
 
 
 def _check_name(name: str) -> None:

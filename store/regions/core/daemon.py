@@ -6,7 +6,7 @@ returns, in order. `now_ms` is a clock that never goes back; `now_us` is the tim
     leaves           DaemonClock, Outgoing, DirectoryView, Peers, Clients, Copies
     regions served   Primaries: Primary, its Replication, its Followers
     copies kept      Replicas
-    decisions        Opening, Reconciliation, Heartbeats, Leaving, RegionAdministration, LostRegions
+    decisions        Opening, Reconciliation, Heartbeats, Leaving, RegionAdministration, LostRegions, StoreCounts
 
 A part gets the leaves (`Shared`) and parts above it in this list. No part gets the DaemonCore, which only routes.
 """
@@ -48,6 +48,7 @@ from spark_jms.store.regions.core.protocol import (
     Begin,
     BreakOff,
     Close,
+    Counted,
     DaemonHeartbeat,
     Daemons,
     Drain,
@@ -65,12 +66,14 @@ from spark_jms.store.regions.core.protocol import (
     Replicate,
     Shutdown,
     Stay,
+    Stores,
     Usage,
     WriteRegion,
 )
 from spark_jms.store.regions.core.reconciliation import Reconciliation
 from spark_jms.store.regions.core.replica import Replicas
 from spark_jms.store.regions.core.shared import Shared
+from spark_jms.store.regions.core.store_counts import StoreCounts
 
 __all__ = [
     "Action",
@@ -118,6 +121,7 @@ class DaemonCore:
         self._leaving = Leaving(shared, self.primaries, self._heartbeats)
         self._administration = RegionAdministration(shared, self.primaries, self._heartbeats, self._reconciliation)
         self._lost_regions = LostRegions(shared)
+        self._counts = StoreCounts(shared, self.primaries)
         self._ticked_ms = now_ms
         self._audited_ms = now_ms
 
@@ -180,6 +184,7 @@ class DaemonCore:
             self._reconciliation.audit(listing)
             self._administration.audit(listing)
             self._lost_regions.audit(listing)
+            self._counts.audit(listing)
 
     def _detect(self) -> None:
         self.peers.detect()
@@ -192,6 +197,7 @@ class DaemonCore:
         self._heartbeats.send(daemon)
         self.primaries.linked(daemon)
         self._administration.linked(daemon)
+        self._counts.linked(daemon)
         return self._out.take()
 
     def unlinked(self, now_ms: float, daemon: int) -> list[Action]:
@@ -268,6 +274,8 @@ class DaemonCore:
                 self._reconciliation.region(name)
             case Usage(name, used_bytes):
                 self._administration.used_elsewhere(name, used_bytes)
+            case Counted(row):
+                self._counts.reported_elsewhere(row)
             case RemoveRequest():
                 self._administration.remove_here(message)
             case Drain():
@@ -283,8 +291,10 @@ class DaemonCore:
         match message:
             case WriteRegion():
                 self._write(client, message)
-            case Ping(used):
+            case Ping(used, counts):
                 self._administration.used(client, used)
+                if counts is not None:
+                    self._counts.reported(client, counts)
             case ReadRegion():
                 self._read(client, message)
             case Open():
@@ -299,6 +309,8 @@ class DaemonCore:
                 self._administration.regions(client, message)
             case Daemons(request):
                 self._administration.daemons(client, request)
+            case Stores(request):
+                self._counts.show(client, request)
             case Remove():
                 self._administration.remove(client, message)
             case Shutdown():

@@ -111,6 +111,31 @@ class Usage(RegionMessage, frozen=True):
     used_bytes: int
 
 
+class ConnectionRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One connection of a store: its requests since the store was opened, and its objects now (R14)."""
+
+    name: str
+    create_count: int = 0
+    read_count: int = 0
+    update_count: int = 0
+    delete_count: int = 0
+    object_count: int = 0
+
+
+class StoreRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A store that is open, as its instance counts (R14)."""
+
+    name: str
+    physical_write_count: int = 0
+    connections: tuple[ConnectionRow, ...] = ()
+
+
+class Counted(RegionMessage, frozen=True):
+    """The counts of a store, as it reported them to the sender."""
+
+    row: StoreRow
+
+
 class RemoveRequest(RegionMessage, frozen=True):
     """To the primary: delete this region."""
 
@@ -175,6 +200,12 @@ class Daemons(RegionMessage, frozen=True):
     request: int
 
 
+class Stores(RegionMessage, frozen=True):
+    """All stores that are open, as StoreRow."""
+
+    request: int
+
+
 class Remove(RegionMessage, frozen=True):
     request: int
     name: str
@@ -195,9 +226,11 @@ class BreakOff(RegionMessage, frozen=True):
 
 
 class Ping(RegionMessage, frozen=True):
-    """A client's heartbeat, with the bytes taken of each of its regions where that has changed."""
+    """A client's heartbeat, with the bytes taken of each of its regions and the counts of its store, where they have
+    changed."""
 
     used: list[tuple[str, int]] = []
+    counts: StoreRow | None = None
 
 
 class Reply(RegionMessage, frozen=True):
@@ -261,6 +294,7 @@ AnyMessage = (
     | MoveRequest
     | Notice
     | Usage
+    | Counted
     | RemoveRequest
     | Drain
     | Stay
@@ -271,6 +305,7 @@ AnyMessage = (
     | ReadRegion
     | Regions
     | Daemons
+    | Stores
     | Remove
     | Shutdown
     | BreakOff

@@ -1,0 +1,89 @@
+"""The connections of a domain to its store, with the text's names, and their counts (R14). Pure.
+
+    messaging.jmsServer.STORE                the record sets of queues and consumers, and everything else
+    messaging.jmsServer.durablesubs.STORE    the record sets of durable subscriptions, which only topics have
+
+The text begins them with its maker's name, and has more for services that a domain does not have. A record set is read
+from the store when an engine opens it; later reads are answered from memory, and are not counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from spark_jms.store.contract import Operation, Put
+from spark_jms.store.engine import LedgerBatch
+from spark_jms.store.ledger.entries import Change, Prepared, Resolved, Written
+from spark_jms.store.regions.core.protocol import ConnectionRow
+
+SERVER, SUBSCRIPTIONS = "messaging.jmsServer.", "messaging.jmsServer.durablesubs."
+QUEUE = "-"  # stands for the subscription in the name of a record set of a queue
+
+
+@dataclass
+class _Counts:
+    create: int = 0
+    read: int = 0
+    update: int = 0
+    delete: int = 0
+    objects: int = 0
+
+    def loaded(self, objects: int) -> None:
+        self.read += objects
+        self.objects += objects
+
+    def did(self, operation: Operation, existed: bool) -> None:
+        if not isinstance(operation, Put):
+            self.delete += 1
+            self.objects -= existed
+        elif existed:
+            self.update += 1
+        else:
+            self.create += 1
+            self.objects += 1
+
+
+class DomainConnections:
+    """Counts what one engine does to the objects of the record sets: every batch that was kept. What is there before the
+    first one, the engine has read."""
+
+    def __init__(self, store: str) -> None:
+        self._server, self._subscriptions = _Counts(), _Counts()
+        self._store = store
+        self._begun = False
+
+    def rows(self) -> tuple[ConnectionRow, ...]:
+        named = ((SERVER, self._server), (SUBSCRIPTIONS, self._subscriptions))
+        return tuple(
+            ConnectionRow(prefix + self._store, c.create, c.read, c.update, c.delete, c.objects) for prefix, c in named
+        )
+
+    def kept(self, batch: LedgerBatch) -> None:
+        if not self._begun:
+            self._begun = True
+            for name, record in batch.before.records.items():
+                self._of(name).loaded(len(record.objects))
+        exists: dict[tuple[str, str], bool] = {}  # as far as the batch has changed it
+        for change in _changes(batch):
+            counts, before = self._of(change.name), batch.before.records.get(change.name)
+            for operation in change.operations:
+                key = (change.name, operation.key)
+                existed = exists.get(key, before is not None and operation.key in before.objects)
+                counts.did(operation, existed)
+                exists[key] = isinstance(operation, Put)
+
+    def _of(self, record: str) -> _Counts:
+        kind, *parts = record.split("/")
+        return self._subscriptions if kind == "members" and len(parts) > 1 and parts[1] != QUEUE else self._server
+
+
+def _changes(batch: LedgerBatch) -> Iterator[Change]:
+    """Those of a prepared transaction once it is resolved."""
+    prepared: dict[str, Iterable[Change]] = {}
+    for entry in batch.entries:
+        if isinstance(entry, Written):
+            yield from entry.changes
+        elif isinstance(entry, Prepared):
+            prepared[entry.xid] = entry.changes
+        elif isinstance(entry, Resolved) and entry.commit:
+            yield from prepared.get(entry.xid) or batch.before.prepared.get(entry.xid, ())
