@@ -125,6 +125,7 @@ class ObjectProcess(StoreProcess):
         acknowledged.acknowledge(handle, value)
         if self.store.removals != removals:  # a region that took it may be the one that was removed
             acknowledged.begin(handle, None)
+            acknowledged.used.discard(handle)  # as with those before the removal, see Acknowledged.forget_one
 
     async def _read(self) -> None:
         free = [handle for handle in self._objects.handles() if handle not in self._busy]
