@@ -116,6 +116,10 @@ class RecordLog:
     def snapshot_count(self) -> int:
         return 0 if self._journal is None else self._journal.snapshot_count
 
+    @property
+    def reclaimable_bytes(self) -> int:
+        return 0 if self._journal is None else self._journal.reclaimable_bytes
+
     async def load(self) -> Loaded:
         replay = _Replay(self._outcomes)
         initial = _encoder.encode(_Payload(b"", []))

@@ -29,6 +29,7 @@ class ReplicatedPersistence(Persistence):
         self._closed = False
         self._connections = DomainConnections(instance.name)
         instance.count_by(self._connections.rows)
+        instance.reclaims(lambda: log_.reclaimable_bytes)
         self.had_owner = not instance.is_new
 
     def load(self) -> Loaded:

@@ -92,6 +92,11 @@ class Files:
         await self._blocks.close()
         self._guard.fail(RetriableError("The namespace was closed"))
 
+    @property
+    def reclaimable_bytes(self) -> int:
+        """What the next snapshot of the namespace gives back."""
+        return self._journal.reclaimable_bytes
+
     def statistics(self) -> FilesStatistics:
         journal, edits, blocks = self._journal, self._edits, self._blocks
         return FilesStatistics(

@@ -137,7 +137,8 @@ class NamespaceDoor:
                 await asyncio.sleep(
                     START_WAIT_MS / 1000.0
                 )  # for the proofs of another door to expire, see read_proof.py
-            self._files = await Files.open(objects, _now_us, options, self._instance.prove)
+            self._files = files = await Files.open(objects, _now_us, options, self._instance.prove)
+            self._instance.reclaims(lambda: files.reclaimable_bytes)
         except BaseException:
             await self._close_namespace()
             raise

@@ -157,6 +157,23 @@ def test_record_sets_reject_new_values_above_yellow(daemons: FaultyDaemons, monk
         assert len(session.open("another").objects()) == 0
 
 
+def test_replaced_values_do_not_count_above_yellow(daemons: FaultyDaemons, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R13: the log of a small store fills its regions many times over, and no write of a store with few values is refused,
+    although only a snapshot gives the log's room back."""
+    monkeypatch.setenv("store.replicated.small.SpaceOverloadYellowPercent", "60")
+    with open_store(daemons.uri("small", region_mb=2)) as store, store.connect("c") as session:
+        handle = session.open("r")
+        for _ in range(300):
+            handle.commit([Put("k", bytes(20_000))])
+
+        def used() -> float:
+            regions = lists(daemons.path, 0)[1]
+            return sum(region.used_bytes for region in regions) / sum(region.size_bytes for region in regions)
+
+        wait_until(lambda: used() > 0.6, 10.0)  # with its log, as lsr shows it
+        handle.commit([Put("k", b"more")])
+
+
 def test_sends_are_refused_above_yellow_of_the_domains_store(
     daemons: FaultyDaemons, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -36,9 +36,9 @@ def core(name: str, file: str, by: str, old: str, new: str, test: str = "") -> P
     return Planted(name, by, (Edit(CORE + file, old, new),), test)
 
 
-def elsewhere(name: str, file: str, by: str, old: str, new: str) -> Planted:
+def elsewhere(name: str, file: str, by: str, old: str, new: str, test: str = "") -> Planted:
     """In one file of the store."""
-    return Planted(name, by, (Edit("spark_jms/store/" + file, old, new),))
+    return Planted(name, by, (Edit("spark_jms/store/" + file, old, new),), test)
 
 
 def by_test(name: str, file: str, test: str, old: str, new: str) -> Planted:
@@ -464,6 +464,69 @@ PLANTED = (
     ),
     # -- the engine and its record log
     elsewhere("a read lease of 2 s", "engine/read_lease.py", "READS", "LEASE_MS = 200.0", "LEASE_MS = 2000.0"),
+    # -- what earlier tries did not show
+    core(
+        "an answer of the directory covers requests that came after the question",
+        "primary.py",
+        "FENCED|ONE_OPENER|READS",
+        "            self._covered = max(self._covered, covers)",
+        "            self._covered = self.replication.last_order",
+        test="tests/unit/test_regions_primary.py::test_directory_answer_covers_no_request_that_came_after_the_question",
+    ),
+    core(
+        "refuse mode is judged at the write only",
+        "primary.py",
+        "REFUSES",
+        "if not self.replication.oldest_is_held() or self.state is not _SERVING or self._refuses():",
+        "if not self.replication.oldest_is_held() or self.state is not _SERVING:",
+        test="tests/unit/test_regions_primary.py::test_waiting_write_is_not_acknowledged_with_one_copy_in_refuse_mode",
+    ),
+    elsewhere(
+        "a store lists its regions once",
+        "regions/client/placed_objects.py",
+        "ONE_OPENER|" + LOSS,
+        "while names := await self.regions.unopened():",
+        "for names in [await self.regions.unopened()]:",
+    ),
+    elsewhere(
+        "a snapshot is written over the one before it",
+        "regions/client/object_journal.py",
+        LOSS,
+        "                made, levels, rest = await self._fold_into_spares(data)\n",
+        "                self._spares, self._chunks = self._chunks + self._spares, []\n"
+        "                made, levels, rest = await self._fold_into_spares(data)\n",
+        test="tests/unit/test_object_journal.py",
+    ),
+    elsewhere(
+        "batches are deleted before the snapshot that replaces them",
+        "regions/client/object_journal.py",
+        LOSS,
+        "                root = msgspec.structs.replace(self._root, position=position, levels=levels, snapshot=rest)\n",
+        "                root = msgspec.structs.replace(self._root, position=position, levels=levels, snapshot=rest)\n"
+        "                await self.delete(self._batches)\n                self._batches = []\n",
+        test="tests/unit/test_object_journal.py",
+    ),
+    elsewhere(
+        "a read overtakes the writes before it",
+        "regions/client/placed_objects.py",
+        LOSS,
+        "        self.writes.send_now(region)\n",
+        "",
+    ),
+    elsewhere(
+        "the client's timer for silent daemons is dead",
+        "regions/client/attachment.py",
+        "CONTINUES",
+        "if woke_s - self._connection.heard_s > SILENCE_S:",
+        "if woke_s - self._connection.heard_s > 1000 * SILENCE_S:",
+    ),
+    core(
+        "an opened region without a copy is removed",
+        "reconciliation.py",
+        "KEPT|LAWFUL|" + LOSS,
+        "        if entry.opener is None and created_late:",
+        "        if entry.opener is None or not created_late:",
+    ),
     # -- what the simulator replaces
     by_test(
         "the daemon's clock stands while the machine is suspended",
@@ -478,6 +541,20 @@ PLANTED = (
         "tests/unit/test_regions_directory_files.py",
         "if len(lines) < 2 or hashlib.sha256(lines[0].encode()).hexdigest() != lines[1]:",
         "if len(lines) < 2:",
+    ),
+    by_test(
+        "a change counts although another one was built on it",
+        "global_directory.py",
+        "tests/unit/test_regions_directory_files.py",
+        "if max(versions, default=0) > version + 1 or not is_at(folder, self.folder_of(name)):",
+        "if not is_at(folder, self.folder_of(name)):",
+    ),
+    by_test(
+        "a region is created in a folder that is being gathered up",
+        "global_directory.py",
+        "tests/unit/test_regions_entry_gathering.py",
+        "if isinstance(current, GatheredBy) and self.running(current.daemon):",
+        "if False:",
     ),
 )
 

@@ -221,6 +221,10 @@ class StoreInstance:
         self._reported_used = used
         return changed
 
+    def reclaims(self, reclaimable: Callable[[], int]) -> None:
+        """Of the bytes that the service of this store uses, `reclaimable` are given back by its next snapshot."""
+        self._overload.reclaimable = reclaimable
+
     # ---- counts (R14)
 
     def count_by(self, users: Callable[[], Sequence[ConnectionRow]]) -> None:

@@ -173,9 +173,14 @@ class ObjectJournal:
     @property
     def worth_snapshot(self) -> bool:
         """A snapshot would free enough to be worth its writing: growth that was refused may succeed after it."""
+        return self.reclaimable_bytes >= self._extra(self.size) * self._chunk_bytes
+
+    @property
+    def reclaimable_bytes(self) -> int:
+        """What the next snapshot gives back: the batches, and the spares that a smaller state does not need."""
         log_bytes = self.growth.batch_bytes + HEAD_BYTES * self.growth.batches
         excess = max(0, self._pool - self._pool_for_growth(self.size))
-        return log_bytes + excess * self._chunk_bytes >= self._extra(self.size) * self._chunk_bytes
+        return log_bytes + excess * self._chunk_bytes
 
     def admits(self, growth: int) -> bool:
         """The state may grow by so many bytes without more room in the store, except for the batch itself."""

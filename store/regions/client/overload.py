@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from spark_jms.settings.store import Thresholds
 from spark_jms.store.errors import ProtocolError, ResourceAllocationException
@@ -17,7 +18,9 @@ log = logging.getLogger("store.replicated")
 
 
 class Overload:
-    """The daemon's memory as it was last observed, beside the space of the store (`placement`)."""
+    """The daemon's memory as it was last observed, beside the space of the store (`placement`). What a service of the store
+    takes only until its next snapshot (`reclaimable`) does not count: nothing but more writes would bring that snapshot, and
+    they would be refused."""
 
     def __init__(
         self,
@@ -35,12 +38,16 @@ class Overload:
         self._told = False  # senders: that they are refused
         self._telling: asyncio.Task[None] | None = None
         self.daemon_used = self.daemon_limit = 0
+        self.reclaimable: Callable[[], int] = lambda: 0
+
+    def _usage(self) -> tuple[int, int]:
+        """The bytes that the store uses, and those of its regions."""
+        return max(0, self._placement.used_bytes - self.reclaimable()), self._placement.size_bytes
 
     @property
     def is_near(self) -> bool:
         """The daemon's use decides whether new messages are refused."""
-        placement = self._placement
-        return self._told or exceeds_yellow(self._thresholds, placement.used_bytes, placement.size_bytes)
+        return self._told or exceeds_yellow(self._thresholds, *self._usage())
 
     async def observe(self) -> None:
         """Asks the daemon. Logs when a threshold was crossed."""
@@ -73,10 +80,7 @@ class Overload:
             log.error("senders cannot be told whether the store accepts messages: %s", error)
 
     def _judge(self) -> None:
-        placement = self._placement
-        check_new_message(
-            self._thresholds, self.daemon_used, self.daemon_limit, placement.used_bytes, placement.size_bytes
-        )
+        check_new_message(self._thresholds, self.daemon_used, self.daemon_limit, *self._usage())
 
     def refuses_open(self) -> bool:
         return refuses_open(self._thresholds, self.daemon_used, self.daemon_limit)

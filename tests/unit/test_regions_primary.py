@@ -1,0 +1,59 @@
+"""When a primary may answer: the order of a question to the directory and of the requests that it covers (R7, R8, R10)."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_jms.store.regions.core.directory import promoted
+from spark_jms.store.regions.core.protocol import ReadRegion, WriteRegion
+from tests.simulator.stepwise import StepClient, StepCluster, opened
+
+DIRECTORY_MS = 200.0  # a question's way there, and its answer's way back
+
+
+def unconfirmed(cluster: StepCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Daemon 0 does not know any more whether daemon 1 has taken over, and the directory is slow."""
+    cluster.separate(0, 1)
+    assert cluster.until(lambda: not cluster.core(0).peers.confirmed(1), 5_000)
+    monkeypatch.setattr(cluster.sim.timing, "directory_delay_ms", lambda: DIRECTORY_MS)
+
+
+def take_over(cluster: StepCluster, name: str = "s.000") -> None:
+    """Daemon 1 takes the region over, and daemon 0 does not hear of it."""
+    me, entry = cluster.core(1).me, cluster.entry(name)
+    cluster.sim.directory.apply(me, name, entry, promoted(entry, me))
+
+
+def read(client: StepClient, epoch: int) -> int:
+    return client.send(lambda n: ReadRegion(n, "s.000", epoch, 0, 4))
+
+
+def test_directory_answer_covers_no_request_that_came_after_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R8, R10: another daemon takes over after the directory was read and before its answer arrives."""
+    cluster = StepCluster(2)
+    client, epoch = opened(cluster)
+    assert client.write(epoch, b"kept")
+    unconfirmed(cluster, monkeypatch)
+    before = read(client, epoch)
+    cluster.run(1.2 * DIRECTORY_MS)
+    take_over(cluster)
+    after = read(client, epoch)
+    assert cluster.until(lambda: before in client.answers and after in client.answers, 5_000)
+    assert client.answer(before) == b"kept"
+    assert client.answer(after) == "FencedError"
+
+
+def test_waiting_write_is_not_acknowledged_with_one_copy_in_refuse_mode() -> None:
+    """R10: its second copy dies before it has acknowledged. The write waits for another one, which has it."""
+    cluster = StepCluster(2, single_copy="refuse")
+    client, epoch = opened(cluster)
+    cluster.freeze(1)
+    request = client.send(lambda n: WriteRegion(n, "s.000", epoch, [(0, b"kept")]))
+    cluster.kill(1)
+    cluster.run(5_000)
+    assert cluster.where() == (0, None)
+    assert request not in client.answers
+    cluster.start(1)
+    assert cluster.until(lambda: request in client.answers, 10_000)
+    assert cluster.where() == (0, 1)
+    assert cluster.bytes_of(1)[:4] == b"kept"
