@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,6 +26,18 @@ from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.storage import Storage
 
 _ATTEMPTS = 3
+
+
+class Condition(NamedTuple):
+    """A comparison that every message fulfils that a selector takes."""
+
+    name: str
+    op: str
+    value: object
+
+    def __str__(self) -> str:
+        value = "'" + self.value.replace("'", "''") + "'" if isinstance(self.value, str) else str(self.value).upper()
+        return f"{self.name} {self.op} {value}"
 
 
 @dataclass(frozen=True)
@@ -203,11 +216,17 @@ def _columns(file: DataFile, question: Question) -> list[str] | None:
 
 def never_matches(file: DataFile, selector: Selector) -> bool:
     """The file's statistics prove that the selector refuses all its messages."""
+    return refuted(file, selector) is not None
+
+
+def refuted(file: DataFile, selector: Selector) -> Condition | None:
+    """A condition of the selector that no message of the file fulfils, as its statistics prove."""
     low, high = file.statistics.get("minValues", {}), file.statistics.get("maxValues", {})
     nulls = file.statistics.get("nullCount", {})
-    for name, op, value in selector.prunable():
+    for condition in map(Condition._make, selector.prunable()):
+        name, op, value = condition
         if nulls.get(name) == file.rows:
-            return True  # a comparison with NULL is unknown
+            return condition  # a comparison with NULL is unknown
         if name not in low or name not in high:
             continue
         least, most, text = low[name], high[name], isinstance(value, str)
@@ -221,8 +240,8 @@ def never_matches(file: DataFile, selector: Selector) -> bool:
             or (op == ">" and most <= value)
             or (op == ">=" and most < value)
         ):
-            return True
-    return False
+            return condition
+    return None
 
 
 def _all_refused(storage: Storage, file: DataFile, part: Ranges, question: Question) -> Scan:

@@ -1,0 +1,81 @@
+"""What a selector reads and what it skips (C7): the plan that a consumer with it would make of the backlog now."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from spark_jms.claims import views
+from spark_jms.claims.scan import Condition, Question, Scan, refuted, scan
+from spark_jms.core.message import STATISTICS_COLUMNS
+from spark_jms.core.ranges import Ranges
+from spark_jms.core.selector import Selector
+from spark_jms.log.domain import Domain
+from spark_jms.store import Store
+
+
+@dataclass(frozen=True)
+class MemberReading:
+    """Of the unfinished messages of one member: `skipped` are in files whose statistics prove that none matches; the columns
+    of the `parsed` ones were read; `matching` are those that the selector takes."""
+
+    member: int
+    files: int
+    messages: int
+    skipped_files: int
+    skipped: int
+    parsed: int
+    matching: int
+
+
+@dataclass(frozen=True)
+class SelectorPlan:
+    """`columns` are read of each file that is not skipped. `prunes`: the conditions that statistics can refute, with the
+    messages that each has skipped; `parses`: the names that no statistics cover."""
+
+    destination: str
+    selector: str
+    columns: tuple[str, ...]
+    prunes: dict[str, int]
+    parses: tuple[str, ...]
+    members: tuple[MemberReading, ...]
+
+
+def explain(
+    domain: Domain, store: Store, destination: str, selector: Selector, subscription: str | None
+) -> SelectorPlan:
+    """Reads the columns that a consumer would read, once. Of a topic without `subscription`, the messages that are still in
+    the table. Delay, expiration and units of order, which a consumer judges beside the selector, are left out. Raises
+    InvalidDestinationError."""
+    snapshot = domain.log(destination).refresh()
+    states = views.states(domain, store, destination, subscription)
+    conditions = [str(Condition(*each)) for each in selector.prunable() if each[0] in STATISTICS_COLUMNS]
+    skipped_by: Counter[str] = Counter()
+    members = []
+    for member, held in sorted(snapshot.members.items()):
+        backlog = Ranges.of(*((file.first, file.last) for file in held.files))
+        if member in states:
+            backlog = backlog & states[member].unfinished(1, snapshot.last_sequence(member))
+        files = [file for file in held.files if backlog.between(file.first, file.last)]
+        skipped_files = skipped = 0
+        for file in files:
+            why = refuted(file, selector)
+            if why is not None:
+                count = backlog.between(file.first, file.last).count
+                skipped_by[str(why)] += count
+                skipped_files, skipped = skipped_files + 1, skipped + count
+        question = Question(selector)
+        found = (
+            scan(domain.log(destination), member, backlog, question, table_id=snapshot.table_id) if backlog else Scan()
+        )
+        members.append(
+            MemberReading(member, len(files), backlog.count, skipped_files, skipped, found.read, found.picks.count)
+        )
+    return SelectorPlan(
+        destination,
+        selector.text,
+        selector.columns,
+        {condition: skipped_by[condition] for condition in conditions},
+        tuple(sorted(selector.identifiers - set(STATISTICS_COLUMNS))),
+        tuple(members),
+    )

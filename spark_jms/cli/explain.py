@@ -1,0 +1,44 @@
+"""`jmsq explain`: what a selector reads and what it skips (C7, C14)."""
+
+from __future__ import annotations
+
+import click
+
+from spark_jms.cli.settings import CommandSettings, command, complete_destination
+
+
+@command("explain", short_help="Show what a selector reads and what it skips.")
+@click.argument("destination", shell_complete=complete_destination)
+@click.argument("selector")
+@click.option("--subscription", help="Of a topic: the subscription whose messages are looked at.")
+def explain(settings: CommandSettings, destination: str, selector: str, subscription: str | None) -> None:
+    """Show what a consumer of DESTINATION with this SELECTOR reads of the unfinished messages, and what it skips.
+
+    A file is skipped unopened when its statistics prove that the selector takes none of its messages: by conditions that
+    are joined with AND on JMSPriority, JMSTimestamp and JMSXGroupID. Of every other file the columns of the selector are
+    read, which is what this command does too; it claims nothing.
+    """
+    from spark_jms.admin.explain import explain as explained
+    from spark_jms.core.selector import Selector
+
+    wanted = Selector.parse(selector)
+    if wanted is None:
+        raise click.UsageError("the selector is empty: a consumer without a selector takes every message unread")
+    with settings.opened() as (domain, store):
+        plan = explained(domain, store, destination, wanted, subscription)
+    if settings.as_json:
+        settings.out.document(plan)
+        return
+    rows = [(r.member, r.files, r.messages, r.skipped_files, r.skipped, r.parsed, r.matching) for r in plan.members]
+    columns = ("member", "files", "messages", "files skipped", "skipped", "read", "matching")
+    settings.out.table(destination, columns, rows, "no message was ever sent")
+    for condition, skipped in plan.prunes.items():
+        settings.out.say(f"{condition}: skips {skipped:,} message(s) by statistics")
+    if not plan.prunes:
+        settings.out.say("no condition of the selector can be judged by statistics: every file is read")
+    settings.out.say(f"columns read of each other file: {', '.join(plan.columns) or 'none'}")
+    if plan.parses:
+        settings.out.say(f"without statistics: {', '.join(plan.parses)}")
+
+
+COMMANDS = (explain,)

@@ -1,0 +1,67 @@
+"""C7, C14: `jmsq explain`: what a selector reads, what it skips, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from spark_jms import apply, connect
+from tests.contract.cli.commands import MODULE, Jmsq, files_of
+
+
+@pytest.fixture
+def filled(root: str) -> str:
+    """Invoices: a file of priority 4 and one of priority 9, with the property n = 0 … 9 in each. One message is finished."""
+    apply(root, MODULE)
+    with connect(root, housekeeping=False) as context:
+        for priority in (4, 9):
+            context.producer("invoices").send_many(
+                {"text": f"m{n}", "priority": priority, "properties": {"n": n}} for n in range(10)
+            )
+        with context.consumer("invoices") as consumer:
+            message = consumer.receive(5)
+            assert message is not None
+            message.acknowledge()
+    return root
+
+
+def test_statistics_skip_files_unopened(filled: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
+    """The conditions that skip are named, with the messages that they skip; finished messages do not count."""
+    plan = js("explain", "invoices", "JMSPriority > 7 AND n < 3")
+    assert plan["members"] == [
+        {"member": 0, "files": 2, "messages": 19, "skipped_files": 1, "skipped": 9, "parsed": 10, "matching": 3}
+    ]
+    assert plan["prunes"] == {"JMSPriority > 7": 9}
+    assert plan["parses"] == ["n"]
+    assert plan["columns"] == ["JMSPriority", "properties"]
+    told = jmsq("explain", "invoices", "JMSPriority > 7 AND n < 3").stdout
+    assert "JMSPriority > 7: skips 9 message(s) by statistics" in told
+    assert "without statistics: n" in told
+
+
+def test_selector_without_prunable_condition_reads_every_file(filled: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
+    """A condition under OR proves nothing."""
+    plan = js("explain", "invoices", "JMSPriority > 7 OR n = 1")
+    assert (plan["members"][0]["parsed"], plan["members"][0]["skipped"], plan["prunes"]) == (19, 0, {})
+    assert "every file is read" in jmsq("explain", "invoices", "JMSPriority > 7 OR n = 1").stdout
+
+
+def test_explain_changes_nothing_and_refuses_what_is_wrong(filled: str, jmsq: Jmsq) -> None:
+    before = files_of(filled)
+    jmsq("explain", "invoices", "n = 1")
+    jmsq("explain", "prices", "n = 1")
+    jmsq("explain", "orders", "JMSXGroupID = 'it''s'")
+    assert files_of(filled) == before
+    assert "selector" in jmsq("explain", "invoices", "n = ", code=1).stderr.lower()
+    assert "is empty" in jmsq("explain", "invoices", " ", code=2).stderr
+    assert "no-such" in jmsq("explain", "no-such", "n = 1", code=1).stderr
+
+
+def test_explain_agrees_with_a_consumer(filled: str, js: Callable[..., Any]) -> None:
+    """C7: it takes as many messages as `explain` calls matching."""
+    for selector in ("n >= 5", "JMSPriority = 9", "JMSPriority = 5", "n = 3 AND JMSPriority < 9"):
+        matching = sum(member["matching"] for member in js("explain", "invoices", selector)["members"])
+        with connect(filled, housekeeping=False) as context:
+            assert len(list(context.browser("invoices", selector=selector))) == matching, selector
