@@ -20,7 +20,7 @@ from pyspark import SparkContext
 from spark_jms.setup.java import find_java
 from spark_jms.setup.java_options import SHORT_LIVED, class_archive
 from tests.process.feed import QUEUE, consumer, make_queue, send_numbers
-from tests.sessions import small_session
+from tests.sessions import GENERATED_CODE, small_session
 
 ROWS = 20
 
@@ -47,7 +47,7 @@ def _run(path: Path, java_options: str) -> int:
     """The exit code of the JVM, which writes the archive when it ends."""
     domain = make_queue(path / "domain")
     send_numbers(domain, range(ROWS))
-    spark = small_session("class archive", path, {"spark.driver.extraJavaOptions": java_options})
+    spark = small_session("class archive", path, {"spark.driver.extraJavaOptions": java_options, **GENERATED_CODE})
     stream = consumer(path / "domain", path / "output", path / "checkpoint", ROWS)
     query = (
         spark.readStream.format(stream["from"])

@@ -12,7 +12,16 @@ from spark_jms.setup.session import spark_session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ONE_PARTITION = {"spark.sql.shuffle.partitions": "1", "spark.databricks.delta.snapshotPartitions": "1"}
+FEW_ROWS = {
+    "spark.sql.shuffle.partitions": "1",
+    "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.sql.adaptive.enabled": "false",
+    # Expressions are interpreted: to generate and compile Java for them takes longer than a test's rows.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+# As outside the tests, for what has to know the classes of all sessions.
+GENERATED_CODE = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
 
 
 def java_environment() -> dict[str, str]:
@@ -27,7 +36,7 @@ def small_session(name: str, directory: Path, conf: Mapping[str, str] | None = N
         conf={
             "spark.sql.warehouse.dir": str(directory / "warehouse"),
             "spark.driver.extraJavaOptions": f"-Dderby.system.home={directory}",
-            **ONE_PARTITION,
+            **FEW_ROWS,
             **(conf or {}),
         },
     )

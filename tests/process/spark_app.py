@@ -26,6 +26,10 @@ class Application:
         conf = {
             "spark.driver.memory": "640m",
             "spark.python.authenticate.socketTimeout": "60s",  # for a busy machine
+            # A disk without checksum files, like HDFS and S3: with them each file of a checkpoint or a table takes twice as
+            # many calls of the programs chmod and readlink.
+            "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+            "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
         }
         self.spark = small_session(config["name"], self.directory, conf)
         self.queries: dict[str, Any] = {}
