@@ -115,7 +115,7 @@ def test_a_file_missing_from_disk_is_named() -> None:
 def test_each_step_of_housekeeping_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """C13: with a failing purge the files are still compacted."""
 
-    def broken(*arguments: object) -> None:
+    def broken(*arguments: object, **others: object) -> None:
         raise OSError("the store's disk")
 
     monkeypatch.setattr(housekeeping, "purge", broken)

@@ -272,7 +272,7 @@ def test_housekeeping_clears_what_a_killed_consumer_leaves(context: Context) -> 
     assert [name.split("/")[2] for name in filled_records(context)] == ["~t"]
     assert set(context._store.peek(context._store.names("subscribers/")[0])) == {"~t"}
     with pytest.raises(ConsumerClosedException):
-        dead.receive(timeout=0)
+        texts(dead, 2)  # it may have fetched the second message before
 
 
 def test_consumer_whose_subscription_has_ended_fails(context: Context) -> None:

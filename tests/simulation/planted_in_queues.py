@@ -91,8 +91,8 @@ def transaction_is_not_looked_up(patch: Patch) -> None:
 
 
 def purge_asks_for_no_subscription(patch: Patch) -> None:
-    def finished(snapshot: Snapshot, is_done: Any, *args: Any) -> list[DataFile]:
-        return original(snapshot, lambda name, member, sequences: True, *args)
+    def finished(snapshot: Snapshot, is_done: Any, *args: Any, **others: Any) -> list[DataFile]:
+        return original(snapshot, lambda name, member, sequences: True, *args, **others)
 
     original = purge.finished_files
     patch.setattr(purge, "finished_files", finished)
