@@ -482,6 +482,14 @@ PLANTED = (
         test="tests/unit/test_regions_primary.py::test_waiting_write_is_not_acknowledged_with_one_copy_in_refuse_mode",
     ),
     elsewhere(
+        "a store lists its regions once",
+        "regions/client/placed_objects.py",
+        "",
+        "while names := await self.regions.unopened():",
+        "for names in [await self.regions.unopened()]:",
+        test="tests/unit/test_regions_placed_objects.py",
+    ),
+    elsewhere(
         "a snapshot is written over the one before it",
         "regions/client/object_journal.py",
         LOSS,
