@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -44,3 +45,14 @@ def test_watching_shows_rates(domain: str, jmsq: Jmsq, monkeypatch: pytest.Monke
     assert looks[0]["destinations"][0]["rates"] is None
     assert looks[1]["destinations"][0]["rates"]["sent_per_s"] > 0
     assert "sent/s" in jmsq("stat", "--times", "2", "--watch").stdout
+
+
+def test_stat_shows_the_skew_of_this_hosts_clock(domain: str, jmsq: Jmsq, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C17: with its bounds, and whether it is tolerated."""
+    assert "the clock of this host is" in jmsq("stat").stdout.splitlines()[-1]
+    clock = json.loads(jmsq("--json", "stat").stdout)["clock"]
+    assert clock["least_ms"] <= clock["most_ms"] < 600_000
+    monkeypatch.setattr("spark_jms.log.clock.now_ms", lambda: 3_600_000)
+    shown = jmsq("stat").stdout.splitlines()[-1]
+    assert "ms behind" in shown
+    assert "beyond what is tolerated" in shown
