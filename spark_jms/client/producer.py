@@ -306,7 +306,9 @@ def _template(message: object) -> Message:
         raise MessageFormatError("send takes the text of a message by name: send(text=…)")
     if isinstance(message, Mapping):
         raise MessageFormatError("send takes the arguments of a dict by name: send(**…); send_many takes dicts")
-    raise MessageFormatError(f"send was given a {type(message).__name__}: give a Message, or arguments by name")
+    raise MessageFormatError(
+        f"send was given an object of type {type(message).__name__}: give a Message, or arguments by name"
+    )
 
 
 def _chunks(messages: Iterable[Item], limit: int) -> Iterator[list[Item]]:

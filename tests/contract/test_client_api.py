@@ -62,7 +62,7 @@ def test_only_what_applications_call_is_public(kind: type) -> None:
     [
         ("hello", "send takes the text of a message by name: send(text=…)"),
         ({"text": "hello"}, "send takes the arguments of a dict by name: send(**…); send_many takes dicts"),
-        (5, "send was given a int: give a Message, or arguments by name"),
+        (5, "send was given an object of type int: give a Message, or arguments by name"),
     ],
 )
 def test_send_names_the_right_form(context: Context, given: Any, says: str) -> None:
