@@ -437,6 +437,26 @@ def test_claim_released_by_an_administrator_ends_the_trial(root: str) -> None:
     assert delivered + Counter(sink.texts) == Counter(numbers(1, 9))
 
 
+def test_query_isolates_beside_another_consumer(root: str) -> None:
+    """M4, C9: the records are handed over during the isolation; the query gets all it needs at once."""
+    texts = numbers(1, 30)
+    send(root, "spread", *texts)
+    sink = Sink(bad={"30"})
+    query = Query(root, "spread", sink)
+    with (
+        connect(root, housekeeping=False) as context,
+        context.consumer("spread", selector="JMSType = 'none'") as other,
+    ):
+        for _ in range(100):  # it finds no more messages while the other consumer has the records
+            assert other.receive(0) is None
+            query.drain()
+            if len(sink.texts) == 29:
+                break
+        assert other.receive(0) is None
+    assert sorted(sink.texts, key=int) == texts[:-1]
+    assert [m.text for m in received(root, "failed")] == ["30"]
+
+
 @pytest.mark.parametrize(
     ("wanted", "held", "kept"),
     [({0, 2, 3}, {2, 3}, set()), ({0, 2, 3}, {0, 3, 7}, {0}), ({1, 2}, {1, 2}, {1, 2}), (set(), {1}, set())],

@@ -11,10 +11,30 @@ from spark_jms import connect
 from spark_jms.claims import views
 from spark_jms.claims.batches import ConsumerSettings
 from spark_jms.claims.subscriber import Subscriber
-from spark_jms.core.batch import Batch, Limits
+from spark_jms.core.batch import Batch, Limits, MemberPick
+from spark_jms.core.ranges import Ranges
 from spark_jms.errors import ConsumerClosedException
 from spark_jms.log.domain import Domain
 from tests.contract.cli.commands import Jmsq, files_of, lines
+
+
+def test_claims_show_attempts_and_withheld_messages(in_doubt: str, domain: str, jmsq: Jmsq) -> None:
+    """M4"""
+    opened = Domain(domain)
+    with views.opened_store(opened) as store:
+        for _ in range(2):
+            settings = ConsumerSettings(isolates_poison=True)
+            subscriber = Subscriber(opened, store, "invoices", "-", "query-1", settings)
+            pick = MemberPick(0, Ranges.of((1, 3)))
+            assert (
+                subscriber.resume(Batch("query-1", in_doubt, {0: pick}, opened.log("invoices").snapshot.table_id)) == {}
+            )
+            subscriber.close()
+        (row,) = views.claims(opened, store, "invoices")
+    assert (row.attempts, row.deaths, row.withheld) == (3, 2, 0)
+    told = jmsq("claims", "invoices").stdout
+    assert "attempts" in told
+    assert "3 (2 died)" in told
 
 
 def test_claim_in_doubt_is_listed_and_released(in_doubt: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
