@@ -56,6 +56,7 @@ class Sink:
     batches: dict[int, list[Row]] = field(default_factory=dict)
     attempts: int = 0
     sizes: list[int] = field(default_factory=list)
+    refused: list[list[str]] = field(default_factory=list)
 
     def take(self, number: int, rows: list[Row]) -> None:
         self.attempts += 1
@@ -64,6 +65,7 @@ class Sink:
             raise Died
         if number not in self.batches:
             if self.bad & {row["text"] for row in rows}:
+                self.refused.append([row["text"] for row in rows])
                 raise Refused
             self.batches[number] = rows
         if self.attempts in self.dies_after:
@@ -176,6 +178,9 @@ def test_one_poison_message_among_a_thousand_is_set_aside(root: str) -> None:
     assert sorted(sink.texts, key=int) == [n for n in numbers(1, 1000) if n != "333"]
     assert sink.texts == sorted(sink.texts, key=int)
     assert sink.sizes[:3] == [1000, 1000, 500]
+    assert sink.sizes[-2] == 0, "the batch of the poison message ends without it"
+    assert sink.refused[-2:] == [["333"], ["333"]]
+    assert sink.refused.count(["333"]) == 2
     assert query.restarts <= 2 + 10 + 1
     (bad,) = received(root, "failed")
     assert bad.text == "333"
