@@ -156,6 +156,16 @@ class ConsumerClosedException(JmsqError):
     consumers. Close it and create a new one."""
 
 
+class ServerDownError(JmsqError):
+    """An administrator has stopped the server that the messages would go to; nothing was committed. Send again after `jmsq
+    server start`; messages without a unit of order go to other servers by themselves."""
+
+
+class SessionEndedException(ConsumerClosedException):
+    """The consumer's session in the store has ended, and other consumers get its unacknowledged messages. Close the consumer
+    and create a new one."""
+
+
 class TransferError(JmsqError):
     """A transfer could not begin or end: the error names its target. Its messages are neither lost nor doubled; see `jmsq
     stat`."""

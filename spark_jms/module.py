@@ -4,6 +4,7 @@
       orders: {kind: distributed-queue, members: 4, maxMessageSize: 1 MiB}
       prices: {kind: topic, retention: 1 day}
     store: file                     # optional: file (beside the tables), an absolute path or a URI
+    servers: {a: {store: …}}        # optional: servers with stores of their own; a destination names its `servers`
 
 The keys and their values are declared in `spark_jms/settings/destination.py`. Every violation is a ModuleFileError that
 names file, line, key, value and what is allowed; it is raised before anything changes at the root.
@@ -15,13 +16,15 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from spark_jms.core.destination import Destination, check_name
+from spark_jms.core.placement import HOME
 from spark_jms.errors import ModuleFileError
 from spark_jms.module_tree import Node, describe, from_dict, from_text
-from spark_jms.settings.destination import KEYS, DestinationSettings, DomainSettings, contradiction
+from spark_jms.settings.destination import KEYS, DestinationSettings, DomainSettings, ServerSettings, contradiction
 from spark_jms.settings.table import REQUIRED, Setting, hint, settings_of
 from spark_jms.settings.types import Duration, ListOf, NotAllowed, ValueType
 
@@ -35,10 +38,11 @@ _STORE_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 
 @dataclass(frozen=True)
 class Module:
-    """A checked module file. `store` None: the domain keeps its store; a new domain gets `file`."""
+    """A checked module file. `store` None: the domain keeps its store; a new domain gets `file`. `servers`: name -> store."""
 
     destinations: list[Destination]
     store: str | None = None
+    servers: Mapping[str, str] = field(default_factory=dict)
 
 
 # -- applying ----------------------------------------------------------------------------------------------------------
@@ -51,9 +55,10 @@ def apply(root: str | os.PathLike[str], module: str | os.PathLike[str] | Mapping
     """
     declared = load_module(module)
     from spark_jms.log.declarations import apply_destinations
-    from spark_jms.log.domain import create_domain
+    from spark_jms.log.domain import create_domain, declare_servers
 
     domain = create_domain(os.fspath(root), declared.store)
+    declare_servers(domain, declared.servers)
     with ExitStack() as stack:
         opened: list[Store] = []
 
@@ -88,7 +93,7 @@ def load_module(module: str | os.PathLike[str] | Mapping[str, Any]) -> Module:
 def declare(destination: Destination) -> dict[str, object]:
     """The settings of a destination as the module file has them: `load_module` reads them back."""
     left_out = set()
-    if not destination.kind.startswith("distributed-"):
+    if destination.servers or not destination.kind.startswith("distributed-"):
         left_out.add("members")
     if destination.routing != "weighted":
         left_out.add("weights")
@@ -115,7 +120,7 @@ class _Reader:
                 f"{self._file}: the module file is empty: it needs `destinations:` with at least one in it"
             )
         top = self._mapping(tree, "", "`destinations:` and optionally `store:`")
-        self._known_keys(top, "", {"destinations": None, **settings_of(DomainSettings)})
+        self._known_keys(top, "", {"destinations": None, **settings_of(DomainSettings), "servers": None})
         if "destinations" not in top:
             raise self._fail(
                 tree, "`destinations:` is missing: it needs at least one destination, such as `orders: {kind: queue}`"
@@ -127,7 +132,32 @@ class _Reader:
                 declared, "destinations is empty, but must have at least one, such as `orders: {kind: queue}`"
             )
         destinations = [self._destination(name, node) for name, node in entries.items()]
-        return Module(destinations, self._store(top["store"]) if "store" in top else None)
+        store = self._store(top["store"], "store") if "store" in top else None
+        return Module(destinations, store, self._servers(top["servers"]) if "servers" in top else {})
+
+    def _servers(self, node: Node) -> dict[str, str]:
+        servers = {}
+        for name, entry in self._mapping(node, "servers", "a mapping of names to servers").items():
+            path = f"servers.{name}"
+            try:
+                check_name("server", name)
+            except ModuleFileError as error:
+                raise self._fail(entry.key or entry, str(error)) from error
+            if name == HOME:
+                raise self._fail(
+                    entry.key or entry, f"{path}: {HOME} is the domain's own store, `store:`; take another name"
+                )
+            keys = self._mapping(entry, path, "a mapping with `store`, such as {store: file}")
+            self._known_keys(keys, path, settings_of(ServerSettings))
+            if "store" not in keys:
+                raise self._fail(entry.key or entry, f"{path}.store is missing: it must be file, a path or a URI")
+            servers[name] = self._store(keys["store"], f"{path}.store")
+        twice = [(a, b) for a, b in combinations(sorted(servers), 2) if servers[a] == servers[b] != "file"]
+        for first, second in twice:
+            raise self._fail(
+                node, f"servers.{second}.store is that of server {first}: each server has a store of its own"
+            )
+        return servers
 
     def _destination(self, name: str, node: Node) -> Destination:
         path = f"destinations.{name}"
@@ -143,6 +173,8 @@ class _Reader:
                 values[row.field] = self._value(keys[key], f"{path}.{key}", row.type)
             elif row.default is REQUIRED:
                 raise self._fail(node.key or node, f"{path}.{key} is missing: it must be {row.type.allowed}")
+        if values.get("servers") and "members" not in keys:
+            values["members"] = len(values["servers"])
         if found := contradiction(DestinationSettings(name=name, **values)):
             key, said = found
             raise self._fail(keys[key], f"{path}.{said}")
@@ -159,17 +191,17 @@ class _Reader:
                 allowed = error.allowed
         raise self._bad(node, path, allowed)
 
-    def _store(self, node: Node) -> str:
+    def _store(self, node: Node, path: str) -> str:
         from spark_jms.store.uri import SCHEMES
 
         allowed = f"file (beside the tables), an absolute path, or a URI with {', '.join(f'{s}:' for s in SCHEMES)}"
         if node.kind != "str" or not str(node.value).strip():
-            raise self._bad(node, "store", allowed)
+            raise self._bad(node, path, allowed)
         uri = str(node.value)
         scheme = _STORE_SCHEME.match(uri)
         if uri == "file" or os.path.isabs(uri) or (scheme and scheme[1].lower() in SCHEMES):
             return uri
-        raise self._bad(node, "store", allowed)
+        raise self._bad(node, path, allowed)
 
     # -- shapes and errors ----------------------------------------------------------------------------------------
     def _mapping(self, node: Node, path: str, allowed: str) -> dict[str, Node]:

@@ -34,7 +34,7 @@ def acknowledgement_states(
     snapshot = domain.log(destination).snapshot
     declared = snapshot.destination
     there = {(row.subscription, row.member) for row in rows}
-    keys = there | {(name, member) for name in declared.subscription_names() for member in range(declared.members)}
+    keys = there | {(name, member) for name in declared.subscription_names() for member in declared.member_ids}
     out = []
     for name, member in sorted(keys):
         own = [row for row in rows if (row.subscription, row.member) == (name, member)]

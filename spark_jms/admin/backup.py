@@ -27,6 +27,8 @@ from spark_jms.admin.backup_files import (
 )
 from spark_jms.claims.acknowledgement_table import position_id
 from spark_jms.claims.record_sets import label_of
+from spark_jms.claims.stores import store_of
+from spark_jms.core.placement import HOME
 from spark_jms.core.ranges import Ranges, union
 from spark_jms.core.record_names import member_record
 from spark_jms.core.record_set import RecordSet
@@ -58,6 +60,12 @@ def back_up(domain: Domain, store: Store, target_uri: str) -> Manifest:
         raise BackupError(f"{target.uri} lies inside the domain {domain.root}: write the backup somewhere else")
     if next(iter(target.list("")), None) is not None:
         raise BackupError(f"{target.uri} is not empty: name an empty or a new place for the backup")
+    if servers := domain.servers.names():
+        raise BackupError(
+            f"{domain.root} has the servers {', '.join(servers)}, and a backup of several stores is not possible yet: stop all "
+            "jobs and clients, then copy the root and the store of each server by their own means"
+        )
+    store = store_of(store, HOME)
     if in_doubt := store.in_doubt():
         raise BackupError(
             f"prepared transactions are in doubt: {', '.join(in_doubt)}. Resolve them, then back up again"
@@ -105,7 +113,7 @@ def _restored_states(
     """((record, member), state) for each record set of the destination that the table's version knows."""
     declared = snapshot.destination
     for subscription in declared.subscription_names():
-        for member in range(declared.members):
+        for member in declared.member_ids:
             record = member_record(snapshot.table_id, subscription, member)
             stored = dict(records[record].objects) if record in records else {}
             label = label_of(destination, subscription, member)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from spark_jms.claims import views
 from spark_jms.claims.open_records import opened_records
 from spark_jms.claims.record_sets import label_of
-from spark_jms.core.record_names import member_record
+from spark_jms.claims.stores import record_of
 from spark_jms.errors import JmsqError
 from spark_jms.log.domain import Domain
 from spark_jms.store import Store
@@ -23,9 +23,7 @@ def find_claim(domain: Domain, store: Store, destinations: Sequence[str], claim:
 def release_claim(domain: Domain, store: Store, rows: Sequence[views.ClaimRow], wait_s: float) -> list[views.ClaimRow]:
     """Revoke the claim that `find_claim` found on every member, in one write. Returns the revoked parts."""
     claim = rows[0].claim
-    names = {
-        member_record(domain.log(row.destination).snapshot.table_id, row.subscription, row.member): row for row in rows
-    }
+    names = {record_of(domain.log(row.destination).snapshot, row.subscription, row.member): row for row in rows}
     labels = {record: label_of(row.destination, row.subscription, row.member) for record, row in names.items()}
     with opened_records(store, labels, wait_s, "claims --release") as records:
         there = [name for name in names if claim in records.states[name].claims]

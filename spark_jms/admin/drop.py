@@ -19,6 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from spark_jms.claims import views
+from spark_jms.claims.stores import addressed
+from spark_jms.core.placement import HOME
 from spark_jms.core.record_names import lease_record, prefixes_of_table
 from spark_jms.errors import (
     DestinationDroppedError,
@@ -70,7 +72,7 @@ def plan_drop(domain: Domain, store: Store, destination: str) -> DropPlan:
         unfinished=_unfinished(domain, store, destination),
         bytes=sum(file.bytes for file in files),
         subscriptions=tuple(sorted(snapshot.destination.subscriptions)),
-        consumers=tuple(consumers_alive(store, snapshot.table_id)),
+        consumers=tuple(consumers_alive(domain, store, snapshot.table_id)),
         begun=False,
     )
 
@@ -98,7 +100,7 @@ def drop_destination(
         entry = replace(entry, dropping=table_id)
         domain.register.replace(destination, entry)
     if entry.dropping:
-        _empty_records(store, entry.dropping, destination, wait_s)
+        _empty_records(domain, store, entry.dropping, destination, wait_s)
     delete_dropped_table(domain.storage, entry.path)
     domain.storage.delete_all(entry.acknowledgements)
     domain.register.remove(destination)
@@ -106,10 +108,10 @@ def drop_destination(
     return plan
 
 
-def consumers_alive(store: Store, table_id: str) -> list[str]:
+def consumers_alive(domain: Domain, store: Store, table_id: str) -> list[str]:
     """What the sessions that hold records of this table call themselves, without those that do its housekeeping."""
     sessions = store.sessions()
-    infos = [info for prefix in prefixes_of_table(table_id) for info in store.infos(prefix).values()]
+    infos = [info for prefix in _prefixes(domain, table_id) for info in store.infos(prefix).values()]
     holders = {info.holder for info in infos if info.holder and info.name != lease_record(table_id)}
     return sorted({sessions[holder].label for holder in holders if holder in sessions})
 
@@ -141,7 +143,10 @@ def _mark_dropped(domain: Domain, store: Store, destination: str, entry: Registe
         if force:
             return ""
         referring_to = referring(domain, destination)
-        unfinished, consumers = _unfinished(domain, store, destination), consumers_alive(store, snapshot.table_id)
+        unfinished, consumers = (
+            _unfinished(domain, store, destination),
+            consumers_alive(domain, store, snapshot.table_id),
+        )
         reasons = [f"has {unfinished:,} unfinished message(s)"] * bool(unfinished)
         reasons += [f"is used by {', '.join(consumers)}"] * bool(consumers)
         reasons += [f"is the errorDestination of {', '.join(referring_to)}"] * bool(referring_to)
@@ -160,17 +165,23 @@ def _mark_dropped(domain: Domain, store: Store, destination: str, entry: Registe
     return log.refresh(dropped=True).table_id
 
 
-def _empty_records(store: Store, table_id: str, destination: str, wait_s: float) -> None:
+def _prefixes(domain: Domain, table_id: str) -> list[str]:
+    """Of the table's records, on every server: while a drop is finished, nothing tells where its members were."""
+    servers = (HOME, *domain.servers.names())
+    return [addressed(server, prefix) for server in servers for prefix in prefixes_of_table(table_id)]
+
+
+def _empty_records(domain: Domain, store: Store, table_id: str, destination: str, wait_s: float) -> None:
     """Step 3. A store keeps the names of records. One that is damaged keeps its bytes: no other table ever uses it."""
     deadline = time.monotonic() + wait_s
     with store.connect(f"jmsq drop {destination}") as session:
-        for name in _filled_records(store, table_id):
+        for name in _filled_records(domain, store, table_id):
             with suppress(RecordCorruptError):
                 _empty(store, session, name, deadline, table_id=table_id, destination=destination)
 
 
-def _filled_records(store: Store, table_id: str) -> Iterator[str]:
-    for prefix in prefixes_of_table(table_id):
+def _filled_records(domain: Domain, store: Store, table_id: str) -> Iterator[str]:
+    for prefix in _prefixes(domain, table_id):
         for name in store.names(prefix):
             with suppress(RecordCorruptError):
                 if store.peek(name):

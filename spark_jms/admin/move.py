@@ -17,11 +17,11 @@ from spark_jms.claims.fetch import fetch
 from spark_jms.claims.open_records import OpenRecords, opened_records
 from spark_jms.claims.record_sets import label_of, state_of
 from spark_jms.claims.scan import Question, ScanBounds, scan
+from spark_jms.claims.stores import record_of
 from spark_jms.claims.transfer import Movement, Transfers, TransfersEnded
 from spark_jms.core.claim import Claim
 from spark_jms.core.pause import INSERTION
 from spark_jms.core.ranges import EMPTY, Ranges
-from spark_jms.core.record_names import member_record
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.selector import Selector
 from spark_jms.errors import InvalidDestinationError, TransferError
@@ -79,7 +79,7 @@ def move(domain: Domain, store: Store, request: MoveOrder, wait_s: float) -> Mov
     snapshot = domain.log(request.source).snapshot
     transfers, moved, claimed = Transfers(domain), 0, 0
     for member in members:
-        record = member_record(snapshot.table_id, subscription, member)
+        record = record_of(snapshot, subscription, member)
         labels = {record: label_of(request.source, subscription, member)}
         last = snapshot.last_sequence(member)
         while request.limit is None or moved < request.limit:
@@ -106,17 +106,14 @@ def _checked(domain: Domain, request: MoveOrder) -> tuple[str, list[int]]:
             f"{', '.join(source.subscription_names()) or 'none'})"
         )
     subscription = views.subscriptions_of(domain, request.source, request.subscription)[0]
-    if request.target_member is not None and not 0 <= request.target_member < target.members:
-        raise InvalidDestinationError(
-            f"{target.name} has the members 0 to {target.members - 1}, not {request.target_member}"
-        )
-    closed = target.pauses.members(INSERTION, target.members)
+    if request.target_member is not None:
+        target.check_member(request.target_member)
+    closed = target.pauses.members(INSERTION, target.member_ids)
     if request.target_member in closed or len(closed) == target.members:
         target.check_insertion(closed if request.target_member is None else [request.target_member])
-    wrong = [m for m in request.members or () if not 0 <= m < source.members]
-    if wrong:
-        raise InvalidDestinationError(f"{source.name} has the members 0 to {source.members - 1}, not {wrong[0]}")
-    members = list(range(source.members)) if request.members is None else sorted(set(request.members))
+    for member in request.members or ():
+        source.check_member(member)
+    members = list(source.member_ids) if request.members is None else sorted(set(request.members))
     if source.name == target.name:
         if request.target_member is None:
             raise InvalidDestinationError(

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from spark_jms.core.pause import OPERATIONS, Pause
-from spark_jms.errors import InvalidDestinationError, OptionError
+from spark_jms.errors import OptionError
 from spark_jms.log.domain import Domain
 from spark_jms.log.pauses import PauseOrder, set_pauses
 
@@ -46,10 +46,9 @@ def _order(
     unknown = [operation for operation in wanted if operation not in OPERATIONS]
     if unknown or not wanted:
         raise OptionError(f"operations are {list(wanted)!r}, but must be some of {', '.join(OPERATIONS)}")
-    count = domain.log(destination).refresh().destination.members
-    wrong = [member for member in members or () if not 0 <= member < count]
-    if wrong:
-        raise InvalidDestinationError(f"{destination} has the members 0 to {count - 1}, not {wrong[0]}")
+    declared = domain.log(destination).refresh().destination
+    for member in members or ():
+        declared.check_member(member)
     return PauseOrder(wanted, None if members is None else tuple(sorted(set(members))), resume)
 
 

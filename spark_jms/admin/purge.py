@@ -11,9 +11,9 @@ from spark_jms.claims.acknowledgement_table import AcknowledgementTable
 from spark_jms.claims.housekeeper import Housekeeper
 from spark_jms.claims.open_records import OpenRecords, opened_records
 from spark_jms.claims.record_sets import label_of, state_of
+from spark_jms.claims.stores import record_of
 from spark_jms.core.claim import Claim
 from spark_jms.core.ranges import Ranges
-from spark_jms.core.record_names import member_record
 from spark_jms.core.record_set import RecordSet
 from spark_jms.log.domain import Domain
 from spark_jms.log.purge import finished_files, purge
@@ -54,7 +54,7 @@ def plan_purge(
     after: dict[tuple[str, int], RecordSet] = {}
     names = views.subscriptions_of(domain, destination, None, store)
     for name in names:
-        for member in range(snapshot.destination.members):
+        for member in snapshot.destination.member_ids:
             state = state_of(store, snapshot, name, member)
             if name in wanted and member in chosen:
                 free = state.available(1, snapshot.last_sequence(member))
@@ -79,8 +79,8 @@ def drop_backlog(
     chosen = list(members)
     dropped = claimed = 0
     for name in views.subscriptions_of(domain, destination, subscription, store):
-        table_id = domain.log(destination).refresh().table_id
-        names = {member_record(table_id, name, member): member for member in chosen}
+        known = domain.log(destination).refresh()
+        names = {record_of(known, name, member): member for member in chosen}
         labels = {record: label_of(destination, name, member) for record, member in names.items()}
         with opened_records(store, labels, wait_s, "purge") as records:
             snapshot = domain.log(destination).refresh()

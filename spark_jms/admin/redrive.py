@@ -54,7 +54,7 @@ def plan_redrive(domain: Domain, store: Store, order: RedriveOrder) -> Redriven:
     found: Counter[str] = Counter()
     claimed = 0
     snapshot, selector = domain.log(order.source).snapshot, _selector(order)
-    for member in range(source.members):
+    for member in source.member_ids:
         state = state_of(store, snapshot, QUEUE_SUBSCRIPTION, member)
         claimed += state.claimed.count
         left = None if order.limit is None else order.limit - found.total()

@@ -47,7 +47,7 @@ def rename_destination(domain: Domain, store: Store, old: str, new: str, *, forc
     taken = domain.register.entry(new)
     if old == new or (taken is not None and taken != entry):
         raise InvalidDestinationError(f"{new} is the name of another destination: {old} was not renamed")
-    consumers = consumers_alive(store, table_id)
+    consumers = consumers_alive(domain, store, table_id)
     if consumers and not force:
         raise DestinationInUseError(
             f"destination {old} is used by {', '.join(consumers)}: it was not renamed. Stop its consumers and senders, or "

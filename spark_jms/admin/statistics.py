@@ -75,7 +75,7 @@ def collect(domain: Domain, store: Store, destination: str) -> DestinationStatis
     snapshot = log.refresh()
     declared = snapshot.destination
     members = []
-    for member in range(declared.members):
+    for member in declared.member_ids:
         files, own = snapshot.member_files(member).files, [row for row in rows if row.member == member]
         members.append(
             MemberStatistics(

@@ -90,7 +90,7 @@ def _found(domain: Domain, store: Store) -> Iterator[_Found]:
         snapshot = domain.log(destination).refresh()
         positions = domain.acknowledgements(destination).refresh().transactions
         for subscription in snapshot.destination.subscription_names():
-            members = snapshot.numbered_members() | set(range(snapshot.destination.members))
+            members = snapshot.numbered_members() | set(snapshot.destination.member_ids)
             for member in sorted(members):
                 name = record_name_v1(destination, subscription, member)
                 data = store.peek(name).get(STATE_KEY)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 
+from spark_jms.claims.stores import home_of
 from spark_jms.core.active_subscription import ActiveSubscription, is_durable
 from spark_jms.core.destination import Subscription
 from spark_jms.core.record_names import uses_record
@@ -13,7 +14,7 @@ from spark_jms.store import Store
 def active_subscriptions(store: Store, table_id: str) -> dict[str, ActiveSubscription]:
     """Those with a live consumer. The sessions are read after the entries: one that entered lives, or has died since."""
     objects = store.peek(uses_record(table_id))
-    return live_entries(objects, set(store.sessions())) if objects else {}
+    return live_entries(objects, set(home_of(store).sessions())) if objects else {}
 
 
 def not_durable(store: Store, table_id: str) -> dict[str, Subscription]:

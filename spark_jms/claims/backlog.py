@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from spark_jms.claims.members import Members
 from spark_jms.claims.record_sets import read_state
 from spark_jms.core.active_subscription import LiveSubscription
+from spark_jms.core.placement import HOME
 from spark_jms.core.ranges import EMPTY, Ranges, union
 from spark_jms.core.record_set import RecordSet
 from spark_jms.log.snapshot import Snapshot
@@ -16,14 +17,14 @@ from spark_jms.store import Store
 class BacklogReader:
     """Not thread-safe: the subscriber's lock guards it."""
 
-    def __init__(self, store: Store, members: Members, live: LiveSubscription | None) -> None:
-        self._store, self._members, self._live = store, members, live
+    def __init__(self, store: Store, members: Members, live: LiveSubscription | None, server: str = HOME) -> None:
+        self._store, self._members, self._live, self._server = store, members, live, server
 
     def backlog(self, snapshot: Snapshot) -> dict[int, int]:
         """member -> unfinished messages."""
         return {
             member: self._unfinished(self._state(member), snapshot, member, snapshot.last_sequence(member)).count
-            for member in range(snapshot.destination.members)
+            for member in snapshot.destination.members_on(self._server)
         }
 
     def left_to_others(

@@ -16,16 +16,17 @@ from spark_jms.claims.error_destination import ErrorDestination
 from spark_jms.claims.isolation import Isolation, pinned
 from spark_jms.claims.members import Members
 from spark_jms.claims.offer import Offer
-from spark_jms.claims.planner import Planner
+from spark_jms.claims.planner import Planner, batch_shares
 from spark_jms.claims.positions import check_selector
 from spark_jms.claims.previous_batch import PreviousBatch
 from spark_jms.claims.redelivery_limit import RedeliveryLimit
 from spark_jms.claims.transfer import Transfers
 from spark_jms.core.active_subscription import LiveSubscription
-from spark_jms.core.batch import Batch, Limits, MemberPick, claim_id
+from spark_jms.core.batch import Batch, Limits, MemberPick, claim_id, claim_number
 from spark_jms.core.claim import Claim
 from spark_jms.core.destination import Destination
 from spark_jms.core.pause import CONSUMPTION
+from spark_jms.core.placement import HOME
 from spark_jms.core.query_progress import QueryProgress
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.selector import Selector
@@ -57,8 +58,25 @@ class ConsumerSettings:
     isolates_poison: bool = False
 
 
+@dataclass(frozen=True)
+class PreparedBatch:
+    """The next batch before its claim: the held records are up to date, and nothing of that is written. `missing` are the
+    members where `start` stays unacknowledged, because another consumer holds the record; then nothing is planned."""
+
+    start: Batch
+    snapshot: Snapshot
+    progress: QueryProgress
+    changed: dict[int, RecordSet]
+    planned: Mapping[int, Offer]
+    missing: frozenset[int]
+
+    @property
+    def total(self) -> int:
+        return sum(offer.picks.count for offer in self.planned.values())
+
+
 class BatchMaker:
-    """Not thread-safe: the subscriber's lock guards it."""
+    """Of the members on one server. Not thread-safe: the subscriber's lock guards it."""
 
     def __init__(
         self,
@@ -69,7 +87,11 @@ class BatchMaker:
         transfers: Transfers,
         settings: ConsumerSettings,
         clock_ms: Callable[[], int],
+        server: str = HOME,
+        home: Store | None = None,
     ) -> None:
+        """`store` is that of `server`, `home` the domain's own (None: the same)."""
+        self._server, self._home = server, home or store
         self._table, self._store, self._members, self._planner = table, store, members, planner
         self._transfers, self._settings, self._clock_ms = transfers, settings, clock_ms
         errors = ErrorDestination(
@@ -79,10 +101,23 @@ class BatchMaker:
         self.previous = PreviousBatch(store, members, self.isolation, replayable=settings.replayable, clock_ms=clock_ms)
         self._limit = RedeliveryLimit(errors, members.session_id, members.label, clock_ms)
         self.planned_version = -1
+        self._prepared: Mapping[int, Offer] = {}  # offers of a batch that is not concluded
         self._last_batch_s = time.monotonic()
 
     def next_batch(self, start: Batch, limits: Limits, targets: Mapping[int, int] | None) -> Batch | None:
         """See `Subscriber.next_batch`."""
+        prepared = self.prepare(start, limits, targets)
+        waited_ms = (time.monotonic() - self._last_batch_s) * 1000
+        if not limits.allow(prepared.total, waited_ms, draining=targets is not None):
+            return self.conclude(prepared, None, {})
+        claim = claim_id(prepared.progress.claimed + 1, secrets.token_hex(8))
+        return self.conclude(prepared, claim, batch_shares(prepared.snapshot, prepared.planned, limits))
+
+    def prepare(self, start: Batch, limits: Limits, targets: Mapping[int, int] | None) -> PreparedBatch:
+        """The first half of a batch, which writes nothing and may be dropped. The second is `conclude`."""
+        for member, offer in self._prepared.items():
+            self._planner.not_claimed(member, offer.picks)
+        self._prepared = {}
         snapshot = self._table.refresh()
         self.planned_version = snapshot.version
         self._check_subscription(snapshot)
@@ -96,25 +131,41 @@ class BatchMaker:
         # These are brought up to date, but nothing new is claimed there: it is another consumer's turn.
         leaving = self._members.contested() | self._members.borrowed()
         changed = self._up_to_date(snapshot, start, needed)
-        batch = None
-        if self.previous.finish(start, needed - set(changed)):
+        missing = frozenset(needed - set(changed))
+        if not missing:
             progress = self.isolation.acknowledged(progress, start)
-            if progress.trial is not None:
-                batch, progress = self._claim_withheld(snapshot, progress, changed)
-            else:
-                batch = self._claim_next(snapshot, progress.claimed + 1, changed, leaving, limits, targets)
-            if batch is not None:
-                self._members.pinned = set()
-                progress = replace(progress, claimed=progress.claimed + 1)
+        narrowed = progress.trial is not None
+        planned = {} if missing or narrowed else self._plan(snapshot, changed, leaving, limits, targets)
+        self._prepared = planned
+        return PreparedBatch(start, snapshot, progress, changed, planned, missing)
+
+    def conclude(self, prepared: PreparedBatch, claim: str | None, shares: Mapping[int, int]) -> Batch | None:
+        """Claim the first so many of each member's offer, and write everything; None claims nothing."""
+        snapshot, changed, progress = prepared.snapshot, prepared.changed, prepared.progress
+        picks = self._claim_next(prepared, claim, shares) if claim else {}
+        if not picks:
+            for member, offer in prepared.planned.items():
+                self._planner.not_claimed(member, offer.picks)
+        batch = None
+        if progress.trial is not None and not prepared.missing:
+            batch, progress = self._claim_withheld(snapshot, progress, changed)
+        elif claim and picks:
+            batch = Batch(self._members.consumer, claim, picks, self._members.table_id)
+            progress = replace(progress, claimed=max(progress.claimed, claim_number(claim) - 1))
+        if batch is not None:
+            self._members.pinned = set()
+            progress = replace(progress, claimed=progress.claimed + 1)
         held = self._members.held
         begun = {m for m, state in changed.items() if state.intents.keys() - held[m].state.intents.keys()}
         self._members.commit(changed, progress)
+        self._prepared = {}
+        self.previous.finish(prepared.start, prepared.missing)
         self._finish(begun)
         for member in {*self._left_to_others(snapshot), *(self._members.borrowed() & set(changed))}:
             self._members.leave(member, snapshot.last_sequence(member))
         self._members.hand_over({m: snapshot.last_sequence(m) for m in self._members.held})
         if batch is not None:
-            self.previous.claimed(start, batch)
+            self.previous.claimed(prepared.start, batch)
             self._last_batch_s = time.monotonic()
         return batch
 
@@ -137,9 +188,9 @@ class BatchMaker:
             selector = self._settings.selector
             check_selector(known, destination, selector.text.strip() if selector else None)
 
-    def _check_use(self, sessions: Set[str]) -> None:
+    def _check_use(self) -> None:
         used = self._settings.live
-        if used is not None and used.session_id not in sessions:
+        if used is not None and used.session_id not in self._home.sessions():
             raise ConsumerClosedException(
                 f"the session of subscription {used.subscription.name} of {self._members.destination} ended while this "
                 "process stood still: the subscription is not durable, so it ended too, and messages may have been removed. "
@@ -159,15 +210,18 @@ class BatchMaker:
             self._check_subscription(self._table.verify())
 
     def _acquire(self, snapshot: Snapshot, needed: set[int]) -> None:
-        members = max([snapshot.destination.members, *(m + 1 for m in needed)])  # a needed member may be removed by now
-        last = {m: snapshot.last_sequence(m) for m in range(members)}
+        only, declared = self._settings.members, snapshot.destination
+        members = set(declared.members_on(self._server)) | needed  # a needed one may be removed by now
+        if only is not None:
+            members = set(only) & members if declared.placement else set(only)
+        last = {m: snapshot.last_sequence(m) for m in members}
         visits_all = self._settings.selector is not None
-        self._members.acquire(members, last, visits_all=visits_all, needed=needed, only=self._settings.members)
+        self._members.acquire(sorted(members), last, visits_all=visits_all, needed=needed)
 
     def _up_to_date(self, snapshot: Snapshot, start: Batch, needed: set[int]) -> dict[int, RecordSet]:
         """The states of the held members with `start` acknowledged, unlogged claims dropped and dead sessions swept."""
         live = set(self._store.sessions())
-        self._check_use(live)
+        self._check_use()
         now, destination = self._clock_ms(), snapshot.destination
         changed: dict[int, RecordSet] = {}
         for member, held in self._members.held.items():
@@ -221,34 +275,18 @@ class BatchMaker:
         ]
 
     # -- claiming -------------------------------------------------------------------------------------------------
-    def _claim_next(
-        self,
-        snapshot: Snapshot,
-        number: int,
-        changed: dict[int, RecordSet],
-        leaving: Set[int],
-        limits: Limits,
-        targets: Mapping[int, int] | None,
-    ) -> Batch | None:
-        """Claims the next messages in `changed`."""
-        planned = self._plan(snapshot, changed, leaving, limits, targets)
-        total = sum(offer.picks.count for offer in planned.values())
-        waited_ms = (time.monotonic() - self._last_batch_s) * 1000
-        if total == 0 or (total < limits.min_messages and waited_ms < limits.max_delay_ms and targets is None):
-            for member, offer in planned.items():
-                self._planner.not_claimed(member, offer.picks)
-            return None
+    def _claim_next(self, prepared: PreparedBatch, claim: str, shares: Mapping[int, int]) -> dict[int, MemberPick]:
+        """Claims in `changed`."""
+        planned, changed = prepared.planned, prepared.changed
         consumer, session = self._members.consumer, self._members.session_id
         for member in planned:
             self._refuse_hoarding(changed[member], member)
-        claim = claim_id(number, secrets.token_hex(8))
         members: dict[int, MemberPick] = {}
-        for member, count in self._planner.shares(snapshot, planned, limits).items():
-            picks = planned[member].first(count)
-            self._planner.not_claimed(member, planned[member].picks - picks)
+        for member, offer in planned.items():
+            picks = offer.first(shares.get(member, 0))
+            self._planner.not_claimed(member, offer.picks - picks)
             if not picks:
                 continue
-            state = changed[member]
             made = Claim(
                 claim,
                 consumer,
@@ -258,9 +296,9 @@ class BatchMaker:
                 self._settings.replayable,
                 in_doubt_timeout_ms=self._settings.in_doubt_timeout_ms,
             )
-            changed[member] = state.claim(made)
+            state = changed[member] = changed[member].claim(made)
             members[member] = MemberPick(self._members.held[member].handle.epoch, picks, state.redelivered(picks))
-        return Batch(consumer, claim, members, self._members.table_id)
+        return members
 
     def _claim_withheld(
         self, snapshot: Snapshot, progress: QueryProgress, changed: dict[int, RecordSet]
@@ -269,7 +307,7 @@ class BatchMaker:
         assert progress.trial is not None
         declared = snapshot.destination
         members = progress.trial.messages.keys()
-        if members - changed.keys() or members & declared.pauses.members(CONSUMPTION, declared.members):
+        if members - changed.keys() or members & declared.pauses.members(CONSUMPTION, declared.member_ids):
             return None, progress
         claim = claim_id(progress.claimed + 1, secrets.token_hex(8))
         return self.isolation.claim_again(progress, changed, claim, self._settings.in_doubt_timeout_ms)
@@ -298,7 +336,7 @@ class BatchMaker:
         if full:
             log.warning("%s: members %s wait for their acknowledgement table", self._members.destination, sorted(full))
         declared = snapshot.destination
-        paused = declared.pauses.members(CONSUMPTION, declared.members)
+        paused = declared.pauses.members(CONSUMPTION, declared.member_ids)
         for member in paused:
             self._planner.restart(member)  # there is nothing more to plan until it is resumed
         planned: dict[int, Offer] = {}

@@ -7,9 +7,11 @@ import time
 from spark_jms.claims.active_subscriptions import not_durable
 from spark_jms.claims.leftovers import clear_leftovers
 from spark_jms.claims.record_sets import state_of
+from spark_jms.claims.stores import store_of
 from spark_jms.claims.transfer import Transfers, recover_transfers
 from spark_jms.core.destination import Subscription, is_temporary
 from spark_jms.core.health import BackgroundFailure, Health, failures_from_bytes
+from spark_jms.core.placement import HOME
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_names import lease_record
 from spark_jms.core.record_set import RecordSet
@@ -17,7 +19,7 @@ from spark_jms.log.domain import Domain
 from spark_jms.log.housekeeping import HousekeepingRounds
 from spark_jms.log.sender_housekeeping import DUE_VERSIONS, published_sender_failures
 from spark_jms.log.storage import now_ms
-from spark_jms.store import Delete, FencedError, Handle, Put, RecordCorruptError, RecordHeldError, Store
+from spark_jms.store import Delete, FencedError, Handle, Put, RecordCorruptError, RecordHeldError, Store, StoreError
 
 HEALTH_KEY = "health"
 
@@ -48,6 +50,7 @@ class Housekeeper:
         self._lease: Handle | None = None
         self._table_id = ""  # of the lease
         self._states: dict[tuple[str, str, int], RecordSet] = {}  # of this round
+        self._away: dict[str, StoreError] = {}  # servers that did not answer in this round
         logs = {"messages": domain.log(destination), "acknowledgements": domain.acknowledgements(destination)}
         self._messages = logs["messages"]  # asked once for each file: the domain would read its register each time
         self.rounds = HousekeepingRounds(
@@ -65,7 +68,22 @@ class Housekeeper:
 
     def is_done(self, subscription: str, member: int, sequences: Ranges) -> bool:
         """An old state is good enough: a message that is done stays done. So is one of an earlier subscription that was not
-        durable and had the same name: its messages were sent before the present one began."""
+        durable and had the same name: its messages were sent before the present one began. While a server is away, nothing of
+        its members counts as done; `jmsq stat` shows the failure."""
+        server = self._messages.snapshot.destination.server_of(member)
+        if server in self._away:
+            return False
+        try:
+            return self._is_done(subscription, member, sequences)
+        except RecordCorruptError:
+            raise
+        except StoreError as error:
+            if server == HOME:
+                raise
+            self._away[server] = error
+            return False
+
+    def _is_done(self, subscription: str, member: int, sequences: Ranges) -> bool:
         live = self._live.get(subscription)
         if live is not None:
             floor = live.floors.get(member, 0)
@@ -94,7 +112,7 @@ class Housekeeper:
         now_s = time.monotonic()
         if now_s - self._looked_for_abandoned_s >= self.ABANDONED_EVERY_S and not is_temporary(self._destination):
             self._looked_for_abandoned_s = now_s
-            temporary, sessions = self._domain.temporary, self._store.sessions
+            temporary, sessions = self._domain.temporary, store_of(self._store, HOME).sessions
             self.rounds.monitor.run("temporary destinations", lambda: temporary.delete_abandoned(sessions))
 
     def run(self) -> bool:
@@ -116,13 +134,23 @@ class Housekeeper:
         try:
             self._lease.objects()  # raises when the lease was taken from us
             self._states.clear()
+            self._away.clear()
             self.rounds.round()
             self.rounds.monitor.run("recovery of transfers", self._recover_transfers)
+            self._report_away()
             self._delete_abandoned()
             self._publish(self._lease)
         except FencedError:
             return self._reconnect()
         return True
+
+    def _report_away(self) -> None:
+        for server in self._messages.snapshot.destination.servers_in_use():
+            what, error = f"housekeeping on server {server}", self._away.get(server)
+            if error is not None:
+                self.rounds.monitor.failed(what, error)
+            else:
+                self.rounds.monitor.succeeded(what)
 
     def finish(self) -> None:
         """A last round, if it is overdue: a process that ends before its first round must not leave all of them to others.

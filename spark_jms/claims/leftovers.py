@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from spark_jms.claims.active_subscriptions import active_subscriptions
 from spark_jms.claims.record_sets import opened_state, operations, read_state
+from spark_jms.claims.stores import addressed
 from spark_jms.claims.subscription_use import forget_dead_uses
 from spark_jms.core.active_subscription import is_durable
 from spark_jms.log.delta_log import DeltaLog
@@ -25,7 +26,8 @@ def clear_leftovers(store: Store, session: Session, log: DeltaLog) -> list[str]:
         return []
     forget_dead_uses(store, session, log.snapshot.table_id)
     cleared = []
-    for name in store.names(f"members/{log.snapshot.table_id}/"):
+    declared, prefix = log.snapshot.destination, f"members/{log.snapshot.table_id}/"
+    for name in (n for server in declared.servers_in_use() for n in store.names(addressed(server, prefix))):
         known = read_state(store, name)
         if not _is_dropped(store, log, name) or known == known.cleared():
             continue

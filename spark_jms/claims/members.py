@@ -7,7 +7,7 @@ Claims stay in the record; the next owner skips claimed messages.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass
 
 from spark_jms.claims.progress import ProgressRecord
@@ -16,7 +16,7 @@ from spark_jms.core.hand_over import consumers_of, wanted
 from spark_jms.core.query_progress import QueryProgress
 from spark_jms.core.record_names import consumer_record, member_record, members_prefix
 from spark_jms.core.record_set import RecordSet
-from spark_jms.errors import ConsumerClosedException, MemberUnavailableError
+from spark_jms.errors import ConsumerClosedException, MemberUnavailableError, SessionEndedException
 from spark_jms.store import FencedError, Handle, Operation, RecordHeldError, Session, Store
 
 MIN_HOLD_S = 0.05  # an owner keeps a record at least so long, or two idle consumers would only hand it back and forth
@@ -44,12 +44,13 @@ class Members:
         consumer: str,
         *,
         replayable: bool,
+        open_timeout_s: float | None = None,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.store = store
         self.session: Session = store.connect(f"{destination}/{subscription} {consumer}")
         self.destination, self.subscription, self.consumer = destination, subscription, consumer
-        self.table_id = table_id
+        self.table_id, self._open_timeout_s = table_id, open_timeout_s
         self.progress: ProgressRecord | None = None  # a plain client has none: no other process continues for it
         if replayable:
             record = consumer_record(table_id, subscription, consumer)
@@ -81,7 +82,7 @@ class Members:
         if self._fenced is not None:
             raise self._closed(self._fenced) from self._fenced
         try:
-            self.progress.open()
+            self.progress.open(self._open_timeout_s)
         except FencedError as error:
             raise self._closed(error) from error
         return self.progress.value
@@ -89,17 +90,15 @@ class Members:
     # -- getting --------------------------------------------------------------------------------------------------
     def acquire(
         self,
-        members: int,
+        candidates: Collection[int],
         last_sequences: Mapping[int, int],
         *,
         visits_all: bool,
         needed: Set[int],
-        only: Set[int] | None = None,
     ) -> None:
-        """Ask for the records that this consumer should hold, and open those it gets. Never waits."""
+        """Ask for the records that this consumer should hold of these members, and open those it gets. Never waits."""
         self._taken_up.clear()
         infos = self.store.infos(members_prefix(self.table_id, self.subscription))
-        candidates = range(members) if only is None else sorted(only)
         holders: dict[int, str | None] = {}
         waiters: dict[int, tuple[str, ...]] = {}
         for member in candidates:
@@ -203,11 +202,11 @@ class Members:
             if state.speaks_for(self.consumer, self.session_id):
                 self.attached.add(member)
 
-    def _closed(self, error: FencedError) -> ConsumerClosedException:
+    def _closed(self, error: FencedError) -> SessionEndedException:
         """The session was fenced. Another thread may have found out first, so every later call raises this too."""
         self.held.clear()
         self._fenced = error
-        return ConsumerClosedException(
+        return SessionEndedException(
             f"the session of consumer {self.consumer} ended ({error}): its claims are or will be revoked. "
             "Close this consumer and create a new one."
         )

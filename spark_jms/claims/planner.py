@@ -144,16 +144,6 @@ class Planner:
             self._passes.pop(member, None)
         return state, self._sorted.offer(snapshot, member, state, picks, order) if order and picks else Offer(picks)
 
-    def shares(self, snapshot: Snapshot, planned: Mapping[int, Offer], limits: Limits) -> dict[int, int]:
-        """How many of each member's picks the batch takes."""
-        shares = {member: offer.picks.count for member, offer in planned.items()}
-        if limits.max_messages is not None:
-            shares = fair_shares(limits.max_messages, shares)
-        if limits.max_bytes is not None:
-            share_bytes = limits.max_bytes // max(len(planned), 1)
-            shares = {m: min(n, _fitting(snapshot, m, planned[m].picks, share_bytes)) for m, n in shares.items()}
-        return shares
-
     # -- inside ---------------------------------------------------------------------------------------------------
     @staticmethod
     def _max_rows(limits: Limits) -> int | None:
@@ -198,6 +188,17 @@ class Planner:
             )
         log.warning("%s: %d message(s) are gone (%s) and are skipped", self._name(member), missing.count, missing)
         return state.skip(missing)
+
+
+def batch_shares(snapshot: Snapshot, planned: Mapping[int, Offer], limits: Limits) -> dict[int, int]:
+    """How many of each member's picks the batch takes."""
+    shares = {member: offer.picks.count for member, offer in planned.items()}
+    if limits.max_messages is not None:
+        shares = fair_shares(limits.max_messages, shares)
+    if limits.max_bytes is not None:
+        share_bytes = limits.max_bytes // max(len(planned), 1)
+        shares = {m: min(n, _fitting(snapshot, m, planned[m].picks, share_bytes)) for m, n in shares.items()}
+    return shares
 
 
 def _fitting(snapshot: Snapshot, member: int, picks: Ranges, limit_bytes: int) -> int:

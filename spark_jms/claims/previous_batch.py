@@ -75,15 +75,14 @@ class PreviousBatch:
                 state = state.release(claim.id, delivered=True)
         return state.drop(self._members.consumer, keep=kept)
 
-    def finish(self, start: Batch, missing: set[int]) -> bool:
-        """Note where `start` could not be acknowledged; True when it is acknowledged everywhere."""
+    def finish(self, start: Batch, missing: Set[int]) -> None:
+        """Once it is written: note where `start` could not be acknowledged."""
         if missing:
-            self._left[start.claim] = missing  # acknowledged when its holder hands the record over
-            return False
+            self._left[start.claim] = set(missing)  # acknowledged when its holder hands the record over
+            return
         self._left.pop(start.claim, None)
         self._revoked.discard(start.claim)
         self._acknowledged = start.claim
-        return True
 
     def claimed(self, start: Batch, batch: Batch) -> None:
         self._own = {start.claim, batch.claim}
@@ -107,13 +106,14 @@ class PreviousBatch:
         return known.with_acknowledged(start.claim)
 
     # -- resuming -------------------------------------------------------------------------------------------------
-    def resume(self, batch: Batch) -> dict[int, Ranges]:
+    def resume(self, batch: Batch, wait_s: float | None = None) -> dict[int, Ranges]:
         """Protect the claim of a logged batch after a restart. Returns the messages of each member that the batch does not
         deliver: they do not belong to this consumer any more, or its isolation withholds them. For a batch that this
-        instance made, this only reads the store."""
+        instance made, this only reads the store. Waits for records that other consumers hold (None: RESUME_TIMEOUT_S), then
+        raises MemberUnavailableError."""
         own = batch.claim in self._own
         withheld: dict[int, Ranges] = {}
-        deadline_s = time.monotonic() + RESUME_TIMEOUT_S
+        deadline_s = time.monotonic() + (RESUME_TIMEOUT_S if wait_s is None else wait_s)
         present: dict[int, Ranges] = {}
         for member, pick in batch.members.items():
             if own:

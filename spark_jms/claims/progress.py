@@ -20,11 +20,12 @@ class ProgressRecord:
         self.handle: Handle | None = None
         self.value = QueryProgress()
 
-    def open(self) -> None:
-        """Opens the record if it is not open. Raises QueryRunningError while another instance of the query lives."""
+    def open(self, timeout_s: float | None = None) -> None:
+        """Opens the record if it is not open. Raises QueryRunningError when another instance of the query still lives after
+        `timeout_s` (None: OPEN_TIMEOUT_S)."""
         if self.handle is not None:
             return
-        deadline = time.monotonic() + OPEN_TIMEOUT_S
+        deadline = time.monotonic() + (OPEN_TIMEOUT_S if timeout_s is None else timeout_s)
         while True:
             try:
                 handle = self._session.open(self._record, timeout_ms=0)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from spark_jms.claims.active_subscriptions import not_durable
+from spark_jms.claims.stores import record_of
 from spark_jms.core.active_subscription import is_durable
-from spark_jms.core.record_names import member_record
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.record_set_form import changed_objects, from_objects
 from spark_jms.log.snapshot import Snapshot
@@ -23,7 +23,7 @@ def state_of(store: Store, snapshot: Snapshot, subscription: str, member: int) -
         start = not_durable(store, snapshot.table_id).get(subscription)
     state = read_state(
         store,
-        member_record(snapshot.table_id, subscription, member),
+        record_of(snapshot, subscription, member),
         label_of(destination.name, subscription, member),
     )
     return state.start_at(start.floors.get(member, 0) if start else destination.start_floor(subscription, member))

@@ -1,4 +1,5 @@
-"""One consumer of a destination, as the Spark source and the plain client use it (C5, C6, C8, C9, C10).
+"""One consumer of a destination's members on one server (C5, C6, C8, C9, C10). The Spark source and the plain client get
+theirs from `distributed.py`, which puts several together where a destination is on servers.
 
 The subscriber guards its parts with one lock, and ends with `close`:
 
@@ -15,50 +16,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from spark_jms.claims.acknowledgement_table import AcknowledgementTable
 from spark_jms.claims.acknowledger import Acknowledger
 from spark_jms.claims.backlog import BacklogReader
-from spark_jms.claims.batches import BatchMaker, ConsumerSettings
+from spark_jms.claims.batches import BatchMaker, ConsumerSettings, PreparedBatch
 from spark_jms.claims.members import Members
 from spark_jms.claims.planner import Planner
 from spark_jms.claims.set_aside import set_aside
-from spark_jms.claims.subscription_request import SubscriptionRequest
-from spark_jms.claims.subscription_use import SubscriptionUse, use_subscription
+from spark_jms.claims.stores import home_of, store_of
+from spark_jms.claims.subscription_use import SubscriptionUse
 from spark_jms.claims.transfer import Transfers
 from spark_jms.core.batch import Batch, Limits
-from spark_jms.core.destination import QUEUE_SUBSCRIPTION
+from spark_jms.core.placement import HOME
 from spark_jms.core.ranges import Ranges
 from spark_jms.errors import ClosedError, DestinationReplacedError
 from spark_jms.log.domain import Domain
 from spark_jms.log.storage import now_ms
 from spark_jms.store import Store
-
-
-def open_subscriber(
-    domain: Domain,
-    store: Store,
-    destination: str,
-    request: SubscriptionRequest | None,
-    consumer: str,
-    settings: ConsumerSettings,
-    *,
-    wait_s: float = 0.0,
-) -> Subscriber:
-    """The consumer of a queue (`request` None), or of a topic's subscription, whose use it enters. Waits up to `wait_s` for
-    consumers that exclude it; then SubscriptionInUseError."""
-    if request is None:
-        return Subscriber(domain, store, destination, QUEUE_SUBSCRIPTION, consumer, settings)
-    log = domain.log(destination)
-    log.refresh()
-    use = use_subscription(store, log, request, wait_s=wait_s)
-    try:
-        settings = replace(settings, live=use.live)
-        return Subscriber(domain, store, destination, use.name, consumer, settings, use=use)
-    except BaseException:
-        use.close()
-        raise
 
 
 class Subscriber:
@@ -75,7 +50,13 @@ class Subscriber:
         settings: ConsumerSettings,
         clock_ms: Callable[[], int] = now_ms,
         use: SubscriptionUse | None = None,
+        *,
+        server: str = HOME,
+        open_timeout_s: float | None = None,
     ) -> None:
+        """`store` is that of `server`, or the stores of all servers. `open_timeout_s`: how long to wait for an older instance of
+        the query to end (None: the usual time)."""
+        home, store = home_of(store), store_of(store, server)
         self._domain, self._use = domain, use
         self.table = domain.log(destination)
         self.destination, self.subscription, self.consumer = destination, subscription, consumer
@@ -84,15 +65,23 @@ class Subscriber:
         self.closed = False
         self.table_id = self.table.refresh().table_id
         self.members = Members(
-            store, destination, self.table_id, subscription, consumer, replayable=settings.replayable
+            store,
+            destination,
+            self.table_id,
+            subscription,
+            consumer,
+            replayable=settings.replayable,
+            open_timeout_s=open_timeout_s,
         )
         self.planner = Planner(
             self.table, consumer, settings.selector, settings.fail_on_data_loss, self.members.label, clock_ms
         )
         self._transfers = Transfers(domain, clock_ms)
-        self._batches = BatchMaker(self.table, store, self.members, self.planner, self._transfers, settings, clock_ms)
+        self._batches = BatchMaker(
+            self.table, store, self.members, self.planner, self._transfers, settings, clock_ms, server, home
+        )
         self._acknowledger = Acknowledger(self.members, self.planner, clock_ms)
-        self._backlog = BacklogReader(store, self.members, settings.live)
+        self._backlog = BacklogReader(store, self.members, settings.live, server)
         self._acknowledgements = AcknowledgementTable(domain.acknowledgements(destination), self.table_id, subscription)
         self._lock = threading.RLock()
 
@@ -105,13 +94,26 @@ class Subscriber:
             self._check_bound(start)
             return self._batches.next_batch(start, limits, targets)
 
-    def resume(self, batch: Batch) -> dict[int, Ranges]:
+    def prepare(self, start: Batch, limits: Limits, targets: Mapping[int, int] | None) -> PreparedBatch:
+        """The first half of `next_batch`: everything but the claim, and nothing is written."""
+        with self._lock:
+            self._check_open()
+            self._check_bound(start)
+            return self._batches.prepare(start, limits, targets)
+
+    def conclude(self, prepared: PreparedBatch, claim: str | None, shares: Mapping[int, int]) -> Batch | None:
+        """The second half: claim the first so many of each member's offer, and write everything; None claims nothing."""
+        with self._lock:
+            self._check_open()
+            return self._batches.conclude(prepared, claim, shares)
+
+    def resume(self, batch: Batch, wait_s: float | None = None) -> dict[int, Ranges]:
         """Protect the claim of a logged batch after a restart. Returns the messages of each member that the batch does not
         deliver. For a batch that this instance made, this only reads the store."""
         with self._lock:
             self._check_open()
             self._check_bound(batch)
-            return self._batches.previous.resume(batch)
+            return self._batches.previous.resume(batch, wait_s)
 
     @property
     def in_batch(self) -> bool:
@@ -217,6 +219,10 @@ class Subscriber:
         """member -> unfinished messages up to `targets` that another consumer holds, by its record or a claim."""
         with self._lock:
             return self._backlog.left_to_others(self.table.snapshot, targets, self.planner.refused)
+
+    def away(self) -> dict[str, str]:
+        """server -> why it is away: {}, because an error of the only server is raised."""
+        return {}
 
     def close(self) -> None:
         """Give up all records. Open claims stay: a replayable one is in doubt, the messages of any other become available."""

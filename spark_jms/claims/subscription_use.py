@@ -11,6 +11,7 @@ from dataclasses import replace
 from spark_jms.claims.active_subscriptions import live_entries
 from spark_jms.claims.positions import check_selector, start_floors
 from spark_jms.claims.record_sets import opened_state, operations
+from spark_jms.claims.stores import home_of, names_everywhere
 from spark_jms.claims.subscription_request import SubscriptionRequest
 from spark_jms.core.active_subscription import ActiveSubscription, LiveSubscription, alone_name, is_durable, shared_name
 from spark_jms.core.record_names import members_prefix, uses_record
@@ -49,7 +50,7 @@ class SubscriptionUse:
             left = (
                 ActiveSubscription.from_bytes(self.name, known)
                 .left(self._session.session_id)
-                .among(set(self._store.sessions()))
+                .among(set(home_of(self._store).sessions()))
             )
             if not left.users and not is_durable(self.name):
                 _clear(self._store, self._session, self._table_id, self.name, LEAVE_TIMEOUT_S)
@@ -80,7 +81,7 @@ def _joined(store: Store, session: Session, log: DeltaLog, request: Subscription
     table_id = log.snapshot.table_id
     try:
         with _opened(session, table_id, JOIN_TIMEOUT_S) as record:
-            known = live_entries(record.objects(), set(store.sessions()))
+            known = live_entries(record.objects(), set(home_of(store).sessions()))
             name = _name(request, known)
             entry = known.get(name, ActiveSubscription(name, selector=request.selector, created_ms=now_ms()))
             joined = entry.joined(session.session_id, exclusive=request.exclusive)
@@ -108,11 +109,11 @@ def _name(request: SubscriptionRequest, known: Mapping[str, ActiveSubscription])
 def forget_dead_uses(store: Store, session: Session, table_id: str) -> None:
     """Remove entries of dead consumers. Their positions are leftovers from then on (leftovers.py)."""
     objects = store.peek(uses_record(table_id))
-    if not objects or live_entries(objects, set(store.sessions())).keys() == objects.keys():
+    if not objects or live_entries(objects, set(home_of(store).sessions())).keys() == objects.keys():
         return
     with suppress(RecordHeldError), _opened(session, table_id, 0.0) as record:
         objects = record.objects()
-        dead = objects.keys() - live_entries(objects, set(store.sessions())).keys()
+        dead = objects.keys() - live_entries(objects, set(home_of(store).sessions())).keys()
         record.commit([Delete(name) for name in sorted(dead)])
 
 
@@ -130,7 +131,7 @@ def _opened(session: Session, table_id: str, wait_s: float) -> Iterator[Handle]:
 
 def _clear(store: Store, session: Session, table_id: str, subscription: str, wait_s: float) -> None:
     """The record sets of a subscription that has no consumer."""
-    for name in store.names(members_prefix(table_id, subscription)):
+    for name in names_everywhere(store, members_prefix(table_id, subscription)):
         if not store.peek(name):
             continue
         try:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from spark_jms.claims import views
 from spark_jms.claims.open_records import opened_records
 from spark_jms.claims.record_sets import label_of
+from spark_jms.claims.stores import record_of
 from spark_jms.core.active_subscription import is_durable
-from spark_jms.core.record_names import member_record
 from spark_jms.errors import IllegalStateException, InvalidDestinationError
 from spark_jms.log import subscriptions
 from spark_jms.log.domain import Domain
@@ -44,10 +44,10 @@ def drop_subscription(domain: Domain, store: Store, rows: Sequence[views.Subscri
     The positions go first. If this is interrupted, the subscription still exists and starts over, so a repeated drop
     finishes; the other way round, a new subscription of this name would inherit the positions and miss messages."""
     topic, name = rows[0].destination, rows[0].subscription
-    table_id = domain.log(topic).refresh().table_id
+    snapshot = domain.log(topic).refresh()
     with opened_records(
         store,
-        {member_record(table_id, name, row.member): label_of(topic, name, row.member) for row in rows},
+        {record_of(snapshot, name, row.member): label_of(topic, name, row.member) for row in rows},
         wait_s,
         "subscriptions --drop",
     ) as records:

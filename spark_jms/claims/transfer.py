@@ -19,8 +19,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from spark_jms.claims.record_sets import label_of, opened_state, operations
+from spark_jms.claims.stores import record_of
+from spark_jms.core.placement import HOME
 from spark_jms.core.ranges import Ranges
-from spark_jms.core.record_names import member_record
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.transfer import Intent, NextStep, TargetOutcome, Ticket, TransferStep, TransferTarget, next_step
 from spark_jms.errors import (
@@ -41,7 +42,7 @@ from spark_jms.log.transfer import (
     stage_transfer,
     target_outcome,
 )
-from spark_jms.store import RecordHeldError, Session
+from spark_jms.store import RecordHeldError, Session, StoreError
 
 log = logging.getLogger("spark_jms")
 _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 1_000, 60_000
@@ -219,15 +220,21 @@ def recover_transfers(
     record set of a subscription and member; an old state will do. `subscriptions` None: those of the table. Raises
     TransferError when a transfer does not end, unless it waits for a paused target."""
     problems: list[str] = []
+    away: set[str] = set()
     for subscription in snapshot.destination.subscription_names() if subscriptions is None else subscriptions:
         for member in sorted(snapshot.numbered_members()):
-            record = member_record(snapshot.table_id, subscription, member)
-            if not state_of(subscription, member).intents:
-                continue
+            record = record_of(snapshot, subscription, member)
             try:
+                if not state_of(subscription, member).intents:
+                    continue
                 handle = session.open(record)
             except RecordHeldError:
                 session.cancel(record)
+                continue
+            except StoreError as error:
+                if snapshot.destination.server_of(member) == HOME:
+                    raise
+                away.add(f"server {snapshot.destination.server_of(member)}: {error}")
                 continue
             with handle:
                 label = label_of(snapshot.destination.name, subscription, member)
@@ -238,3 +245,5 @@ def recover_transfers(
                 problems += [f"{label}: {problem.text}" for problem in ended.problems if not problem.waits]
     if problems:
         raise TransferError(f"{len(problems)} transfer(s) do not end: {problems[0]}")
+    if away:
+        raise TransferError(f"the transfers of {len(away)} server(s) cannot be looked at: {min(away)}")

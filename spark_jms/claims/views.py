@@ -13,17 +13,19 @@ import pyarrow.parquet as pq
 
 from spark_jms.claims.active_subscriptions import not_durable
 from spark_jms.claims.record_sets import state_of
+from spark_jms.claims.stores import addressed, open_stores, prefix_of, record_of
 from spark_jms.claims.transfer import Transfers
 from spark_jms.core.claim import Claim
+from spark_jms.core.placement import HOME
 from spark_jms.core.poison import Trial
 from spark_jms.core.query_progress import PROGRESS, QueryProgress
 from spark_jms.core.ranges import EMPTY, Ranges
-from spark_jms.core.record_names import consumer_record, member_record, members_prefix
+from spark_jms.core.record_names import consumer_record
 from spark_jms.core.record_set import RecordSet
 from spark_jms.errors import InvalidDestinationError, JmsqError
 from spark_jms.log.domain import Domain
 from spark_jms.log.snapshot import Snapshot
-from spark_jms.store import Store, open_store
+from spark_jms.store import RecordCorruptError, RecordInfo, Store, StoreError
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def moment(ms: int) -> datetime:
 
 @contextmanager
 def opened_store(domain: Domain) -> Iterator[Store]:
-    store = open_store(domain.store_uri)
+    store = open_stores(domain)
     try:
         yield store
     finally:
@@ -118,7 +120,7 @@ def states(domain: Domain, store: Store, destination: str, subscription: str | N
     snapshot = domain.log(destination).snapshot
     if snapshot.destination.is_topic and subscription is None:
         return {}
-    return {m: state_of(store, snapshot, names[0], m) for m in range(snapshot.destination.members)}
+    return {m: state_of(store, snapshot, names[0], m) for m in snapshot.destination.member_ids}
 
 
 def claims(domain: Domain, store: Store, destination: str, subscription: str | None = None) -> list[ClaimRow]:
@@ -126,10 +128,10 @@ def claims(domain: Domain, store: Store, destination: str, subscription: str | N
     out = []
     for name in subscriptions_of(domain, destination, subscription, store):
         snapshot = domain.log(destination).snapshot
-        for member in range(snapshot.destination.members):
-            state = state_of(store, snapshot, name, member)
+        for member in snapshot.destination.member_ids:
+            state = _state_or_none(store, snapshot, name, member) or RecordSet()
             for c in state.claims.values():
-                trial = _trial(store, snapshot.table_id, name, c)
+                trial = _trial(store, snapshot, name, member, c)
                 since = moment(c.in_doubt_since_ms) if c.in_doubt_since_ms else None
                 out.append(
                     ClaimRow(
@@ -153,13 +155,44 @@ def claims(domain: Domain, store: Store, destination: str, subscription: str | N
     return out
 
 
-def _trial(store: Store, table_id: str, subscription: str, claim: Claim) -> Trial | None:
+def _trial(store: Store, snapshot: Snapshot, subscription: str, member: int, claim: Claim) -> Trial | None:
     """What the claim's consumer knows of its batch, once that was replayed or has failed."""
     if not claim.replayable:
         return None
-    record = consumer_record(table_id, subscription, claim.consumer)
+    own = consumer_record(snapshot.table_id, subscription, claim.consumer)
+    record = addressed(snapshot.destination.server_of(member), own)
     trial = QueryProgress.from_bytes(store.peek(record).get(PROGRESS), record).trial
     return trial if trial and trial.claim == claim.id else None
+
+
+def _state_or_none(store: Store, snapshot: Snapshot, subscription: str, member: int) -> RecordSet | None:
+    """None when the member's server is away: the rows of other servers are still of use."""
+    try:
+        return state_of(store, snapshot, subscription, member)
+    except RecordCorruptError:
+        raise
+    except StoreError:
+        if snapshot.destination.server_of(member) == HOME:
+            raise
+        return None
+
+
+def _unknown(snapshot: Snapshot, subscription: str, member: int) -> RecordSet:
+    """While the server is away, everything in the table counts as unfinished."""
+    files = snapshot.member_files(member).files
+    before = files[0].first - 1 if files else snapshot.last_sequence(member)
+    return RecordSet(max(before, snapshot.destination.start_floor(subscription, member)))
+
+
+def _infos(store: Store, snapshot: Snapshot, subscription: str) -> dict[str, RecordInfo]:
+    found: dict[str, RecordInfo] = {}
+    for server in snapshot.destination.servers_in_use():
+        try:
+            found |= store.infos(prefix_of(snapshot, subscription, server))
+        except StoreError:
+            if server == HOME:
+                raise
+    return found
 
 
 def subscriptions(
@@ -169,11 +202,13 @@ def subscriptions(
     snapshot = domain.log(destination).refresh()
     labels = {key: info.label for key, info in store.sessions().items()}
     for name in subscriptions_of(domain, destination, subscription, store):
-        infos = store.infos(members_prefix(snapshot.table_id, name))
-        for member in range(snapshot.destination.members):
-            state = state_of(store, snapshot, name, member)
-            last, info = snapshot.last_sequence(member), infos.get(member_record(snapshot.table_id, name, member))
-            holder = labels.get(info.holder, info.holder) if info and info.holder else None
+        infos = _infos(store, snapshot, name)
+        for member in snapshot.destination.member_ids:
+            known = _state_or_none(store, snapshot, name, member)
+            state = known or _unknown(snapshot, name, member)
+            last, info = snapshot.last_sequence(member), infos.get(record_of(snapshot, name, member))
+            away = f"(server {snapshot.destination.server_of(member)} is away)"
+            holder = away if known is None else labels.get(info.holder, info.holder) if info and info.holder else None
             out.append(
                 SubscriptionRow(
                     destination,
@@ -224,8 +259,8 @@ def _waiting(domain: Domain, store: Store, destination: str, subscription: str |
     rows = set()
     for name in subscriptions_of(domain, destination, subscription, store):
         snapshot = domain.log(destination).snapshot
-        for member in range(snapshot.destination.members):
-            for a in state_of(store, snapshot, name, member).outbox:
+        for member in snapshot.destination.member_ids:
+            for a in (_state_or_none(store, snapshot, name, member) or RecordSet()).outbox:
                 rows.add(
                     AcknowledgementRow(
                         destination,
@@ -264,8 +299,8 @@ def transfers(domain: Domain, store: Store, destination: str) -> list[TransferRo
     looker, rows = Transfers(domain), []
     snapshot = domain.log(destination).refresh()
     for name in [*snapshot.destination.subscription_names(), *_not_durable(store, snapshot)]:
-        for member in range(snapshot.destination.members):
-            for intent in state_of(store, snapshot, name, member).intents.values():
+        for member in snapshot.destination.member_ids:
+            for intent in (_state_or_none(store, snapshot, name, member) or RecordSet()).intents.values():
                 try:
                     look = looker.look(intent)
                     waits_for = looker.waits_for(intent, look)

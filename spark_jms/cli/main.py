@@ -33,6 +33,7 @@ from spark_jms.cli import (
     purge,
     redrive,
     rename,
+    server,
     statistics,
     store_group,
     subscriptions,
@@ -191,6 +192,7 @@ for _command in (
     *upgrade.COMMANDS,
     *backup.COMMANDS,
     *console.COMMANDS,
+    *server.COMMANDS,
     *completion.COMMANDS,
     *store_group.COMMANDS,
 ):

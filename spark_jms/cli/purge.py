@@ -14,9 +14,11 @@ from spark_jms.cli.settings import (
     dry_run_option,
     wait_option,
 )
+from spark_jms.errors import InvalidDestinationError
 
 if TYPE_CHECKING:
     from spark_jms.admin.purge import PurgePlan
+    from spark_jms.core.destination import Destination
 
 
 @command("purge", short_help="Drop the backlog of a destination, or only what is acknowledged.")
@@ -53,7 +55,7 @@ def purge(
             "--subscription"
         )
     with settings.opened() as (domain, store):
-        members = _members(domain.log(destination).refresh().destination.members, member, destination)
+        members = _members(domain.log(destination).refresh().destination, member)
         plan = plan_purge(domain, store, destination, subscription, () if acknowledged_only else members)
         what = f"{plan.dropped:,} message(s) of {destination}"
         what += "" if subscription is None else f", subscription {subscription}"
@@ -101,12 +103,13 @@ def _report_plan(settings: CommandSettings, destination: str, what: str, plan: P
     settings.out.say(f"would delete {plan.deleted_files:,} file(s) with {plan.deleted_messages:,} finished message(s)")
 
 
-def _members(count: int, member: int | None, destination: str) -> range:
+def _members(destination: Destination, member: int | None) -> list[int]:
     if member is None:
-        return range(count)
-    if member >= count:
-        raise click.BadParameter(f"{destination} has the members 0 to {count - 1}", param_hint="--member")
-    return range(member, member + 1)
+        return list(destination.member_ids)
+    try:
+        return [destination.check_member(member)]
+    except InvalidDestinationError as error:
+        raise click.BadParameter(str(error), param_hint="--member") from None
 
 
 COMMANDS = (purge,)

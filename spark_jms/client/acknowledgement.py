@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from spark_jms.claims.subscriber import Subscriber
+from spark_jms.claims.distributed import AnySubscriber
 from spark_jms.client.delivery import Delivery, Key, Return, parts_of
 from spark_jms.errors import MemberUnavailableError
 
@@ -22,7 +22,7 @@ class AcknowledgementWriter:
     """Thread-safe. Takes its own lock first, then `lock`, which guards `delivery` and is never held during a store
     call. Every method may raise ConsumerClosedException."""
 
-    def __init__(self, subscriber: Subscriber, delivery: Delivery, lock: threading.RLock) -> None:
+    def __init__(self, subscriber: AnySubscriber, delivery: Delivery, lock: threading.RLock) -> None:
         self._subscriber, self._delivery, self._lock = subscriber, delivery, lock
         self._writing = threading.RLock()
         self.written_s = time.monotonic()

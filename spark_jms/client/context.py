@@ -19,8 +19,9 @@ import pyarrow as pa
 from spark_jms.claims.background import BackgroundThread
 from spark_jms.claims.batches import ConsumerSettings
 from spark_jms.claims.client_claim import claim_client_id
+from spark_jms.claims.distributed import open_subscriber
 from spark_jms.claims.housekeeper import Housekeeper
-from spark_jms.claims.subscriber import open_subscriber
+from spark_jms.claims.stores import open_stores, store_of
 from spark_jms.claims.subscription_request import Sharing, subscription_request
 from spark_jms.claims.subscriptions import drop_subscription, droppable_subscription
 from spark_jms.client.browser import Browser
@@ -37,6 +38,7 @@ from spark_jms.client.temporary import OwnedDestinations, TemporaryDestination
 from spark_jms.core.client_identity import ClientIdentity, ClientIdPolicy
 from spark_jms.core.destination import Subscription, is_temporary
 from spark_jms.core.health import BackgroundFailure
+from spark_jms.core.placement import HOME
 from spark_jms.core.selector import Selector
 from spark_jms.errors import (
     ClosedError,
@@ -52,7 +54,7 @@ from spark_jms.log.sender_housekeeping import SenderHousekeeping
 from spark_jms.log.watch import LogWatch
 from spark_jms.settings.duration import DurationLike
 from spark_jms.settings.environment import ROOT_VARIABLE
-from spark_jms.store import Store, open_store
+from spark_jms.store import Store
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -112,7 +114,7 @@ class Context:
     def __init__(self, domain: Domain, housekeeping: bool, identity: ClientIdentity) -> None:
         self.root, self.client_id = domain.root, identity.client_id
         self._domain, self._identity = domain, identity
-        self._store: Store = open_store(domain.store_uri)
+        self._store: Store = open_stores(domain)
         try:
             self._client = claim_client_id(self._store, identity)
         except BaseException:
@@ -129,7 +131,7 @@ class Context:
         self._watch = LogWatch()
         self._producers: list[Producer] = []
         self._consumers: list[Consumer] = []
-        self._owned = OwnedDestinations(domain, self._store)
+        self._owned = OwnedDestinations(domain, store_of(self._store, HOME))
         self._replies = Replies(self._reply_producer)
         self._requestor = Requestor(self._open_inbox, self._discard_inbox, self.producer)
         self._closed = False
@@ -451,7 +453,8 @@ def _pinned(log: DeltaLog, members: int | Iterable[int] | None) -> frozenset[int
     if members is None:
         return None
     pinned = frozenset([members] if isinstance(members, int) else members)
-    there = log.snapshot.destination.members
-    if not pinned or not all(type(m) is int and 0 <= m < there for m in pinned):
-        raise OptionError(f"members is {members!r}, but {log.name} has the members 0 to {there - 1}: name some of them")
+    there = log.snapshot.destination.member_ids
+    if not pinned or not all(type(m) is int and m in there for m in pinned):
+        shown = f"{there[0]} to {there[-1]}" if isinstance(there, range) else ", ".join(map(str, there))
+        raise OptionError(f"members is {members!r}, but {log.name} has the members {shown}: name some of them")
     return pinned

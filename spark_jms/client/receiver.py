@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from spark_jms.claims.distributed import AnySubscriber
 from spark_jms.claims.fetch import fetch
-from spark_jms.claims.subscriber import Subscriber
 from spark_jms.client.acknowledgement import AcknowledgementWriter
 from spark_jms.client.delivery import Aside, ConsumerStatistics, Delivery, Return
 from spark_jms.client.encoding import Undecodable, decoded
@@ -72,7 +72,7 @@ class Receiver:
 
     def __init__(
         self,
-        subscriber: Subscriber,
+        subscriber: AnySubscriber,
         mode: AcknowledgeMode,
         prefetch: int,
         check_context: Callable[[], None],

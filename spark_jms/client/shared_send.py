@@ -236,7 +236,7 @@ def _rows(parts: Sequence[Part], limit: int) -> pa.RecordBatch:
 def _route(routing: Routing, groups: pa.Array, parts: Sequence[Part]) -> pa.Int32Array:
     """Each part by its own turn, as if it were sent alone."""
     if routing.members == 1:
-        return pa.repeat(pa.scalar(0, pa.int32()), len(groups))
+        return pa.repeat(pa.scalar(routing.all_members[0], pa.int32()), len(groups))
     return pa.concat_arrays([route(routing, groups.slice(p.first, len(p.messages)), p.turn) for p in parts])
 
 

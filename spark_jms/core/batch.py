@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from spark_jms.core.ranges import Ranges
 from spark_jms.errors import FormatVersionError, OffsetError
 
-OFFSET_VERSION = 2
+OFFSET_VERSION = 3  # of offsets with messages of an earlier claim; all others have 2
 MAX_RANGES_PER_MEMBER = 20_000  # keeps an offset small; the next batch takes the rest
 
 
 @dataclass(frozen=True)
 class MemberPick:
-    """One member's part of a batch. `redelivered` maps a delivery count above 1 to its messages."""
+    """One member's part of a batch. `redelivered` maps a delivery count above 1 to its messages. `claim` is an earlier claim
+    whose messages were delivered with an earlier batch and cannot be acknowledged yet, because the member's server is down;
+    "": the batch's own."""
 
     epoch: int
     picks: Ranges
     redelivered: Mapping[int, Ranges] = field(default_factory=dict)
+    claim: str = ""
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,24 @@ class Batch:
 
     @property
     def count(self) -> int:
-        return sum(pick.picks.count for pick in self.members.values())
+        """Of the messages that this batch delivers."""
+        return sum(pick.picks.count for pick in self.delivered.values())
+
+    @property
+    def delivered(self) -> dict[int, MemberPick]:
+        """What this batch delivers, by member."""
+        return {member: pick for member, pick in self.members.items() if not pick.claim}
+
+    def carried(self, members: Iterable[int]) -> dict[int, MemberPick]:
+        """These members' messages, as a later batch names them while they are not acknowledged."""
+        kept = set(members)
+        return {m: replace(p, claim=p.claim or self.claim) for m, p in self.members.items() if m in kept}
+
+    def part(self, members: Iterable[int]) -> Batch:
+        """Of these members, which are on one server: their messages and the claim that these belong to."""
+        own = self.carried(members)
+        claim = next((pick.claim for pick in own.values()), self.claim)
+        return Batch(self.consumer, claim, {m: replace(pick, claim="") for m, pick in own.items()}, self.table)
 
     def to_json(self) -> dict[str, object]:
         """With keys in a fixed order, so that Spark takes equal batches for equal offsets."""
@@ -42,9 +62,11 @@ class Batch:
             entry: dict[str, object] = {"epoch": pick.epoch, "pick": pick.picks.to_json()}
             if pick.redelivered:
                 entry["redelivered"] = {str(count): r.to_json() for count, r in sorted(pick.redelivered.items())}
+            if pick.claim:
+                entry["claim"] = pick.claim
             members[str(member)] = entry
         return {
-            "v": OFFSET_VERSION,
+            "v": OFFSET_VERSION if any(pick.claim for pick in self.members.values()) else 2,
             "table": self.table,
             "consumer": self.consumer,
             "claim": self.claim,
@@ -70,6 +92,7 @@ class Batch:
                     int(entry["epoch"]),
                     Ranges.from_json(entry["pick"]),
                     {int(count): Ranges.from_json(r) for count, r in entry.get("redelivered", {}).items()},
+                    str(entry.get("claim", "")),
                 )
                 for member, entry in value["members"].items()
             }
@@ -104,6 +127,10 @@ class Limits:
     max_bytes: int | None = None
     min_messages: int = 1
     max_delay_ms: int = 900_000
+
+    def allow(self, available: int, waited_ms: float, *, draining: bool) -> bool:
+        """A batch of so many messages may be made now. `draining`: what is there is taken, however little."""
+        return available > 0 and (draining or available >= self.min_messages or waited_ms >= self.max_delay_ms)
 
 
 def fair_shares(limit: int, wanted: Mapping[int, int]) -> dict[int, int]:

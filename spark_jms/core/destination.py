@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import attrs
 
 from spark_jms.core.pause import INSERTION, PRODUCTION, Pauses
+from spark_jms.core.placement import HOME, Placement, placed_on
 from spark_jms.core.routing import Routing
 from spark_jms.errors import (
     DestinationPausedError,
@@ -22,11 +23,12 @@ from spark_jms.errors import (
     InvalidDestinationError,
     ModuleFileError,
     ProductionPausedError,
+    ServerDownError,
     UnreadableTableError,
 )
 from spark_jms.settings.destination import DestinationSettings, contradiction, from_metadata, to_metadata
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # of tables whose members are on servers; all others have 1
 QUEUE_SUBSCRIPTION = "-"  # a queue has one set of positions, under this name
 TEMPORARY_PREFIX = "jmsq-temporary-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
@@ -47,26 +49,78 @@ class Subscription:
 
 @attrs.frozen
 class Destination(DestinationSettings):
-    """The declared settings, and what spark-jms adds to them. ModuleFileError names the setting that is wrong."""
+    """The declared settings, and what spark-jms adds to them. `placement`: of a destination that targets servers; it is made
+    with the table. ModuleFileError names the setting that is wrong."""
 
     slot_members: int = 0
     epoch: int = 1
     subscriptions: Mapping[str, Subscription] = attrs.field(factory=dict)
     pauses: Pauses = attrs.field(factory=Pauses)
+    placement: Placement | None = None
+    down: Mapping[str, int] = attrs.field(factory=dict)  # server that an administrator has stopped -> since when, ms
 
     def __attrs_post_init__(self) -> None:
         check_name("destination", self.name)
         if found := contradiction(self):
             raise ModuleFileError(f"destination {self.name}: {found[1]}")
+        if self.servers and self.placement is None:
+            object.__setattr__(self, "placement", Placement.first(self.servers))
 
     @property
     def is_topic(self) -> bool:
         return self.kind.endswith("topic")
 
     @property
+    def member_ids(self) -> Sequence[int]:
+        return self.placement.ids if self.placement else range(self.members)
+
+    @property
+    def can_lose_members(self) -> bool:
+        """A member with units of order stays, unless the destination targets servers."""
+        return self.placement is not None or self.members > (self.slot_members or self.members)
+
+    def server_of(self, member: int) -> str:
+        """Of a removed member: HOME."""
+        return self.placement.servers.get(member, HOME) if self.placement else HOME
+
+    def members_on(self, server: str) -> list[int]:
+        return [member for member in self.member_ids if self.server_of(member) == server]
+
+    def servers_in_use(self) -> list[str]:
+        """Those with members, in the order of the members."""
+        return [server for _, server in self.placement.members] if self.placement else [HOME]
+
+    @property
+    def down_members(self) -> frozenset[int]:
+        return frozenset(m for server in self.down for m in self.members_on(server))
+
+    @property
+    def reachable_members(self) -> Sequence[int]:
+        """Those that messages may go to, whatever is paused; all of them when every server is down."""
+        down = self.down_members
+        return [member for member in self.member_ids if member not in down] or self.member_ids
+
+    def check_up(self, members: Iterable[int]) -> None:
+        """Raises ServerDownError when one of these members is on a stopped server."""
+        down = sorted({self.server_of(member) for member in members} & self.down.keys()) if self.down else []
+        if down:
+            raise ServerDownError(
+                f"{self.name}: an administrator has stopped server {', '.join(down)}, and nothing was committed: the messages "
+                f"belong there by their unit of order, or no other server is up. Send again after `jmsq server start {down[0]}`"
+            )
+
+    def check_member(self, member: int) -> int:
+        """Raises InvalidDestinationError, which names the members."""
+        if member not in self.member_ids:
+            there = ", ".join(map(str, self.member_ids)) if self.placement else f"0 to {self.members - 1}"
+            raise InvalidDestinationError(f"{self.name} has the members {there}, not {member}")
+        return member
+
+    @property
     def route(self) -> Routing:
-        closed = self.pauses.closed(self.members)
-        return Routing(self.epoch, self.members, self.routing, self.weights, self.slot_members, closed)
+        ids, slots = (self.placement.ids, self.placement.slots) if self.placement else ((), ())
+        closed = self.pauses.closed(self.member_ids) | self.down_members
+        return Routing(self.epoch, self.members, self.routing, self.weights, self.slot_members, closed, ids, slots)
 
     def subscription_names(self) -> list[str]:
         """The subscriptions that must acknowledge a message before it may be purged."""
@@ -84,14 +138,29 @@ class Destination(DestinationSettings):
         known = self.subscriptions.get(subscription)
         return known.floors.get(member, 0) if known else 0
 
-    def changed_to(self, new: Destination) -> Destination:
-        """This destination with newly declared settings: the epoch rises, slots, subscriptions and pauses stay."""
+    def changed_to(self, new: Destination, used: Iterable[int] = ()) -> Destination:
+        """This destination with newly declared settings: the epoch rises; ids, slots, subscriptions and pauses stay. `used`
+        are members that had messages before. Raises InvalidDestinationError."""
+        placement = None
+        if new.servers:
+            members = [(member, self.server_of(member)) for member in self.member_ids]
+            slots = self.placement.slots if self.placement else tuple(range(self.slot_members or self.members))
+            known = self.placement.next_id if self.placement else max([self.members - 1, *used]) + 1
+            placement = placed_on(new.servers, members, slots, known)
+        elif self.placement:
+            raise InvalidDestinationError(
+                f"destination {self.name} has its members on servers and cannot return to `members`: declare its `servers`; "
+                f"`servers: [{HOME}]` is the domain's own store"
+            )
+        ids = placement.ids if placement else range(new.members)
         return attrs.evolve(
             new,
+            placement=placement,
+            down={server: since for server, since in self.down.items() if server in new.servers},
             epoch=self.epoch + 1,
             slot_members=self.slot_members or self.members,
             subscriptions=self.subscriptions,
-            pauses=self.pauses.within(new.members),
+            pauses=self.pauses.within(ids),
         )
 
     def same_declaration(self, other: Destination) -> bool:
@@ -145,13 +214,15 @@ class Destination(DestinationSettings):
             for s in self.subscriptions.values()
         }
         stored = {
-            "formatVersion": str(FORMAT_VERSION),
+            "formatVersion": str(FORMAT_VERSION if self.placement else 1),
             "name": self.name,
             **to_metadata(self),
             "slotMembers": str(self.slot_members),
             "epoch": str(self.epoch),
             "subscriptions": json.dumps(subscriptions, sort_keys=True),
             "paused": json.dumps(self.pauses.to_json(), sort_keys=True),
+            **({"placement": json.dumps(self.placement.to_json())} if self.placement else {}),
+            **({"down": json.dumps(dict(self.down), sort_keys=True)} if self.placement else {}),
         }
         return {_PREFIX + key: value for key, value in stored.items()}
 
@@ -176,12 +247,19 @@ class Destination(DestinationSettings):
                 epoch=int(stored["epoch"]),
                 subscriptions=subscriptions,
                 pauses=Pauses.from_json(json.loads(stored.get("paused", "[]"))),
+                placement=_placement(stored),
+                down={str(server): int(since) for server, since in json.loads(stored.get("down", "{}")).items()},
             )
         except (KeyError, ValueError, TypeError, AttributeError, ModuleFileError) as error:
             raise UnreadableTableError(
                 f"{where} is a Delta table but not a spark-jms destination (its metadata lacks or garbles {error}): "
                 "create destinations with `jmsq apply`"
             ) from error
+
+
+def _placement(stored: Mapping[str, str]) -> Placement | None:
+    targets = "servers" in stored and json.loads(stored["servers"])
+    return Placement.from_json(json.loads(stored["placement"])) if targets else None
 
 
 def is_temporary(name: str) -> bool:

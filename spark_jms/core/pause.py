@@ -60,16 +60,16 @@ class Pauses:
         found = (pause for pause in self.all if pause.covers(operation, member))
         return min(found, key=lambda pause: (pause.epoch, pause.since_ms), default=None)
 
-    def members(self, operation: str, count: int) -> frozenset[int]:
-        """Which of the members 0 to `count` - 1 are paused."""
-        return frozenset(m for m in range(count) if self.find(operation, m)) if self.all else frozenset()
+    def members(self, operation: str, ids: Collection[int]) -> frozenset[int]:
+        """Which of these members are paused."""
+        return frozenset(m for m in ids if self.find(operation, m)) if self.all else frozenset()
 
-    def closed(self, count: int) -> frozenset[int]:
+    def closed(self, ids: Collection[int]) -> frozenset[int]:
         """The members that routing avoids: those paused for production or insertion. If that were all of them, those paused
         for insertion, which transfers have to avoid. If that were all of them too, none: then the commit decides."""
         for operations in ((PRODUCTION, INSERTION), (INSERTION,)):
-            members = frozenset().union(*(self.members(operation, count) for operation in operations))
-            if len(members) < count:
+            members = frozenset().union(*(self.members(operation, ids) for operation in operations))
+            if len(members) < len(ids):
                 return members
         return frozenset()
 
@@ -91,9 +91,9 @@ class Pauses:
             )
         )
 
-    def within(self, count: int) -> Pauses:
+    def within(self, ids: Collection[int]) -> Pauses:
         """Without those of removed members."""
-        return Pauses(tuple(pause for pause in self.all if pause.member is None or pause.member < count))
+        return Pauses(tuple(pause for pause in self.all if pause.member is None or pause.member in ids))
 
     # -- stored form ----------------------------------------------------------------------------------------------
     def to_json(self) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ which balances as well as single messages do and copies no bodies.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate, pairwise
@@ -23,7 +23,8 @@ SLOTS = 1024
 
 @dataclass(frozen=True)
 class Routing:
-    """The route of one destination. `epoch` rises with every change, so that a send notices that its route is old."""
+    """The route of one destination. `epoch` rises with every change, so that a send notices that its route is old. `ids` are
+    those of the members, () for 0 to `members` - 1; `weights` are in their order."""
 
     epoch: int
     members: int
@@ -31,6 +32,8 @@ class Routing:
     weights: tuple[int, ...] = ()
     slot_members: int = 0  # the first so many members share the slots; 0 = all
     closed: frozenset[int] = frozenset()  # members that get no message without a unit of order, while others are open
+    ids: tuple[int, ...] = ()
+    slots: tuple[int, ...] = ()  # slot s belongs to slots[s % len(slots)]; () for the first `slot_members` members
 
     def __post_init__(self) -> None:
         if self.members < 1:
@@ -41,14 +44,24 @@ class Routing:
             raise ValueError(f"weighted routing needs {self.members} weights, not all 0")
 
     def member_of_slot(self, slot: int) -> int:
-        """Members added later get no slots: a unit of order never changes its member."""
+        """Members added later get no slots: a unit of order never leaves a member that has messages."""
+        if self.slots:
+            return self.slots[slot % len(self.slots)]
         return slot % (self.slot_members or self.members)
+
+    @property
+    def all_members(self) -> Sequence[int]:
+        return self.ids or range(self.members)
+
+    def weights_of(self, members: Collection[int]) -> list[int]:
+        """[] when the policy has none."""
+        return [w for m, w in zip(self.all_members, self.weights, strict=False) if m in members]
 
     def open_members(self) -> list[int]:
         """The members that may get messages without a unit of order; all of them when every one is closed."""
-        weighted = self.policy == "weighted"
-        kept = [n for n in range(self.members) if n not in self.closed and (not weighted or self.weights[n])]
-        return kept or list(range(self.members))
+        members = self.all_members
+        usable = [m for m, w in zip(members, self.weights, strict=True) if w] if self.policy == "weighted" else members
+        return [m for m in usable if m not in self.closed] or list(members)
 
 
 def slot_of(group_id: str) -> int:
@@ -69,10 +82,10 @@ def route(routing: Routing, group_ids: pa.Array, turn: int) -> pa.Int32Array:
 
 def _free_members(routing: Routing, rows: int, turn: int) -> pa.Int32Array:
     """Of rows without a unit of order."""
-    if not routing.closed:
+    if not routing.closed and not routing.ids:
         return _places(routing.policy, routing.members, routing.weights, rows, turn)
     open_members = routing.open_members()
-    weights = [routing.weights[n] for n in open_members] if routing.weights else ()
+    weights = routing.weights_of(open_members)
     return pa.array(open_members, pa.int32()).take(_places(routing.policy, len(open_members), weights, rows, turn))
 
 

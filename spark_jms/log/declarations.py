@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -19,6 +20,7 @@ import pyarrow as pa
 
 from spark_jms.core.destination import Destination, Subscription
 from spark_jms.core.message import PARTITION_SCHEMA, STORED_SCHEMA
+from spark_jms.core.placement import HOME
 from spark_jms.core.sort_order import SortOrder
 from spark_jms.errors import InvalidDestinationError, JmsqError, MemberRemovalError, ModuleFileError
 from spark_jms.log.acknowledgements import ACKNOWLEDGEMENT_SCHEMA
@@ -62,11 +64,22 @@ def apply_destinations(
                 wanted.name,
                 ", ".join(wanted.destination_keys),
             )
+        if wanted.routing == "weighted":
+            log.warning(
+                "destination %s is weighted: weighted distributed destinations are deprecated, because members that differ are "
+                "hard to administrate; use a uniform one (routing: round-robin or random)",
+                wanted.name,
+            )
+        for server in wanted.servers:
+            if server != HOME:
+                domain.servers.entry(server)  # raises, with the servers that there are
     _check_error_destinations(domain, declared)
     changes = []
     for wanted in declared:
         check_not_temporary(wanted.name)
         if wanted.name not in existing:
+            stopped = domain.servers.stopped() if wanted.servers else {}
+            wanted = attrs.evolve(wanted, down={s: since for s, since in stopped.items() if s in wanted.servers})
             _create(domain, wanted)
             changes.append(DeclarationChange(wanted.name, "created", f"{wanted.kind}, {wanted.members} member(s)"))
         else:
@@ -168,10 +181,15 @@ def create_table(domain: Domain, path: str, schema: pa.Schema, destination: Dest
 def _change(domain: Domain, wanted: Destination, empty: Callable[[str, int], bool]) -> DeclarationChange:
     def full_member(snapshot: Snapshot) -> int | None:
         """The first member to remove that still holds messages."""
-        removed = range(wanted.members, snapshot.destination.members)
+        now = snapshot.destination
+        if now.same_declaration(wanted):
+            return None
+        kept = now.changed_to(wanted, snapshot.numbered_members()).member_ids
+        removed = [member for member in now.member_ids if member not in kept]
         return next((m for m in removed if snapshot.last_sequence(m) and not empty(wanted.name, m)), None)
 
-    done = commit_prepared(domain.log(wanted.name), full_member, partial(decide_change, wanted))
+    stopped = domain.servers.stopped() if wanted.servers else {}
+    done = commit_prepared(domain.log(wanted.name), full_member, partial(decide_change, wanted, stopped=stopped))
     if done is None:
         return DeclarationChange(wanted.name, "unchanged")
     return DeclarationChange(wanted.name, "changed", done.decision.difference)
@@ -182,8 +200,11 @@ class ChangeDecision(Decision):
     difference: str = ""
 
 
-def decide_change(wanted: Destination, snapshot: Snapshot, full_member: int | None) -> ChangeDecision | None:
-    """Pure. Raises InvalidDestinationError or MemberRemovalError when the destination cannot become `wanted`."""
+def decide_change(
+    wanted: Destination, snapshot: Snapshot, full_member: int | None, stopped: Mapping[str, int] = MappingProxyType({})
+) -> ChangeDecision | None:
+    """Pure. `stopped` are the servers that are down for a member that comes to them. Raises
+    InvalidDestinationError or MemberRemovalError when the destination cannot become `wanted`."""
     now = snapshot.destination
     if now.same_declaration(wanted):
         return None
@@ -193,24 +214,34 @@ def decide_change(wanted: Destination, snapshot: Snapshot, full_member: int | No
         )
     if full_member is not None:
         raise MemberRemovalError(
-            f"destination {wanted.name} has {now.members} members and the module says {wanted.members}, but member "
-            f"{full_member} still holds messages: consume them, or `jmsq purge --member {full_member}`, then apply again"
+            f"destination {wanted.name} has {_members_of(now)} and the module says {_members_of(wanted)}, but member "
+            f"{full_member} still holds messages: consume them, move them (`jmsq move {now.name} {now.name} --member "
+            f"{full_member} --to-member …`), or `jmsq purge --member {full_member}`, then apply again"
         )
     slots = now.slot_members or now.members
-    if wanted.members < slots:
+    if wanted.members < slots and not wanted.servers:
         raise MemberRemovalError(
             f"destination {wanted.name} was made with {slots} members, to which its units of order are bound: it can "
             f"grow beyond {slots} and shrink back to {slots}, but not to {wanted.members}"
         )
-    after = attrs.evolve(now.changed_to(wanted), subscriptions=_with_floors(snapshot, wanted.members))
+    after = now.changed_to(wanted, snapshot.numbered_members())
+    new = set(after.servers_in_use()) - set(now.servers)
+    down = {**after.down, **{server: since for server, since in stopped.items() if server in new}}
+    after = attrs.evolve(after, subscriptions=_with_floors(snapshot, after.member_ids), down=down)
     return ChangeDecision("SET TBLPROPERTIES", [metadata_action(snapshot, after)], difference=_difference(now, wanted))
 
 
-def _with_floors(snapshot: Snapshot, members: int) -> dict[str, Subscription]:
+def _members_of(destination: Destination) -> str:
+    on = f" (on {', '.join(destination.servers)})" if destination.servers else ""
+    return f"{destination.members} members{on}"
+
+
+def _with_floors(snapshot: Snapshot, members: Iterable[int]) -> dict[str, Subscription]:
     """The subscriptions, with a floor for each member that is added again. Such a member was empty when it was removed,
     and a subscription made since then begins after its messages."""
     now = snapshot.destination
-    again = {m: snapshot.last_sequence(m) for m in range(now.members, members) if snapshot.last_sequence(m)}
+    added = [m for m in members if m not in now.member_ids]
+    again = {m: snapshot.last_sequence(m) for m in added if snapshot.last_sequence(m)}
     return {name: replace(made, floors={**made.floors, **again}) for name, made in now.subscriptions.items()}
 
 

@@ -6,7 +6,10 @@ ROOT/_jmsq/destinations/<destination>        the register: where its tables lie
 ROOT/_jmsq/temporary/                        temporary destinations: log/temporary.py
 ROOT/_jmsq/health/<destination>              failures of senders' housekeeping
 ROOT/_jmsq/acknowledgements/<destination>/   the Delta table of its acknowledgements
+ROOT/_jmsq/servers/<server>                  its store
+ROOT/_jmsq/stopped-servers/<server>          since when an administrator has stopped it
 ROOT/_jmsq/store/                            the default file store
+ROOT/_jmsq/stores/<server>/                  the file store of a server
 """
 
 from __future__ import annotations
@@ -14,17 +17,19 @@ from __future__ import annotations
 import json
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from spark_jms.core.destination import check_name, is_temporary
+from spark_jms.core.placement import HOME
 from spark_jms.errors import DestinationDroppedError, DomainError, FormatVersionError, InvalidDestinationError
 from spark_jms.log.clock import ClockWatch
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.local_storage import LocalStorage
 from spark_jms.log.register import Register, RegisterEntry
 from spark_jms.log.root import open_storage
-from spark_jms.log.storage import now_ms
+from spark_jms.log.servers import ServerEntry, Servers
+from spark_jms.log.storage import Storage, now_ms
 from spark_jms.log.temporary import TemporaryTables
 
 DOMAIN_FILE = "_jmsq/domain.json"
@@ -43,6 +48,7 @@ class Domain:
         self.root = self.storage.uri
         self.register = Register(self.storage)
         self.clock = ClockWatch(self.storage)
+        self.servers = Servers(self.storage)
         self.temporary = TemporaryTables(self.storage)
         self._lock = threading.Lock()
         self._logs: dict[tuple[str, str], DeltaLog] = {}  # by path and name
@@ -90,6 +96,12 @@ class Domain:
     def store_uri(self) -> str:
         """The URI of the store with the record sets."""
         return store_uri(self.root, self.store, self.id)
+
+    def server_uri(self, server: str) -> str:
+        """The URI of a server's store. Raises DomainError when there is no such server."""
+        if server == HOME:
+            return self.store_uri
+        return server_store_uri(self.root, server, self.servers.entry(server).store, self.id)
 
     def destinations(self) -> list[str]:
         """Without those that are being dropped."""
@@ -157,6 +169,13 @@ def store_uri(root: str, store: str, domain_id: str) -> str:
     return store
 
 
+def server_store_uri(root: str, server: str, store: str, domain_id: str) -> str:
+    """As `store_uri`, for a server's store: no two servers share one."""
+    if store == DEFAULT_STORE:
+        return f"{root}/_jmsq/stores/{server}"
+    return store_uri(root, store, f"{domain_id}-{server}")
+
+
 def create_domain(root: str, store: str | None = None) -> Domain:
     """Open the domain at `root`, and create it if there is none. Raises DomainError when the store does not fit.
 
@@ -165,13 +184,7 @@ def create_domain(root: str, store: str | None = None) -> Domain:
     storage = open_storage(root)
     wanted = store or DEFAULT_STORE
     if storage.get(DOMAIN_FILE) is None:
-        if not isinstance(storage, LocalStorage) and (
-            wanted == DEFAULT_STORE or wanted.startswith(_ONE_HOST) or "://" not in wanted
-        ):
-            raise DomainError(
-                f"the root {storage.uri} is an object store, which several hosts can use, but the store {wanted!r} serves "
-                "one host: name one that serves them all with `store:` in the module file"
-            )
+        _check_hosts(storage, wanted)
         data = {"formatVersion": FORMAT_VERSION, "id": uuid.uuid4().hex, "store": wanted, "createdMs": now_ms()}
         storage.create(DOMAIN_FILE, json.dumps(data, indent=1).encode())
         storage.sync([DOMAIN_FILE])
@@ -181,3 +194,32 @@ def create_domain(root: str, store: str | None = None) -> Domain:
             f"{domain.root} keeps its state in the store {domain.store!r}; it cannot be changed to {store!r} by apply"
         )
     return domain
+
+
+def _check_hosts(storage: Storage, store: str) -> None:
+    if not isinstance(storage, LocalStorage) and (
+        store == DEFAULT_STORE or store.startswith(_ONE_HOST) or "://" not in store
+    ):
+        raise DomainError(
+            f"the root {storage.uri} is an object store, which several hosts can use, but the store {store!r} serves "
+            "one host: name one that serves them all with `store:` in the module file"
+        )
+
+
+def declare_servers(domain: Domain, servers: Mapping[str, str]) -> None:
+    """Enter servers (name -> store), and create the store of each new one. Raises DomainError when one is known with another
+    store, or shares that of another, and StoreError when a new store cannot be created."""
+    from spark_jms.store.uri import open_store
+
+    known = set(domain.servers.names())
+    for name, store in servers.items():
+        if name not in known:
+            _check_hosts(domain.storage, store)
+            uri = server_store_uri(domain.root, name, store, domain.id)
+            shared = [other for other in (HOME, *known) if domain.server_uri(other) == uri]
+            if shared:
+                raise DomainError(
+                    f"server {name} has the store of server {shared[0]}: each server has a store of its own"
+                )
+            open_store(uri).close()
+        domain.servers.add(name, ServerEntry(store))

@@ -33,7 +33,7 @@ class MessageWriter:
         self._prefix = prefix
         self._now = now_ms() if now is None else now
         self._open: dict[int, FileWriter] = {}
-        self._notes_order = destination.members > (destination.slot_members or destination.members)
+        self._notes_order = destination.can_lose_members
         self._producer, self._rows = uuid.uuid4().hex, 0
         self._numbers: dict[int, Ranges] = {}  # open file -> which of our rows it has, if a member can be removed
         self._staged: list[StagedFile] = []

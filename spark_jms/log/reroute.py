@@ -32,10 +32,11 @@ _COLUMNS = [name for name in STORED_SCHEMA.names if name not in (ORDINAL, "JMSMe
 
 
 def rewrite(storage: Storage, files: Sequence[StagedFile], destination: Destination) -> list[StagedFile]:
-    """The files as they fit the remaining members. Producers without rows for removed members keep their files; all files of
-    the others are written again, in the order of the producer's rows, and the old ones deleted. Rows of remaining members
-    stay there: a unit of order never changes its member."""
-    moving = {file.path for file in files if file.member >= destination.members}
+    """The files as they fit the remaining members; those of stopped servers count as removed, and only their units of order
+    stay there. Producers without rows for removed members keep their files; all files of the others are written again, in the
+    order of the producer's rows, and the old ones deleted. Rows of remaining members stay there: a unit of order leaves only
+    members that are removed."""
+    moving = {file.path for file in files if file.member not in destination.reachable_members}
     if not moving:
         return list(files)
     staged: list[StagedFile] = []
@@ -112,7 +113,7 @@ def _write(writer: MessageWriter, producer: Sequence[_StagedRows], destination: 
         order = pc.sort_indices(numbers)
         (batch,) = window.take(order).combine_chunks().to_batches()
         members = members.take(order)
-        moving = pc.greater_equal(members, destination.members)
+        moving = pc.invert(pc.is_in(members, pa.array(destination.reachable_members, pa.int32())))
         if pc.any(moving).as_py():
             routed = route(destination.route, batch.column("JMSXGroupID").filter(moving), end // _WINDOW_ROWS)
             members = pc.replace_with_mask(members, moving, routed)

@@ -228,6 +228,7 @@ def decide_send(
     files = shipping.files
     if (transaction and transaction.is_in(snapshot)) or not (files or transaction):
         return None
+    snapshot.destination.check_up(file.member for file in files)
     snapshot.destination.check_production((file.member for file in files), shipping.planned_epoch)
     actions, sequences = number(snapshot, files, now)
     if transaction:

@@ -84,6 +84,7 @@ def decide_append(
     """Pure. None when another process has decided, or the table is another one. Raises InsertionPausedError."""
     if _outcome(snapshot, target, ticket) is not TargetOutcome.UNDECIDED:
         return None
+    snapshot.destination.check_up(file.member for file in files)
     snapshot.destination.check_insertion(file.member for file in files)
     actions = number(snapshot, files, now).actions
     return Decision(
@@ -110,7 +111,8 @@ def _files_for(log: DeltaLog, target: TransferTarget, ticket: Ticket, snapshot: 
     destination = snapshot.destination
     if _outcome(snapshot, target, ticket) is not TargetOutcome.UNDECIDED:
         return ()
-    moving = [file for file in target.files if file.member >= destination.members]
+    kept = destination.reachable_members
+    moving = [file for file in target.files if file.member not in kept]
     if not moving:
         return target.files
     writer = _writer(log, destination, ticket)
@@ -118,7 +120,7 @@ def _files_for(log: DeltaLog, target: TransferTarget, ticket: Ticket, snapshot: 
         with log.storage.open_input(file.path) as source:
             for batch in pq.ParquetFile(source).iter_batches():
                 writer.write_normalised(batch.select(ROW_COLUMNS))
-    return [file for file in target.files if file.member < destination.members] + writer.close()
+    return [file for file in target.files if file.member in kept] + writer.close()
 
 
 def _writer(log: DeltaLog, destination: Destination, ticket: Ticket) -> MessageWriter:

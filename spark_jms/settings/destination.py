@@ -20,6 +20,7 @@ UNLIMITED = -1  # of redeliveries
 
 MAX_MEMBERS = 1024
 MAX_WEIGHT = 1_000_000
+SERVERS = ListOf(Text("the name of a server"), "a list of names of servers")
 WEIGHTS = ListOf(Whole(0, MAX_WEIGHT), f"a list of whole numbers of 0 to {MAX_WEIGHT:,}, one for each member")
 KINDS = {
     "queue": "each message goes to one consumer",
@@ -50,6 +51,20 @@ class DomainSettings(Table):
         "Where positions and claims are kept: `file` is beside the tables, for one host. It is chosen when the domain is "
         "created; applying another file does not change it.",
         without="file",
+    )
+
+
+@attrs.frozen
+class ServerSettings(Table):
+    """The keys of one server, under `servers:` in the module file. `name` is the key above them."""
+
+    name: str
+    store: str = setting(
+        "store",
+        Text("file, an absolute path or a URI"),
+        REQUIRED,
+        "Where the server keeps positions and claims of its members: `file` is below the root, for one host. It is chosen "
+        "when the server is declared first, and cannot be changed by apply.",
     )
 
 
@@ -134,6 +149,15 @@ class DestinationSettings(Table):
         "planning a batch costs time and memory for the whole backlog.",
         without="FIFO",
     )
+    servers: tuple[str, ...] = setting(
+        "servers",
+        SERVERS,
+        (),
+        "The servers that the destination is on: one member on each, which keeps its positions and claims in the server's "
+        "store. Servers may be added and removed while jobs run; a member is removed only when it is empty. `home` is the "
+        "domain's own store.",
+        without="none: all members are in the domain's own store",
+    )
 
     def refusal(self, row: Setting, value: object, allowed: str) -> ModuleFileError:
         return ModuleFileError(f"destination {self.name}: {row.name} is {value!r}, but must be {allowed}")
@@ -149,6 +173,22 @@ IN_EVERY_TABLE = frozenset(
 def contradiction(settings: DestinationSettings) -> tuple[str, str] | None:
     """The first setting that does not agree with the others, and why."""
     kind, members, weights = settings.kind, settings.members, list(settings.weights)
+    servers = list(settings.servers)
+    if len(set(servers)) < len(servers):
+        return (
+            "servers",
+            f"servers is {servers}, but must name each server once: a destination has one member on a server",
+        )
+    if servers and kind.startswith("distributed-") and members != len(servers):
+        return "members", (
+            f"members is {members}, but must be {len(servers)} or left out: there is one member on each of the servers "
+            f"{', '.join(servers)}"
+        )
+    if len(servers) > 1 and not kind.startswith("distributed-"):
+        return (
+            "servers",
+            f"servers is {servers}, but a {kind} is on one server (a distributed-{kind} may be on several)",
+        )
     if members > 1 and not kind.startswith("distributed-"):
         return "members", (
             f"members is {members}, but must be 1, because a {kind} has one member "

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import attrs
 
-from spark_jms.settings.destination import DestinationSettings, DomainSettings
+from spark_jms.settings.destination import DestinationSettings, DomainSettings, ServerSettings
 from spark_jms.settings.environment import Environment
 from spark_jms.settings.options import Options
 from spark_jms.settings.store import DaemonSettings, DoorSettings, JdbcOptions, ReplicatedOptions, Thresholds
@@ -31,6 +31,7 @@ GROUPS = {
     for group in (
         Group("options", 'Options of format("jmsq")', (Options,)),
         Group("module", "Keys of the module file", (DestinationSettings, DomainSettings)),
+        Group("server", "Keys of a server, below `servers:` in the module file", (ServerSettings,)),
         Group("environment", "Environment variables", (Environment,)),
         Group("daemon", "Environment variables of a daemon of the replicated store", (DaemonSettings, DoorSettings)),
         Group("thresholds", "Thresholds of a replicated store", (Thresholds,)),

@@ -94,8 +94,8 @@ class _Writer:
         query_id = context.getLocalProperty("sql.streaming.queryId") or ""
         batch_id = int(context.getLocalProperty("streaming.sql.batchId") or int.from_bytes(os.urandom(4), "big"))
         storage = Domain(self.options.root).log(self.options.destination).storage
-        if len(self.destination.pauses.members(PRODUCTION, self.destination.members)) == self.destination.members:
-            self.destination.check_production(range(self.destination.members), self.route_id.epoch)
+        if len(self.destination.pauses.members(PRODUCTION, self.destination.member_ids)) == self.destination.members:
+            self.destination.check_production(self.destination.member_ids, self.route_id.epoch)
         writer = MessageWriter(storage, self.destination, turn=batch_id + context.partitionId())
         try:
             for batch in iterator:

@@ -32,7 +32,7 @@ from spark_jms.spark.worker import StopSignal, freeze_loaded
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
-    from spark_jms.claims.subscriber import Subscriber
+    from spark_jms.claims.distributed import AnySubscriber
     from spark_jms.core.batch import Batch, Limits
     from spark_jms.core.ranges import Ranges
     from spark_jms.core.selector import Selector
@@ -66,22 +66,22 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         check_streaming(options)
         self.options = options
         self._targets: dict[int, int] | None = None
-        self._subscriber: Subscriber | None = None
+        self._subscriber: AnySubscriber | None = None
         self._unlogged = ""  # the consumer of an initial offset that Spark has not logged yet
         self._signal: StopSignal | None = None  # with onPoison=isolate
         self._closing = ExitStack()
 
     # -- planning, on the driver ---------------------------------------------------------------------
-    def _open(self, consumer: str) -> Subscriber:
+    def _open(self, consumer: str) -> AnySubscriber:
         """Create the subscriber when the first logged offset arrives: it names the query's consumer."""
         from spark_jms.claims.background import BackgroundThread
         from spark_jms.claims.batches import ConsumerSettings
         from spark_jms.claims.client_claim import claim_client_id
+        from spark_jms.claims.distributed import open_subscriber
         from spark_jms.claims.housekeeper import Housekeeper
         from spark_jms.claims.progress import OPEN_TIMEOUT_S
-        from spark_jms.claims.subscriber import open_subscriber
+        from spark_jms.claims.stores import open_stores
         from spark_jms.claims.subscription_request import SubscriptionRequest
-        from spark_jms.store import open_store
 
         if self._subscriber is not None and self._subscriber.consumer != consumer:
             self.stop()
@@ -89,7 +89,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             o = self.options
             domain, subscription, selector = self._resolved(new=False)
             self._closing = ExitStack()  # `stop` closes whatever was opened before a failure
-            store = self._closing.enter_context(open_store(domain.store_uri))
+            store = self._closing.enter_context(open_stores(domain))
             isolates = o.on_poison == "isolate"
             settings = ConsumerSettings(
                 selector, True, o.fail_on_data_loss, o.in_doubt_timeout_ms, isolates_poison=isolates
@@ -164,7 +164,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from spark_jms.log.domain import Domain
 
         snapshot = Domain(self.options.root).log(self.options.destination).refresh()
-        self._targets = {m: snapshot.last_sequence(m) for m in range(snapshot.destination.members)}
+        self._targets = {m: snapshot.last_sequence(m) for m in snapshot.destination.member_ids}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         from spark_jms.core.batch import Batch
@@ -187,7 +187,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         o = self.options
         return Limits(o.max_messages, o.max_bytes, o.min_messages, o.max_delay_ms)
 
-    def _wait(self, subscriber: Subscriber, before: Batch) -> Batch | None:
+    def _wait(self, subscriber: AnySubscriber, before: Batch) -> Batch | None:
         """The next batch, or None after a short wait. A poll costs one check for a file name."""
         deadline = time.monotonic() + IDLE_WAIT_S
         batch = subscriber.next_batch(before, self._limits())
@@ -197,7 +197,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 batch = subscriber.next_batch(before, self._limits())
         return batch
 
-    def _drain(self, subscriber: Subscriber, before: Batch) -> Batch | None:
+    def _drain(self, subscriber: AnySubscriber, before: Batch) -> Batch | None:
         """Trigger.AvailableNow: the messages present at the start, from every member handed over within a bounded wait."""
         deadline = time.monotonic() + AVAILABLE_NOW_WAIT_S
         while True:
@@ -209,7 +209,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 continue
             left = subscriber.left_to_others(self._targets or {})
             if not left and not subscriber.is_unacknowledged(before):
-                self._warn_of_pause(subscriber)
+                self._warn_of_what_is_left(subscriber)
                 return None
             if self._stops():
                 return None
@@ -234,10 +234,17 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Spark is stopping this source."""
         return self._signal is not None and self._signal.arrived
 
-    def _warn_of_pause(self, subscriber: Subscriber) -> None:
-        """Trigger.AvailableNow ends while consumption is paused: to wait would hold the job for as long as the pause."""
+    def _warn_of_what_is_left(self, subscriber: AnySubscriber) -> None:
+        """Trigger.AvailableNow ends while consumption is paused or a server is away: to wait would hold the job for as long."""
+        for server, why in sorted(subscriber.away().items()):
+            log.warning(
+                "%s: server %s is away (%s): Trigger.AvailableNow leaves its messages for the next run",
+                self.options.destination,
+                server,
+                why,
+            )
         declared = subscriber.table.snapshot.destination
-        for member in sorted(declared.pauses.members(CONSUMPTION, declared.members)):
+        for member in sorted(declared.pauses.members(CONSUMPTION, declared.member_ids)):
             log.warning(
                 "%s: consumption of member %d is paused: Trigger.AvailableNow leaves its messages for the next run",
                 self.options.destination,
@@ -263,7 +270,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         snapshot = subscriber.table.refresh()
         if snapshot.table_id != subscriber.table_id:
             raise DestinationReplacedError()
-        for member, pick in sorted(batch.members.items()):
+        for member, pick in sorted(batch.delivered.items()):
             picks = pick.picks - withheld[member] if member in withheld else pick.picks
             if picks:
                 files = [f.hint for f in snapshot.member_files(member).overlapping(picks.first, picks.last)]

@@ -67,6 +67,7 @@ class FileBackend(Backend):
         try:
             os.makedirs(directory, exist_ok=True)
             self._lock = JournalLock(directory, self._disk, session_timeout_ms)
+            self._directory, self._place = directory, _place_of(directory)
         except OSError as error:
             raise write_error(error, path) from error
         self._session_locks = SessionLocks(directory, self._disk, session_timeout_ms)
@@ -94,6 +95,7 @@ class FileBackend(Backend):
         self._users.require_open()
         with self._mirror:
             self._users.require_open()
+            self._require_place()
             try:
                 self._journal.refresh()
             except OSError as error:
@@ -110,6 +112,7 @@ class FileBackend(Backend):
             try:
                 try:
                     self._users.require_open()
+                    self._require_place()
                     dirty = self._lock.acquire()
                 except (OSError, StoreError) as error:
                     finish(drain(), _named(error))
@@ -148,6 +151,7 @@ class FileBackend(Backend):
 
     def attach(self, session_id: str, label: str) -> None:
         self._users.require_open()
+        self._require_place()
         try:
             self._session_locks.attach(session_id, label)
         except OSError as error:
@@ -160,9 +164,17 @@ class FileBackend(Backend):
     def alive(self, session_ids: Collection[str]) -> frozenset[str]:
         self._users.require_open()
         try:
-            return self._session_locks.alive(session_ids)
+            found = self._session_locks.alive(session_ids)
         except OSError as error:
             raise write_error(error, self._session_locks.directory) from error
+        self._require_place()  # afterwards: in a directory that has gone, every session looks dead
+        return found
+
+    def _require_place(self) -> None:
+        """The directory is where it was opened. In one that was moved away, this process could continue through its open files,
+        while all others find no store, or make a new one."""
+        if _place_of(self._directory) != self._place:
+            raise StoreNotFoundError(f"{self._directory} is not the directory any more that this process opened")
 
     def clock_ms(self) -> float:
         return self._clock_ms()
@@ -203,6 +215,17 @@ class FileBackend(Backend):
         for drop in (self._session_locks.abandon, self._journal.close, self._lock.close):
             with contextlib.suppress(OSError):
                 drop()
+
+
+def _place_of(directory: str) -> tuple[int, int] | None:
+    """Device and inode; None when it is missing."""
+    try:
+        found = os.stat(directory)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise write_error(error, directory) from error
+    return found.st_dev, found.st_ino
 
 
 def _named(error: BaseException) -> BaseException:

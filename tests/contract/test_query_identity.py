@@ -9,8 +9,10 @@ import pytest
 from spark_jms import connect
 from spark_jms.claims import progress
 from spark_jms.claims.batches import ConsumerSettings
+from spark_jms.claims.stores import store_of
 from spark_jms.claims.subscriber import Subscriber
 from spark_jms.core.batch import Batch, Limits, claim_number
+from spark_jms.core.placement import HOME
 from spark_jms.core.query_progress import QueryProgress
 from spark_jms.errors import (
     ConsumerClosedException,
@@ -81,11 +83,12 @@ def test_driver_that_slept_can_commit_nothing() -> None:
     any member, also one whose record nobody else has opened."""
     with memory_domain(orders=ORDERS) as root, connect(root, housekeeping=False) as context:
         two_members(root)
-        assert isinstance(context._store, MemoryStore)
+        store = store_of(context._store, HOME)
+        assert isinstance(store, MemoryStore)
         sleeper = query(root, context._store)
         first = sleeper.next_batch(Batch("q"), Limits(max_messages=4))
         assert first is not None
-        context._store.crash(sleeper.members.session)
+        store.crash(sleeper.members.session)
         other = query(root, context._store)
         assert not other.resume(first)
         for call in (lambda: sleeper.next_batch(first, Limits()), lambda: sleeper.resume(first)):

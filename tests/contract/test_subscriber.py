@@ -8,8 +8,10 @@ import pytest
 
 from spark_jms import connect
 from spark_jms.claims.batches import ConsumerSettings
+from spark_jms.claims.stores import store_of
 from spark_jms.claims.subscriber import Subscriber
 from spark_jms.core.batch import Batch, Limits
+from spark_jms.core.placement import HOME
 from spark_jms.errors import ConsumerClosedException, RecordSetError
 from spark_jms.log.checkpoints import commit_path
 from spark_jms.log.domain import Domain
@@ -44,8 +46,9 @@ def test_fenced_consumer_stays_closed() -> None:
             context.producer("orders").send(text=str(n))
         subscriber = Subscriber(context._domain, context._store, "orders", "-", "q", ConsumerSettings())
         assert subscriber.next_batch(Batch("q"), Limits(max_messages=1)) is not None
-        assert isinstance(context._store, MemoryStore)
-        context._store.crash(subscriber.members.session)
+        store = store_of(context._store, HOME)
+        assert isinstance(store, MemoryStore)
+        store.crash(subscriber.members.session)
         with pytest.raises(ConsumerClosedException):
             subscriber.members.commit({m: h.state.attach("q", "new") for m, h in subscriber.members.held.items()})
         with pytest.raises(ConsumerClosedException):

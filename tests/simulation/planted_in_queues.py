@@ -148,7 +148,7 @@ def older_checkpoint_is_accepted(patch: Patch) -> None:
 def copy_runs_beside_its_original(patch: Patch) -> None:
     """A query does not hold its record; its progress is read, and written by whichever instance comes last."""
 
-    def open_record(self: ProgressRecord) -> None:
+    def open_record(self: ProgressRecord, timeout_s: float | None = None) -> None:
         self.handle = None
         self.value = QueryProgress.from_bytes(self._store.peek(self._record).get("progress"), "")
 

@@ -60,7 +60,7 @@ def test_routing_avoids_paused_members(
     insertion; a member of weight 0 gets nothing either."""
     declared = attrs.evolve(destination(found), routing=policy[0], weights=policy[1])
     where = set(route(declared.route, pa.nulls(rows, pa.string()), turn).tolist())
-    shut = found.members(PRODUCTION, MEMBERS) | found.members(INSERTION, MEMBERS)
+    shut = found.members(PRODUCTION, range(MEMBERS)) | found.members(INSERTION, range(MEMBERS))
     takes = {m for m in range(MEMBERS) if not policy[1] or policy[1][m]}
     if takes - shut:
         assert not where & shut
@@ -149,7 +149,7 @@ def test_resume_undoes_pause(found: Pauses, which: set[str], members: set[int] |
     after = found.pause(which, members, 50, 1000)
     scope = set(range(MEMBERS)) if members is None else members
     for operation in which:
-        assert after.members(operation, MEMBERS) >= scope
+        assert after.members(operation, range(MEMBERS)) >= scope
     assert after.pause(which, members, 60, 2000) == after
     assert {p for p in after.all if p.operation not in which} == {p for p in found.all if p.operation not in which}
     resumed = after.resume(which, members)

@@ -455,3 +455,31 @@ def test_sessions_leave_no_files(tmp_path: Path) -> None:
         with FileStore(str(tmp_path / "s")):
             assert len(list(sessions.iterdir())) == 1
     assert list(sessions.iterdir()) == []
+
+
+def test_moved_directory_is_away_until_it_returns(tmp_path: Path) -> None:
+    """S9, M10: a process whose store was moved away changes nothing there and makes nothing in its place; its sessions live
+    on when the directory returns, and another directory in its place is not the store."""
+    here, there = tmp_path / "s", tmp_path / "away"
+    with open_store(str(here)) as store, store.connect("q") as session:
+        handle = session.open("r")
+        handle.commit([Put("k", b"1")])
+        here.rename(there)
+        asked: list[Callable[[], object]] = [
+            store.sessions,
+            store.connect,
+            lambda: store.peek("r"),
+            lambda: handle.commit([Put("k", b"2")]),
+        ]
+        for ask in asked:
+            with pytest.raises(StoreNotFoundError):
+                ask()
+        assert not here.exists()
+        here.mkdir()
+        with pytest.raises(StoreNotFoundError):
+            handle.commit([Put("k", b"2")])
+        here.rmdir()
+        there.rename(here)
+        handle.commit([Put("k", b"3")])
+        assert store.peek("r") == {"k": b"3"}
+        assert session.session_id in store.sessions()

@@ -1,0 +1,151 @@
+"""A consumer's branch on one server: its session and records there, and what becomes of them when the server fails (M10).
+
+    the branch is   a call ...                                   becomes
+    -------------   ----------                                   -------
+    closed          opens the store and a session, then acts     open, or away when that fails
+    open            acts                                         open; away when the store fails or the session has ended
+                    does not return in time                      busy
+    busy            fails at once                                open when the call returns; closed if the call wrote,
+                                                                 because its outcome is unknown here
+    away            fails at once until its pause is over        closed
+    stopped         fails at once                                closed, when the table says that the server is up again
+
+A closed branch that opens again is to the store what a restarted consumer is: a new session that attaches to the record
+sets. A query finds its claims there; those of a plain client ended with its session. `generation` tells sessions apart.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol, TypeVar
+
+from spark_jms.claims.lane import LaneBusyError
+from spark_jms.claims.subscriber import Subscriber
+from spark_jms.errors import JmsqError, QueryRunningError, SessionEndedException
+from spark_jms.store import RecordCorruptError, StoreError
+
+T = TypeVar("T")
+log = logging.getLogger("spark_jms")
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
+_CLOSE_S = 5.0
+_OLDER_SELF_S = 15.0  # how long an older session of this query may take to end
+
+
+class ServerAwayError(Exception):
+    """The server cannot be asked now. `args`: why."""
+
+
+class Runs(Protocol):
+    """A Lane, or Inline."""
+
+    @property
+    def busy(self) -> bool: ...
+
+    def run(self, work: Callable[[], T], timeout_s: float) -> T: ...
+
+    def close(self) -> None: ...
+
+
+class Branch:
+    """Not thread-safe: the subscriber's lock guards it. `opened` makes a consumer in a new session."""
+
+    def __init__(
+        self,
+        server: str,
+        opened: Callable[[], Subscriber],
+        lane: Runs,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.server, self.generation = server, 0
+        self.why_away = ""  # "" while it answers
+        self._opened, self._lane, self._monotonic_s = opened, lane, monotonic_s
+        self._stopped = False
+        self._subscriber: Subscriber | None = None
+        self._unknown = False  # a call that writes did not return in time
+        self._pause_s, self._retry_s = 0.0, monotonic_s()
+        self._older_self_until_s: float | None = None
+
+    def call(self, act: Callable[[Subscriber], T], wait_s: float, *, writes: bool = False) -> T:
+        """Raises ServerAwayError, and every error of `act` that is not the store's."""
+        if self._stopped or self._monotonic_s() < self._retry_s:
+            raise ServerAwayError(self.why_away)
+        try:
+            result = self._lane.run(lambda: self._act(act), wait_s)
+        except LaneBusyError:
+            self._unknown = self._unknown or writes
+            raise self._away("its store does not answer in time") from None
+        except RecordCorruptError:
+            raise
+        except QueryRunningError as error:
+            now = self._monotonic_s()
+            self._older_self_until_s = self._older_self_until_s or now + _OLDER_SELF_S
+            if now > self._older_self_until_s:
+                raise
+            raise self._paused(error) from error
+        except (StoreError, SessionEndedException) as error:
+            raise self._paused(error) from error
+        if self.why_away:
+            log.warning("server %s answers again", self.server)
+        self.why_away, self._pause_s, self._older_self_until_s = "", 0.0, None
+        return result
+
+    def is_due(self) -> bool:
+        """It was away, and may be asked again."""
+        return (
+            bool(self.why_away) and not self._stopped and not self._lane.busy and self._monotonic_s() >= self._retry_s
+        )
+
+    def follow(self, *, down: bool) -> None:
+        """What the table says of the server. When it goes down, its records are handed back."""
+        if down == self._stopped:
+            return
+        self._stopped, self._retry_s = down, self._monotonic_s()
+        if down:
+            self._unknown = True  # also if the lane is busy now
+            self._end_session()
+            self._away("an administrator has stopped it")
+
+    def close(self) -> None:
+        self._end_session()
+        self._lane.close()
+
+    def _end_session(self) -> None:
+        with suppress(LaneBusyError, JmsqError):
+            self._lane.run(self._drop, _CLOSE_S)
+
+    # -- in the lane ----------------------------------------------------------------------------------------------
+    def _act(self, act: Callable[[Subscriber], T]) -> T:
+        if self._unknown:
+            self._drop()
+        if self._subscriber is None:
+            self._subscriber = self._opened()
+        try:
+            return act(self._subscriber)
+        except RecordCorruptError:
+            raise
+        except (StoreError, SessionEndedException, QueryRunningError):
+            self._drop()
+            raise
+
+    def _drop(self) -> None:
+        """End the session. In a store that cannot be reached it ends by itself."""
+        dropped, self._subscriber, self._unknown = self._subscriber, None, False
+        if dropped is not None:
+            self.generation += 1
+            with suppress(StoreError):
+                dropped.close()
+
+    # -- errors ---------------------------------------------------------------------------------------------------
+    def _paused(self, error: Exception) -> ServerAwayError:
+        self._pause_s = min(max(2 * self._pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+        self._retry_s = self._monotonic_s() + self._pause_s
+        return self._away(f"{type(error).__name__}: {error}")
+
+    def _away(self, why: str) -> ServerAwayError:
+        if not self.why_away:
+            log.warning("server %s is away, its messages wait: %s", self.server, why)
+        self.why_away = why
+        return ServerAwayError(why)

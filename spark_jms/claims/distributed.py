@@ -1,0 +1,421 @@
+"""One consumer of a destination that is on servers: a branch on each, put together (M10, C5, C9, D8).
+
+Each server has its own session, record sets and progress of the query (`branch.py`). A batch takes messages of all servers
+that answer, and claims them on each under one claim id, one write a server. What that leaves open is in the offset:
+
+    a server ...                          in the next offset
+    ------------                          ------------------
+    acknowledged the batch before         has what it claimed for this batch, or nothing
+    did not, because it was away,         keeps its messages of the batch before, under their old claim; they are not delivered
+    or a record was held                  again, and acknowledged when the server answers
+
+A claim whose server did not answer in time is in no offset: it was never delivered, so it is dropped when the server answers,
+like one that Spark has not logged. A query that is restarted while its last batch has messages of an away server waits for
+that server: only its store knows whether they still belong to the query.
+
+A plain client keeps nothing across sessions. When a server loses the session in which it has delivered messages that are not
+acknowledged, the consumer is closed.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+from spark_jms.claims.batches import ConsumerSettings, PreparedBatch
+from spark_jms.claims.branch import Branch, Runs, ServerAwayError
+from spark_jms.claims.lane import Lane
+from spark_jms.claims.offer import Offer
+from spark_jms.claims.planner import batch_shares
+from spark_jms.claims.subscriber import Subscriber
+from spark_jms.claims.subscription_request import SubscriptionRequest
+from spark_jms.claims.subscription_use import SubscriptionUse, use_subscription
+from spark_jms.core.batch import Batch, Limits, MemberPick, claim_id, claim_number
+from spark_jms.core.destination import QUEUE_SUBSCRIPTION
+from spark_jms.core.ranges import EMPTY, Ranges
+from spark_jms.errors import (
+    ClosedError,
+    ConsumerClosedException,
+    DestinationReplacedError,
+    MemberUnavailableError,
+    OptionError,
+)
+from spark_jms.log.domain import Domain
+from spark_jms.log.storage import now_ms
+from spark_jms.store import Store
+
+T = TypeVar("T")
+ANSWER_S = 2.0  # a server that does not answer for so long is left out of a batch
+WRITE_S = 5.0  # the same for a write, whose outcome is unknown then
+ACKNOWLEDGE_S = 15.0
+RESUME_S = 15.0  # how long a restarted query waits for a server of the batch that it has to deliver again
+_POLL_S = 0.05
+TRUSTED_S = 5.0  # so long a claim that was just made needs no second look before its batch is delivered
+
+
+class DistributedSubscriber:
+    """As `Subscriber`. Thread-safe."""
+
+    def __init__(
+        self,
+        domain: Domain,
+        store: Store,
+        destination: str,
+        subscription: str,
+        consumer: str,
+        settings: ConsumerSettings,
+        clock_ms: Callable[[], int] = now_ms,
+        use: SubscriptionUse | None = None,
+        *,
+        lane: Callable[[str], Runs] = Lane,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._domain, self._store, self._use = domain, store, use
+        self.table = domain.log(destination)
+        self.destination, self.subscription, self.consumer = destination, subscription, consumer
+        self.settings = settings
+        self.closed = False
+        self.table_id = self.table.refresh().table_id
+        self._clock_ms, self._lane, self._monotonic_s = clock_ms, lane, monotonic_s
+        self._branches: dict[str, Branch] = {}
+        self._claimed_in: dict[str, int] = {}  # server -> generation in which a client's messages were claimed
+        self._unfinished: dict[int, Ranges] = {}  # a client's, by member
+        self._made_s: dict[str, float] = {}  # the newest claim -> when it was made
+        self._last_batch_s = monotonic_s()
+        self._lock = threading.RLock()
+
+    # -- batches --------------------------------------------------------------------------------------------------
+    def next_batch(self, start: Batch, limits: Limits, targets: Mapping[int, int] | None = None) -> Batch | None:
+        """As `Subscriber.next_batch`, without the servers that are away."""
+        with self._lock:
+            self._follow()
+            prepared: dict[str, PreparedBatch] = {}
+            for server, branch in self._branches.items():
+                part = start.part(self._members_on(server))
+                for found in self._answers(
+                    branch, partial(Subscriber.prepare, start=part, limits=limits, targets=targets)
+                ):
+                    prepared[server] = found
+                    if found.progress.trial is not None and not found.missing:
+                        raise _not_narrowed(self.destination)
+            claim, shares = self._share(start, prepared, limits, targets)
+            made: dict[int, MemberPick] = {}
+            acknowledged: set[str] = set()
+            for server, one in prepared.items():
+                branch = self._branches[server]
+                conclude = partial(Subscriber.conclude, prepared=one, claim=claim, shares=shares)
+                for batch in self._answers(branch, conclude, writes=True):
+                    if not one.missing:
+                        acknowledged.add(server)
+                    if batch is not None:
+                        made.update(batch.members)
+                        self._note_claimed(server, batch)
+            self._check_open()
+            if not made or claim is None:
+                return None
+            left = [m for server in self._branches.keys() - acknowledged for m in self._members_on(server)]
+            self._made_s = {claim: self._monotonic_s()}
+            self._last_batch_s = self._monotonic_s()
+            return Batch(self.consumer, claim, {**start.carried(left), **made}, self.table_id)
+
+    def _share(
+        self, start: Batch, prepared: Mapping[str, PreparedBatch], limits: Limits, targets: Mapping[int, int] | None
+    ) -> tuple[str | None, dict[int, int]]:
+        """The claim's id, and how many of each member's messages it takes. Its number is above every one that an offset or an
+        answering server knows; the token tells it from one that only an away server knows."""
+        planned: dict[int, Offer] = {m: offer for one in prepared.values() for m, offer in one.planned.items()}
+        total = sum(offer.picks.count for offer in planned.values())
+        waited_ms = (self._monotonic_s() - self._last_batch_s) * 1000
+        if not limits.allow(total, waited_ms, draining=targets is not None):
+            return None, {}
+        number = max([claim_number(start.claim), *(one.progress.claimed for one in prepared.values())]) + 1
+        return claim_id(number, secrets.token_hex(8)), batch_shares(self.table.snapshot, planned, limits)
+
+    def resume(self, batch: Batch) -> dict[int, Ranges]:
+        """As `Subscriber.resume`. Raises MemberUnavailableError when a server that has messages of this batch is away."""
+        with self._lock:
+            self._follow()
+            withheld: dict[int, Ranges] = {}
+            delivered = batch.delivered
+            for server, branch in self._branches.items():
+                members = [m for m in self._members_on(server) if m in delivered]
+                if not members:
+                    continue
+                made_s = self._made_s.get(batch.claim)
+                trusted = made_s is not None and self._monotonic_s() - made_s <= TRUSTED_S
+                withheld |= self._resumed(branch, batch.part(members), trusted=trusted)
+            return withheld
+
+    def _resumed(self, branch: Branch, part: Batch, *, trusted: bool) -> dict[int, Ranges]:
+        deadline = self._monotonic_s() + RESUME_S
+        while True:
+            try:
+                return branch.call(partial(Subscriber.resume, batch=part, wait_s=0.0), ACKNOWLEDGE_S)
+            except MemberUnavailableError:
+                if self._monotonic_s() > deadline:
+                    raise
+            except ServerAwayError as error:
+                if trusted:
+                    return {}
+                if self._monotonic_s() > deadline:
+                    raise MemberUnavailableError(
+                        f"{self.destination}: the batch has messages of members {sorted(part.members)} on server "
+                        f"{branch.server}, which is away ({error}): only its store knows whether they still belong to this "
+                        "query. Start the query again when the server answers"
+                    ) from error
+            self._each(Subscriber.hand_over)  # the other consumer may wait for a record of ours, on another server
+            time.sleep(_POLL_S)
+
+    @property
+    def in_batch(self) -> bool:
+        """False: a batch of several servers is not narrowed (M4)."""
+        return False
+
+    def note_failure(self) -> None:
+        """Nothing is noted: a batch of several servers is not narrowed (M4)."""
+
+    def is_unacknowledged(self, start: Batch) -> bool:
+        """`start` is not acknowledged on all its members yet: a server is away, or another consumer holds a record."""
+        with self._lock:
+            self._follow()
+            for server, branch in self._branches.items():
+                part = start.part(self._members_on(server))
+                if part.members:
+                    answers = [*self._answers(branch, partial(Subscriber.is_unacknowledged, start=part))]
+                    if not answers or answers[0]:
+                        return True
+            return False
+
+    def has_news(self) -> bool:
+        with self._lock:
+            if any(branch.is_due() for branch in self._branches.values()):
+                return True
+            return self._any(Subscriber.has_news)
+
+    def has_more(self) -> bool:
+        with self._lock:
+            return self._any(Subscriber.has_more)
+
+    def has_new_records(self) -> bool:
+        with self._lock:
+            return not self.closed and self._any(Subscriber.has_new_records)
+
+    # -- acknowledging --------------------------------------------------------------------------------------------
+    def acknowledge(self, parts: Mapping[str, Mapping[int, Ranges]]) -> dict[str, dict[int, Ranges]]:
+        """As `Subscriber.acknowledge`, in one write on each server; those of the first servers stay acknowledged when a later
+        one fails. Raises MemberUnavailableError when a server does not answer."""
+        with self._lock:
+            self._check_open()
+            left: dict[str, dict[int, Ranges]] = {}
+            for server, own in self._by_server(parts).items():
+                rest = self._must(server, partial(Subscriber.acknowledge, parts=own))
+                for claim, members in own.items():
+                    for member, picks in members.items():
+                        if member not in rest.get(claim, {}):
+                            self._note_finished(member, picks)
+                for claim, some in rest.items():
+                    left.setdefault(claim, {}).update(some)
+            return left
+
+    def release(self, claim: str, parts: Mapping[int, Ranges], *, delivered: bool, delay_ms: int | None = None) -> bool:
+        """As `Subscriber.release`. Raises MemberUnavailableError when a server does not answer."""
+        with self._lock:
+            self._check_open()
+            released = True
+            for server, own in self._by_server({claim: parts}).items():
+                picks = own[claim]
+                release = partial(Subscriber.release, claim=claim, parts=picks, delivered=delivered, delay_ms=delay_ms)
+                done = self._must(server, release)
+                released = released and done
+                if done:
+                    for member, some in picks.items():
+                        self._note_finished(member, some)
+            return released
+
+    def set_aside(self, claim: str, member: int, sequence: int, why: str) -> bool:
+        """As `Subscriber.set_aside`."""
+        with self._lock:
+            self._check_open()
+            return self._must(self._server_of(member), lambda s: s.set_aside(claim, member, sequence, why))
+
+    def flush_outbox(self) -> None:
+        with self._lock:
+            if not self.closed:
+                self._each(Subscriber.flush_outbox)
+
+    # -- sharing --------------------------------------------------------------------------------------------------
+    def hand_over(self) -> int:
+        with self._lock:
+            return 0 if self.closed else sum(self._each(Subscriber.hand_over))
+
+    def backlog(self) -> dict[int, int]:
+        """As `Subscriber.backlog`, without the members of servers that are away."""
+        with self._lock:
+            self._follow()
+            return {m: n for found in self._each(Subscriber.backlog) for m, n in found.items()}
+
+    def left_to_others(self, targets: Mapping[int, int]) -> dict[int, int]:
+        """As `Subscriber.left_to_others`, without the members of servers that are away."""
+        with self._lock:
+            self._follow()
+            found: dict[int, int] = {}
+            for server, branch in self._branches.items():
+                own = {m: last for m, last in targets.items() if m in self._members_on(server)}
+                for some in self._answers(branch, partial(Subscriber.left_to_others, targets=own)):
+                    found |= some
+            return found
+
+    def away(self) -> dict[str, str]:
+        """server -> why it is away."""
+        with self._lock:
+            return {server: branch.why_away for server, branch in self._branches.items() if branch.why_away}
+
+    def close(self) -> None:
+        with self._lock:
+            if not self.closed:
+                self.closed = True
+                for branch in self._branches.values():
+                    branch.close()
+                if self._use is not None:
+                    self._use.close()
+
+    # -- branches -------------------------------------------------------------------------------------------------
+    def _follow(self) -> None:
+        """One branch for each server that the destination is on now."""
+        self._check_open()
+        snapshot = self.table.refresh()
+        if snapshot.table_id != self.table_id:
+            raise DestinationReplacedError()
+        servers = snapshot.destination.servers_in_use()
+        for server in self._branches.keys() - set(servers):
+            self._branches.pop(server).close()  # its member was empty, so nothing is left to acknowledge
+        for server in servers:
+            if server not in self._branches:
+                opened = partial(self._opened, server)
+                self._branches[server] = Branch(server, opened, self._lane(f"server {server}"), self._monotonic_s)
+            self._branches[server].follow(down=server in snapshot.destination.down)
+
+    def _opened(self, server: str) -> Subscriber:
+        made = Subscriber(
+            self._domain,
+            self._store,
+            self.destination,
+            self.subscription,
+            self.consumer,
+            self.settings,
+            self._clock_ms,
+            server=server,
+            open_timeout_s=0.0,
+        )
+        if made.table_id != self.table_id:
+            made.close()
+            raise DestinationReplacedError()
+        return made
+
+    def _members_on(self, server: str) -> list[int]:
+        return self.table.snapshot.destination.members_on(server)
+
+    def _server_of(self, member: int) -> str:
+        return self.table.snapshot.destination.server_of(member)
+
+    def _by_server(self, parts: Mapping[str, Mapping[int, Ranges]]) -> dict[str, dict[str, dict[int, Ranges]]]:
+        found: dict[str, dict[str, dict[int, Ranges]]] = {}
+        for claim, members in parts.items():
+            for member, picks in members.items():
+                found.setdefault(self._server_of(member), {}).setdefault(claim, {})[member] = picks
+        return found
+
+    def _answers(self, branch: Branch, act: Callable[[Subscriber], T], *, writes: bool = False) -> Iterator[T]:
+        """The answer; none when the server is away."""
+        try:
+            yield branch.call(act, WRITE_S if writes else ANSWER_S, writes=writes)
+        except ServerAwayError:
+            return
+
+    def _each(self, act: Callable[[Subscriber], T]) -> list[T]:
+        return [answer for branch in self._branches.values() for answer in self._answers(branch, act)]
+
+    def _any(self, act: Callable[[Subscriber], bool]) -> bool:
+        return any(self._each(act))
+
+    def _must(self, server: str, act: Callable[[Subscriber], T]) -> T:
+        branch = self._branches.get(server)
+        if branch is None:
+            raise MemberUnavailableError(
+                f"{self.destination} is not on server {server} any more: the message went with its member"
+            )
+        try:
+            return branch.call(act, ACKNOWLEDGE_S, writes=True)
+        except ServerAwayError as error:
+            self._check_open()
+            raise MemberUnavailableError(
+                f"{self.destination}: server {server} is away ({error}): nothing is known to be acknowledged there; try again"
+            ) from error
+
+    # -- what a client has not finished ---------------------------------------------------------------------------
+    def _note_claimed(self, server: str, batch: Batch) -> None:
+        if self.settings.replayable:
+            return
+        self._claimed_in[server] = self._branches[server].generation
+        for member, pick in batch.members.items():
+            self._unfinished[member] = self._unfinished.get(member, EMPTY) | pick.picks
+
+    def _note_finished(self, member: int, picks: Ranges) -> None:
+        if left := self._unfinished.pop(member, EMPTY) - picks:
+            self._unfinished[member] = left
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClosedError(f"consumer {self.consumer} of {self.destination} is closed: create a new one")
+        for member in self._unfinished:
+            server = self._server_of(member)
+            branch = self._branches.get(server)
+            if branch is None or branch.generation != self._claimed_in[server]:
+                raise ConsumerClosedException(
+                    f"consumer {self.consumer} lost server {server}, on which it has messages of {self.destination} that are not "
+                    f"acknowledged ({branch.why_away or 'it answers again' if branch else 'its member was removed'}): they go to "
+                    "other consumers, flagged. Close this consumer and create a new one."
+                )
+
+
+AnySubscriber = Subscriber | DistributedSubscriber
+
+
+def _not_narrowed(destination: str) -> OptionError:
+    return OptionError(
+        f"{destination} is on servers, and a batch of several stores cannot be narrowed to its poison message: use "
+        "onPoison=fail, with a fresh checkpointLocation if the query has begun to narrow a batch"
+    )
+
+
+def open_subscriber(
+    domain: Domain,
+    store: Store,
+    destination: str,
+    request: SubscriptionRequest | None,
+    consumer: str,
+    settings: ConsumerSettings,
+    *,
+    wait_s: float = 0.0,
+) -> AnySubscriber:
+    """The consumer of a queue (`request` None), or of a topic's subscription, whose use it enters; with branches when the
+    destination is on servers. `store`: the stores of all servers. Waits up to `wait_s` for consumers that exclude it; then
+    SubscriptionInUseError."""
+    log = domain.log(destination)
+    placed = log.refresh().destination.placement is not None
+    if placed and settings.isolates_poison:
+        raise _not_narrowed(destination)
+    kind = DistributedSubscriber if placed else Subscriber
+    if request is None:
+        return kind(domain, store, destination, QUEUE_SUBSCRIPTION, consumer, settings)
+    use = use_subscription(store, log, request, wait_s=wait_s)
+    try:
+        return kind(domain, store, destination, use.name, consumer, replace(settings, live=use.live), use=use)
+    except BaseException:
+        use.close()
+        raise

@@ -1,0 +1,87 @@
+"""A thread that asks one server's store, so that a store that hangs holds up no other (M10)."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class LaneBusyError(Exception):
+    """The work has not returned in time, or work before it has not. It continues."""
+
+
+class _Work(Generic[T]):
+    def __init__(self, run: Callable[[], T]) -> None:
+        self._run = run
+        self._done = threading.Event()
+        self._result: list[T] = []
+        self._error: BaseException | None = None
+
+    def work(self) -> None:
+        try:
+            self._result.append(self._run())
+        except BaseException as error:  # noqa: BLE001 - `wait` raises it in the caller's thread
+            self._error = error
+        finally:
+            self._done.set()
+
+    def wait(self, timeout_s: float) -> T:
+        if not self._done.wait(timeout_s):
+            raise LaneBusyError()
+        if self._error is not None:
+            raise self._error
+        return self._result[0]
+
+    @property
+    def is_done(self) -> bool:
+        return self._done.is_set()
+
+
+class Lane:
+    """One piece of work at a time, in a daemon thread that the first one starts."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._works: queue.SimpleQueue[_Work[Any] | None] = queue.SimpleQueue()
+        self._current: _Work[Any] | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def busy(self) -> bool:
+        return self._current is not None and not self._current.is_done
+
+    def run(self, work: Callable[[], T], timeout_s: float) -> T:
+        """Returns or raises what the work does; for one calling thread. Raises LaneBusyError."""
+        if self.busy:
+            raise LaneBusyError()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._loop, name=f"jmsq {self._name}", daemon=True)
+            self._thread.start()
+        own = _Work(work)
+        self._current = own
+        self._works.put(own)
+        return own.wait(timeout_s)
+
+    def close(self) -> None:
+        """Ends the thread after the current work."""
+        self._works.put(None)
+
+    def _loop(self) -> None:
+        while (work := self._works.get()) is not None:
+            work.work()
+
+
+class Inline:
+    """For tests with a clock of their own: the work runs in the calling thread, however long it takes."""
+
+    busy = False
+
+    def run(self, work: Callable[[], T], timeout_s: float) -> T:
+        return work()
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,82 @@
+"""The servers of a domain (D1, M10): names, each with a store of its own, for the record sets of the members on it.
+
+One small file for each, which is never changed: ROOT/_jmsq/servers/<name>. The server `home` has none: its store is the
+domain's own.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from spark_jms.core.placement import HOME
+from spark_jms.errors import DomainError
+from spark_jms.log.storage import Storage
+
+SERVERS = "_jmsq/servers"
+STOPPED = "_jmsq/stopped-servers"
+
+
+@dataclass(frozen=True)
+class ServerEntry:
+    """`store` as the module file has it: `file`, a path or a URI."""
+
+    store: str
+
+
+class Servers:
+    """Thread-safe: every call reads or writes the storage."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def names(self) -> list[str]:
+        """Without HOME."""
+        names = (info.path.rsplit("/", 1)[1] for info in self._storage.list(SERVERS))
+        return sorted(name for name in names if not name.startswith("."))  # a dot marks a temporary file
+
+    def entry(self, name: str) -> ServerEntry:
+        """Raises DomainError, which lists the servers."""
+        data = self._storage.get(f"{SERVERS}/{name}")
+        if data is None:
+            raise DomainError(
+                f"{self._storage.uri} has no server {name!r} (there are: {', '.join([HOME, *self.names()])}): add it under "
+                "`servers:` in the module file"
+            )
+        try:
+            return ServerEntry(str(json.loads(data)["store"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise DomainError(
+                f"{self._storage.uri}/{SERVERS}/{name} is damaged ({error!r}): restore it from a copy, or write into it "
+                '{"store": …} with the store of the module file'
+            ) from error
+
+    def stopped(self) -> dict[str, int]:
+        """server -> since when, ms. What destinations get that come to a server later."""
+        found = {}
+        for info in self._storage.list(STOPPED):
+            name = info.path.rsplit("/", 1)[1]
+            data = None if name.startswith(".") else self._storage.get(f"{STOPPED}/{name}")
+            if data is not None:
+                found[name] = int(data)
+        return found
+
+    def stop(self, name: str, since_ms: int) -> None:
+        """Leaves an earlier stop unchanged. Durable on return."""
+        self._storage.create(f"{STOPPED}/{name}", str(since_ms).encode())
+        self._storage.sync([f"{STOPPED}/{name}"])
+
+    def start(self, name: str) -> None:
+        self._storage.delete(f"{STOPPED}/{name}")
+        self._storage.sync([STOPPED])
+
+    def add(self, name: str, entry: ServerEntry) -> None:
+        """Leaves one that exists unchanged. Durable on return. Raises DomainError when it has another store."""
+        self._storage.create(f"{SERVERS}/{name}", json.dumps(asdict(entry), indent=1).encode())
+        self._storage.sync([f"{SERVERS}/{name}"])
+        known = self.entry(name)
+        if known != entry:
+            raise DomainError(
+                f"server {name} of {self._storage.uri} keeps its state in the store {known.store!r}; it cannot be changed "
+                f"to {entry.store!r} by apply: take another name"
+            )

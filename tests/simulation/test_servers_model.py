@@ -1,0 +1,296 @@
+"""Hundreds of queues on three servers, whose stores go away and come back in the middle of anything (D4, M10, C5).
+
+A seed is one run on the real layers core, log and claims, with the storage and the stores in memory. Two queries with emulated
+checkpoints and idempotent sinks share the queue. Stores refuse, or write and then fail to say so; queries crash between any
+two steps; servers leave the destination and join it. Then the faults end, and the queries must drain the queue: nothing is
+lost, and a message is in the sinks twice only when the second delivery was flagged. `SEEDS` and the seeds are fixed, so one
+commit has one result.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from spark_jms.claims import batches, branch, distributed, previous_batch, progress
+from spark_jms.claims.batches import ConsumerSettings
+from spark_jms.claims.distributed import DistributedSubscriber
+from spark_jms.claims.lane import Inline
+from spark_jms.claims.subscriber import Subscriber
+from spark_jms.claims.views import is_empty
+from spark_jms.core.batch import Batch, Limits
+from spark_jms.core.destination import Destination
+from spark_jms.errors import MemberRemovalError, MemberUnavailableError, ServerDownError
+from spark_jms.log import domain, storage
+from spark_jms.log.declarations import apply_destinations
+from spark_jms.log.domain import Domain
+from spark_jms.log.message_writer import MessageWriter
+from spark_jms.log.send import send
+from spark_jms.log.server_state import start_server, stop_server
+from spark_jms.log.servers import ServerEntry
+from spark_jms.store import MemoryStore, OutcomeUnknownError, StoreBusyError
+from spark_jms.store.memory import MemoryBackend
+from spark_jms.store.routed import RoutedStore
+from spark_jms.testing.memory_storage import MemoryStorage
+from tests.queue_model.clock import Clock
+
+ROOT = "memory://servers-model"
+SEEDS = int(os.environ.get("JMSQ_SEEDS", "2000")) // 10
+STEPS = 60
+Key = tuple[int, int]  # member, sequence
+
+pytestmark = pytest.mark.usefixtures("quiet_model")
+
+
+class Faults:
+    """Which stores are away, and which one fails after its next write."""
+
+    def __init__(self, stores: dict[str, MemoryStore]) -> None:
+        self.backends = {id(store._memory): name for name, store in stores.items()}
+        self.away: set[str] = set()
+        self.forgetful = ""
+
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        for name in ("read", "attach", "alive"):
+            patch.setattr(MemoryBackend, name, self._refusing(getattr(MemoryBackend, name)))
+        write = self._refusing(MemoryBackend.write)
+
+        def writing(backend: MemoryBackend, plan: Callable[[Any], Any]) -> Any:
+            result = write(backend, plan)
+            if self.forgetful == self.backends.get(id(backend), "-"):
+                self.forgetful = ""
+                raise OutcomeUnknownError("the answer was lost")
+            return result
+
+        patch.setattr(MemoryBackend, "write", writing)
+
+    def _refusing(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def act(backend: MemoryBackend, *args: Any) -> Any:
+            if self.backends.get(id(backend), "-") in self.away:
+                raise StoreBusyError("away")
+            return real(backend, *args)
+
+        return act
+
+
+class Query:
+    """A streaming query: its offset log and commit log outlive a crash, and so does the sink."""
+
+    def __init__(self, name: str, world: World) -> None:
+        self.name, self._world = name, world
+        self.offsets: list[Batch] = []
+        self.committed = 0
+        self.sink: dict[int, list[tuple[Key, bool]]] = {}
+        self.subscriber: DistributedSubscriber | None = None
+
+    def step(self) -> None:
+        world = self._world
+        if self.subscriber is None:
+            self.subscriber = DistributedSubscriber(
+                world.domain,
+                world.store,
+                "orders",
+                "-",
+                self.name,
+                ConsumerSettings(),
+                world.clock.ms,
+                lane=lambda name: Inline(),
+                monotonic_s=world.clock.monotonic,
+            )
+        if len(self.offsets) > self.committed:
+            self._run(self.committed, self.offsets[-1])
+            return
+        start = self.offsets[-1] if self.offsets else Batch(self.name, table=self.subscriber.table_id)
+        batch = self.subscriber.next_batch(start, Limits(max_messages=world.random.choice([1, 3, None])))
+        if batch is not None and world.random.random() > 0.1:  # or Spark dies before it logs the offset
+            self.offsets.append(Batch.from_json(batch.to_json()))
+        elif batch is not None:
+            self.crash()
+
+    def _run(self, number: int, batch: Batch) -> None:
+        assert self.subscriber is not None
+        try:
+            withheld = self.subscriber.resume(batch)
+        except MemberUnavailableError:
+            return
+        rows = []
+        for member, pick in batch.delivered.items():
+            picks = pick.picks - withheld[member] if member in withheld else pick.picks
+            flagged = {n for some in pick.redelivered.values() for n in some.numbers().tolist()}
+            rows += [((member, n), n in flagged) for n in picks.numbers().tolist()]
+        if self._world.random.random() < 0.1:
+            self.crash()  # before the sink has the batch
+            return
+        self.sink.setdefault(number, rows)
+        if self._world.random.random() < 0.1:
+            self.crash()  # before Spark notes that it is done
+            return
+        self.committed += 1
+
+    def crash(self) -> None:
+        if self.subscriber is not None:
+            for one in self.subscriber._branches.values():
+                if one._subscriber is not None:
+                    session = one._subscriber.members.session_id
+                    for store in self._world.stores.values():
+                        store._memory.detach(session)
+        self.subscriber = None
+
+
+class World:
+    def __init__(self, files: MemoryStorage, clock: Clock, seed: int, patch: pytest.MonkeyPatch) -> None:
+        self.random, self.clock, self.files = random.Random(seed), clock, files
+        domain.create_domain(ROOT, "memory://unused")
+        self.stores = {name: MemoryStore(clock_ms=clock.ms) for name in ("home", "a", "b", "c")}
+        self.domain = Domain(ROOT)
+        for name in "abc":
+            self.domain.servers.add(name, ServerEntry(f"memory://{name}"))
+        self.store = RoutedStore(self.stores["home"], self.stores.__getitem__, lambda: list("abc"))
+        self.faults = Faults(self.stores)
+        self.apply("a", "b", "home")
+        self.faults.install(patch)
+        self.sent: set[Key] = set()
+        self.queries = [Query("q1", self), Query("q2", self)]
+        self.seen: Counter[str] = Counter()
+        clock.while_waiting = self.boundary
+
+    def boundary(self) -> None:
+        """What each process's background thread does, also while another one waits."""
+        for query in self.queries:
+            if query.subscriber is not None:
+                query.subscriber.hand_over()
+
+    def apply(self, *servers: str) -> None:
+        wanted = Destination("orders", "distributed-queue", len(servers), servers=servers)
+        apply_destinations(self.domain, [wanted], lambda name, member: is_empty(self.domain, self.store, name, member))
+
+    def send(self) -> None:
+        log = self.domain.log("orders")
+        snapshot = log.refresh()
+        writer = MessageWriter(log.storage, snapshot.destination, self.random.randrange(9), self.clock.ms())
+        count = self.random.randint(1, 4)
+        writer.write(pa.record_batch([pa.array([b"x"] * count, pa.binary())], names=["body"]))
+        if self.random.random() < 0.2:  # between the two
+            self.random.choice([self.stop_server, self.start_servers, self.change_servers])()
+        try:
+            sent = send(log, writer.close(), snapshot.route_id)
+        except ServerDownError:
+            assert set(log.snapshot.destination.servers) <= log.snapshot.destination.down.keys()
+            return
+        self.sent |= {(m, n) for m, picks in sent.sequences.items() for n in picks.numbers().tolist()}
+
+    def work(self) -> None:
+        self.random.choice(self.queries).step()
+
+    def crash(self) -> None:
+        self.random.choice(self.queries).crash()
+
+    def go_away(self) -> None:
+        self.faults.away.add(self.random.choice("abc"))
+
+    def come_back(self) -> None:
+        self.faults.away.clear()
+
+    def lose_answer(self) -> None:
+        self.faults.forgetful = self.random.choice("abc")
+
+    def change_servers(self) -> None:
+        servers = self.random.sample(["a", "b", "c", "home"], self.random.randint(1, 4))
+        try:
+            self.apply(*servers)
+            self.seen["servers changed"] += 1
+        except (MemberRemovalError, StoreBusyError, OutcomeUnknownError):
+            self.seen["change refused"] += 1
+
+    def stop_server(self) -> None:
+        self.seen["stopped"] += bool(stop_server(self.domain, self.random.choice("abc")))
+
+    def start_servers(self) -> None:
+        for server in self.domain.servers.stopped():
+            start_server(self.domain, server)
+
+    def wait(self) -> None:
+        self.clock.now_ms += self.random.choice([500, 12_000, 61_000])
+
+    def run(self) -> None:
+        acts = [
+            self.send,
+            self.work,
+            self.crash,
+            self.go_away,
+            self.come_back,
+            self.lose_answer,
+            self.change_servers,
+            self.stop_server,
+            self.start_servers,
+            self.wait,
+        ]
+        for _ in range(STEPS):
+            (act,) = self.random.choices(acts, [10, 60, 2, 4, 4, 3, 2, 2, 2, 3])
+            act()
+            self.seen["carried"] += any(
+                p.claim for q in self.queries if q.offsets for p in q.offsets[-1].members.values()
+            )
+            self.clock.now_ms += self.random.choice([1, 60, 600])
+        self.faults.away, self.faults.forgetful = set(), ""
+        self.start_servers()
+        for _ in range(200):
+            for query in self.queries:
+                query.step()
+            self.clock.now_ms += 5_000
+            if self.is_drained():
+                break
+        self.check()
+
+    def is_drained(self) -> bool:
+        busy = any(len(query.offsets) > query.committed for query in self.queries)
+        return not busy and {key for q in self.queries for rows in q.sink.values() for key, _ in rows} >= self.sent
+
+    def check(self) -> None:
+        delivered = [row for query in self.queries for rows in query.sink.values() for row in rows]
+        assert {key for key, _ in delivered} == self.sent, "messages were lost, or came from nowhere"
+        first = Counter(key for key, flagged in delivered if not flagged)
+        assert all(count == 1 for count in first.values()), "a message came twice, and not flagged"
+
+
+def run(seed: int) -> World:
+    files, clock = MemoryStorage(), Clock()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(domain, "open_storage", lambda root: files)
+        for module in (batches, branch, distributed, previous_batch, progress, storage):
+            patch.setattr(module, "time", clock)
+        real = DistributedSubscriber._opened
+
+        def opened(self: DistributedSubscriber, server: str) -> Subscriber:
+            made = real(self, server)
+            made.members._monotonic_s = clock.monotonic
+            return made
+
+        patch.setattr(DistributedSubscriber, "_opened", opened)
+        world = World(files, clock, seed, patch)
+        world.run()
+    return world
+
+
+@pytest.mark.parametrize("first", range(1, SEEDS + 1, 20))
+def test_nothing_is_lost_or_doubled_while_servers_go_and_come(first: int) -> None:
+    """D4, M10, C5: each seed drains its queue, with every message delivered, and twice only when flagged."""
+    for seed in range(first, min(first + 20, SEEDS + 1)):
+        try:
+            run(seed)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
+
+
+def test_model_is_full_of_faults() -> None:
+    """M10: in the runs claims are carried, servers change, and changes are refused."""
+    seen: Counter[str] = Counter()
+    for seed in range(1, 21):
+        seen += run(seed).seen
+    assert all(seen[what] > 3 for what in ("carried", "servers changed", "change refused", "stopped")), seen
