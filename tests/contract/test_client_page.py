@@ -43,7 +43,7 @@ def context(root: str) -> Iterator[Context]:
 
 def run_python(code: str, context: Context) -> None:
     producer = context.producer("orders")
-    reply_to = "invoices" if "reply(" in code else None
+    reply_to = context.create_temporary_queue().name if "reply(" in code else None
     producer.send(text="for this row", properties={"color": "red", "region": "eu.west"}, reply_to=reply_to)
     if "unsubscribe" in code:
         context.consumer("prices", subscription="billing").close()
