@@ -97,6 +97,7 @@ class EngineBackend(Backend):
     def _write(self, calls: Sequence[PlanCall]) -> None:
         """Run the plans on the newest ledger and make their entries durable, whatever becomes of the engines."""
         access: Access | None = self._route.current
+        losses = self._route.losses()
         while True:
             self._route.check_open()
             access = access or self._route.access()
@@ -109,8 +110,7 @@ class EngineBackend(Backend):
                     continue
                 appended = Appended(lost.proposal.entries, lost.proposal.is_first_share)
             except LinkLostError as error:
-                log.info("client %s lost the engine: %s", self._route.client_id, error)
-                access = self._route.replace(access)
+                access = losses.replace(access, error)
                 continue
             if appended is not None:
                 self._count(appended)

@@ -116,15 +116,17 @@ class EngineRoute:
             if self.current is None:
                 raise LinkLostError("the engine was lost while a plan ran")
             return ask(self.current)
-        access = self.current
+        access, losses = self.current, self.losses()
         while True:
             self.check_open()
             access = access or self.access()
             try:
                 return ask(access)
             except LinkLostError as error:
-                log.info("client %s lost the engine: %s", self.client_id, error)
-                access = self.replace(access)
+                access = losses.replace(access, error)
+
+    def losses(self) -> EngineLosses:
+        return EngineLosses(self)
 
     def in_plan(self, plan: Callable[[object], T]) -> Callable[[object], T]:
         """The plan; while it runs, `use` asks the current engine only."""
@@ -154,3 +156,28 @@ class EngineRoute:
         if self.current is not None:
             with contextlib.suppress(OSError):
                 self.current.abandon()
+
+
+class EngineLosses:
+    """The engines that were lost while one thing was asked. The first is replaced at once, and each further one after a longer
+    pause, until all together took `limit_ms`: then the question itself may be what ends them, or none is certain of its store."""
+
+    def __init__(self, route: EngineRoute) -> None:
+        self._route = route
+        self._deadline_ms: float | None = None
+        self._pause_ms = 0.0
+
+    def replace(self, failed: Access, error: LinkLostError) -> Access:
+        """Another access. StoreBusyError after the limit."""
+        route = self._route
+        log.info("client %s lost the engine: %s", route.client_id, error)
+        if self._deadline_ms is None:
+            self._deadline_ms = route.clock_ms() + route.limit_ms
+        elif route.clock_ms() >= self._deadline_ms:
+            raise StoreBusyError(
+                f"every engine of the store was lost, for {route.limit_ms / 1000:g} s ({error})"
+            ) from error
+        else:
+            self._pause_ms = min(max(self._pause_ms * 2, RECONNECT_FIRST_MS), RECONNECT_LAST_MS)
+            route.sleep_ms(self._pause_ms * _chance.uniform(0.5, 1.0))
+        return route.replace(failed)

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from spark_jms.store import OutcomeUnknownError, Put, SessionLostError, StoreBusyError, StoreError, StoreFullError
 from spark_jms.store.engine import EngineBackend, LedgerBatch, Loaded, MemoryFinder, OwnershipLostError, wire
+from spark_jms.store.engine.access import Access
 from spark_jms.store.engine.entry_log import EntryLog, Page, Verdict
 from spark_jms.store.engine.link import LinkLostError, TcpLink
+from spark_jms.store.engine.local_access import LocalAccess
 from spark_jms.store.engine.scratch_ledger import ScratchLedger
 from spark_jms.store.engine.shared_write import Proposal
 from spark_jms.store.engine.testing import SharedMemory
@@ -562,3 +564,38 @@ def test_an_append_that_ends_every_engine_fails_within_the_limit() -> None:
     place.fail = lambda batch: None
     assert store.peek("r") == {}
     store.close()
+
+
+def test_question_that_every_engine_leaves_unanswered_fails_within_the_limit() -> None:
+    """S6: engines that are uncertain of their store answer no read, and are found again and again."""
+    pair = Pair()
+    for backend in pair.backends:
+        now_ms, asked = pair.clock(backend), []
+
+        def ask(access: Access, asked: list[Access] = asked) -> None:
+            asked.append(access)
+            raise LinkLostError("uncertain of its ownership")
+
+        with pytest.raises(StoreBusyError, match="uncertain of its ownership"):
+            backend._route.use(ask)
+        assert 10_000 <= now_ms[0] < 11_000
+        assert len(asked) < 100
+    pair.close()
+
+
+def test_write_that_every_engine_leaves_undone_fails_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S6: no engine has kept it."""
+    pair = Pair()
+    with pair.stores[0].connect() as session, session.open("r") as handle:
+        now_ms = pair.clock(pair.backends[0])
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalAccess, "write", _lost)
+            with pytest.raises(StoreBusyError, match="uncertain of its ownership"):
+                handle.commit([Put("k", b"v")])
+        assert 10_000 <= now_ms[0] < 11_000
+        assert handle.read("k") is None
+    pair.close()
+
+
+def _lost(access: LocalAccess, calls: object) -> None:
+    raise LinkLostError("uncertain of its ownership")
