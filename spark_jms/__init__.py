@@ -33,7 +33,8 @@ def connect(
     """Open the domain at `root`, or at the environment variable JMSQ_ROOT. Use it in a `with` statement.
 
     `housekeeping=False` leaves purge and compaction to other processes: for short-lived programs. The names of subscriptions
-    belong to the `client_id`, and InvalidClientIDException is raised while another connection has a restricted one.
+    belong to the `client_id` and its policy. While a connection with a restricted id is open, another one with it is refused
+    (InvalidClientIDException); unrestricted ones may be many (C10).
     Raises DomainError when there is no domain.
     """
     from spark_jms import client

@@ -183,6 +183,7 @@ STORED = {
     "jmsq.redeliveryLimit": "-1",
     "jmsq.redeliveryDelayMs": "0",
     "jmsq.destinationKeys": "[]",
+    "jmsq.servers": "[]",
     "jmsq.slotMembers": "2",
     "jmsq.epoch": "4",
     "jmsq.subscriptions": "{}",
@@ -194,6 +195,7 @@ LATER = (  # tables of earlier versions lack them
     "jmsq.redeliveryLimit",
     "jmsq.redeliveryDelayMs",
     "jmsq.destinationKeys",
+    "jmsq.servers",
     "jmsq.paused",
 )
 ORDERS = Destination(

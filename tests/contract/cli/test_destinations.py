@@ -78,6 +78,7 @@ def test_list(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
         "redeliveryLimit": -1,
         "redeliveryDelay": "0",
         "destinationKeys": [],
+        "servers": [],
         "subscriptions": [],
         "epoch": 1,
     }
