@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from spark_jms.claims import batches, branch, distributed, previous_batch, progress
+from spark_jms.claims import batches, branch, distributed, members, previous_batch, progress
 from spark_jms.claims.batches import ConsumerSettings
 from spark_jms.claims.distributed import DistributedSubscriber
 from spark_jms.claims.lane import Inline
@@ -263,7 +263,7 @@ def run(seed: int) -> World:
     files, clock = MemoryStorage(), Clock()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(domain, "open_storage", lambda root: files)
-        for module in (batches, branch, distributed, previous_batch, progress, storage):
+        for module in (batches, branch, distributed, members, previous_batch, progress, storage):
             patch.setattr(module, "time", clock)
         real = DistributedSubscriber._opened
 
