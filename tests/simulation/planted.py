@@ -2,52 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-REGIONS = "spark_jms/store/regions/"
-CORE = REGIONS + "core/"
-
-
-@dataclass(frozen=True)
-class Edit:
-    """`old` occurs once in the file."""
-
-    file: str
-    old: str
-    new: str
-
-
-@dataclass(frozen=True)
-class Planted:
-    """`by`: a pattern for the violation; tests/simulator/errors.py names the promises. `test`: the test that fails, where the
-    simulator cannot see the bug, or shows it too seldom."""
-
-    name: str
-    by: str
-    edits: tuple[Edit, ...]
-    test: str = ""
-
-    def __str__(self) -> str:
-        return self.name.replace(" ", "-")
-
-
-def core(name: str, file: str, by: str, old: str, new: str, test: str = "") -> Planted:
-    """In one file of the daemon's core."""
-    return Planted(name, by, (Edit(CORE + file, old, new),), test)
-
-
-def elsewhere(name: str, file: str, by: str, old: str, new: str, test: str = "") -> Planted:
-    """In one file of the store."""
-    return Planted(name, by, (Edit("spark_jms/store/" + file, old, new),), test)
-
-
-def by_test(name: str, file: str, test: str, old: str, new: str) -> Planted:
-    """In a file that the simulator replaces: the system's clock, files, memory."""
-    return Planted(name, "", (Edit(REGIONS + file, old, new),), test)
-
-
-# What a lost or a wrong object may look like, depending on who notices it first.
-LOSS = "DURABLE|READS|INTACT|EQUAL|SPACE|WHOLE"
+from tests.simulation.planted_bug import CORE, LOSS, Edit, Planted, by_test, core, elsewhere
 
 PLANTED = (
     # -- which copies a write waits for
@@ -549,46 +504,6 @@ PLANTED = (
         "tests/unit/test_regions_entry_gathering.py",
         "if isinstance(current, GatheredBy) and self.running(current.daemon):",
         "if False:",
-    ),
-)
-
-# Changes that no client and no administrator can notice; `by` is the proof.
-EQUIVALENT = (
-    core(
-        "a new region is entered before its second copy exists",
-        "new_region.py",
-        "The region is empty, and a client opens it only once the listed copy has acknowledged all (Primary.open). If the primary "
-        "dies before that, the entry at epoch 1 is removed and the copies with it (Reconciliation, Opening). So nothing was in "
-        "the region, and no client had it.",
-        "if follower.may_join and self.state",
-        "if self.state",
-    ),
-    core(
-        "items of a stream may be missing",
-        "replica.py",
-        "The frames of one connection are numbered, and a gap ends it (net/frames.py). A new connection begins with the first "
-        "item that is not acknowledged, and the others follow in order (Follower.resend). So no item comes before the one "
-        "before it, and the guard is a second line of defence.",
-        "if message.seq == followed.applied + 1:",
-        "if message.seq > followed.applied:",
-    ),
-    core(
-        "an item of an older epoch is accepted",
-        "replica.py",
-        "The epoch of an entry only rises, and one primary numbers the items of a stream. So an item of an older epoch has a "
-        "number that was applied before, and is not applied again. It is acknowledged instead of refused, and both are true.",
-        "if followed is None or message.epoch < followed.epoch:",
-        "if followed is None:",
-    ),
-    core(
-        "an opened region without a copy is removed",
-        "reconciliation.py",
-        "The directory names a daemon primary by its own creation or take-over, or by a move to its complete copy. It frees that "
-        "copy only once the directory names another daemon or records the removal; and before a move has happened, only after "
-        "it has renounced the copy, which makes the move fail. So an entry that names a daemon without a copy is of a creation "
-        "that was given up, and no client has opened that region.",
-        "        if entry.opener is None and created_late:",
-        "        if entry.opener is None or not created_late:",
     ),
 )
 

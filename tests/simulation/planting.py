@@ -26,7 +26,8 @@ from functools import partial
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from tests.simulation.planted import PLANTED, SEEDS, Planted
+from tests.simulation.planted import PLANTED, SEEDS
+from tests.simulation.planted_bug import Planted
 
 ROOT = Path(__file__).parents[2]
 NAME = "JMSQ_PLANTED"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.planted import EQUIVALENT, PLANTED, Edit, Planted
+from tests.simulation.equivalent_bugs import EQUIVALENT
+from tests.simulation.planted import PLANTED
+from tests.simulation.planted_bug import Edit, Planted
 from tests.simulation.planting import MOST_SEEDS, PlantingError, catch, planted_files
 
 LEAST = 40
