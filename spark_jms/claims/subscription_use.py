@@ -42,7 +42,7 @@ class SubscriptionUse:
         with (
             self._session,
             suppress(RecordHeldError, FencedError),
-            _opened(self._session, self._table_id, LEAVE_TIMEOUT_S) as record,
+            _opened(self._session, uses_record(self._table_id), LEAVE_TIMEOUT_S) as record,
         ):
             known = record.read(self.name)
             if known is None:
@@ -80,7 +80,7 @@ def use_subscription(
 def _joined(store: Store, session: Session, log: DeltaLog, request: SubscriptionRequest) -> SubscriptionUse:
     table_id = log.snapshot.table_id
     try:
-        with _opened(session, table_id, JOIN_TIMEOUT_S) as record:
+        with _opened(session, uses_record(table_id), JOIN_TIMEOUT_S) as record:
             known = live_entries(record.objects(), set(home_of(store).sessions()))
             name = _name(request, known)
             entry = known.get(name, ActiveSubscription(name, selector=request.selector, created_ms=now_ms()))
@@ -111,15 +111,14 @@ def forget_dead_uses(store: Store, session: Session, table_id: str) -> None:
     objects = store.peek(uses_record(table_id))
     if not objects or live_entries(objects, set(home_of(store).sessions())).keys() == objects.keys():
         return
-    with suppress(RecordHeldError), _opened(session, table_id, 0.0) as record:
+    with suppress(RecordHeldError), _opened(session, uses_record(table_id), 0.0) as record:
         objects = record.objects()
         dead = objects.keys() - live_entries(objects, set(home_of(store).sessions())).keys()
         record.commit([Delete(name) for name in sorted(dead)])
 
 
 @contextmanager
-def _opened(session: Session, table_id: str, wait_s: float) -> Iterator[Handle]:
-    name = uses_record(table_id)
+def _opened(session: Session, name: str, wait_s: float) -> Iterator[Handle]:
     try:
         handle = session.open(name, timeout_ms=int(wait_s * 1000))
     except RecordHeldError:
@@ -134,12 +133,7 @@ def _clear(store: Store, session: Session, table_id: str, subscription: str, wai
     for name in names_everywhere(store, members_prefix(table_id, subscription)):
         if not store.peek(name):
             continue
-        try:
-            handle = session.open(name, timeout_ms=int(wait_s * 1000))
-        except RecordHeldError:
-            session.cancel(name)
-            raise
-        with handle:
+        with _opened(session, name, wait_s) as handle:
             state = opened_state(handle)
             if state != state.cleared():
                 handle.commit(operations(state, state.cleared()))

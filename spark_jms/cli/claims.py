@@ -20,6 +20,8 @@ from spark_jms.cli.settings import (
 
 if TYPE_CHECKING:
     from spark_jms.claims.views import ClaimRow
+    from spark_jms.log.domain import Domain
+    from spark_jms.store import Store
 
 
 @command("claims", short_help="List claims, or revoke one.")
@@ -50,21 +52,7 @@ def claims(
     with settings.opened() as (domain, store):
         names = names_or_all(domain, destinations)
         if release is not None:
-            from spark_jms.admin.claims import find_claim, release_claim
-
-            rows = find_claim(domain, store, names, release)
-            if dry_run:
-                if settings.as_json:
-                    settings.out.document({**_released(release, rows), "dry_run": True})
-                else:
-                    settings.out.say(f"would release claim {release} of {rows[0].consumer}: {_extent(rows)}")
-                return
-            announce(settings, f"releasing claim {release} of {rows[0].consumer}: {_extent(rows)}")
-            rows = release_claim(domain, store, rows, wait_s)
-            if settings.as_json:
-                settings.out.document(_released(release, rows))
-            else:
-                settings.out.say(f"released claim {release}: {_extent(rows)} are available again")
+            _release(settings, domain, store, names, release, dry_run, wait_s)
             return
         rows = [row for name in names for row in views.claims(domain, store, name)]
     if settings.as_json:
@@ -108,6 +96,26 @@ def claims(
         ],
         "no message is claimed",
     )
+
+
+def _release(
+    settings: CommandSettings, domain: Domain, store: Store, names: list[str], claim: str, dry_run: bool, wait_s: float
+) -> None:
+    from spark_jms.admin.claims import find_claim, release_claim
+
+    rows = find_claim(domain, store, names, claim)
+    if dry_run:
+        if settings.as_json:
+            settings.out.document({**_released(claim, rows), "dry_run": True})
+        else:
+            settings.out.say(f"would release claim {claim} of {rows[0].consumer}: {_extent(rows)}")
+        return
+    announce(settings, f"releasing claim {claim} of {rows[0].consumer}: {_extent(rows)}")
+    rows = release_claim(domain, store, rows, wait_s)
+    if settings.as_json:
+        settings.out.document(_released(claim, rows))
+    else:
+        settings.out.say(f"released claim {claim}: {_extent(rows)} are available again")
 
 
 def _released(claim: str, rows: Sequence[ClaimRow]) -> dict[str, object]:

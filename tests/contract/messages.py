@@ -14,3 +14,14 @@ def texts(consumer: Consumer, count: int) -> list[str | None]:
 
 def send_texts(context: Context, *values: str, to: str = "orders") -> None:
     context.producer(to).send_many({"text": value} for value in values)
+
+
+def texts_now(consumer: Consumer, count: int) -> list[str | None]:
+    """The texts of the messages that are there now, each acknowledged; None where there is none."""
+    got = []
+    for _ in range(count):
+        message = consumer.receive(timeout=0)
+        got.append(message.text if message else None)
+        if message:
+            message.acknowledge()
+    return got

@@ -22,6 +22,7 @@ from spark_jms.errors import DataLossError
 from spark_jms.log.compaction import compact
 from spark_jms.log.domain import Domain
 from spark_jms.testing import memory_domain
+from tests.contract.messages import texts_now
 
 HIGH = "JMSPriority > 6"
 
@@ -53,13 +54,7 @@ def subscriber(context: Context, selector: str | None = None, *, careful: bool =
 
 def texts(context: Context, selector: str | None, count: int) -> list[str | None]:
     with context.consumer("orders", selector=selector, acknowledge="individual", prefetch=1) as consumer:
-        got = []
-        for _ in range(count):
-            message = consumer.receive(timeout=0)
-            got.append(message.text if message else None)
-            if message:
-                message.acknowledge()
-        return got
+        return texts_now(consumer, count)
 
 
 # -- pruning -------------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from spark_jms.log.purge import TOPIC_WITHOUT_SUBSCRIPTIONS_RETENTION_MS, purge
 from spark_jms.log.storage import now_ms
 from spark_jms.store import MemoryStore
 from spark_jms.testing import memory_domain, wait_until
+from tests.contract.messages import texts_now
 
 LIMIT_S = 30.0
 LATER_MS = TOPIC_WITHOUT_SUBSCRIPTIONS_RETENTION_MS + 3_600_000
@@ -39,16 +40,6 @@ def context(request: pytest.FixtureRequest) -> Iterator[Context]:
         connect(root, housekeeping=False) as opened,
     ):
         yield opened
-
-
-def texts(consumer: Consumer, count: int) -> list[str | None]:
-    got = []
-    for _ in range(count):
-        message = consumer.receive(timeout=0)
-        got.append(message.text if message else None)
-        if message:
-            message.acknowledge()
-    return got
 
 
 def send(context: Context, *given: str, topic: str = "prices") -> None:
@@ -77,8 +68,8 @@ def test_consumer_without_a_name_gets_what_is_sent_from_now_on(context: Context)
     with context.consumer("spread") as one, context.consumer("spread", selector="JMSPriority > 6") as picky:
         send(context, "a", "b", "c", topic="spread")
         context.producer("spread").send(text="d", priority=9)
-        assert sorted(map(str, texts(one, 5))) == ["None", "a", "b", "c", "d"]
-        assert texts(picky, 2) == ["d", None]
+        assert sorted(map(str, texts_now(one, 5))) == ["None", "a", "b", "c", "d"]
+        assert texts_now(picky, 2) == ["d", None]
         assert context.subscriptions("spread") == []
         assert context._domain.log("spread").refresh().version == version + 4  # the sends
     assert filled_records(context) == []
@@ -91,17 +82,17 @@ def test_shared_subscription_that_is_not_durable_ends_with_its_last_consumer(con
     second = context.consumer("prices", subscription="s", durable=False, prefetch=1)
     durable = context.consumer("prices", subscription="s")
     send(context, "1", "2", "3")
-    assert texts(first, 1) == ["1"]
+    assert texts_now(first, 1) == ["1"]
     first.close()
-    wait_until(lambda: (second._receiver.hand_over() or True) and texts(second, 1) == ["2"], LIMIT_S)
+    wait_until(lambda: (second._receiver.hand_over() or True) and texts_now(second, 1) == ["2"], LIMIT_S)
     assert uses(context) == {"~s", "s"}
     second.close()
     assert uses(context) == {"s"}
     send(context, "4")
     with context.consumer("prices", subscription="s", durable=False) as third:
         send(context, "5")
-        assert texts(third, 2) == ["5", None]
-    assert texts(durable, 6) == ["1", "2", "3", "4", "5", None]
+        assert texts_now(third, 2) == ["5", None]
+    assert texts_now(durable, 6) == ["1", "2", "3", "4", "5", None]
 
 
 def test_unacknowledged_messages_end_with_the_subscription(context: Context) -> None:
@@ -111,7 +102,7 @@ def test_unacknowledged_messages_end_with_the_subscription(context: Context) -> 
         assert first.receive(timeout=5) is not None
     assert filled_records(context) == []
     with context.consumer("prices", subscription="s", durable=False) as next_one:
-        assert texts(next_one, 1) == [None]
+        assert texts_now(next_one, 1) == [None]
 
 
 # -- sharing -----------------------------------------------------------------------------------------------------------
@@ -134,7 +125,7 @@ def test_exclusive_consumer_excludes_others(context: Context, durable: bool) -> 
         consumer("exclusive")
     with consumer("exclusive") as last:
         send(context, "x")
-        assert texts(last, 2) == ["x", None]
+        assert texts_now(last, 2) == ["x", None]
 
 
 def test_wrong_requests_are_refused(context: Context) -> None:
@@ -182,9 +173,9 @@ def test_subscription_belongs_to_the_client_id_and_its_policy(context: Context) 
     send(context, "x")
     assert [one.name for one in context.subscriptions("prices")] == ["app::s", "app:s", "s"]
     for consumers in (durable, passing):
-        assert [texts(one, 1) for one in consumers[:2]] == [["x"], ["x"]]
+        assert [texts_now(one, 1) for one in consumers[:2]] == [["x"], ["x"]]
         shared = consumers[2:]
-        assert sorted(str(texts(one, 1)[0]) for one in shared) == ["None", "x"]
+        assert sorted(str(texts_now(one, 1)[0]) for one in shared) == ["None", "x"]
     for one in durable:
         one.close()
     send(context, "y")
@@ -210,7 +201,7 @@ def test_purge_waits_for_subscriptions_that_are_not_durable(context: Context) ->
     with context.consumer("prices") as alone:
         send(context, "1", "2")
         assert purged() == 1
-        assert texts(alone, 1) == ["1"]
+        assert texts_now(alone, 1) == ["1"]
         assert purged() == 1
         assert plan_purge(context._domain, context._store, "prices", None, ()).deleted_files == 0
     assert purged() == 1
@@ -237,7 +228,7 @@ def test_purge_between_registration_and_floor_keeps_everything(
     monkeypatch.setattr(subscription_use, "start_floors", beside)
     send(context, "before the floor")
     with context.consumer("prices") as consumer:
-        found = texts(consumer, 2)
+        found = texts_now(consumer, 2)
     assert found == ["after the floor", None]
     monkeypatch.undo()
 
@@ -252,7 +243,7 @@ def test_purge_between_registration_and_floor_keeps_everything(
         return names
 
     purge(log, housekeeper.is_done, now=later, live_names=live_names)
-    assert texts(opened[0], 2) == ["after the snapshot", None]
+    assert texts_now(opened[0], 2) == ["after the snapshot", None]
     housekeeper.close()
 
 
@@ -262,8 +253,8 @@ def test_housekeeping_clears_what_a_killed_consumer_leaves(context: Context) -> 
         pytest.skip("test_killed_process_leaves_nothing_behind does this with a process")
     dead, alive = context.consumer("prices"), context.consumer("prices", subscription="t", durable=False)
     send(context, "1", "2")
-    assert texts(dead, 1) == ["1"]
-    assert texts(alive, 1) == ["1"]
+    assert texts_now(dead, 1) == ["1"]
+    assert texts_now(alive, 1) == ["1"]
     for session in (dead._receiver._subscriber.members.session, dead._receiver._subscriber._use._session):  # type: ignore[union-attr]
         context._store.crash(session)
     assert uses(context) == {"~t"}
@@ -272,7 +263,7 @@ def test_housekeeping_clears_what_a_killed_consumer_leaves(context: Context) -> 
     assert [name.split("/")[2] for name in filled_records(context)] == ["~t"]
     assert set(context._store.peek(context._store.names("subscribers/")[0])) == {"~t"}
     with pytest.raises(ConsumerClosedException):
-        texts(dead, 2)  # it may have fetched the second message before
+        texts_now(dead, 2)  # it may have fetched the second message before
 
 
 def test_consumer_whose_subscription_has_ended_fails(context: Context) -> None:
@@ -325,7 +316,7 @@ def test_views_show_subscriptions_that_are_not_durable(context: Context) -> None
     """C10, C14: with position and backlog while they live."""
     alone = context.consumer("prices")
     send(context, "1", "2")
-    assert texts(alone, 1) == ["1"]
+    assert texts_now(alone, 1) == ["1"]
     (row,) = views.subscriptions(context._domain, context._store, "prices")
     assert (row.subscription, row.backlog) == ("~~1", 1)
     alone.close()
