@@ -24,7 +24,8 @@ from spark_jms.store.net.event_loop import EventLoopThread
 from spark_jms.store.regions.client.instance import StoreInstance
 from spark_jms.store.regions.published_overload import PublishedOverload
 from spark_jms.testing.waiting import wait_until
-from tests.unit.test_engine import NoEngine, Pair, entry_log
+from tests.unit.test_engine import NoEngine, Pair
+from tests.unit.test_engine_entry_log import entry_log
 
 
 def test_an_append_sent_again_into_the_same_write_counts_once() -> None:
