@@ -138,12 +138,10 @@ class Thresholds(_FromVariables):
         "SpaceOverloadYellowPercent",
         PERCENT,
         80,
-        "Logged as a warning. While the daemon's memory *and* the store's regions are above it, record sets accept no new "
-        "values (ResourceAllocationException; changes in the same group that add no values pass), doors accept no new "
-        "files and contents (DSQuotaExceededException), and the domain's sends are refused "
-        "(ResourceAllocationException); deletions pass. Judged at "
-        "each write: a store whose regions are above it asks its daemon first, and once a second for the sends. A program asks with "
-        "`await StoreInstance.check_new_message(size)`.",
+        "Logged as a warning. While the daemon's memory *and* the store's regions are above it, the domain's sends are refused "
+        "(ResourceAllocationException), doors accept no new files and contents (DSQuotaExceededException), and "
+        "`await StoreInstance.check_new_message(size)` refuses for programs that ask; consumers continue, and deletions pass. A "
+        "store whose regions are above it asks its daemon at each such write, and once a second for the sends.",
     )
     space_overload_red_percent: int = setting(
         "SpaceOverloadRedPercent",

@@ -175,7 +175,7 @@ class RecordLog:
         await journal.delete(await journal.snapshot(_encoder.encode(payload), position, full=full))
 
 
-def writes_values(entries: Sequence[Entry]) -> bool:
+def _writes_values(entries: Sequence[Entry]) -> bool:
     return any(
         isinstance(operation, Put)
         for entry in entries
@@ -187,9 +187,9 @@ def writes_values(entries: Sequence[Entry]) -> bool:
 
 def _grows(batch: LedgerBatch) -> bool:
     """It adds values or records, so a full store refuses it."""
-    return (_objects_size(batch.after) > _objects_size(batch.before) and writes_values(batch.entries)) or any(
+    return (_objects_size(batch.after) > _objects_size(batch.before) and _writes_values(batch.entries)) or any(
         (isinstance(entry, Opened) and entry.name not in batch.before.records)
-        or (isinstance(entry, Prepared) and writes_values((entry,)))
+        or (isinstance(entry, Prepared) and _writes_values((entry,)))
         for entry in batch.entries
     )
 

@@ -18,7 +18,7 @@ from spark_jms.store.engine.shared_write import Proposal
 from spark_jms.store.errors import StoreClosedError, StoreCorruptError, StoreError
 from spark_jms.store.ledger.entries import Change, Connected, Entry, Opened, Written
 from spark_jms.store.ledger.ledger import Ledger
-from spark_jms.store.records.log import RecordLog, writes_values
+from spark_jms.store.records.log import RecordLog
 from spark_jms.store.regions.client.instance import StoreInstance
 from spark_jms.store.regions.client.object_journal import SnapshotPolicy
 from tests.simulator.acknowledged import short
@@ -96,8 +96,6 @@ class RecordProcess(StoreProcess):
         batch = shared.batch()
         asked_ms = self._lease.now_ms()
         try:
-            if writes_values(batch.entries):
-                await instance.check_overload()
             await self._log.append(batch)
         except StoreError as error:
             if self.owns and was_refused(error, instance):

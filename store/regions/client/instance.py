@@ -264,10 +264,6 @@ class StoreInstance:
         check_message_size(self.thresholds, message_bytes, self.region_bytes)
         await self._overload.check()
 
-    async def check_overload(self) -> None:
-        """ResourceAllocationException while this daemon and this store are both above yellow."""
-        await self._overload.check()
-
     # ---- connections
 
     async def connection(self, name: str) -> ObjectConnection:
