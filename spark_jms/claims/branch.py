@@ -8,7 +8,7 @@
     busy            fails at once                                open when the call returns; closed if the call wrote,
                                                                  because its outcome is unknown here
     away            fails at once until its pause is over        closed
-    stopped         fails at once                                closed, when the table says that the server is up again
+    stopped         fails at once                                closed, when the table says that it is started again
 
 A closed branch that opens again is to the store what a restarted consumer is: a new session that attaches to the record
 sets. A query finds its claims there; those of a plain client ended with its session. `generation` tells sessions apart.
@@ -98,12 +98,13 @@ class Branch:
             bool(self.why_away) and not self._stopped and not self._lane.busy and self._monotonic_s() >= self._retry_s
         )
 
-    def follow(self, *, down: bool) -> None:
-        """What the table says of the server. When it goes down, its records are handed back."""
-        if down == self._stopped:
+    def follow(self, *, stopped: bool) -> None:
+        """What the table says of the server. When an administrator has stopped it, its records are handed back. While its lease
+        has lapsed, the branch asks it as before: whatever process reaches the store first ends the lapse."""
+        if stopped == self._stopped:
             return
-        self._stopped, self._retry_s = down, self._monotonic_s()
-        if down:
+        self._stopped, self._retry_s = stopped, self._monotonic_s()
+        if stopped:
             self._unknown = True  # also if the lane is busy now
             self._end_session()
             self._away("an administrator has stopped it")

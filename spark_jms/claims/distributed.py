@@ -298,7 +298,7 @@ class DistributedSubscriber:
             if server not in self._branches:
                 opened = partial(self._opened, server)
                 self._branches[server] = Branch(server, opened, self._lane(f"server {server}"), self._monotonic_s)
-            self._branches[server].follow(down=server in snapshot.destination.down)
+            self._branches[server].follow(stopped=server in snapshot.destination.stopped)
 
     def _opened(self, server: str) -> Subscriber:
         made = Subscriber(

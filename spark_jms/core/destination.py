@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import attrs
 
+from spark_jms.core.lease_term import LeaseTerm
 from spark_jms.core.pause import INSERTION, PRODUCTION, Pauses
 from spark_jms.core.placement import HOME, Placement, placed_on
 from spark_jms.core.routing import Routing
@@ -57,7 +58,10 @@ class Destination(DestinationSettings):
     subscriptions: Mapping[str, Subscription] = attrs.field(factory=dict)
     pauses: Pauses = attrs.field(factory=Pauses)
     placement: Placement | None = None
-    down: Mapping[str, int] = attrs.field(factory=dict)  # server that an administrator has stopped -> since when, ms
+    stopped: Mapping[str, int] = attrs.field(factory=dict)  # server that an administrator has stopped -> since when, ms
+    terms: Mapping[str, LeaseTerm] = attrs.field(
+        factory=dict
+    )  # server -> the newest term of its lease that is known here
 
     def __attrs_post_init__(self) -> None:
         check_name("destination", self.name)
@@ -91,6 +95,15 @@ class Destination(DestinationSettings):
         return [server for _, server in self.placement.members] if self.placement else [HOME]
 
     @property
+    def down(self) -> dict[str, int]:
+        """server -> since when it is down, ms: stopped by an administrator, or away so long that its lease has lapsed."""
+        found = dict(self.stopped)
+        for server, term in self.terms.items():
+            if term.lapsed_ms is not None:
+                found[server] = min(found.get(server, term.lapsed_ms), term.lapsed_ms)
+        return found
+
+    @property
     def down_members(self) -> frozenset[int]:
         return frozenset(m for server in self.down for m in self.members_on(server))
 
@@ -101,12 +114,19 @@ class Destination(DestinationSettings):
         return [member for member in self.member_ids if member not in down] or self.member_ids
 
     def check_up(self, members: Iterable[int]) -> None:
-        """Raises ServerDownError when one of these members is on a stopped server."""
-        down = sorted({self.server_of(member) for member in members} & self.down.keys()) if self.down else []
+        """Raises ServerDownError when one of these members is on a server that is down."""
+        found = self.down
+        down = sorted({self.server_of(member) for member in members} & found.keys()) if found else []
         if down:
+            first = down[0]
+            why = (
+                f"an administrator has stopped server {first}: send again after `jmsq server start {first}`"
+                if first in self.stopped
+                else f"server {first} is away: send again when its store answers; `jmsq server list` shows it"
+            )
             raise ServerDownError(
-                f"{self.name}: an administrator has stopped server {', '.join(down)}, and nothing was committed: the messages "
-                f"belong there by their unit of order, or no other server is up. Send again after `jmsq server start {down[0]}`"
+                f"{self.name}: nothing was committed, because the messages belong to server {', '.join(down)} by their unit of "
+                f"order, or no other server is up. {why[0].upper()}{why[1:]}"
             )
 
     def check_member(self, member: int) -> int:
@@ -156,7 +176,8 @@ class Destination(DestinationSettings):
         return attrs.evolve(
             new,
             placement=placement,
-            down={server: since for server, since in self.down.items() if server in new.servers},
+            stopped={server: since for server, since in self.stopped.items() if server in new.servers},
+            terms={server: term for server, term in self.terms.items() if server in new.servers},
             epoch=self.epoch + 1,
             slot_members=self.slot_members or self.members,
             subscriptions=self.subscriptions,
@@ -213,6 +234,7 @@ class Destination(DestinationSettings):
             }
             for s in self.subscriptions.values()
         }
+        terms = {server: term.to_json() for server, term in self.terms.items()}
         stored = {
             "formatVersion": str(FORMAT_VERSION if self.placement else 1),
             "name": self.name,
@@ -222,7 +244,8 @@ class Destination(DestinationSettings):
             "subscriptions": json.dumps(subscriptions, sort_keys=True),
             "paused": json.dumps(self.pauses.to_json(), sort_keys=True),
             **({"placement": json.dumps(self.placement.to_json())} if self.placement else {}),
-            **({"down": json.dumps(dict(self.down), sort_keys=True)} if self.placement else {}),
+            **({"down": json.dumps(dict(self.stopped), sort_keys=True)} if self.placement else {}),
+            **({"leaseTerms": json.dumps(terms, sort_keys=True)} if self.placement else {}),
         }
         return {_PREFIX + key: value for key, value in stored.items()}
 
@@ -248,7 +271,8 @@ class Destination(DestinationSettings):
                 subscriptions=subscriptions,
                 pauses=Pauses.from_json(json.loads(stored.get("paused", "[]"))),
                 placement=_placement(stored),
-                down={str(server): int(since) for server, since in json.loads(stored.get("down", "{}")).items()},
+                stopped={str(server): int(since) for server, since in json.loads(stored.get("down", "{}")).items()},
+                terms={s: LeaseTerm.from_json(term) for s, term in json.loads(stored.get("leaseTerms", "{}")).items()},
             )
         except (KeyError, ValueError, TypeError, AttributeError, ModuleFileError) as error:
             raise UnreadableTableError(

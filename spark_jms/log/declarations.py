@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import attrs
 import pyarrow as pa
 
 from spark_jms.core.destination import Destination, Subscription
+from spark_jms.core.lease_term import LeaseTerm
 from spark_jms.core.message import PARTITION_SCHEMA, STORED_SCHEMA
 from spark_jms.core.placement import HOME
 from spark_jms.core.sort_order import SortOrder
@@ -78,9 +78,7 @@ def apply_destinations(
     for wanted in declared:
         check_not_temporary(wanted.name)
         if wanted.name not in existing:
-            stopped = domain.servers.stopped() if wanted.servers else {}
-            wanted = attrs.evolve(wanted, down={s: since for s, since in stopped.items() if s in wanted.servers})
-            _create(domain, wanted)
+            _create(domain, ServerStates.of(domain, wanted).on_new(wanted, wanted.servers))
             changes.append(DeclarationChange(wanted.name, "created", f"{wanted.kind}, {wanted.members} member(s)"))
         else:
             changes.append(_change(domain, wanted, empty))
@@ -188,11 +186,38 @@ def _change(domain: Domain, wanted: Destination, empty: Callable[[str, int], boo
         removed = [member for member in now.member_ids if member not in kept]
         return next((m for m in removed if snapshot.last_sequence(m) and not empty(wanted.name, m)), None)
 
-    stopped = domain.servers.stopped() if wanted.servers else {}
-    done = commit_prepared(domain.log(wanted.name), full_member, partial(decide_change, wanted, stopped=stopped))
+    states = ServerStates.of(domain, wanted)
+    done = commit_prepared(domain.log(wanted.name), full_member, partial(decide_change, wanted, states=states))
     if done is None:
         return DeclarationChange(wanted.name, "unchanged")
     return DeclarationChange(wanted.name, "changed", done.decision.difference)
+
+
+@dataclass(frozen=True)
+class ServerStates:
+    """What the domain knows of its servers, for the members that come to them: which are stopped, and the terms of their
+    leases."""
+
+    stopped: Mapping[str, int] = field(default_factory=dict)
+    terms: Mapping[str, LeaseTerm] = field(default_factory=dict)
+
+    @staticmethod
+    def of(domain: Domain, wanted: Destination) -> ServerStates:
+        if not wanted.servers:
+            return ServerStates()
+        terms = {server: known.term for server, known in domain.terms.newest().items()}
+        return ServerStates(domain.servers.stopped(), terms)
+
+    def on_new(self, destination: Destination, servers: Collection[str]) -> Destination:
+        """The destination, for which these servers are new."""
+        stopped = {server: since for server, since in self.stopped.items() if server in servers}
+        terms = {server: term for server, term in self.terms.items() if server in servers}
+        return attrs.evolve(
+            destination, stopped={**destination.stopped, **stopped}, terms={**destination.terms, **terms}
+        )
+
+
+NOTHING_KNOWN = ServerStates()
 
 
 @dataclass(frozen=True)
@@ -201,10 +226,9 @@ class ChangeDecision(Decision):
 
 
 def decide_change(
-    wanted: Destination, snapshot: Snapshot, full_member: int | None, stopped: Mapping[str, int] = MappingProxyType({})
+    wanted: Destination, snapshot: Snapshot, full_member: int | None, states: ServerStates = NOTHING_KNOWN
 ) -> ChangeDecision | None:
-    """Pure. `stopped` are the servers that are down for a member that comes to them. Raises
-    InvalidDestinationError or MemberRemovalError when the destination cannot become `wanted`."""
+    """Pure. Raises InvalidDestinationError or MemberRemovalError when the destination cannot become `wanted`."""
     now = snapshot.destination
     if now.same_declaration(wanted):
         return None
@@ -226,8 +250,7 @@ def decide_change(
         )
     after = now.changed_to(wanted, snapshot.numbered_members())
     new = set(after.servers_in_use()) - set(now.servers)
-    down = {**after.down, **{server: since for server, since in stopped.items() if server in new}}
-    after = attrs.evolve(after, subscriptions=_with_floors(snapshot, after.member_ids), down=down)
+    after = states.on_new(attrs.evolve(after, subscriptions=_with_floors(snapshot, after.member_ids)), new)
     return ChangeDecision("SET TBLPROPERTIES", [metadata_action(snapshot, after)], difference=_difference(now, wanted))
 
 

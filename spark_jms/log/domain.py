@@ -8,6 +8,7 @@ ROOT/_jmsq/health/<destination>              failures of senders' housekeeping
 ROOT/_jmsq/acknowledgements/<destination>/   the Delta table of its acknowledgements
 ROOT/_jmsq/servers/<server>                  its store
 ROOT/_jmsq/stopped-servers/<server>          since when an administrator has stopped it
+ROOT/_jmsq/lease-terms/<server>/             the terms of its lease: log/server_terms.py
 ROOT/_jmsq/store/                            the default file store
 ROOT/_jmsq/stores/<server>/                  the file store of a server
 """
@@ -28,6 +29,7 @@ from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.local_storage import LocalStorage
 from spark_jms.log.register import Register, RegisterEntry
 from spark_jms.log.root import open_storage
+from spark_jms.log.server_terms import ServerTerms
 from spark_jms.log.servers import ServerEntry, Servers
 from spark_jms.log.storage import Storage, now_ms
 from spark_jms.log.temporary import TemporaryTables
@@ -49,6 +51,7 @@ class Domain:
         self.register = Register(self.storage)
         self.clock = ClockWatch(self.storage)
         self.servers = Servers(self.storage)
+        self.terms = ServerTerms(self.storage)
         self.temporary = TemporaryTables(self.storage)
         self._lock = threading.Lock()
         self._logs: dict[tuple[str, str], DeltaLog] = {}  # by path and name

@@ -1,17 +1,22 @@
-"""Stopping and starting a server: a commit to the table of each destination that is on it (D4).
+"""Taking a server down and up: a commit to the table of each destination that is on it (D4).
 
-A server is down for a destination once its table says so. The commit begins a new routing epoch, so it is ordered with the
-messages: senders that planned before it route again at their commit, and whatever commits after it obeys it.
+A server is down for a destination once its table says so: because an administrator has stopped it, or because its lease has
+lapsed (core/server_lease.py). The two are kept apart, so the end of one does not end the other. The commit begins a new routing
+epoch, so it is ordered with the messages: senders that planned before it route again at their commit, and whatever commits
+after it obeys it.
 """
 
 from __future__ import annotations
 
 import attrs
 
+from spark_jms.core.destination import Destination
+from spark_jms.core.lease_term import HELD, LeaseTerm
 from spark_jms.core.placement import HOME
 from spark_jms.errors import DomainError
 from spark_jms.log.commit import Decision, commit
 from spark_jms.log.declarations import metadata_action
+from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.storage import now_ms
@@ -41,18 +46,35 @@ def _check(domain: Domain, server: str) -> None:
 
 def _change(domain: Domain, server: str, since_ms: int | None) -> list[str]:
     names = domain.destinations()
-    return [
-        name for name in names if commit(domain.log(name), lambda s: decide_server(s, server, since_ms)) is not None
-    ]
+    return [name for name in names if commit(domain.log(name), lambda s: decide_stop(s, server, since_ms)) is not None]
 
 
-def decide_server(snapshot: Snapshot, server: str, since_ms: int | None) -> Decision | None:
-    """Pure. `since_ms` None: the server is up. None when it is so already, or the destination is not on the server."""
+def decide_stop(snapshot: Snapshot, server: str, since_ms: int | None) -> Decision | None:
+    """Pure. `since_ms` None: the administrator has started it. None when it is so already, or the destination is not on the
+    server."""
     declared = snapshot.destination
-    down = {name: since for name, since in declared.down.items() if name != server}
+    stopped = {name: since for name, since in declared.stopped.items() if name != server}
     if since_ms is not None and server in declared.servers_in_use():
-        down[server] = declared.down.get(server, since_ms)
-    if down == declared.down:
+        stopped[server] = declared.stopped.get(server, since_ms)
+    return _decide(snapshot, attrs.evolve(declared, stopped=stopped))
+
+
+def follow_term(log: DeltaLog, server: str, term: LeaseTerm) -> bool:
+    """Commit the newest term of a server's lease to a destination's table. False when the table had it, or a later one."""
+    return commit(log, lambda snapshot: decide_term(snapshot, server, term)) is not None
+
+
+def decide_term(snapshot: Snapshot, server: str, term: LeaseTerm) -> Decision | None:
+    """Pure. None when the table has this term or a later one, or the destination is not on the server."""
+    declared = snapshot.destination
+    if server not in declared.servers_in_use() or declared.terms.get(server, HELD).number >= term.number:
         return None
-    changed = attrs.evolve(declared, down=down, epoch=declared.epoch + 1)
-    return Decision("SET TBLPROPERTIES", [metadata_action(snapshot, changed)])
+    return _decide(snapshot, attrs.evolve(declared, terms={**declared.terms, server: term}))
+
+
+def _decide(snapshot: Snapshot, after: Destination) -> Decision | None:
+    """Every change of `down` is decided here."""
+    before = snapshot.destination
+    if after == before:
+        return None
+    return Decision("SET TBLPROPERTIES", [metadata_action(snapshot, attrs.evolve(after, epoch=before.epoch + 1))])

@@ -431,10 +431,10 @@ def test_server_that_is_stopped_stays_so_for_new_members(root: str) -> None:
     more = module("a", "c")
     more["destinations"]["bills"] = {"kind": "queue", "servers": ["c"]}
     spark_jms.apply(root, more)
-    assert domain.log("bills").refresh().destination.down.keys() == {"c"}
+    assert domain.log("bills").refresh().destination.stopped.keys() == {"c"}
     spark_jms.apply(root, module("a"))
     spark_jms.apply(root, module("a", "c"))
-    assert domain.log("orders").refresh().destination.down.keys() == {"c"}
+    assert domain.log("orders").refresh().destination.stopped.keys() == {"c"}
     assert start_server(domain, "c") == ["bills", "orders"]
     for wrong in ("home", "d"):
         with pytest.raises(DomainError):
