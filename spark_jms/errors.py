@@ -166,6 +166,11 @@ class SessionEndedException(ConsumerClosedException):
     and create a new one."""
 
 
+class MemberLostException(ConsumerClosedException):
+    """The consumer or browser is pinned to a member of the destination that it cannot reach any more: its server is away or
+    stopped, or the member was removed. Close it and create a new one, which is pinned to another member if there is one."""
+
+
 class TransferError(JmsqError):
     """A transfer could not begin or end: the error names its target. Its messages are neither lost nor doubled; see `jmsq
     stat`."""

@@ -8,6 +8,7 @@ from datetime import datetime
 from spark_jms.claims import views
 from spark_jms.claims.housekeeper import published_failures
 from spark_jms.claims.views import SubscriptionRow
+from spark_jms.core.address import DestinationAddress
 from spark_jms.core.destination import Destination
 from spark_jms.core.health import BackgroundFailure
 from spark_jms.log.domain import Domain
@@ -69,13 +70,18 @@ class DestinationStatistics:
 
 
 def collect(domain: Domain, store: Store, destination: str) -> DestinationStatistics:
-    """Read-only. The backlog of a topic is the sum over its subscriptions."""
+    """Of a destination, or of its member on a server (`server@destination`). Read-only. The backlog of a topic is the sum over
+    its subscriptions."""
+    address = DestinationAddress.parse(destination)
+    destination = address.destination
     log = domain.log(destination)
     rows = views.subscriptions(domain, store, destination)
     snapshot = log.refresh()
     declared = snapshot.destination
+    chosen = address.members(declared) or declared.member_ids
+    rows = [row for row in rows if row.member in chosen]
     members = []
-    for member in declared.member_ids:
+    for member in chosen:
         files, own = snapshot.member_files(member).files, [row for row in rows if row.member == member]
         members.append(
             MemberStatistics(
@@ -91,7 +97,7 @@ def collect(domain: Domain, store: Store, destination: str) -> DestinationStatis
     version, since = snapshot.version, log.versions_since_checkpoint()
     failures = published_failures(domain, store, destination)
     return DestinationStatistics(
-        destination,
+        str(address),
         declared.kind,
         version,
         since,
@@ -105,8 +111,8 @@ def collect(domain: Domain, store: Store, destination: str) -> DestinationStatis
         rows,
         "failing" if failures else "ok",
         failures,
-        tuple(views.transfers(domain, store, destination)),
-        paused=pause_rows(declared),
+        tuple(row for row in views.transfers(domain, store, destination) if row.member in chosen),
+        paused=tuple(row for row in pause_rows(declared) if row.member is None or row.member in chosen),
         oldest=_oldest(snapshot, rows),
     )
 

@@ -47,13 +47,16 @@ log = logging.getLogger("spark_jms")
 
 @dataclass(frozen=True)
 class ConsumerSettings:
-    """How one consumer consumes. `members` pins it to some members; None = all, shared with the other consumers."""
+    """How one consumer consumes. `members` pins it to some members; None = all, shared with the other consumers. `server`:
+    only the members on it, whichever they are. `pinned`: the consumer ends when it loses the server."""
 
     selector: Selector | None = None
     replayable: bool = True
     fail_on_data_loss: bool = True
     in_doubt_timeout_ms: int | None = None  # None = the destination's
     members: frozenset[int] | None = None
+    server: str | None = None  # of a destination that targets servers; None: all
+    pinned: bool = False
     live: LiveSubscription | None = None  # None: the table has the subscription, or it is a queue
     isolates_poison: bool = False
 

@@ -14,7 +14,7 @@ like one that Spark has not logged. A query that is restarted while its last bat
 that server: only its store knows whether they still belong to the query.
 
 A plain client keeps nothing across sessions. When a server loses the session in which it has delivered messages that are not
-acknowledged, the consumer is closed.
+acknowledged, the consumer is closed. One that is pinned to a server is closed whenever it cannot reach it (D3).
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ from spark_jms.errors import (
     ClosedError,
     ConsumerClosedException,
     DestinationReplacedError,
+    InvalidDestinationError,
+    JmsqError,
+    MemberLostException,
     MemberUnavailableError,
     OptionError,
 )
@@ -93,7 +96,7 @@ class DistributedSubscriber:
     def next_batch(self, start: Batch, limits: Limits, targets: Mapping[int, int] | None = None) -> Batch | None:
         """As `Subscriber.next_batch`, without the servers that are away."""
         with self._lock:
-            self._follow()
+            self._follow(start)
             prepared: dict[str, PreparedBatch] = {}
             for server, branch in self._branches.items():
                 part = start.part(self._members_on(server))
@@ -139,7 +142,7 @@ class DistributedSubscriber:
     def resume(self, batch: Batch) -> dict[int, Ranges]:
         """As `Subscriber.resume`. Raises MemberUnavailableError when a server that has messages of this batch is away."""
         with self._lock:
-            self._follow()
+            self._follow(batch)
             withheld: dict[int, Ranges] = {}
             delivered = batch.delivered
             for server, branch in self._branches.items():
@@ -285,13 +288,19 @@ class DistributedSubscriber:
                     self._use.close()
 
     # -- branches -------------------------------------------------------------------------------------------------
-    def _follow(self) -> None:
-        """One branch for each server that the destination is on now."""
+    def _follow(self, batch: Batch | None = None) -> None:
+        """One branch for each server that the destination is on now and that this consumer takes messages of; `batch` must
+        have none of others."""
         self._check_open()
         snapshot = self.table.refresh()
         if snapshot.table_id != self.table_id:
             raise DestinationReplacedError()
-        servers = snapshot.destination.servers_in_use()
+        only = self.settings.server
+        servers = [server for server in snapshot.destination.servers_in_use() if only in (None, server)]
+        if not servers:
+            raise self._lost("its member there was removed")
+        if only is not None and batch is not None:
+            self._check_within(batch, only)
         for server in self._branches.keys() - set(servers):
             self._branches.pop(server).close()  # its member was empty, so nothing is left to acknowledge
         for server in servers:
@@ -299,6 +308,24 @@ class DistributedSubscriber:
                 opened = partial(self._opened, server)
                 self._branches[server] = Branch(server, opened, self._lane(f"server {server}"), self._monotonic_s)
             self._branches[server].follow(stopped=server in snapshot.destination.stopped)
+
+    def _check_within(self, batch: Batch, only: str) -> None:
+        elsewhere = sorted({self._server_of(member) for member in batch.members} - {only})
+        if elsewhere:
+            raise OptionError(
+                f"the checkpoint's last batch has messages of {self.destination} on server {', '.join(elsewhere)}, and the query "
+                f"names {only}@{self.destination}: they would never be acknowledged. Name {self.destination} again, or start "
+                "with a fresh checkpointLocation"
+            )
+
+    def _lost(self, why: str) -> JmsqError:
+        where = f"{self.settings.server}@{self.destination}"
+        if self.settings.pinned:
+            return MemberLostException(
+                f"consumer {self.consumer} has lost {where}: {why}. Messages that it has not acknowledged come again, flagged. "
+                "Close this consumer and create a new one"
+            )
+        return InvalidDestinationError(f"{where} cannot be consumed: {why}")
 
     def _opened(self, server: str) -> Subscriber:
         made = Subscriber(
@@ -331,11 +358,15 @@ class DistributedSubscriber:
         return found
 
     def _answers(self, branch: Branch, act: Callable[[Subscriber], T], *, writes: bool = False) -> Iterator[T]:
-        """The answer; none when the server is away."""
+        """The answer; none when the server is away, unless this consumer is pinned to it."""
+        pinned = self.settings.pinned
         try:
-            yield branch.call(act, WRITE_S if writes else ANSWER_S, writes=writes)
-        except ServerAwayError:
+            answer = branch.call(act, WRITE_S if writes or pinned else ANSWER_S, writes=writes)
+        except ServerAwayError as error:
+            if pinned:
+                raise self._lost(str(error)) from error
             return
+        yield answer
 
     def _each(self, act: Callable[[Subscriber], T]) -> list[T]:
         return [answer for branch in self._branches.values() for answer in self._answers(branch, act)]
@@ -353,6 +384,8 @@ class DistributedSubscriber:
             return branch.call(act, ACKNOWLEDGE_S, writes=True)
         except ServerAwayError as error:
             self._check_open()
+            if self.settings.pinned:
+                raise self._lost(str(error)) from error
             raise MemberUnavailableError(
                 f"{self.destination}: server {server} is away ({error}): nothing is known to be acknowledged there; try again"
             ) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import datetime, timezone
@@ -114,13 +114,17 @@ def _not_durable(store: Store, snapshot: Snapshot) -> list[str]:
     return sorted(not_durable(store, snapshot.table_id)) if snapshot.destination.is_topic else []
 
 
-def states(domain: Domain, store: Store, destination: str, subscription: str | None) -> dict[int, RecordSet]:
-    """member -> state of the queue, or of the topic's subscription; {} for a topic without a named subscription."""
+def states(
+    domain: Domain, store: Store, destination: str, subscription: str | None, members: Collection[int] | None = None
+) -> dict[int, RecordSet]:
+    """member -> state of the queue, or of the topic's subscription; {} for a topic without a named subscription. `members`
+    None: all."""
     names = subscriptions_of(domain, destination, subscription, store)
     snapshot = domain.log(destination).snapshot
     if snapshot.destination.is_topic and subscription is None:
         return {}
-    return {m: state_of(store, snapshot, names[0], m) for m in snapshot.destination.member_ids}
+    wanted = snapshot.destination.member_ids if members is None else members
+    return {m: state_of(store, snapshot, names[0], m) for m in wanted}
 
 
 def claims(domain: Domain, store: Store, destination: str, subscription: str | None = None) -> list[ClaimRow]:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from spark_jms.cli.settings import CommandSettings, announce, command, complete_destination, dry_run_option, wait_option
+
+if TYPE_CHECKING:
+    from spark_jms.core.address import DestinationAddress
+    from spark_jms.log.domain import Domain
 
 
 @command("move", short_help="Move messages to another destination or member.")
@@ -29,7 +35,8 @@ def move(
     dry_run: bool,
     wait_s: float,
 ) -> None:
-    """Move available messages of SOURCE to TARGET; a message keeps its id, headers, properties and body.
+    """Move available messages of SOURCE to TARGET; a message keeps its id, headers, properties and body. Both may name the
+    member on a server, as server@destination.
 
     Each message is in the end in exactly one of the two, also when this command, a consumer or the machine dies in between:
     whichever process opens the record next finishes the transfer. Claimed messages stay with their consumers, and messages
@@ -37,11 +44,21 @@ def move(
     """
     from spark_jms.admin.move import MoveOrder, plan_move
     from spark_jms.admin.move import move as run_move
+    from spark_jms.core.address import DestinationAddress
     from spark_jms.core.selector import Selector
 
-    request = MoveOrder(source, target, subscription, members or None, to_member, Selector.parse(selector), limit)
+    origin, goal = DestinationAddress.parse(source), DestinationAddress.parse(target)
     where = f"{target}, member {to_member}" if to_member is not None else target
     with settings.opened() as (domain, store):
+        request = MoveOrder(
+            origin.destination,
+            goal.destination,
+            subscription,
+            _members(domain, origin, members),
+            _one_member(domain, goal, to_member),
+            Selector.parse(selector),
+            limit,
+        )
         if dry_run:
             done = plan_move(domain, store, request)
         else:
@@ -55,6 +72,18 @@ def move(
     settings.out.say(f"{'would move' if dry_run else 'moved'} {done.moved:,} message(s) of {source} to {where}")
     if done.claimed:
         settings.out.say(f"{done.claimed:,} claimed message(s) stay with their consumers: see `jmsq claims {source}`")
+
+
+def _members(domain: Domain, source: DestinationAddress, members: tuple[int, ...]) -> tuple[int, ...] | None:
+    found = source.narrowed(domain.log(source.destination).refresh().destination, members)
+    return None if found is None else tuple(found)
+
+
+def _one_member(domain: Domain, target: DestinationAddress, member: int | None) -> int | None:
+    """None: the target's routing decides, also between several members on the named server."""
+    declared = domain.log(target.destination).refresh().destination
+    found = target.narrowed(declared, None if member is None else [member])
+    return found[0] if found is not None and (len(found) == 1 or target.server is None) else None
 
 
 COMMANDS = (move,)

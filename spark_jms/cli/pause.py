@@ -74,8 +74,12 @@ def _change(
     members: tuple[int, ...],
     operations: list[str],
 ) -> None:
+    from spark_jms.core.address import DestinationAddress
+
+    address = DestinationAddress.parse(destination)
     with settings.opened() as (domain, _):
-        paused = change(domain, destination, operations, members or None)
+        chosen = address.narrowed(domain.log(address.destination).refresh().destination, members)
+        paused = change(domain, address.destination, operations, chosen)
     _report(settings, paused)
 
 

@@ -18,6 +18,7 @@ from spark_jms.errors import InvalidDestinationError
 
 if TYPE_CHECKING:
     from spark_jms.admin.purge import PurgePlan
+    from spark_jms.core.address import DestinationAddress
     from spark_jms.core.destination import Destination
 
 
@@ -49,15 +50,19 @@ def purge(
     """
     from spark_jms.admin.purge import Purged, drop_backlog, plan_purge, purge_files
 
-    if acknowledged_only and (member is not None or subscription is not None):
+    if acknowledged_only and (member is not None or subscription is not None or "@" in destination):
         raise click.UsageError(
-            "--acknowledged-only deletes the finished files of all members and subscriptions: leave out --member and "
-            "--subscription"
+            "--acknowledged-only deletes the finished files of all members and subscriptions: name the whole destination, and "
+            "leave out --member and --subscription"
         )
+    from spark_jms.core.address import DestinationAddress
+
+    address = DestinationAddress.parse(destination)
+    destination, what = address.destination, str(address)
     with settings.opened() as (domain, store):
-        members = _members(domain.log(destination).refresh().destination, member)
+        members = _members(address, domain.log(destination).refresh().destination, member)
         plan = plan_purge(domain, store, destination, subscription, () if acknowledged_only else members)
-        what = f"{plan.dropped:,} message(s) of {destination}"
+        what = f"{plan.dropped:,} message(s) of {what}"
         what += "" if subscription is None else f", subscription {subscription}"
         what += "" if member is None else f", member {member}"
         if dry_run:
@@ -103,12 +108,13 @@ def _report_plan(settings: CommandSettings, destination: str, what: str, plan: P
     settings.out.say(f"would delete {plan.deleted_files:,} file(s) with {plan.deleted_messages:,} finished message(s)")
 
 
-def _members(destination: Destination, member: int | None) -> list[int]:
-    if member is None:
-        return list(destination.member_ids)
+def _members(address: DestinationAddress, destination: Destination, member: int | None) -> list[int]:
     try:
-        return [destination.check_member(member)]
+        chosen = address.narrowed(destination, None if member is None else [member])
+        return list(destination.member_ids) if chosen is None else chosen
     except InvalidDestinationError as error:
+        if member is None:
+            raise
         raise click.BadParameter(str(error), param_hint="--member") from None
 
 

@@ -58,10 +58,13 @@ class CommandSettings:
             yield domain, store
 
 
-def names_or_all(domain: Domain, given: tuple[str, ...]) -> list[str]:
-    """The named destinations, once each, or all of them. Raises InvalidDestinationError for an unknown name."""
+def names_or_all(domain: Domain, given: tuple[str, ...], *, addresses: bool = False) -> list[str]:
+    """The named destinations, once each, or all of them; with `addresses` also members, as server@destination. Raises
+    InvalidDestinationError for an unknown name."""
+    from spark_jms.core.address import DestinationAddress
+
     for name in given:
-        domain.log(name)
+        domain.log(DestinationAddress.parse(name).destination if addresses else name)
     return list(dict.fromkeys(given)) or domain.destinations()
 
 

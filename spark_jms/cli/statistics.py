@@ -38,7 +38,8 @@ _PAUSED = "Paused by an administrator"
 )
 @click.option("--times", type=click.IntRange(1), help="With --watch: stop after this many rounds.")
 def stat(settings: CommandSettings, destinations: tuple[str, ...], watch_s: float | None, times: int | None) -> None:
-    """Show backlog, claims, holders, files and rates of all destinations, or of those named."""
+    """Show backlog, claims, holders, files and rates of all destinations, or of those named; `server@destination` is the
+    member of a destination on that server."""
     from spark_jms.admin.statistics import collect
     from spark_jms.store.admin import counts
 
@@ -46,7 +47,7 @@ def stat(settings: CommandSettings, destinations: tuple[str, ...], watch_s: floa
         raise click.UsageError("--times goes with --watch")
     with settings.opened() as (domain, store):
         if watch_s is None:
-            found = [collect(domain, store, name) for name in names_or_all(domain, destinations)]
+            found = [collect(domain, store, name) for name in names_or_all(domain, destinations, addresses=True)]
             _show(settings, domain.root, found, _clock(domain), counts(domain.store_uri))
         elif settings.as_json:
             for looked in _looks(domain, store, destinations, watch_s, times):
@@ -67,7 +68,7 @@ def _looks(
         now_s = time.monotonic()
         now = [
             with_rates(collect(domain, store, name), before.get(name), now_s - before_s)
-            for name in names_or_all(domain, given)
+            for name in names_or_all(domain, given, addresses=True)
         ]
         yield now
         looked += 1

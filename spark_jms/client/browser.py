@@ -10,6 +10,7 @@ from spark_jms.claims.fetch import fetch
 from spark_jms.claims.scan import Question, scan
 from spark_jms.client.encoding import decoded, legible
 from spark_jms.client.message import Message
+from spark_jms.core.address import DestinationAddress
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.selector import Selector
@@ -23,7 +24,8 @@ _WINDOW = 10_000  # messages of a member scanned at a time
 
 class Browser:
     """Made by `Context.browser`. Each iteration is a snapshot: the messages that are in the table at its start and not
-    finished, member by member in order, including claimed, delayed and expired ones. For a topic without a
+    finished, member by member in order, including claimed, delayed and expired ones; of one server if the name was
+    `server@destination`. For a topic without a
     subscription, or with `include_finished`, everything still in the table. `delivery_count` is the count of the next
     delivery. Messages purged during the iteration are skipped; a destination that is dropped and created again meanwhile
     raises DestinationReplacedError."""
@@ -32,14 +34,14 @@ class Browser:
         self,
         domain: Domain,
         store: Store,
-        destination: str,
+        address: DestinationAddress,
         subscription: str | None,
         selector: Selector | None,
         limit: int | None,
         include_finished: bool,
         check: Callable[[], None],
     ) -> None:
-        self.destination = destination
+        self.destination, self._address = address.destination, address
         self._domain, self._store, self._subscription = domain, store, subscription
         self._selector, self._limit, self._check = selector, limit, check
         self._include_finished = include_finished
@@ -49,14 +51,15 @@ class Browser:
         return itertools.islice(self._messages(), self._limit)
 
     def __repr__(self) -> str:
-        of = f"{self.destination}/{self._subscription}" if self._subscription else self.destination
+        of = f"{self._address}/{self._subscription}" if self._subscription else self._address
         return f"<Browser of {of}{f', selector {self._selector.text}' if self._selector else ''}>"
 
     def _states(self) -> dict[int, RecordSet]:
         self._check()
+        members = self._address.members(self._domain.log(self.destination).snapshot.destination)
         if self._include_finished:
             return {}
-        return views.states(self._domain, self._store, self.destination, self._subscription)
+        return views.states(self._domain, self._store, self.destination, self._subscription, members)
 
     def _messages(self) -> Iterator[Message]:
         table = self._domain.log(self.destination)
@@ -65,7 +68,12 @@ class Browser:
         snapshot = table.refresh()
         if snapshot.table_id != table_id:
             raise DestinationReplacedError()
-        present = {m: Ranges.of(*((f.first, f.last) for f in files.files)) for m, files in snapshot.members.items()}
+        only = self._address.members(snapshot.destination)
+        present = {
+            m: Ranges.of(*((f.first, f.last) for f in files.files))
+            for m, files in snapshot.members.items()
+            if only is None or m in only
+        }
         for member, left in sorted(present.items()):
             state = states.get(member)
             if state is not None:

@@ -35,6 +35,8 @@ from spark_jms.client.reply import Replies
 from spark_jms.client.request import Requestor
 from spark_jms.client.shared_send import SharedSender
 from spark_jms.client.temporary import OwnedDestinations, TemporaryDestination
+from spark_jms.core.address import DestinationAddress
+from spark_jms.core.balancing import Balancing
 from spark_jms.core.client_identity import ClientIdentity, ClientIdPolicy
 from spark_jms.core.destination import Subscription, is_temporary
 from spark_jms.core.health import BackgroundFailure
@@ -138,16 +140,22 @@ class Context:
 
     # -- producers, consumers, browsers --------------------------------------------------------------------------------------------
     def producer(self, destination: str, *, send_timeout: DurationLike = DEFAULT_SEND_TIMEOUT_S) -> Producer:
-        """`send_timeout` is how long a send waits while insertion is paused; 0: not at all. Raises OptionError, and
-        InvalidDestinationError, which lists the existing destinations."""
+        """Of a destination, or of its member on a server (`server@destination`), to which all messages go then (D3).
+
+        `send_timeout` is how long a send waits while insertion is paused; 0: not at all. Raises OptionError, and
+        InvalidDestinationError, which lists the existing destinations, or the servers of this one."""
         send_timeout_s = seconds_of("send_timeout", send_timeout)
-        if is_temporary(destination) and destination not in self._domain.temporary.own:
-            return self._keep(self._producers, self._reply_producer(destination, send_timeout_s))
-        log = self._use(destination)
+        address = DestinationAddress.parse(destination)
+        name = address.destination
+        if is_temporary(name) and name not in self._domain.temporary.own:
+            return self._keep(self._producers, self._reply_producer(name, send_timeout_s))
+        log = self._use(name)
+        address.members(log.snapshot.destination)
         with self._lock:
-            shared = self._shared.setdefault(destination, SharedSender(log))
+            shared = self._shared.setdefault(name, SharedSender(log))
         forget = self._forget(self._producers)
-        producer = Producer(log, shared, self._check, self._after_send, forget, send_timeout_s)
+        balancing = Balancing(address.server)
+        producer = Producer(log, shared, self._check, self._after_send, forget, send_timeout_s, balancing)
         return self._keep(self._producers, producer)
 
     def consumer(
@@ -172,7 +180,10 @@ class Context:
         (SubscriptionInUseError).
 
         A new durable subscription starts at `starting_position` (default "latest": messages sent from now on): "earliest", a
-        datetime, {"sequence": 17} or {"sequence": {0: 17, 2: 5}} by member. `members` pins the consumer to some members.
+        datetime, {"sequence": 17} or {"sequence": {0: 17, 2: 5}} by member.
+
+        The consumer shares all members with the other consumers, unless `members` pins it to some. `server@destination` pins
+        it to the member on that server (D3): it ends with a MemberLostException when it cannot reach that server.
 
         `acknowledge` is "client", "individual", "auto" or "dups-ok": see spark_jms/client/consumer.py. The consumer claims
         `prefetch` messages at a time, and no other consumer gets them: keep it small where processing a message takes
@@ -182,7 +193,12 @@ class Context:
         With a `listener`, a thread of the consumer calls it with each message until the consumer is closed.
         Raises OptionError, InvalidSelectorError, InvalidDestinationError, SubscriptionInUseError.
         """
+        address = DestinationAddress.parse(destination)
+        destination = address.destination
         log = self._use(destination)
+        on_server = (
+            address.members(log.snapshot.destination) is not None and log.snapshot.destination.placement is not None
+        )
         if acknowledge not in MODES:
             raise OptionError(f"acknowledge is {acknowledge!r}, but must be one of {', '.join(MODES)}")
         if type(prefetch) is not int or not 1 <= prefetch <= MAX_PREFETCH:
@@ -192,7 +208,16 @@ class Context:
         if exception_listener is not None and listener is None:
             raise OptionError("an exception_listener needs a listener: without one, receive() raises the errors")
         wanted = Selector.parse(selector)
-        settings = ConsumerSettings(wanted, False, fail_on_data_loss, members=_pinned(log, members))
+        if members is not None and address.server is not None:
+            raise OptionError(f"members and {address} name members twice: give one of the two")
+        settings = ConsumerSettings(
+            wanted,
+            False,
+            fail_on_data_loss,
+            members=_pinned(log, members),
+            server=address.server if on_server else None,
+            pinned=on_server,
+        )
         request = subscription_request(
             log,
             self._kept(log, subscription),
@@ -224,19 +249,20 @@ class Context:
         limit: int | None = None,
         include_finished: bool = False,
     ) -> Browser:
-        """Look at the messages of a destination without consuming them; with `include_finished`, also at those that are
-        finished and still in the table.
+        """Look at the messages of a destination, or of its member on a server (`server@destination`), without consuming
+        them; with `include_finished`, also at those that are finished and still in the table.
 
         Raises InvalidDestinationError, InvalidSelectorError, OptionError.
         """
-        subscription = self._kept(self._log(destination), subscription, exists=True)
+        address = DestinationAddress.parse(destination)
+        subscription = self._kept(self._log(address.destination), subscription, exists=True)
         if limit is not None and (type(limit) is not int or limit < 0):
             raise OptionError(f"limit is {limit!r}, but must be a whole number, 0 or more")
         if include_finished and subscription is not None:
             raise OptionError("include_finished shows every message, whatever the subscription: give one of the two")
         wanted = Selector.parse(selector)
-        store = self._store_of(destination)
-        return Browser(self._domain, store, destination, subscription, wanted, limit, include_finished, self._check)
+        store = self._store_of(address.destination)
+        return Browser(self._domain, store, address, subscription, wanted, limit, include_finished, self._check)
 
     # -- request and reply -----------------------------------------------------------------------------------------
     def create_temporary_queue(self) -> TemporaryDestination:

@@ -17,6 +17,7 @@ from spark_jms.client.columns import ArrowStream, Item, carried_bytes, slices, t
 from spark_jms.client.encoding import compose
 from spark_jms.client.message import MapValue, Message, MessageArguments, MessageHeaders, PropertyValue
 from spark_jms.client.shared_send import SentPosition, SharedSender
+from spark_jms.core.balancing import ANY_MEMBER, Balancing
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.errors import (
     ClosedError,
@@ -78,8 +79,9 @@ class Producer:
         sent: Callable[[DeltaLog, int], None],
         closed: Callable[[Producer], None],
         send_timeout_s: float = DEFAULT_SEND_TIMEOUT_S,
+        balancing: Balancing = ANY_MEMBER,
     ) -> None:
-        self.destination = log.name
+        self.destination, self._balancing = log.name, balancing
         self._log, self._shared = log, shared
         self._check_context, self._sent, self._on_close = check, sent, closed
         self._send_timeout_s = send_timeout_s
@@ -229,7 +231,7 @@ class Producer:
         return {m: Ranges.from_numbers([p.sequence for p in positions if p.member == m]) for m in members}
 
     def _share(self, messages: Sequence[Item], now: int) -> list[SentPosition]:
-        part = self._shared.send(messages, next(self._turns), now, self._send_timeout_s)
+        part = self._shared.send(messages, next(self._turns), now, self._send_timeout_s, self._balancing)
         self._count(len(messages), 1, sum(map(_item_bytes, messages)), 0)
         if part.first == 0:  # one of the senders
             self._sent(self._log, part.version)
@@ -237,7 +239,8 @@ class Producer:
 
     def _commit(self, batches: Iterable[pa.RecordBatch], now: int, transaction: TransactionId | None) -> Sent:
         snapshot = self._log.refresh()  # it avoids members that are paused by now
-        writer = MessageWriter(self._log.storage, snapshot.destination, next(self._turns), now)
+        routing = self._balancing.routing(snapshot.destination)
+        writer = MessageWriter(self._log.storage, snapshot.destination, next(self._turns), now, routing=routing)
         size = 0
         try:
             for batch in batches:
@@ -249,7 +252,14 @@ class Producer:
         except BaseException:
             writer.abort()
             raise
-        sent = send(self._log, staged, snapshot.route_id, transaction, wait_s=self._send_timeout_s)
+        sent = send(
+            self._log,
+            staged,
+            snapshot.route_id,
+            transaction,
+            wait_s=self._send_timeout_s,
+            balancing=self._balancing,
+        )
         done = sent.version >= 0
         if not done and transaction is None:  # no rows
             return sent

@@ -4,13 +4,13 @@
 2. The leader converts the messages of all senders at once. When one of them is refused, it converts each sender's alone.
 3. It stages one file for each member that gets messages, and commits all files together.
 4. Each sender reads the positions of its own messages from the shipment.
-5. A shipment that is refused because a member is paused is repeated for each sender alone, so that only senders with
+5. A shipment that is refused because a member is paused, down or removed is repeated for each sender alone, so that only senders with
    messages for that member get the error. While insertion is paused, each waits by its own time-out, and queues again.
 
     an error                                 reaches                       its messages are
     --------                                 -------                       ----------------
     of a message: format, size, its member   its own sender                not sent; the others' are
-    is paused
+    is paused, down or removed
     of staging, or before the log has it     each sender, as a copy        not sent
     while the log is written                 each sender, as a copy        unknown (CommitOutcomeUnknownError)
     an interrupt (Ctrl-C) of the leader      the leader                    unknown to it; the other senders look into the
@@ -29,9 +29,10 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from spark_jms.client.columns import Item, to_columns
+from spark_jms.core.balancing import ANY_MEMBER, Balancing
 from spark_jms.core.destination import Destination
 from spark_jms.core.message import normalise
-from spark_jms.core.routing import Routing, route
+from spark_jms.core.routing import route
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.errors import (
     DestinationPausedError,
@@ -40,6 +41,7 @@ from spark_jms.errors import (
     JmsqError,
     MessageFormatError,
     MessageSizeError,
+    ServerDownError,
 )
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.message_writer import MessageWriter
@@ -49,6 +51,7 @@ from spark_jms.store import OutcomeUnknownError
 from spark_jms.store.ledger.group import Drain, GroupCommit, GroupRequest, finish
 
 _REFUSALS = (MessageFormatError, MessageSizeError)
+_OF_A_MEMBER = (DestinationPausedError, ServerDownError, InvalidDestinationError)  # perhaps not of each sender's
 
 
 class SentPosition(NamedTuple):
@@ -62,8 +65,8 @@ class SentPosition(NamedTuple):
 class Part:
     """One sender's messages, on their way. They are neighbours in the shipment, from row `first` on."""
 
-    def __init__(self, messages: Sequence[Item], turn: int, now_ms: int) -> None:
-        self.messages, self.turn, self.now_ms = messages, turn, now_ms
+    def __init__(self, messages: Sequence[Item], turn: int, now_ms: int, balancing: Balancing = ANY_MEMBER) -> None:
+        self.messages, self.turn, self.now_ms, self.balancing = messages, turn, now_ms, balancing
         self.shipment: Shipment | None = None
         self.first = 0
 
@@ -106,12 +109,19 @@ class SharedSender:
         self._log = log
         self._group = GroupCommit(self._lead)
 
-    def send(self, messages: Sequence[Item], turn: int, now_ms: int, wait_s: float = 0) -> Part:
+    def send(
+        self,
+        messages: Sequence[Item],
+        turn: int,
+        now_ms: int,
+        wait_s: float = 0,
+        balancing: Balancing = ANY_MEMBER,
+    ) -> Part:
         """Returns when the messages are in the table. `turn` is the round-robin turn of the first; `wait_s` how long to wait
         while insertion is paused."""
         deadline = time.monotonic() + wait_s
         while True:
-            part, epoch = Part(messages, turn, now_ms), self._log.snapshot.destination.epoch
+            part, epoch = Part(messages, turn, now_ms, balancing), self._log.snapshot.destination.epoch
             try:
                 self._group.write(part.join)
             except InsertionPausedError:
@@ -140,7 +150,7 @@ class SharedSender:
             failed = [request for request in requests if request.error is None]
             if isinstance(error, InvalidDestinationError):
                 error = explained(self._log, error)
-            if isinstance(error, DestinationPausedError) and len(failed) > 1:
+            if isinstance(error, _OF_A_MEMBER) and len(failed) > 1:
                 for request in failed:
                     self._ship([request])
                 return
@@ -200,7 +210,7 @@ class Shipment:
         assert self._rows is not None
         writer = MessageWriter(self._log.storage, destination, turn=0)
         try:
-            members = _route(destination.route, self._rows.column("JMSXGroupID"), self.parts)
+            members = _route(destination, self._rows.column("JMSXGroupID"), self.parts)
             self.members = members.tolist()
             writer.write_routed(self._rows, members)
             self._files, self._stored = writer.close(), writer.singles
@@ -233,11 +243,14 @@ def _rows(parts: Sequence[Part], limit: int) -> pa.RecordBatch:
     return normalise(batch, pa.array(times, pa.int64()), limit)
 
 
-def _route(routing: Routing, groups: pa.Array, parts: Sequence[Part]) -> pa.Int32Array:
-    """Each part by its own turn, as if it were sent alone."""
-    if routing.members == 1:
-        return pa.repeat(pa.scalar(routing.all_members[0], pa.int32()), len(groups))
-    return pa.concat_arrays([route(routing, groups.slice(p.first, len(p.messages)), p.turn) for p in parts])
+def _route(destination: Destination, groups: pa.Array, parts: Sequence[Part]) -> pa.Int32Array:
+    """Each part by its own turn and balancing, as if it were sent alone."""
+    routings = {balancing: balancing.routing(destination) for balancing in {part.balancing for part in parts}}
+    if destination.members == 1:
+        return pa.repeat(pa.scalar(destination.member_ids[0], pa.int32()), len(groups))
+    return pa.concat_arrays(
+        [route(routings[p.balancing], groups.slice(p.first, len(p.messages)), p.turn) for p in parts]
+    )
 
 
 def _copy(error: Exception) -> Exception:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import accumulate, pairwise
 
@@ -62,6 +62,17 @@ class Routing:
         members = self.all_members
         usable = [m for m, w in zip(members, self.weights, strict=True) if w] if self.policy == "weighted" else members
         return [m for m in usable if m not in self.closed] or list(members)
+
+    def only(self, members: Collection[int]) -> Routing:
+        """As if the destination had no other members, for units of order too."""
+        ids = tuple(m for m in self.all_members if m in members)
+        weights = tuple(self.weights_of(ids)) if self.weights else ()
+        policy = self.policy if self.policy != "weighted" or any(weights) else "round-robin"
+        return replace(self, members=len(ids), policy=policy, weights=weights, ids=ids, slots=ids)
+
+    def preferring(self, members: Collection[int]) -> Routing:
+        """What has no unit of order goes to these."""
+        return replace(self, closed=frozenset(m for m in self.all_members if m not in members))
 
 
 def slot_of(group_id: str) -> int:

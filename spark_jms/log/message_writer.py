@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from spark_jms.core.destination import Destination
 from spark_jms.core.message import check_sendable, normalise
 from spark_jms.core.ranges import EMPTY, Ranges
-from spark_jms.core.routing import route, split
+from spark_jms.core.routing import Routing, route, split
 from spark_jms.core.sort_order import SortOrder
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.log.file_writer import ROW_GROUP_BYTES, SORTED_ROW_GROUP_BYTES, FileWriter
@@ -24,11 +24,19 @@ class MessageWriter:
     """Routes the rows of one task or one send to files of their members. Nothing is visible before the commit."""
 
     def __init__(
-        self, storage: Storage, destination: Destination, turn: int, now: int | None = None, *, prefix: str = ""
+        self,
+        storage: Storage,
+        destination: Destination,
+        turn: int,
+        now: int | None = None,
+        *,
+        prefix: str = "",
+        routing: Routing | None = None,
     ) -> None:
-        """`prefix` begins the token of every file (transfers name theirs)."""
+        """`prefix` begins the token of every file (transfers name theirs). `routing` None: the destination's."""
         self._storage = storage
         self._destination = destination
+        self._routing = destination.route if routing is None else routing
         self._turn = turn
         self._prefix = prefix
         self._now = now_ms() if now is None else now
@@ -55,7 +63,7 @@ class MessageWriter:
         places = self._order.storing(rows) if self._order else None
         if places is not None:
             rows = rows.take(places)
-        members = route(self._destination.route, rows.column("JMSXGroupID"), self._turn)
+        members = route(self._routing, rows.column("JMSXGroupID"), self._turn)
         self._turn += 1
         self.write_routed(rows, members)
         return rows

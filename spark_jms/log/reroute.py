@@ -16,11 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from spark_jms.core.balancing import Balancing
 from spark_jms.core.destination import Destination
 from spark_jms.core.integers import counting, view
 from spark_jms.core.message import ORDINAL, STORED_SCHEMA
 from spark_jms.core.ranges import Ranges
-from spark_jms.core.routing import route
+from spark_jms.core.routing import Routing, route
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.log.file_writer import ORDER_KEY
 from spark_jms.log.message_writer import MessageWriter
@@ -31,14 +32,17 @@ _WINDOW_ROWS = 16_384
 _COLUMNS = [name for name in STORED_SCHEMA.names if name not in (ORDINAL, "JMSMessageID")]
 
 
-def rewrite(storage: Storage, files: Sequence[StagedFile], destination: Destination) -> list[StagedFile]:
+def rewrite(
+    storage: Storage, files: Sequence[StagedFile], destination: Destination, balancing: Balancing
+) -> list[StagedFile]:
     """The files as they fit the remaining members; those of stopped servers count as removed, and only their units of order
-    stay there. Producers without rows for removed members keep their files; all files of the others are written again, in the
-    order of the producer's rows, and the old ones deleted. Rows of remaining members stay there: a unit of order leaves only
-    members that are removed."""
+    stay there, and what a sender sends to such a server by its name. Producers without rows for removed members keep their
+    files; all files of the others are written again, in the order of the producer's rows, and the old ones deleted. Rows of
+    remaining members stay there: a unit of order leaves only members that are removed."""
     moving = {file.path for file in files if file.member not in destination.reachable_members}
     if not moving:
         return list(files)
+    routing = balancing.routing(destination)
     staged: list[StagedFile] = []
     left = [_StagedRows(storage, file) for file in files]
     while left:
@@ -49,7 +53,7 @@ def rewrite(storage: Storage, files: Sequence[StagedFile], destination: Destinat
             continue
         writer = MessageWriter(storage, destination, turn=0)
         try:
-            _write(writer, producer, destination)
+            _write(writer, producer, destination, routing)
             staged += writer.close()
         except BaseException:
             writer.abort()
@@ -99,7 +103,7 @@ class _StagedRows:
 _SCHEMA = pa.schema([STORED_SCHEMA.field(name) for name in _COLUMNS])
 
 
-def _write(writer: MessageWriter, producer: Sequence[_StagedRows], destination: Destination) -> None:
+def _write(writer: MessageWriter, producer: Sequence[_StagedRows], destination: Destination, routing: Routing) -> None:
     end, last = 0, max(rows.numbers[-1].as_py() for rows in producer)
     while end <= last:
         end += _WINDOW_ROWS
@@ -115,6 +119,6 @@ def _write(writer: MessageWriter, producer: Sequence[_StagedRows], destination: 
         members = members.take(order)
         moving = pc.invert(pc.is_in(members, pa.array(destination.reachable_members, pa.int32())))
         if pc.any(moving).as_py():
-            routed = route(destination.route, batch.column("JMSXGroupID").filter(moving), end // _WINDOW_ROWS)
+            routed = route(routing, batch.column("JMSXGroupID").filter(moving), end // _WINDOW_ROWS)
             members = pc.replace_with_mask(members, moving, routed)
         writer.write_routed(batch, members)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+from spark_jms.core.balancing import ANY_MEMBER, Balancing
 from spark_jms.core.destination import Destination
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.staged_file import StagedFile
@@ -92,17 +93,18 @@ def send(
     transaction: TransactionId | None = None,
     reroute: Reroute | None = None,
     wait_s: float = 0,
+    balancing: Balancing = ANY_MEMBER,
 ) -> Sent:
     """Commit staged files as new messages, in the given order. `routed_by` is the `route_id` of the snapshot by whose
     declaration they were routed. When the declaration or a pause has changed since, `reroute` stages them again, which
-    makes them new messages; without it only the rows of removed members are routed again. Of several sends with one
+    makes them new messages; without it only the rows of removed members are routed again, by `balancing`. Of several sends with one
     transaction exactly one counts, and the others delete their files. While insertion is paused, this waits up to
     `wait_s`.
 
     Raises ProductionPausedError, InsertionPausedError, DestinationReplacedError when they were routed for another table,
     and CommitOutcomeUnknownError when the storage cannot tell whether it has the commit. After any error but the latter
     nothing was committed. ResourceAllocationException while the domain's store is overloaded (R13)."""
-    shipment, now = _Send(log, list(staged), routed_by, transaction, reroute), now_ms()
+    shipment, now = _Send(log, list(staged), routed_by, transaction, reroute, balancing), now_ms()
     deadline = time.monotonic() + wait_s
     try:
         while True:
@@ -185,9 +187,10 @@ class _Send:
         routed_by: RouteId,
         transaction: TransactionId | None,
         reroute: Reroute | None,
+        balancing: Balancing,
     ) -> None:
         self._log, self._routed_by, self._transaction = log, routed_by, transaction
-        self._reroute = reroute or partial(rewrite, log.storage)
+        self._reroute = reroute or partial(rewrite, log.storage, balancing=balancing)
         self._plans_again = reroute is not None
         self._planned_epoch = routed_by.epoch
         self.files = files

@@ -47,7 +47,13 @@ class Options(Table):
         used_in="S B W",
         variable=ROOT_VARIABLE,
     )
-    destination: str = setting("destination", Text(), REQUIRED, "The name of the queue or topic.", used_in="S B W")
+    destination: str = setting(
+        "destination",
+        Text("a name, or server@name"),
+        REQUIRED,
+        "The name of the queue or topic; `east@orders` is the member of `orders` on the server `east`.",
+        used_in="S B W",
+    )
     path: str | None = setting(
         "path", Text(), None, 'Ignored: Spark adds it for `load("…")` and `save("…")`.', used_in="–"
     )

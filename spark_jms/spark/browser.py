@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from spark_jms.core.message import spark_schema
 from spark_jms.settings.options import Options
-from spark_jms.spark.options import browsed_subscription, check_browsing
+from spark_jms.spark.options import address_of, browsed_subscription, check_browsing
 from spark_jms.spark.source import MemberPartition, read_partition
 from spark_jms.spark.worker import freeze_loaded
 
@@ -50,7 +50,7 @@ class ViewPartition(InputPartition):
 class JmsqReader(DataSourceReader):
     def __init__(self, options: Options) -> None:
         check_browsing(options)
-        self.options = options
+        self.options, self._address = options, address_of(options)
 
     def partitions(self) -> Sequence[InputPartition]:
         from spark_jms.claims import views
@@ -58,29 +58,31 @@ class JmsqReader(DataSourceReader):
 
         o = self.options
         domain = Domain(o.root)
+        name = self._address.destination
+        only = self._address.members(domain.log(name).refresh().destination)
         if o.view in ("acknowledgements", "claims", "subscriptions"):
             with views.opened_store(domain) as store:
-                rows = getattr(views, o.view)(domain, store, o.destination, browsed_subscription(o))
-            return [ViewPartition([views.as_row(row) for row in rows])]
-        return self._message_partitions(domain)
+                rows = getattr(views, o.view)(domain, store, name, browsed_subscription(o))
+            return [ViewPartition([views.as_row(row) for row in rows if only is None or row.member in only])]
+        return self._message_partitions(domain, name, only)
 
-    def _message_partitions(self, domain: Any) -> list[InputPartition]:
+    def _message_partitions(self, domain: Any, name: str, only: list[int] | None) -> list[InputPartition]:
         from spark_jms.claims import views
         from spark_jms.claims.scan import Question, scan
         from spark_jms.core.ranges import Ranges
         from spark_jms.core.selector import Selector
 
         o = self.options
-        table = domain.log(o.destination)
+        table = domain.log(name)
         snapshot = table.refresh()
         states = {}
         if o.view == "messages":
             with views.opened_store(domain) as store:
-                states = views.states(domain, store, o.destination, browsed_subscription(o))
+                states = views.states(domain, store, name, browsed_subscription(o), only)
         selector = Selector.parse(o.selector)
         out: list[InputPartition] = []
         for member, files in sorted(snapshot.members.items()):
-            if not files.files:
+            if not files.files or not (only is None or member in only):
                 continue
             picks = Ranges.of(*((f.first, f.last) for f in files.files))
             state = states.get(member)
@@ -95,7 +97,7 @@ class JmsqReader(DataSourceReader):
                 out.append(
                     MemberPartition(
                         o.root,
-                        o.destination,
+                        name,
                         member,
                         o.columns,
                         part,

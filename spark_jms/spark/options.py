@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import attrs
 
+from spark_jms.core.address import DestinationAddress
 from spark_jms.core.client_identity import ClientIdentity
 from spark_jms.core.message import COLUMNS
 from spark_jms.errors import OptionError, TriggerError
@@ -69,6 +70,11 @@ def _meant(key: str) -> str:
     prefixed = (name for prefix, name in FOREIGN_PREFIXES.items() if folded.startswith(prefix))
     foreign = FOREIGN_NAMES.get(folded) or next(prefixed, None)
     return f" (did you mean {foreign!r}?)" if foreign else hint(key, OPTIONS, " (did you mean {!r}?)")
+
+
+def address_of(options: Options) -> DestinationAddress:
+    """What the option destination names. Raises InvalidDestinationError."""
+    return DestinationAddress.parse(options.destination)
 
 
 def identity_of(options: Options) -> ClientIdentity:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from spark_jms.core.balancing import Balancing
 from spark_jms.core.pause import PRODUCTION
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.errors import DuplicateTransactionError, OptionError, QueryIdError
@@ -29,6 +30,7 @@ from spark_jms.log.snapshot import RouteId
 from spark_jms.log.staged_file import discard, patience_ms
 from spark_jms.log.storage import now_ms
 from spark_jms.settings.options import Options
+from spark_jms.spark.options import address_of
 from spark_jms.spark.worker import freeze_loaded
 
 if TYPE_CHECKING:
@@ -80,11 +82,13 @@ class _Writer:
 
         if overwrite:
             raise OptionError('messages are sent, not overwritten: use mode("append") and outputMode("append")')
-        self.options = options
+        self.options, self.address = options, address_of(options)
         check_sendable(_arrow_schema(schema))
         self.domain_root = options.root
-        snapshot = Domain(options.root).log(options.destination).refresh()
+        snapshot = Domain(options.root).log(self.address.destination).refresh()
         self.destination, self.route_id = snapshot.destination, snapshot.route_id
+        self.balancing = Balancing(self.address.server)
+        self.balancing.routing(self.destination)  # a name that fits no member fails before anything is written
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
         from pyspark import TaskContext
@@ -93,10 +97,11 @@ class _Writer:
         assert context is not None
         query_id = context.getLocalProperty("sql.streaming.queryId") or ""
         batch_id = int(context.getLocalProperty("streaming.sql.batchId") or int.from_bytes(os.urandom(4), "big"))
-        storage = Domain(self.options.root).log(self.options.destination).storage
+        storage = Domain(self.options.root).log(self.address.destination).storage
         if len(self.destination.pauses.members(PRODUCTION, self.destination.member_ids)) == self.destination.members:
             self.destination.check_production(self.destination.member_ids, self.route_id.epoch)
-        writer = MessageWriter(storage, self.destination, turn=batch_id + context.partitionId())
+        routing = self.balancing.routing(self.destination)
+        writer = MessageWriter(storage, self.destination, turn=batch_id + context.partitionId(), routing=routing)
         try:
             for batch in iterator:
                 writer.write(batch)
@@ -114,7 +119,7 @@ class _Writer:
         so they stay, and housekeeping removes them if it does not."""
         if None not in messages:
             return
-        storage = Domain(self.options.root).log(self.options.destination).storage
+        storage = Domain(self.options.root).log(self.address.destination).storage
         for message in messages:
             if isinstance(message, StagedMessage):
                 discard(storage, message.files)
@@ -124,9 +129,9 @@ class _Writer:
         files = [file for message in staged for file in message.files]
         if not files:
             return
-        log = Domain(self.options.root).log(self.options.destination)
+        log = Domain(self.options.root).log(self.address.destination)
         wait_s = patience_ms(files, self.destination, now_ms()) / 1000
-        sent = send(log, files, staged[0].routed_by, transaction, wait_s=wait_s)
+        sent = send(log, files, staged[0].routed_by, transaction, wait_s=wait_s, balancing=self.balancing)
         if sent.version >= 0:
             _housekeeping(self.options.root).sent(log, sent.version)
 

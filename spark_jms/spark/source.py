@@ -26,7 +26,7 @@ from spark_jms.errors import (
     TriggerError,
 )
 from spark_jms.settings.options import Options
-from spark_jms.spark.options import check_streaming, identity_of
+from spark_jms.spark.options import address_of, check_streaming, identity_of
 from spark_jms.spark.worker import StopSignal, freeze_loaded
 
 if TYPE_CHECKING:
@@ -64,12 +64,17 @@ class MemberPartition(InputPartition):
 class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Options) -> None:
         check_streaming(options)
-        self.options = options
+        self.options, self._address = options, address_of(options)
         self._targets: dict[int, int] | None = None
         self._subscriber: AnySubscriber | None = None
         self._unlogged = ""  # the consumer of an initial offset that Spark has not logged yet
         self._signal: StopSignal | None = None  # with onPoison=isolate
         self._closing = ExitStack()
+
+    @property
+    def _name(self) -> str:
+        """The destination's."""
+        return self._address.destination
 
     # -- planning, on the driver ---------------------------------------------------------------------
     def _open(self, consumer: str) -> AnySubscriber:
@@ -91,8 +96,14 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._closing = ExitStack()  # `stop` closes whatever was opened before a failure
             store = self._closing.enter_context(open_stores(domain))
             isolates = o.on_poison == "isolate"
+            declared = domain.log(self._name).snapshot.destination
             settings = ConsumerSettings(
-                selector, True, o.fail_on_data_loss, o.in_doubt_timeout_ms, isolates_poison=isolates
+                selector,
+                True,
+                o.fail_on_data_loss,
+                o.in_doubt_timeout_ms,
+                server=self._address.server if declared.placement else None,
+                isolates_poison=isolates,
             )
             if isolates:
                 self._signal = self._closing.enter_context(StopSignal())
@@ -100,22 +111,20 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if client is not None:
                 self._closing.callback(client.close)
             request = None
-            if domain.log(o.destination).snapshot.destination.is_topic:
+            if declared.is_topic:
                 request = SubscriptionRequest(subscription, exclusive=o.subscription_sharing == "exclusive")
-            subscriber = open_subscriber(
-                domain, store, o.destination, request, consumer, settings, wait_s=OPEN_TIMEOUT_S
-            )
+            subscriber = open_subscriber(domain, store, self._name, request, consumer, settings, wait_s=OPEN_TIMEOUT_S)
             self._closing.callback(subscriber.close)
-            housekeeper = Housekeeper(domain, store, o.destination)
+            housekeeper = Housekeeper(domain, store, self._name)
             self._closing.callback(housekeeper.close)
             self._closing.callback(subscriber.flush_outbox)  # write the last acknowledgements to their table
-            self._background = BackgroundThread(o.destination)
+            self._background = BackgroundThread(self._name)
             self._closing.callback(self._background.close)
             self._background.add_consumer(consumer, subscriber.hand_over, 0.25, subscriber.flush_outbox)
             # A thread of its own: compaction must not delay a hand-over.
-            self._housekeeping_thread = BackgroundThread(f"{o.destination} housekeeping")
+            self._housekeeping_thread = BackgroundThread(f"{self._name} housekeeping")
             self._closing.callback(self._housekeeping_thread.close)
-            self._housekeeping_thread.add(f"housekeeping of {o.destination}", housekeeper.run, every_s=2.0)
+            self._housekeeping_thread.add(f"housekeeping of {self._name}", housekeeper.run, every_s=2.0)
             self._subscriber = subscriber
         self._background.check(consumer)
         return self._subscriber
@@ -128,17 +137,18 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         o = self.options
         domain, selector = Domain(o.root), Selector.parse(o.selector)
-        table = domain.log(o.destination)
+        table = domain.log(self._name)
+        self._address.members(table.refresh().destination)
         identity, name = identity_of(o), o.subscription
-        if table.refresh().destination.is_topic:
+        if table.snapshot.destination.is_topic:
             name = None if name is None else identity.kept(name)
         elif o.subscription_sharing != "sharable" or identity.client_id is not None:
             raise OptionError(
-                f"options subscriptionSharing and clientId are for a topic's subscription, and {o.destination} is no topic"
+                f"options subscriptionSharing and clientId are for a topic's subscription, and {self._name} is no topic"
             )
         known = None if new else find_subscription(table, name, selector)
         if known is None and not new:
-            what = f"the subscription {name!r} of topic {o.destination} was dropped, with its undelivered messages"
+            what = f"the subscription {name!r} of topic {self._name} was dropped, with its undelivered messages"
             if o.fail_on_data_loss:
                 raise DataLossError(
                     f"{what}. Start with a new checkpointLocation, or set failOnDataLoss to false to continue with a new "
@@ -151,7 +161,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from spark_jms.core.batch import Batch
 
         domain, _, _ = self._resolved(new=True)  # a wrong option or destination fails before Spark logs anything
-        table_id = domain.log(self.options.destination).snapshot.table_id
+        table_id = domain.log(self._name).snapshot.table_id
         if self._subscriber is not None:  # the first batch failed and Spark asks again: keep the consumer's identity
             return Batch(self._subscriber.consumer, table=table_id).to_json()
         self._unlogged = f"query-{secrets.token_hex(6)}"
@@ -163,7 +173,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         from spark_jms.log.domain import Domain
 
-        snapshot = Domain(self.options.root).log(self.options.destination).refresh()
+        snapshot = Domain(self.options.root).log(self._name).refresh()
         self._targets = {m: snapshot.last_sequence(m) for m in snapshot.destination.member_ids}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
@@ -216,14 +226,14 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if time.monotonic() > deadline:
                 if subscriber.is_unacknowledged(before):
                     raise MemberUnavailableError(
-                        f"{self.options.destination}: the last batch is not acknowledged, because another consumer holds a "
+                        f"{self._name}: the last batch is not acknowledged, because another consumer holds a "
                         f"member and did not hand it over within {AVAILABLE_NOW_WAIT_S:.0f} s: start the query again "
                         "within inDoubtTimeout, or its messages are delivered a second time; see `jmsq claims`"
                     )
                 for member, count in sorted(left.items()):
                     log.warning(
                         "%s: Trigger.AvailableNow leaves %d message(s) of member %d to the consumer that holds them",
-                        self.options.destination,
+                        self._name,
                         count,
                         member,
                     )
@@ -239,15 +249,16 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for server, why in sorted(subscriber.away().items()):
             log.warning(
                 "%s: server %s is away (%s): Trigger.AvailableNow leaves its messages for the next run",
-                self.options.destination,
+                self._name,
                 server,
                 why,
             )
         declared = subscriber.table.snapshot.destination
-        for member in sorted(declared.pauses.members(CONSUMPTION, declared.member_ids)):
+        members = self._address.members(declared) or declared.member_ids
+        for member in sorted(declared.pauses.members(CONSUMPTION, members)):
             log.warning(
                 "%s: consumption of member %d is paused: Trigger.AvailableNow leaves its messages for the next run",
-                self.options.destination,
+                self._name,
                 member,
             )
 
@@ -277,7 +288,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 out.append(
                     MemberPartition(
                         self.options.root,
-                        self.options.destination,
+                        self._name,
                         member,
                         self.options.columns,
                         picks,
@@ -311,7 +322,8 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         freeze_loaded()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"options": self.options, "_targets": None, "_subscriber": None, "_unlogged": "", "_signal": None}
+        nothing = {"_targets": None, "_subscriber": None, "_unlogged": "", "_signal": None}
+        return {"options": self.options, "_address": self._address, **nothing}
 
 
 def read_partition(partition: MemberPartition) -> Iterator[RecordBatch]:

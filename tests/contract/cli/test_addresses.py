@@ -1,0 +1,47 @@
+"""`server@destination` on the command line (D3, C14)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import spark_jms
+from tests.contract.cli.commands import Jmsq, lines
+
+MODULE = {
+    "servers": {"a": {"store": "file"}, "b": {"store": "file"}},
+    "destinations": {"orders": {"kind": "distributed-queue", "servers": ["a", "b"]}, "plain": {"kind": "queue"}},
+}
+
+
+@pytest.fixture
+def servers(root: str) -> str:
+    spark_jms.apply(root, MODULE)
+    return root
+
+
+def test_commands_take_a_member_by_name(servers: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
+    """D3: send, browse, stat, move, purge and receive of one member leave the other one alone."""
+    jmsq("send", "a@orders", "--text", "x", "--count", "3")
+    jmsq("send", "b@orders", "--text", "y", "--count", "2")
+    assert {message["text"] for message in lines(jmsq("browse", "b@orders", "--json"))} == {"y"}
+    (shown,) = js("stat", "b@orders")["destinations"]
+    assert (shown["destination"], shown["backlog"], [m["member"] for m in shown["members"]]) == ("b@orders", 2, [1])
+    assert js("move", "a@orders", "b@orders", "--limit", "1")["moved"] == 1
+    assert js("move", "a@orders", "plain", "--limit", "1")["moved"] == 1
+    assert js("purge", "a@orders", "--yes")["dropped"] == 1
+    assert [m["text"] for m in lines(jmsq("receive", "b@orders", "--max", "9", "--timeout", "1s", "--json"))] == list(
+        "yyx"
+    )
+
+
+def test_pause_of_a_member_by_name(servers: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
+    """D3, T14: pause and resume take a member by name; a member that is named twice, or not there, is refused."""
+    assert [row["member"] for row in js("pause", "b@orders", "--consumption")["paused"]] == [1]
+    assert js("stat", "a@orders")["destinations"][0]["paused"] == []
+    assert js("resume", "b@orders")["paused"] == []
+    assert "names its member already" in jmsq("pause", "b@orders", "--member", "0", code=1).stderr
+    assert "no member on a server 'c'" in jmsq("stat", "c@orders", code=1).stderr
+    assert "name the whole destination" in jmsq("purge", "b@orders", "--acknowledged-only", code=2).stderr
