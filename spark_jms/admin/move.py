@@ -24,6 +24,7 @@ from spark_jms.core.pause import INSERTION
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.selector import Selector
+from spark_jms.core.subscription_place import missed
 from spark_jms.errors import InvalidDestinationError, TransferError
 from spark_jms.log.domain import Domain
 from spark_jms.log.storage import now_ms
@@ -67,7 +68,8 @@ def plan_move(domain: Domain, store: Store, request: MoveOrder) -> Moved:
         claimed += state.claimed.count
         left = None if request.limit is None else request.limit - found
         last = snapshot.last_sequence(member)
-        found += selected(domain, request.source, request.selector, state, member, last, left).count
+        question = Question(request.selector, missed=missed(snapshot.destination, subscription, member, last))
+        found += selected(domain, request.source, question, state, member, last, left).count
     return Moved(found, claimed)
 
 
@@ -82,12 +84,13 @@ def move(domain: Domain, store: Store, request: MoveOrder, wait_s: float) -> Mov
         record = record_of(snapshot, subscription, member)
         labels = {record: label_of(request.source, subscription, member)}
         last = snapshot.last_sequence(member)
+        question = Question(request.selector, missed=missed(snapshot.destination, subscription, member, last))
         while request.limit is None or moved < request.limit:
             left = BATCH if request.limit is None else min(BATCH, request.limit - moved)
             with opened_records(store, labels, wait_s, "move") as records:
                 _finish(transfers, records, record)
                 state = records.states[record].start_at(snapshot.destination.start_floor(subscription, member))
-                picks = selected(domain, request.source, request.selector, state, member, last, left)
+                picks = selected(domain, request.source, question, state, member, last, left)
                 if picks:
                     _transfer(domain, transfers, records, record, request, state, member, picks)
                 claimed += 0 if picks else state.claimed.count
@@ -124,10 +127,16 @@ def _checked(domain: Domain, request: MoveOrder) -> tuple[str, list[int]]:
 
 
 def selected(
-    domain: Domain, source: str, selector: Selector | None, state: RecordSet, member: int, last: int, limit: int | None
+    domain: Domain,
+    source: str,
+    question: Question,
+    state: RecordSet,
+    member: int,
+    last: int,
+    limit: int | None,
 ) -> Ranges:
-    """The first available messages of a member that the selector takes; delayed ones too."""
-    found, question = EMPTY, Question(selector)
+    """The first available messages of a member that the question takes; delayed ones too."""
+    found = EMPTY
     for window in state.available_windows(1, last):
         enough = None if limit is None else limit - found.count
         if enough is not None and enough <= 0:

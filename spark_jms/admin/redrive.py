@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from spark_jms.admin.move import MoveOrder, fetched, move, selected
 from spark_jms.claims.record_sets import state_of
+from spark_jms.claims.scan import Question
 from spark_jms.core.destination import QUEUE_SUBSCRIPTION
 from spark_jms.core.error_message import FROM, TIME, redriven
 from spark_jms.core.selector import Selector
@@ -58,7 +59,7 @@ def plan_redrive(domain: Domain, store: Store, order: RedriveOrder) -> Redriven:
         state = state_of(store, snapshot, QUEUE_SUBSCRIPTION, member)
         claimed += state.claimed.count
         left = None if order.limit is None else order.limit - found.total()
-        picks = selected(domain, order.source, selector, state, member, snapshot.last_sequence(member), left)
+        picks = selected(domain, order.source, Question(selector), state, member, snapshot.last_sequence(member), left)
         if picks:
             for batch in fetched(domain, order.source, member, picks):
                 found.update(dict(row)[FROM] for row in batch.column("properties").to_pylist())

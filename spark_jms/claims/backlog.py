@@ -10,6 +10,7 @@ from spark_jms.core.active_subscription import LiveSubscription
 from spark_jms.core.placement import HOME
 from spark_jms.core.ranges import EMPTY, Ranges, union
 from spark_jms.core.record_set import RecordSet
+from spark_jms.core.subscription_place import recorded_on
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.store import Store
 
@@ -24,7 +25,7 @@ class BacklogReader:
         """member -> unfinished messages."""
         return {
             member: self._unfinished(self._state(member), snapshot, member, snapshot.last_sequence(member)).count
-            for member in snapshot.destination.members_on(self._server)
+            for member in recorded_on(snapshot.destination, self._server, self._members.subscription)
         }
 
     def left_to_others(

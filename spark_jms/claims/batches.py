@@ -30,6 +30,7 @@ from spark_jms.core.placement import HOME
 from spark_jms.core.query_progress import QueryProgress
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.selector import Selector
+from spark_jms.core.subscription_place import missed, recorded_on
 from spark_jms.errors import (
     ConsumerClosedException,
     DestinationReplacedError,
@@ -214,7 +215,9 @@ class BatchMaker:
 
     def _acquire(self, snapshot: Snapshot, needed: set[int]) -> None:
         only, declared = self._settings.members, snapshot.destination
-        members = set(declared.members_on(self._server)) | needed  # a needed one may be removed by now
+        members = (
+            set(recorded_on(declared, self._server, self._members.subscription)) | needed
+        )  # a needed one may be removed by now
         if only is not None:
             members = set(only) & members if declared.placement else set(only)
         last = {m: snapshot.last_sequence(m) for m in members}
@@ -241,6 +244,10 @@ class BatchMaker:
             if before and before.keys() - state.delays.keys():
                 self._planner.restart(member)  # messages behind the pass are available again
             state = state.start_at(floor)
+            if not destination.store_enabled:
+                lost = missed(destination, self._members.subscription, member, snapshot.last_sequence(member))
+                if state.unfinished_of(lost) - state.claimed - state.moving:
+                    state = state.skip(lost)
             if state.intents:
                 state = self._transfers.finish(state, held.handle.epoch, patient=True).state
             changed[member] = self._limit.enforce(state, destination, member, held.handle.epoch)

@@ -38,6 +38,8 @@ from spark_jms.claims.subscription_use import SubscriptionUse, use_subscription
 from spark_jms.core.batch import Batch, Limits, MemberPick, claim_id, claim_number
 from spark_jms.core.destination import QUEUE_SUBSCRIPTION
 from spark_jms.core.ranges import EMPTY, Ranges
+from spark_jms.core.subscription_name import server_of_subscription
+from spark_jms.core.subscription_place import record_server, record_servers, recorded_on
 from spark_jms.errors import (
     ClosedError,
     ConsumerClosedException,
@@ -251,12 +253,6 @@ class DistributedSubscriber:
             if not self.closed:
                 self._each(Subscriber.flush_outbox)
 
-    def take_up(self) -> None:
-        """As `Subscriber.take_up`."""
-        with self._lock:
-            self._follow()
-            self._each(Subscriber.take_up)
-
     # -- sharing --------------------------------------------------------------------------------------------------
     def hand_over(self) -> int:
         with self._lock:
@@ -301,8 +297,8 @@ class DistributedSubscriber:
         snapshot = self.table.refresh()
         if snapshot.table_id != self.table_id:
             raise DestinationReplacedError()
-        only = self.settings.server
-        servers = [server for server in snapshot.destination.servers_in_use() if only in (None, server)]
+        only, placed = self.settings.server, record_servers(snapshot.destination, self.subscription)
+        servers = [server for server in placed if only in (None, server)]
         if not servers:
             raise self._lost("its member there was removed")
         if only is not None and batch is not None:
@@ -351,10 +347,10 @@ class DistributedSubscriber:
         return made
 
     def _members_on(self, server: str) -> list[int]:
-        return self.table.snapshot.destination.members_on(server)
+        return recorded_on(self.table.snapshot.destination, server, self.subscription)
 
     def _server_of(self, member: int) -> str:
-        return self.table.snapshot.destination.server_of(member)
+        return record_server(self.table.snapshot.destination, self.subscription, member)
 
     def _by_server(self, parts: Mapping[str, Mapping[int, Ranges]]) -> dict[str, dict[str, dict[int, Ranges]]]:
         found: dict[str, dict[str, dict[int, Ranges]]] = {}
@@ -446,15 +442,19 @@ def open_subscriber(
     destination is on servers. `store`: the stores of all servers. Waits up to `wait_s` for consumers that exclude it; then
     SubscriptionInUseError."""
     log = domain.log(destination)
-    placed = log.refresh().destination.placement is not None
+    declared = log.refresh().destination
+    placed = declared.placement is not None
     if placed and settings.isolates_poison:
         raise _not_narrowed(destination)
     kind = DistributedSubscriber if placed else Subscriber
     if request is None:
         return kind(domain, store, destination, QUEUE_SUBSCRIPTION, consumer, settings)
     use = use_subscription(store, log, request, wait_s=wait_s)
+    settings = replace(settings, live=use.live)
+    if declared.is_replicated:  # a client's subscriber ends with its server, a query waits for it
+        settings = replace(settings, server=server_of_subscription(use.name), pinned=not settings.replayable)
     try:
-        return kind(domain, store, destination, use.name, consumer, replace(settings, live=use.live), use=use)
+        return kind(domain, store, destination, use.name, consumer, settings, use=use)
     except BaseException:
         use.close()
         raise

@@ -15,6 +15,7 @@ from spark_jms.core.placement import HOME
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_names import lease_record
 from spark_jms.core.record_set import RecordSet
+from spark_jms.core.subscription_place import record_server
 from spark_jms.log.domain import Domain
 from spark_jms.log.housekeeping import HousekeepingRounds
 from spark_jms.log.sender_housekeeping import DUE_VERSIONS, published_sender_failures
@@ -69,8 +70,8 @@ class Housekeeper:
     def is_done(self, subscription: str, member: int, sequences: Ranges) -> bool:
         """An old state is good enough: a message that is done stays done. So is one of an earlier subscription that was not
         durable and had the same name: its messages were sent before the present one began. While a server is away, nothing of
-        its members counts as done; `jmsq stat` shows the failure."""
-        server = self._messages.snapshot.destination.server_of(member)
+        its record sets counts as done; `jmsq stat` shows the failure."""
+        server = record_server(self._messages.snapshot.destination, subscription, member)
         if server in self._away:
             return False
         try:

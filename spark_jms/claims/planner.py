@@ -25,10 +25,12 @@ from spark_jms.claims.offer import Offer, SortedBacklogs
 from spark_jms.claims.refused import RefusedMessages
 from spark_jms.claims.scan import Question, Scan, ScanBounds, scan, units_of
 from spark_jms.core.batch import Limits, fair_shares
+from spark_jms.core.destination import QUEUE_SUBSCRIPTION
 from spark_jms.core.ranges import EMPTY, Ranges, union
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.selector import Selector
 from spark_jms.core.sort_order import SortOrder
+from spark_jms.core.subscription_place import missed
 from spark_jms.core.unit_order import BlockedUnits
 from spark_jms.errors import DataLossError
 from spark_jms.log.delta_log import DeltaLog
@@ -75,10 +77,12 @@ class Planner:
         fail_on_data_loss: bool,
         name: Callable[[int], str],
         clock_ms: Callable[[], int],
+        subscription: str = QUEUE_SUBSCRIPTION,
     ) -> None:
         self.table, self.consumer, self.selector = table, consumer, selector
         self._refused: dict[int, RefusedMessages] = {}
         self._fail_on_data_loss, self._name, self._clock_ms = fail_on_data_loss, name, clock_ms
+        self._subscription = subscription
         self._passes: dict[int, _Pass] = {}
         self._sorted = SortedBacklogs(table)
 
@@ -124,7 +128,8 @@ class Planner:
         blocked = current.blocked if current else BlockedUnits()
         self._block(blocked, snapshot, member, state)
         due_ms, is_topic = snapshot.destination.due_ms(member, now), snapshot.destination.is_topic
-        question = Question(self.selector, blocked, now, due_ms, is_topic)
+        not_seen = missed(snapshot.destination, self._subscription, member, last)
+        question = Question(self.selector, blocked, now, due_ms, is_topic, not_seen)
         bounded = limits.max_messages is not None and not order
         bounds = ScanBounds(max(limits.max_messages or 0, limits.min_messages) if bounded else None, max_rows)
         picks, read = EMPTY, 0

@@ -8,6 +8,7 @@ from typing import Any
 
 from spark_jms.core.destination import QUEUE_SUBSCRIPTION, Destination, Subscription
 from spark_jms.core.selector import Selector
+from spark_jms.core.subscription_place import check_durable
 from spark_jms.errors import OptionError
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.snapshot import Snapshot
@@ -45,6 +46,7 @@ def ensure_subscription(
     known = destination.subscriptions.get(subscription)
     if known is None:
         _parse(starting_position, destination)
+        check_durable(destination, subscription)
         known = create_subscription(log, subscription, lambda snapshot: start_floors(snapshot, starting_position), text)
     check_selector(known, destination.name, text)
     return subscription

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_jms.core.message import NON_PERSISTENT
 from spark_jms.core.ranges import EMPTY, Ranges, union
 from spark_jms.core.selector import Selector
 from spark_jms.core.unit_order import NO_UNITS, BlockedUnits, UnitMessages
@@ -42,9 +43,9 @@ class Condition(NamedTuple):
 
 @dataclass(frozen=True)
 class Scan:
-    """`picks` may be delivered now; the selector refuses `refused`; `expired` are over; `gone` are in the log but not on
-    disk; `left` were not looked at, because a bound was reached. All others are delayed or blocked. `refused_units`: the
-    refused ones that block others of their units."""
+    """`picks` may be delivered now; the selector refuses `refused`; `expired` are over, or were missed; `gone` are in the log
+    but not on disk; `left` were not looked at, because a bound was reached. All others are delayed or blocked.
+    `refused_units`: the refused ones that block others of their units."""
 
     picks: Ranges = EMPTY
     refused: Ranges = EMPTY
@@ -71,13 +72,15 @@ class Scan:
 class Question:
     """Which messages are asked for. Without `now_ms` delay and expiration do not matter, and without `blocked` units of order
     do not (a browser shows all). `due_ms`: messages with a later delivery time are delayed; it is earlier than `now_ms`
-    while insertion is paused. The scan adds the units that it finds blocked to `blocked`."""
+    while insertion is paused. The scan adds the units that it finds blocked to `blocked`. `missed`: sent while the server of
+    the subscription was down; those that are not persistent are over."""
 
     selector: Selector | None = None
     blocked: BlockedUnits | None = None
     now_ms: int | None = None
     due_ms: int | None = None
     skips_refused: bool = False  # what the selector refuses is finished, as in a topic, and blocks nothing
+    missed: Ranges = EMPTY
 
     @property
     def delivers_up_to_ms(self) -> int | None:
@@ -199,18 +202,22 @@ def _expires(file: DataFile, question: Question) -> bool:
     return question.now_ms is not None and _high(file, "JMSExpiration") > 0
 
 
+def _misses(file: DataFile, question: Question) -> bool:
+    lowest = file.statistics.get("minValues", {}).get("JMSDeliveryMode", NON_PERSISTENT)
+    return lowest == NON_PERSISTENT and bool(question.missed.between(file.first, file.last))
+
+
 def _columns(file: DataFile, question: Question) -> list[str] | None:
     """The headers to read; None when the statistics prove that all messages of the file may be delivered."""
     due_ms = question.delivers_up_to_ms
     delays = due_ms is not None and _high(file, "JMSDeliveryTime") > due_ms
-    expires = _expires(file, question)
+    expires, misses = _expires(file, question), _misses(file, question)
     blocks = file.has_groups and question.blocked is not None and (question.blocked or question.refused_block or delays)
-    if not (question.selector or delays or expires or blocks):
+    if not (question.selector or delays or expires or misses or blocks):
         return None
     wanted = [*(question.selector.columns if question.selector else ())]
-    wanted += (
-        ["JMSDeliveryTime", "JMSTimestamp"] * delays + ["JMSExpiration"] * expires + ["JMSXGroupID"] * bool(blocks)
-    )
+    wanted += ["JMSDeliveryTime", "JMSTimestamp"] * delays + ["JMSExpiration"] * expires
+    wanted += ["JMSDeliveryMode"] * misses + ["JMSXGroupID"] * bool(blocks)
     return list(dict.fromkeys(wanted))
 
 
@@ -268,6 +275,8 @@ def _scan_rows(
         if question.now_ms is not None and "JMSExpiration" in batch.schema.names:
             ends = batch.column("JMSExpiration")
             over = pc.and_(pc.greater(ends, 0), pc.less_equal(ends, question.now_ms))
+        if question.missed and "JMSDeliveryMode" in batch.schema.names:
+            over = pc.or_(over, _missed(batch, sequences, question.missed))
         ready = pc.and_not(matches, over)
         unwanted = pc.invert(pc.or_(matches, over))
         due_ms = question.delivers_up_to_ms
@@ -295,6 +304,13 @@ def _scan_rows(
         read=read,
         refused_units=UnitMessages.together(refused_units),
     )
+
+
+def _missed(batch: pa.RecordBatch, sequences: pa.Int64Array, missed: Ranges) -> pa.BooleanArray:
+    """A JMS server that is down keeps no place for messages that are not persistent (D6)."""
+    concerned = missed.between(sequences[0].as_py(), sequences[-1].as_py())
+    volatile = pc.equal(batch.column("JMSDeliveryMode"), NON_PERSISTENT)
+    return pc.and_(volatile, pc.is_in(sequences, concerned.numbers()))
 
 
 def _delayed(batch: pa.RecordBatch, due_ms: int) -> pa.BooleanArray:

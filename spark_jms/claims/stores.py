@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from spark_jms.claims.lane import Lane, LaneBusyError
 from spark_jms.core.placement import HOME
 from spark_jms.core.record_names import member_record, members_prefix
+from spark_jms.core.subscription_place import record_server
 from spark_jms.log.domain import Domain
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.store import Store, StoreError, open_store
@@ -31,6 +33,20 @@ def store_of(store: Store, server: str) -> Store:
     return store
 
 
+def why_silent(store: Store, server: str, wait_s: float) -> str:
+    """Why a server's store cannot be asked now; "" when it answers within `wait_s`."""
+    lane = Lane(f"server {server}")
+    try:
+        lane.run(lambda: store_of(store, server).sessions(), wait_s)
+    except LaneBusyError:
+        return f"its store does not answer within {wait_s:g} s"
+    except StoreError as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        lane.close()
+    return ""
+
+
 def home_of(store: Store) -> Store:
     """The domain's own store. What belongs to a whole destination is there."""
     return store_of(store, HOME)
@@ -38,12 +54,12 @@ def home_of(store: Store) -> Store:
 
 def record_of(snapshot: Snapshot, subscription: str, member: int) -> str:
     """The address of a member's record set."""
-    server = snapshot.destination.server_of(member)
+    server = record_server(snapshot.destination, subscription, member)
     return address(_key(server), member_record(snapshot.table_id, subscription, member))
 
 
 def prefix_of(snapshot: Snapshot, subscription: str, server: str) -> str:
-    """The addresses of the record sets of a server's members begin with it."""
+    """The addresses of a subscription's record sets on a server begin with it."""
     return address(_key(server), members_prefix(snapshot.table_id, subscription))
 
 

@@ -60,7 +60,7 @@ class Subscriber:
         self._domain, self._use = domain, use
         self.table = domain.log(destination)
         self.destination, self.subscription, self.consumer = destination, subscription, consumer
-        self.settings, self._server = settings, server
+        self.settings = settings
         self._clock_ms = clock_ms
         self.closed = False
         self.table_id = self.table.refresh().table_id
@@ -74,7 +74,13 @@ class Subscriber:
             open_timeout_s=open_timeout_s,
         )
         self.planner = Planner(
-            self.table, consumer, settings.selector, settings.fail_on_data_loss, self.members.label, clock_ms
+            self.table,
+            consumer,
+            settings.selector,
+            settings.fail_on_data_loss,
+            self.members.label,
+            clock_ms,
+            subscription,
         )
         self._transfers = Transfers(domain, clock_ms)
         self._batches = BatchMaker(
@@ -199,14 +205,6 @@ class Subscriber:
                     self.members.commit(
                         {m: held[m].state.delivered_to_table(p) for m, p in written.items() if m in held}
                     )
-
-    def take_up(self) -> None:
-        """Ask for the records of the members that this consumer is pinned to, before it needs them: others see it there."""
-        with self._lock:
-            self._check_open()
-            declared = self.table.snapshot.destination
-            for member in sorted(self.settings.members or declared.members_on(self._server)):
-                self.members.open(member)
 
     # -- sharing --------------------------------------------------------------------------------------------------
     def hand_over(self) -> int:

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 from spark_jms.claims.positions import ensure_subscription
 from spark_jms.core.client_identity import check_kept
 from spark_jms.core.selector import Selector
+from spark_jms.core.subscription_place import kept_at
 from spark_jms.errors import ModuleFileError, OptionError
 from spark_jms.log.delta_log import DeltaLog
 
@@ -18,12 +19,14 @@ SHARING: tuple[Sharing, ...] = get_args(Sharing)
 @dataclass(frozen=True)
 class SubscriptionRequest:
     """`name` None: a subscription of this consumer alone, which is not durable. `selector`: the text, of a subscription that
-    is not durable."""
+    is not durable. `server`: where one that is not durable shall be, of a replicated topic; None: on any server that answers.
+    The name of a durable one tells its server."""
 
     name: str | None
     durable: bool = True
     exclusive: bool = False
     selector: str | None = None
+    server: str | None = None
 
 
 def subscription_request(
@@ -34,8 +37,10 @@ def subscription_request(
     *,
     durable: bool | None = None,
     sharing: str = "sharable",
+    server: str | None = None,
 ) -> SubscriptionRequest | None:
-    """None for a queue. A durable subscription that is new is made. Raises OptionError, InvalidDestinationError."""
+    """None for a queue. A durable subscription that is new is made. `server`: the consumer names it (`server@topic`). Raises
+    OptionError, InvalidDestinationError."""
     if sharing not in SHARING:
         raise OptionError(f"sharing is {sharing!r}, but must be one of {', '.join(SHARING)}")
     destination = log.snapshot.destination
@@ -49,11 +54,12 @@ def subscription_request(
         return None
     text = selector.text.strip() if selector else None
     if durable or (durable is None and name is not None):
+        kept = None if name is None else kept_at(destination, server, name)
         try:
-            ensure_subscription(log, name, starting_position, selector)
+            ensure_subscription(log, kept, starting_position, selector)
         except ModuleFileError as error:
             raise OptionError(str(error)) from None
-        return SubscriptionRequest(name, exclusive=sharing == "exclusive")
+        return SubscriptionRequest(kept, exclusive=sharing == "exclusive")
     if starting_position not in (None, "latest"):
         raise OptionError(
             f"the starting position is {starting_position!r}, but a subscription that is not durable starts with the messages "
@@ -64,4 +70,4 @@ def subscription_request(
             check_kept(name)
         except ModuleFileError as error:
             raise OptionError(str(error)) from None
-    return SubscriptionRequest(name, False, sharing == "exclusive", text)
+    return SubscriptionRequest(name, False, sharing == "exclusive", text, server if destination.is_replicated else None)

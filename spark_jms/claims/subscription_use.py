@@ -3,24 +3,35 @@ rules; each topic has one record with all uses."""
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from spark_jms.claims.active_subscriptions import live_entries
 from spark_jms.claims.positions import check_selector, start_floors
 from spark_jms.claims.record_sets import opened_state, operations
-from spark_jms.claims.stores import home_of, names_everywhere
+from spark_jms.claims.stores import addressed, home_of, names_everywhere, why_silent
 from spark_jms.claims.subscription_request import SubscriptionRequest
-from spark_jms.core.active_subscription import ActiveSubscription, LiveSubscription, alone_name, is_durable, shared_name
+from spark_jms.core.active_subscription import (
+    ActiveSubscription,
+    LiveSubscription,
+    alone_name,
+    is_durable,
+    server_for,
+    shared_name,
+)
+from spark_jms.core.destination import Destination
 from spark_jms.core.record_names import members_prefix, uses_record
+from spark_jms.core.subscription_name import server_of_subscription
 from spark_jms.errors import MemberUnavailableError, SubscriptionInUseError
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.storage import now_ms
 from spark_jms.store import Delete, FencedError, Handle, Put, RecordHeldError, Session, Store
 
 JOIN_TIMEOUT_S = 15.0
+ANSWER_S = 2.0  # a server that does not answer for so long gets no new subscription
 LEAVE_TIMEOUT_S = 1.0  # after that housekeeping does the rest
 _STEP_S = 0.25
 
@@ -53,20 +64,28 @@ class SubscriptionUse:
                 .among(set(home_of(self._store).sessions()))
             )
             if not left.users and not is_durable(self.name):
-                _clear(self._store, self._session, self._table_id, self.name, LEAVE_TIMEOUT_S)
+                self._leave_nothing()
             record.commit([Put(self.name, left.to_bytes()) if left.users else Delete(self.name)])
+
+    def _leave_nothing(self) -> None:
+        """On a server that is away the record sets stay: they are leftovers when it is back."""
+        server = server_of_subscription(self.name)
+        if server is None or not why_silent(self._store, server, LEAVE_TIMEOUT_S):
+            _clear(self._store, self._session, self._table_id, self.name, LEAVE_TIMEOUT_S)
 
 
 def use_subscription(
     store: Store, log: DeltaLog, request: SubscriptionRequest, *, wait_s: float = 0.0
 ) -> SubscriptionUse:
     """Enter a use of a topic's subscription. While another consumer excludes this one, it waits up to `wait_s`, then raises
-    SubscriptionInUseError. A durable subscription must exist."""
+    SubscriptionInUseError. A durable subscription must exist. On a replicated topic, one that is not durable goes to a server
+    that answers; when there is none, MemberUnavailableError."""
     deadline = time.monotonic() + wait_s
     while True:
+        answering = answering_servers(store, log.snapshot.destination, request)
         session = store.connect(f"subscription {request.name or '(its own)'} of {log.name}")
         try:
-            return _joined(store, session, log, request)
+            return _joined(store, session, log, request, answering)
         except SubscriptionInUseError:
             session.close()
             if time.monotonic() >= deadline:
@@ -77,12 +96,29 @@ def use_subscription(
             raise
 
 
-def _joined(store: Store, session: Session, log: DeltaLog, request: SubscriptionRequest) -> SubscriptionUse:
+def answering_servers(store: Store, declared: Destination, request: SubscriptionRequest) -> list[str]:
+    """The servers on which the subscription may be made, in random order; [] when it has its place (D6)."""
+    if request.durable or not declared.is_replicated:
+        return []
+    wanted = declared.servers_in_use() if request.server is None else [request.server]
+    silent = {
+        server: "it is stopped" if server in declared.down else why_silent(store, server, ANSWER_S) for server in wanted
+    }
+    answering = [server for server, why in silent.items() if not why]
+    if not answering:
+        why = "; ".join(f"{server}: {why}" for server, why in silent.items())
+        raise MemberUnavailableError(f"{declared.name}: no server can take the subscription ({why}): try again later")
+    return random.sample(answering, len(answering))
+
+
+def _joined(
+    store: Store, session: Session, log: DeltaLog, request: SubscriptionRequest, answering: Sequence[str]
+) -> SubscriptionUse:
     table_id = log.snapshot.table_id
     try:
         with _opened(session, uses_record(table_id), JOIN_TIMEOUT_S) as record:
             known = live_entries(record.objects(), set(home_of(store).sessions()))
-            name = _name(request, known)
+            name = _name(request, known, answering)
             entry = known.get(name, ActiveSubscription(name, selector=request.selector, created_ms=now_ms()))
             joined = entry.joined(session.session_id, exclusive=request.exclusive)
             if not is_durable(name):
@@ -100,10 +136,11 @@ def _joined(store: Store, session: Session, log: DeltaLog, request: Subscription
     return SubscriptionUse(store, session, table_id, joined)
 
 
-def _name(request: SubscriptionRequest, known: Mapping[str, ActiveSubscription]) -> str:
+def _name(request: SubscriptionRequest, known: Mapping[str, ActiveSubscription], answering: Sequence[str]) -> str:
+    server = server_for(request.name, known, answering) if answering else None
     if request.name is None:
-        return alone_name(known.keys())
-    return request.name if request.durable else shared_name(request.name)
+        return alone_name(known.keys(), server)
+    return request.name if request.durable else shared_name(request.name, server)
 
 
 def forget_dead_uses(store: Store, session: Session, table_id: str) -> None:
@@ -130,7 +167,8 @@ def _opened(session: Session, name: str, wait_s: float) -> Iterator[Handle]:
 
 def _clear(store: Store, session: Session, table_id: str, subscription: str, wait_s: float) -> None:
     """The record sets of a subscription that has no consumer."""
-    for name in names_everywhere(store, members_prefix(table_id, subscription)):
+    prefix, server = members_prefix(table_id, subscription), server_of_subscription(subscription)
+    for name in names_everywhere(store, prefix) if server is None else store.names(addressed(server, prefix)):
         if not store.peek(name):
             continue
         with _opened(session, name, wait_s) as handle:

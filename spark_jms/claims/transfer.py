@@ -23,6 +23,7 @@ from spark_jms.claims.stores import record_of
 from spark_jms.core.placement import HOME
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
+from spark_jms.core.subscription_place import record_server
 from spark_jms.core.transfer import Intent, NextStep, TargetOutcome, Ticket, TransferStep, TransferTarget, next_step
 from spark_jms.errors import (
     DomainError,
@@ -232,9 +233,10 @@ def recover_transfers(
                 session.cancel(record)
                 continue
             except StoreError as error:
-                if snapshot.destination.server_of(member) == HOME:
+                server = record_server(snapshot.destination, subscription, member)
+                if server == HOME:
                     raise
-                away.add(f"server {snapshot.destination.server_of(member)}: {error}")
+                away.add(f"server {server}: {error}")
                 continue
             with handle:
                 label = label_of(snapshot.destination.name, subscription, member)

@@ -22,6 +22,7 @@ from spark_jms.core.query_progress import PROGRESS, QueryProgress
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.record_names import consumer_record
 from spark_jms.core.record_set import RecordSet
+from spark_jms.core.subscription_place import record_server, record_servers
 from spark_jms.errors import InvalidDestinationError, JmsqError
 from spark_jms.log.domain import Domain
 from spark_jms.log.snapshot import Snapshot
@@ -164,19 +165,19 @@ def _trial(store: Store, snapshot: Snapshot, subscription: str, member: int, cla
     if not claim.replayable:
         return None
     own = consumer_record(snapshot.table_id, subscription, claim.consumer)
-    record = addressed(snapshot.destination.server_of(member), own)
+    record = addressed(record_server(snapshot.destination, subscription, member), own)
     trial = QueryProgress.from_bytes(store.peek(record).get(PROGRESS), record).trial
     return trial if trial and trial.claim == claim.id else None
 
 
 def _state_or_none(store: Store, snapshot: Snapshot, subscription: str, member: int) -> RecordSet | None:
-    """None when the member's server is away: the rows of other servers are still of use."""
+    """None when the server of the record set is away: the rows of other servers are still of use."""
     try:
         return state_of(store, snapshot, subscription, member)
     except RecordCorruptError:
         raise
     except StoreError:
-        if snapshot.destination.server_of(member) == HOME:
+        if record_server(snapshot.destination, subscription, member) == HOME:
             raise
         return None
 
@@ -190,7 +191,7 @@ def _unknown(snapshot: Snapshot, subscription: str, member: int) -> RecordSet:
 
 def _infos(store: Store, snapshot: Snapshot, subscription: str) -> dict[str, RecordInfo]:
     found: dict[str, RecordInfo] = {}
-    for server in snapshot.destination.servers_in_use():
+    for server in record_servers(snapshot.destination, subscription):
         try:
             found |= store.infos(prefix_of(snapshot, subscription, server))
         except StoreError:
@@ -211,7 +212,7 @@ def subscriptions(
             known = _state_or_none(store, snapshot, name, member)
             state = known or _unknown(snapshot, name, member)
             last, info = snapshot.last_sequence(member), infos.get(record_of(snapshot, name, member))
-            away = f"(server {snapshot.destination.server_of(member)} is away)"
+            away = f"(server {record_server(snapshot.destination, name, member)} is away)"
             holder = away if known is None else labels.get(info.holder, info.holder) if info and info.holder else None
             out.append(
                 SubscriptionRow(

@@ -24,7 +24,7 @@ def subscriptions(
     settings: CommandSettings, destination: str | None, drop: str | None, dry_run: bool, wait_s: float
 ) -> None:
     """List subscriptions with position, backlog and holder; the subscription of a queue is called '-'. One called '~…' is not
-    durable: it ends with its last consumer.
+    durable: it ends with its last consumer. One called 'east@…' is on the server east, of a replicated distributed topic.
 
     --drop removes a topic's durable subscription. It is refused while a consumer uses it.
     """

@@ -10,10 +10,12 @@ from spark_jms.claims.fetch import fetch
 from spark_jms.claims.scan import Question, scan
 from spark_jms.client.encoding import decoded, legible
 from spark_jms.client.message import Message
-from spark_jms.client.pinning import Shown
-from spark_jms.core.ranges import Ranges
+from spark_jms.core.address import DestinationAddress
+from spark_jms.core.destination import Destination
+from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.selector import Selector
+from spark_jms.core.subscription_place import missed
 from spark_jms.errors import DestinationReplacedError
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
@@ -34,14 +36,14 @@ class Browser:
         self,
         domain: Domain,
         store: Store,
-        shown: Shown,
+        address: DestinationAddress,
         subscription: str | None,
         selector: Selector | None,
         limit: int | None,
         include_finished: bool,
         check: Callable[[], None],
     ) -> None:
-        self.destination, self._shown = shown.address.destination, shown
+        self.destination, self._address = address.destination, address
         self._domain, self._store, self._subscription = domain, store, subscription
         self._selector, self._limit, self._check = selector, limit, check
         self._include_finished = include_finished
@@ -51,16 +53,15 @@ class Browser:
         return itertools.islice(self._messages(), self._limit)
 
     def __repr__(self) -> str:
-        of = f"{self._shown.address}/{self._subscription}" if self._subscription else self._shown.address
+        of = f"{self._address}/{self._subscription}" if self._subscription else self._address
         return f"<Browser of {of}{f', selector {self._selector.text}' if self._selector else ''}>"
 
     def _states(self) -> dict[int, RecordSet]:
         self._check()
-        members = self._shown.members(self._domain.log(self.destination).refresh().destination)
+        members = self._address.read_members(self._domain.log(self.destination).snapshot.destination)
         if self._include_finished:
             return {}
-        with self._shown.losing():
-            return views.states(self._domain, self._store, self.destination, self._subscription, members)
+        return views.states(self._domain, self._store, self.destination, self._subscription, members)
 
     def _messages(self) -> Iterator[Message]:
         table = self._domain.log(self.destination)
@@ -69,7 +70,7 @@ class Browser:
         snapshot = table.refresh()
         if snapshot.table_id != table_id:
             raise DestinationReplacedError()
-        only = self._shown.members(snapshot.destination)
+        only = self._address.read_members(snapshot.destination)
         present = {
             m: Ranges.of(*((f.first, f.last) for f in files.files))
             for m, files in snapshot.members.items()
@@ -82,19 +83,18 @@ class Browser:
             while left:
                 window = left.take(_WINDOW)
                 left = left - window
-                picks = self._selected(table, member, window, table_id)
+                picks = self._selected(table, snapshot.destination, member, window, table_id)
                 redelivered = state.redelivered(picks) if state and picks else {}
                 rows = fetch(
                     table, self.destination, member, picks, redelivered, fail_on_data_loss=False, table_id=table_id
                 )
                 for batch in rows:
                     found = decoded(batch, None)
-                    for message in legible(batch) if found.undecodable else found.messages:
-                        self._shown.check_kept(table)
-                        yield message
+                    yield from legible(batch) if found.undecodable else found.messages
                 self._check()
 
-    def _selected(self, table: DeltaLog, member: int, window: Ranges, table_id: str) -> Ranges:
-        if self._selector is None:
+    def _selected(self, table: DeltaLog, declared: Destination, member: int, window: Ranges, table_id: str) -> Ranges:
+        not_seen = missed(declared, self._subscription, member, window.last) if self._subscription else EMPTY
+        if self._selector is None and not not_seen:
             return window
-        return scan(table, member, window, Question(self._selector), table_id=table_id).picks
+        return scan(table, member, window, Question(self._selector, missed=not_seen), table_id=table_id).picks

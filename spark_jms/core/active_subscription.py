@@ -6,7 +6,8 @@
     ~billing    no             with its last consumer      several, or one that is exclusive
     ~~3         no             with its consumer           one; the number is used again afterwards
 
-The first is durable. A table's subscriptions are never called `~…`, so the three cannot be confused.
+The first is durable. A table's subscriptions are never called `~…`, so the three cannot be confused. On a replicated topic
+the server comes before the name or number: `~east@billing` (subscription_name.py).
 
 The store has one record for each topic with all uses. A use counts while its session lives. A subscription that is not
 durable is entered *before* its floors are read, and a purge reads the record *after* it has fixed its snapshot. So either
@@ -16,11 +17,13 @@ the purge meets the entry, or every message that it removes was sent before the 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Set
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import count
 
 from spark_jms.core.destination import Subscription
+from spark_jms.core.subscription_name import on_server, server_of_subscription
 from spark_jms.errors import FormatVersionError, RecordSetError, SubscriptionInUseError
 
 FORMAT_VERSION = 1
@@ -31,14 +34,29 @@ def is_durable(subscription: str) -> bool:
     return not subscription.startswith(_SHARED)
 
 
-def shared_name(name: str) -> str:
+def shared_name(name: str, server: str | None = None) -> str:
     """Under which a subscription that is not durable is kept, if several consumers may share it."""
-    return _SHARED + name
+    return _SHARED + (name if server is None else on_server(server, name))
 
 
-def alone_name(used: Set[str]) -> str:
+def alone_name(used: Set[str], server: str | None = None) -> str:
     """For a consumer of its own: the lowest number that is free, so that a store has few names."""
-    return next(name for number in count(1) if (name := f"{_ALONE}{number}") not in used)
+    names = (str(number) if server is None else on_server(server, str(number)) for number in count(1))
+    return next(kept for name in names if (kept := _ALONE + name) not in used)
+
+
+def server_for(name: str | None, known: Mapping[str, ActiveSubscription], answering: Sequence[str]) -> str:
+    """Where a new use of a subscription that is not durable goes, on a replicated topic: to the server that has it, so that
+    its consumers share it; otherwise to the one with the fewest consumers, the first of several. `name` None: a consumer's
+    own."""
+    if name is not None:
+        having = [server for server in answering if shared_name(name, server) in known]
+        if having:
+            return having[0]
+    consumers = Counter[str]()
+    for kept, entry in known.items():
+        consumers[server_of_subscription(kept) or ""] += len(entry.users)
+    return min(answering, key=lambda server: consumers[server])
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,12 @@ class DestinationAddress:
     def __str__(self) -> str:
         return self.destination if self.server is None else f"{self.server}@{self.destination}"
 
+    def read_members(self, declared: Destination) -> list[int] | None:
+        """The members whose messages a consumer or browser of this address gets; None: all. A subscription on one server of a
+        replicated topic gets those of all members (D6). Raises InvalidDestinationError."""
+        members = self.members(declared)
+        return None if declared.is_replicated else members
+
     def members(self, declared: Destination) -> list[int] | None:
         """The members that it names; None: all. Raises InvalidDestinationError, which names the servers."""
         if self.server is None:

@@ -6,7 +6,8 @@
     restricted     one at a time in the domain       app:billing
     unrestricted   any number                        app::billing
 
-A subscription belongs to its client id *and* policy, so the three are different ones. No name has a colon in it.
+A subscription belongs to its client id *and* policy, so the three are different ones. No name has a colon or an @ in it. On a
+replicated topic a server comes before all of it: `east@app:billing` (subscription_name.py).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from spark_jms.errors import ModuleFileError, OptionError
 ClientIdPolicy = Literal["restricted", "unrestricted"]
 POLICIES: tuple[ClientIdPolicy, ...] = get_args(ClientIdPolicy)
 _SEPARATORS = {"restricted": ":", "unrestricted": "::"}
-_KEPT = re.compile(r"(?:(?P<client>[^:]+)::?)?(?P<name>[^:]+)\Z")
+_KEPT = re.compile(r"(?:(?P<server>[^:@]+)@)?(?:(?P<client>[^:@]+)::?)?(?P<name>[^:@]+)\Z")
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,14 @@ class ClientIdentity:
 
 
 def check_kept(subscription: str) -> None:
-    """Raises ModuleFileError unless `ClientIdentity.kept` could have returned it."""
+    """Raises ModuleFileError unless `ClientIdentity.kept` could have returned it, or `on_server` of that."""
     parts = _KEPT.match(subscription)
-    if parts is None or parts["client"] is None:
+    if parts is None:
         check_name("subscription", subscription)
         return
-    check_name("client id", parts["client"])
-    check_name("subscription", parts["name"])
+    for what, part in (("server", "server"), ("client id", "client"), ("subscription", "name")):
+        if parts[part] is not None:
+            check_name(what, parts[part])
 
 
 def _checked(what: str, name: str) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import attrs
 
 from spark_jms.core.lease_term import LeaseTerm
+from spark_jms.core.outages import NO_OUTAGES, Outages
 from spark_jms.core.pause import INSERTION, PRODUCTION, Pauses
 from spark_jms.core.placement import HOME, Placement, placed_on
 from spark_jms.core.routing import Routing
@@ -29,7 +30,7 @@ from spark_jms.errors import (
 )
 from spark_jms.settings.destination import DestinationSettings, contradiction, from_metadata, to_metadata
 
-FORMAT_VERSION = 2  # of tables whose members are on servers; all others have 1
+FORMAT_VERSION = 3  # of replicated distributed topics; others whose members are on servers have 2, and all others 1
 QUEUE_SUBSCRIPTION = "-"  # a queue has one set of positions, under this name
 TEMPORARY_PREFIX = "jmsq-temporary-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
@@ -62,6 +63,7 @@ class Destination(DestinationSettings):
     terms: Mapping[str, LeaseTerm] = attrs.field(
         factory=dict
     )  # server -> the newest term of its lease that is known here
+    outages: Outages = NO_OUTAGES  # of a replicated topic
 
     def __attrs_post_init__(self) -> None:
         check_name("destination", self.name)
@@ -73,6 +75,11 @@ class Destination(DestinationSettings):
     @property
     def is_topic(self) -> bool:
         return self.kind.endswith("topic")
+
+    @property
+    def is_replicated(self) -> bool:
+        """A topic whose subscriptions are each on one server: subscription_place.py."""
+        return self.forwarding == "replicated"
 
     @property
     def member_ids(self) -> Sequence[int]:
@@ -105,7 +112,9 @@ class Destination(DestinationSettings):
 
     @property
     def down_members(self) -> frozenset[int]:
-        return frozenset(m for server in self.down for m in self.members_on(server))
+        """Those that get no messages because their server is down. A replicated topic has none: whatever member a message is
+        stored in, it reaches all servers."""
+        return frozenset() if self.is_replicated else frozenset(m for s in self.down for m in self.members_on(s))
 
     @property
     def reachable_members(self) -> Sequence[int]:
@@ -114,9 +123,12 @@ class Destination(DestinationSettings):
         return [member for member in self.member_ids if member not in down] or self.member_ids
 
     def check_up(self, members: Iterable[int]) -> None:
-        """Raises ServerDownError when one of these members is on a server that is down."""
+        """Raises ServerDownError when one of these members is on a server that is down; of a replicated topic, when all servers
+        are."""
         found = self.down
-        down = sorted({self.server_of(member) for member in members} & found.keys()) if found else []
+        if not found or (self.is_replicated and set(self.servers_in_use()) - found.keys()):
+            return
+        down = sorted({self.server_of(member) for member in members} & found.keys())
         if down:
             first = down[0]
             why = (
@@ -182,6 +194,7 @@ class Destination(DestinationSettings):
             slot_members=self.slot_members or self.members,
             subscriptions=self.subscriptions,
             pauses=self.pauses.within(ids),
+            outages=self.outages,
         )
 
     def same_declaration(self, other: Destination) -> bool:
@@ -236,7 +249,7 @@ class Destination(DestinationSettings):
         }
         terms = {server: term.to_json() for server, term in self.terms.items()}
         stored = {
-            "formatVersion": str(FORMAT_VERSION if self.placement else 1),
+            "formatVersion": str(FORMAT_VERSION if self.is_replicated else 2 if self.placement else 1),
             "name": self.name,
             **to_metadata(self),
             "slotMembers": str(self.slot_members),
@@ -246,6 +259,7 @@ class Destination(DestinationSettings):
             **({"placement": json.dumps(self.placement.to_json())} if self.placement else {}),
             **({"down": json.dumps(dict(self.stopped), sort_keys=True)} if self.placement else {}),
             **({"leaseTerms": json.dumps(terms, sort_keys=True)} if self.placement else {}),
+            **({"outages": json.dumps(self.outages.to_json())} if self.is_replicated else {}),
         }
         return {_PREFIX + key: value for key, value in stored.items()}
 
@@ -273,6 +287,7 @@ class Destination(DestinationSettings):
                 placement=_placement(stored),
                 stopped={str(server): int(since) for server, since in json.loads(stored.get("down", "{}")).items()},
                 terms={s: LeaseTerm.from_json(term) for s, term in json.loads(stored.get("leaseTerms", "{}")).items()},
+                outages=Outages.from_json(json.loads(stored.get("outages", "[]"))),
             )
         except (KeyError, ValueError, TypeError, AttributeError, ModuleFileError) as error:
             raise UnreadableTableError(

@@ -20,8 +20,11 @@ import pyarrow as pa
 from spark_jms.core.destination import Destination, Subscription
 from spark_jms.core.lease_term import LeaseTerm
 from spark_jms.core.message import PARTITION_SCHEMA, STORED_SCHEMA
+from spark_jms.core.outages import Span
 from spark_jms.core.placement import HOME
 from spark_jms.core.sort_order import SortOrder
+from spark_jms.core.subscription_name import server_of_subscription
+from spark_jms.core.subscription_place import check_durable
 from spark_jms.errors import InvalidDestinationError, JmsqError, MemberRemovalError, ModuleFileError
 from spark_jms.log.acknowledgements import ACKNOWLEDGEMENT_SCHEMA
 from spark_jms.log.checkpoints import commit_path
@@ -78,7 +81,8 @@ def apply_destinations(
     for wanted in declared:
         check_not_temporary(wanted.name)
         if wanted.name not in existing:
-            _create(domain, ServerStates.of(domain, wanted).on_new(wanted, wanted.servers))
+            new = ServerStates.of(domain, wanted).on_new(wanted, wanted.servers)
+            _create(domain, with_outages(Snapshot(wanted.name), new))
             changes.append(DeclarationChange(wanted.name, "created", f"{wanted.kind}, {wanted.members} member(s)"))
         else:
             changes.append(_change(domain, wanted, empty))
@@ -158,6 +162,8 @@ def create_tables(domain: Domain, destination: Destination, path: str, acknowled
         subscriptions={},
         durability="process",
         error_destination=None,
+        forwarding="partitioned",
+        store_enabled=True,
     )
     create_table(domain, path, STORED_SCHEMA, destination)
     create_table(domain, acknowledgements_path, ACKNOWLEDGEMENT_SCHEMA, acknowledgements)
@@ -236,6 +242,11 @@ def decide_change(
         raise InvalidDestinationError(
             f"destination {wanted.name} is a {now.kind} and cannot become a {wanted.kind}: declare it under another name"
         )
+    if now.forwarding != wanted.forwarding:
+        raise InvalidDestinationError(
+            f"destination {wanted.name} is a {now.forwarding} distributed topic and cannot become a {wanted.forwarding} one: its "
+            "subscriptions have their positions elsewhere. Declare another topic"
+        )
     if full_member is not None:
         raise MemberRemovalError(
             f"destination {wanted.name} has {_members_of(now)} and the module says {_members_of(wanted)}, but member "
@@ -251,7 +262,35 @@ def decide_change(
     after = now.changed_to(wanted, snapshot.numbered_members())
     new = set(after.servers_in_use()) - set(now.servers)
     after = states.on_new(attrs.evolve(after, subscriptions=_with_floors(snapshot, after.member_ids)), new)
+    _check_subscriptions(now, after)
+    after = with_outages(snapshot, after)
     return ChangeDecision("SET TBLPROPERTIES", [metadata_action(snapshot, after)], difference=_difference(now, wanted))
+
+
+def _check_subscriptions(now: Destination, after: Destination) -> None:
+    """Durable subscriptions on a server of a replicated topic stay possible. Raises MemberRemovalError or
+    InvalidDestinationError (D6)."""
+    for name in sorted(now.subscriptions) if after.is_replicated else ():
+        server = server_of_subscription(name)
+        if server not in after.servers_in_use():
+            raise MemberRemovalError(
+                f"destination {now.name} has the durable subscription {name} on server {server}, which the module leaves out: drop "
+                f"it (`jmsq subscriptions --drop {now.name}/{name}`), then apply again"
+            )
+        check_durable(after, name)
+
+
+def with_outages(snapshot: Snapshot, after: Destination) -> Destination:
+    """What the next commit declares, with the outages of a replicated topic that follow from the servers that are down then."""
+    if not after.is_replicated:
+        return after
+    members = {member: _span(snapshot, member) for member in after.member_ids}
+    return attrs.evolve(after, outages=after.outages.following(after.down.keys(), after.servers_in_use(), members))
+
+
+def _span(snapshot: Snapshot, member: int) -> Span:
+    files, last = snapshot.member_files(member), snapshot.last_sequence(member)
+    return Span(files.files[0].first if len(files) else last + 1, last)
 
 
 def _members_of(destination: Destination) -> str:

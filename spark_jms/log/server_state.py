@@ -3,7 +3,7 @@
 A server is down for a destination once its table says so: because an administrator has stopped it, or because its lease has
 lapsed (core/server_lease.py). The two are kept apart, so the end of one does not end the other. The commit begins a new routing
 epoch, so it is ordered with the messages: senders that planned before it route again at their commit, and whatever commits
-after it obeys it.
+after it obeys it. Of a replicated topic it also begins or ends an outage (core/outages.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from spark_jms.core.lease_term import HELD, LeaseTerm
 from spark_jms.core.placement import HOME
 from spark_jms.errors import DomainError
 from spark_jms.log.commit import Decision, commit
-from spark_jms.log.declarations import metadata_action
+from spark_jms.log.declarations import metadata_action, with_outages
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.snapshot import Snapshot
@@ -77,4 +77,5 @@ def _decide(snapshot: Snapshot, after: Destination) -> Decision | None:
     before = snapshot.destination
     if after == before:
         return None
-    return Decision("SET TBLPROPERTIES", [metadata_action(snapshot, attrs.evolve(after, epoch=before.epoch + 1))])
+    after = with_outages(snapshot, attrs.evolve(after, epoch=before.epoch + 1))
+    return Decision("SET TBLPROPERTIES", [metadata_action(snapshot, after)])

@@ -14,7 +14,7 @@ import attrs
 from spark_jms.errors import ModuleFileError
 from spark_jms.settings.destination_key import KeyText
 from spark_jms.settings.table import REQUIRED, Setting, Table, setting, settings_of
-from spark_jms.settings.types import Choice, Duration, ListOf, Size, Text, Whole
+from spark_jms.settings.types import Choice, Duration, Flag, ListOf, Size, Text, Whole
 
 UNLIMITED = -1  # of redeliveries
 
@@ -32,6 +32,10 @@ POLICIES = {
     "round-robin": "the members take turns",
     "random": "any member",
     "weighted": "by `weights`",
+}
+FORWARDINGS = {
+    "partitioned": "a subscription has positions on all members; each message is on one of them",
+    "replicated": "each server has subscriptions of its own, and every one of them gets every message",
 }
 DURABILITIES = {
     "process": "a sent message survives the death of any process",
@@ -159,6 +163,21 @@ class DestinationSettings(Table):
         without="none: all members are in the domain's own store",
     )
 
+    forwarding: str = setting(
+        "forwarding",
+        Choice(FORWARDINGS),
+        "partitioned",
+        "Of a distributed topic on servers: where its subscriptions are. It cannot be changed later. Either way a message is "
+        "stored once.",
+    )
+    store_enabled: bool = setting(
+        "storeEnabled",
+        Flag(),
+        True,
+        "Of a replicated distributed topic: with `false` its subscriptions are not durable, and one on a server that is down "
+        "misses the persistent messages of that time as well.",
+    )
+
     def refusal(self, row: Setting, value: object, allowed: str) -> ModuleFileError:
         return ModuleFileError(f"destination {self.name}: {row.name} is {value!r}, but must be {allowed}")
 
@@ -194,6 +213,8 @@ def contradiction(settings: DestinationSettings) -> tuple[str, str] | None:
             f"members is {members}, but must be 1, because a {kind} has one member "
             f"(a distributed-{kind} may have up to {MAX_MEMBERS})"
         )
+    if found := _contradicts_replication(settings):
+        return found
     if settings.routing != "weighted":
         if not weights:
             return None
@@ -206,6 +227,18 @@ def contradiction(settings: DestinationSettings) -> tuple[str, str] | None:
         return "weights", (
             f"weights is {weights}, but must be a list of {members} weight(s), one for each member, not all 0"
         )
+    return None
+
+
+def _contradicts_replication(settings: DestinationSettings) -> tuple[str, str] | None:
+    replicated = settings.forwarding == "replicated"
+    if replicated and not (settings.kind == "distributed-topic" and settings.servers):
+        return "forwarding", (
+            "forwarding is replicated, but this is for a distributed-topic with `servers`: without servers every subscription "
+            "has all members and gets every message"
+        )
+    if not settings.store_enabled and not replicated:
+        return "storeEnabled", "storeEnabled is false, but this is for a distributed-topic with forwarding: replicated"
     return None
 
 

@@ -59,26 +59,33 @@ class JmsqReader(DataSourceReader):
         o = self.options
         domain = Domain(o.root)
         name = self._address.destination
-        only = self._address.members(domain.log(name).refresh().destination)
+        only = self._address.read_members(domain.log(name).refresh().destination)
         if o.view in ("acknowledgements", "claims", "subscriptions"):
             with views.opened_store(domain) as store:
-                rows = getattr(views, o.view)(domain, store, name, browsed_subscription(o))
+                rows = getattr(views, o.view)(domain, store, name, self._subscription(domain))
             return [ViewPartition([views.as_row(row) for row in rows if only is None or row.member in only])]
         return self._message_partitions(domain, name, only)
+
+    def _subscription(self, domain: Any) -> str | None:
+        from spark_jms.core.subscription_place import kept_at
+
+        kept, declared = browsed_subscription(self.options), domain.log(self._address.destination).snapshot.destination
+        return None if kept is None else kept_at(declared, self._address.server, kept)
 
     def _message_partitions(self, domain: Any, name: str, only: list[int] | None) -> list[InputPartition]:
         from spark_jms.claims import views
         from spark_jms.claims.scan import Question, scan
-        from spark_jms.core.ranges import Ranges
+        from spark_jms.core.ranges import EMPTY, Ranges
         from spark_jms.core.selector import Selector
+        from spark_jms.core.subscription_place import missed
 
         o = self.options
         table = domain.log(name)
         snapshot = table.refresh()
-        states = {}
+        states, subscription = {}, self._subscription(domain)
         if o.view == "messages":
             with views.opened_store(domain) as store:
-                states = views.states(domain, store, name, browsed_subscription(o), only)
+                states = views.states(domain, store, name, subscription, only)
         selector = Selector.parse(o.selector)
         out: list[InputPartition] = []
         for member, files in sorted(snapshot.members.items()):
@@ -88,9 +95,12 @@ class JmsqReader(DataSourceReader):
             state = states.get(member)
             if state is not None:
                 picks = picks & state.unfinished(1, snapshot.last_sequence(member))
-            if selector is not None:
-                found = scan(table, member, picks, Question(selector), table_id=snapshot.table_id) if picks else None
-                picks = found.picks if found else picks
+            not_seen = (
+                missed(snapshot.destination, subscription, member, picks.last) if subscription and picks else EMPTY
+            )
+            if picks and (selector is not None or not_seen):
+                question = Question(selector, missed=not_seen)
+                picks = scan(table, member, picks, question, table_id=snapshot.table_id).picks
             redelivered = state.redelivered(picks) if state else {}
             for group in _groups([f for f in files.files if picks.between(f.first, f.last)]):
                 part = picks.between(group[0].first, group[-1].last)

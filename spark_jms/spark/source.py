@@ -133,15 +133,17 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """A new query creates its topic subscription. A subscription missing for a continuing query is a loss."""
         from spark_jms.claims.positions import ensure_subscription, find_subscription
         from spark_jms.core.selector import Selector
+        from spark_jms.core.subscription_place import kept_at
         from spark_jms.log.domain import Domain
 
         o = self.options
         domain, selector = Domain(o.root), Selector.parse(o.selector)
         table = domain.log(self._name)
-        self._address.members(table.refresh().destination)
+        declared = table.refresh().destination
+        self._address.members(declared)
         identity, name = identity_of(o), o.subscription
-        if table.snapshot.destination.is_topic:
-            name = None if name is None else identity.kept(name)
+        if declared.is_topic:
+            name = None if name is None else kept_at(declared, self._address.server, identity.kept(name))
         elif o.subscription_sharing != "sharable" or identity.client_id is not None:
             raise OptionError(
                 f"options subscriptionSharing and clientId are for a topic's subscription, and {self._name} is no topic"
@@ -254,7 +256,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 why,
             )
         declared = subscriber.table.snapshot.destination
-        members = self._address.members(declared) or declared.member_ids
+        members = self._address.read_members(declared) or declared.member_ids
         for member in sorted(declared.pauses.members(CONSUMPTION, members)):
             log.warning(
                 "%s: consumption of member %d is paused: Trigger.AvailableNow leaves its messages for the next run",

@@ -184,6 +184,8 @@ STORED = {
     "jmsq.redeliveryDelayMs": "0",
     "jmsq.destinationKeys": "[]",
     "jmsq.servers": "[]",
+    "jmsq.forwarding": "partitioned",
+    "jmsq.storeEnabled": "true",
     "jmsq.slotMembers": "2",
     "jmsq.epoch": "4",
     "jmsq.subscriptions": "{}",
@@ -196,6 +198,8 @@ LATER = (  # tables of earlier versions lack them
     "jmsq.redeliveryDelayMs",
     "jmsq.destinationKeys",
     "jmsq.servers",
+    "jmsq.forwarding",
+    "jmsq.storeEnabled",
     "jmsq.paused",
 )
 ORDERS = Destination(
