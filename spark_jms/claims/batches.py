@@ -21,6 +21,7 @@ from spark_jms.claims.positions import check_selector
 from spark_jms.claims.previous_batch import PreviousBatch
 from spark_jms.claims.redelivery_limit import RedeliveryLimit
 from spark_jms.claims.transfer import Transfers
+from spark_jms.claims.work_planner import WorkPlanner
 from spark_jms.core.active_subscription import LiveSubscription
 from spark_jms.core.batch import Batch, Limits, MemberPick, claim_id, claim_number
 from spark_jms.core.claim import Claim
@@ -36,6 +37,7 @@ from spark_jms.errors import (
     DestinationReplacedError,
     IllegalStateException,
     InvalidDestinationError,
+    OptionError,
     RecordSetError,
 )
 from spark_jms.log.delta_log import DeltaLog
@@ -104,6 +106,7 @@ class BatchMaker:
         self.isolation = Isolation(table, members, transfers, errors, clock_ms, narrows=settings.isolates_poison)
         self.previous = PreviousBatch(store, members, self.isolation, replayable=settings.replayable, clock_ms=clock_ms)
         self._limit = RedeliveryLimit(errors, members.session_id, members.label, clock_ms)
+        self._work_planner = WorkPlanner(planner, errors, members.session_id, members.label, clock_ms)
         self.planned_version = -1
         self._prepared: Mapping[int, Offer] = {}  # offers of a batch that is not concluded
         self._last_batch_s = time.monotonic()
@@ -346,6 +349,8 @@ class BatchMaker:
         if full:
             log.warning("%s: members %s wait for their acknowledgement table", self._members.destination, sorted(full))
         declared = snapshot.destination
+        if declared.handles_units_of_work and self._settings.isolates_poison:
+            raise unit_not_narrowed(declared.name)
         paused = declared.pauses.members(CONSUMPTION, declared.member_ids)
         for member in paused:
             self._planner.restart(member)  # there is nothing more to plan until it is resumed
@@ -355,7 +360,15 @@ class BatchMaker:
             if targets is not None:
                 last = min(last, targets.get(member, 0))
             epoch = self._members.held[member].handle.epoch
-            changed[member], offer = self._planner.picks(snapshot, member, changed[member], last, limits, epoch)
+            planner = self._work_planner if declared.handles_units_of_work else self._planner
+            changed[member], offer = planner.picks(snapshot, member, changed[member], last, limits, epoch)
             if offer.picks:
                 planned[member] = offer
         return planned
+
+
+def unit_not_narrowed(destination: str) -> OptionError:
+    return OptionError(
+        f"option onPoison is 'isolate', and {destination} delivers units of work: a failing batch would be narrowed within a "
+        "unit; use onPoison=fail"
+    )

@@ -27,7 +27,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from spark_jms.claims.batches import ConsumerSettings, PreparedBatch
+from spark_jms.claims.batches import ConsumerSettings, PreparedBatch, unit_not_narrowed
 from spark_jms.claims.branch import Branch, Runs, ServerAwayError
 from spark_jms.claims.lane import Lane
 from spark_jms.claims.offer import Offer
@@ -444,6 +444,8 @@ def open_subscriber(
     log = domain.log(destination)
     declared = log.refresh().destination
     placed = declared.placement is not None
+    if declared.handles_units_of_work and settings.isolates_poison:
+        raise unit_not_narrowed(destination)
     if placed and settings.isolates_poison:
         raise _not_narrowed(destination)
     kind = DistributedSubscriber if placed else Subscriber

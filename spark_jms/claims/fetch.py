@@ -9,9 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_jms.core.delivery_order import DeliveryOrder
 from spark_jms.core.message import COLUMNS, deliver, stored_columns
 from spark_jms.core.ranges import Ranges, union
-from spark_jms.core.sort_order import FIFO, SortOrder
+from spark_jms.core.sort_order import FIFO
 from spark_jms.errors import DataLossError, DestinationReplacedError
 from spark_jms.log.data_file import FileHint
 from spark_jms.log.delta_log import DeltaLog
@@ -37,10 +38,10 @@ def fetch(
     files: Sequence[FileHint] | None = None,
     fail_on_data_loss: bool = True,
     table_id: str | None = None,
-    order: SortOrder = FIFO,
+    order: DeliveryOrder = FIFO,
     last: LastRows | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The picked messages of one member, in `order`: FIFO, or sorted, and then all are in memory at once. `redelivered` maps
+    """The picked messages of one member, in `order`: FIFO, or another one, and then all are in memory at once. `redelivered` maps
     a delivery count above 1 to its messages.
 
     `files` are tried first; a file that compaction has replaced is looked up in the log. Raises DataLossError for
@@ -123,7 +124,9 @@ def _together(rows: Iterable[StoredRows]) -> Iterator[StoredRows]:
         yield _joined(pending)
 
 
-def _in_order(rows: Iterable[StoredRows], order: SortOrder, redelivered: Mapping[int, Ranges]) -> Iterator[StoredRows]:
+def _in_order(
+    rows: Iterable[StoredRows], order: DeliveryOrder, redelivered: Mapping[int, Ranges]
+) -> Iterator[StoredRows]:
     """The same rows in the order of delivery."""
     parts = sorted(rows, key=lambda part: part[1][0].as_py())
     if not parts:

@@ -7,13 +7,14 @@ computed: the next plan continues behind what was claimed, and only new or retur
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_jms.core.batch import MAX_RANGES_PER_MEMBER
-from spark_jms.core.integers import ascends
+from spark_jms.core.integers import ascends, view
 from spark_jms.core.message import COLUMNS
 from spark_jms.core.ranges import EMPTY, Ranges, union
 from spark_jms.core.record_set import RecordSet
@@ -27,20 +28,35 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class Offer:
-    """`picks` may be claimed. `order`: their sequences in the order of delivery; None: ascending."""
+    """`picks` may be claimed. `order`: their sequences in the order of delivery; None: ascending. `ends`: behind how many of
+    them a batch may end; None: behind each."""
 
     picks: Ranges = EMPTY
     order: pa.Int64Array | None = None
+    ends: pa.Int64Array | None = None
 
     def first(self, count: int) -> Ranges:
-        """The first `count` messages, or somewhat fewer if they are too scattered for one claim."""
+        """The first `count` messages, or somewhat fewer if they are too scattered for one claim or belong together with
+        later ones. At least one unit of work, however large (T12)."""
         if self.order is None:
             return self.picks.take(count).take_ranges(MAX_RANGES_PER_MEMBER)
+        if self.ends is not None:
+            return self._whole(self.ends, count) if count else EMPTY
         while True:
             chosen = Ranges.from_numbers(self.order[:count])
             if len(chosen) <= MAX_RANGES_PER_MEMBER:
                 return chosen
             count = count * MAX_RANGES_PER_MEMBER // len(chosen)
+
+    def _whole(self, ends: pa.Int64Array, count: int) -> Ranges:
+        assert self.order is not None
+        places = view(ends)
+        last = max(bisect_right(places, count) - 1, 0)
+        while True:
+            chosen = Ranges.from_numbers(self.order[: places[last]])
+            if len(chosen) <= MAX_RANGES_PER_MEMBER or not last:
+                return chosen
+            last = last * MAX_RANGES_PER_MEMBER // len(chosen)
 
 
 class SortedBacklogs:

@@ -31,7 +31,7 @@ from spark_jms.core.record_set import RecordSet
 from spark_jms.core.selector import Selector
 from spark_jms.core.sort_order import SortOrder
 from spark_jms.core.subscription_place import missed
-from spark_jms.core.unit_order import BlockedUnits
+from spark_jms.core.unit_order import NO_UNITS, BlockedUnits
 from spark_jms.errors import DataLossError
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.snapshot import Snapshot
@@ -106,18 +106,25 @@ class Planner:
             self._passes[member] = _Pass(picks.first - 1, known.blocked, known.epoch)
 
     def picks(
-        self, snapshot: Snapshot, member: int, state: RecordSet, last: int, limits: Limits, epoch: int
+        self,
+        snapshot: Snapshot,
+        member: int,
+        state: RecordSet,
+        last: int,
+        limits: Limits,
+        epoch: int,
+        apart: Ranges = EMPTY,
     ) -> tuple[RecordSet, Offer]:
         """The messages up to `last` that may be delivered now, in order; and the state without those that are expired,
         lost or, in a topic, refused. With a limit it looks at no more messages than it needs: a plan costs the same
-        whatever the backlog. Of a sorted destination it looks at all."""
+        whatever the backlog. Of a sorted destination it looks at all. `apart` are messages that another plan looks at."""
         order = SortOrder.of(snapshot.destination.destination_keys)
         current, max_rows = (None, None) if order else (self._passes.get(member), self._max_rows(limits))
         if current and current.epoch != epoch and any(f.has_groups for f in snapshot.member_files(member).files):
             current, max_rows = None, None  # units may have become available meanwhile: from the start to the end
         begin = current.behind + 1 if current else 1
         waiting = state.waiting
-        kept_back = waiting | state.beyond_limit(snapshot.destination.redelivery_limit)
+        kept_back = waiting | apart | state.beyond_limit(snapshot.destination.redelivery_limit)
         now = self._clock_ms()
         if (refused := self._refused.get(member)) is not None:
             refused.forget_expired(now)
@@ -136,7 +143,7 @@ class Planner:
         wanted = bounds.enough  # at first look at as many messages as are wanted; if they do not do, at all the others
         while windows.next and not bounds.reached(picks.count, read):
             window, wanted = windows.take(wanted), None
-            state, present = self._without_lost(snapshot, state, window, member)
+            state, present = self.without_lost(snapshot, state, window, member)
             if present:
                 rest = bounds.after(picks.count, read)
                 found = scan(self.table, member, present, question, rest, table_id=snapshot.table_id)
@@ -148,6 +155,10 @@ class Planner:
         else:
             self._passes.pop(member, None)
         return state, self._sorted.offer(snapshot, member, state, picks, order) if order and picks else Offer(picks)
+
+    def refuse(self, member: int, state: RecordSet, messages: Ranges) -> None:
+        """Messages of a queue that the selector refuses, as another plan has found."""
+        self._refused.setdefault(member, RefusedMessages()).add(state, messages, NO_UNITS)
 
     # -- inside ---------------------------------------------------------------------------------------------------
     @staticmethod
@@ -176,10 +187,12 @@ class Planner:
             self._refused.setdefault(member, RefusedMessages()).add(state, found.refused, found.refused_units)
         return self._lose(state, found.gone, member) if found.gone else state
 
-    def _without_lost(
+    def without_lost(
         self, snapshot: Snapshot, state: RecordSet, wanted: Ranges, member: int
     ) -> tuple[RecordSet, Ranges]:
         """The part of `wanted` that is in files, and the state without the rest, which is lost."""
+        if not wanted:
+            return state, wanted
         files = snapshot.member_files(member).overlapping(wanted.first, wanted.last)
         covered = Ranges.of(*((f.first, f.last) for f in files))
         missing = wanted - covered

@@ -94,6 +94,7 @@ def _typed(kind: str, text: str) -> PropertyValue:
 @click.option("--time-to-live", type=DURATION, help="Expire after this time, such as 10min.")
 @click.option("--delay", type=DURATION, help="Deliver after this time.")
 @click.option("--count", type=click.IntRange(1), default=1, help="Send the message this many times.")
+@click.option("--unit-of-work", "unit", metavar="NAME", help="Send all messages as this unit of work, in one commit.")
 def send(
     settings: CommandSettings,
     destination: str,
@@ -110,6 +111,7 @@ def send(
     time_to_live: float | None,
     delay: float | None,
     count: int,
+    unit: str | None,
 ) -> None:
     """Send messages: each --text, one --file, or every line of standard input with --stdin.
 
@@ -136,6 +138,11 @@ def send(
     messages: list[MessageArguments] = [{**headers, **body} for body in bodies]
     with _connect(settings) as context:
         producer = context.producer(destination)
+        if unit is not None:
+            groups = _lines(sys.stdin.buffer, headers) if lines else _repeated(messages, count)
+            sent_unit = producer.send_unit_of_work(itertools.chain.from_iterable(groups), unit)
+            _report_sent(settings, destination, sent_unit.messages, {"commits": sent_unit.commits})
+            return
         if not lines and len(messages) * count == 1:
             sent = producer.send(**messages[0])  # type: ignore[call-overload]  # one body, checked above
             _report_sent(
@@ -255,7 +262,8 @@ def receive(
     skip_lost: bool,
     ack: bool,
 ) -> int:
-    """Receive messages, which consumes them. The command prints a message before it acknowledges it.
+    """Receive messages, which consumes them. The command prints a message before it acknowledges it. A unit of work counts as
+    one message.
 
     Exit code 3: no message arrived in time.
     """
@@ -310,8 +318,15 @@ def _received(consumer: Consumer, limit: int, timeout_s: float, ack: bool) -> It
 
 
 def _print_message(out: Output, message: Message) -> None:
+    from spark_jms.core.unit_of_work import UNIT
+
     if out.as_json:
         out.record(message.to_dict())
+        return
+    if message.unit_of_work:
+        out.say(f"== unit of work {message.properties[UNIT]}, {len(message.unit_of_work):,} message(s)")
+        for part in message.unit_of_work:
+            _print_message(out, part)
         return
     headers = [f"member {message.member}", f"sequence {message.sequence}", message.message_id]
     for name, value in (

@@ -67,6 +67,11 @@ def parts_of(claims: Mapping[Key, str]) -> Parts:
     return {c: {m: Ranges.from_numbers(n) for m, n in members.items()} for c, members in numbers.items()}
 
 
+def keys_of(message: Message) -> list[Key]:
+    """Of a message, or of all messages of a unit of work."""
+    return [(part.member, part.sequence) for part in message.unit_of_work or (message,)]
+
+
 class Delivery:
     def __init__(self) -> None:
         self.prefetched: deque[tuple[Message, str]] = deque()
@@ -85,14 +90,14 @@ class Delivery:
         """The next prefetched message. A message that has expired since it was claimed is finished without delivery."""
         while self.prefetched:
             message, claim = self.prefetched.popleft()
-            key = (message.member, message.sequence)
+            keys = keys_of(message)
             if 0 < message.expiration_ms <= now_ms:
-                self.finished[key] = claim
-                self.expired += 1
+                self.finished.update(dict.fromkeys(keys, claim))
+                self.expired += len(keys)
                 continue
-            self.delivered[key] = claim
-            self.received += 1
-            self.redelivered += message.redelivered
+            self.delivered.update(dict.fromkeys(keys, claim))
+            self.received += len(keys)
+            self.redelivered += len(keys) * message.redelivered
             return message
         return None
 
@@ -112,17 +117,17 @@ class Delivery:
         """Release everything prefetched, and of the delivered messages `keys`, or, if `delivered`, all of them."""
         chosen = list(self.delivered) if delivered else [key for key in keys or () if key in self.delivered]
         self._release(chosen, delay_ms)
-        unseen = {(m.member, m.sequence): claim for m, claim in self.prefetched}
+        unseen = {key: claim for message, claim in self.prefetched for key in keys_of(message)}
         self.prefetched.clear()
         self._return(unseen, flagged=False)
 
-    def reject(self, key: Key, delay_ms: int | None, *, unit: bool) -> None:
-        """Release one delivered message. What is prefetched stays if the message waits, unless it belongs to a unit of
-        order: then no later message of the unit may be delivered before it."""
+    def reject(self, keys: Iterable[Key], delay_ms: int | None, *, unit: bool) -> None:
+        """Release one delivered message, or a unit of work. What is prefetched stays if the message waits, unless it belongs
+        to a unit of order: then no later message of the unit may be delivered before it."""
         if delay_ms and not unit:
-            self._release([key], delay_ms)
+            self._release(keys, delay_ms)
         else:
-            self.give_back(delivered=False, keys=[key], delay_ms=delay_ms)
+            self.give_back(delivered=False, keys=keys, delay_ms=delay_ms)
 
     def _release(self, keys: Iterable[Key], delay_ms: int | None) -> None:
         seen = {key: self.delivered.pop(key) for key in keys}
@@ -143,7 +148,7 @@ class Delivery:
             expired=self.expired,
             returned=self.returned,
             listener_failures=listener_failures,
-            prefetched=len(self.prefetched),
+            prefetched=sum(len(keys_of(message)) for message, _ in self.prefetched),
             unacknowledged=len(self.delivered),
             returning=sum(item.picks.count for item in self.returning),
             set_aside=self.set_aside,

@@ -29,6 +29,7 @@ from spark_jms.core.message import (
     encode_properties,
 )
 from spark_jms.core.typed_properties import TYPES_PROPERTY
+from spark_jms.core.unit_of_work import UNIT
 from spark_jms.errors import MessageFormatError
 from spark_jms.settings.duration import duration_s
 from spark_jms.settings.types import near_to
@@ -110,6 +111,10 @@ def to_batch(messages: Sequence[Message]) -> pa.RecordBatch:
     columns: dict[str, list[Any]] = {column: [] for column, _, _ in FIELDS.values()}
     properties = []
     for message in messages:
+        if message.unit_of_work:
+            raise MessageFormatError(
+                "a unit of work is sent message by message: send_many(message.unit_of_work), or send_unit_of_work"
+            )
         for name, (column, kind, default) in FIELDS.items():
             value = getattr(message, name)
             if value is not None and type(value) is not kind:
@@ -210,6 +215,7 @@ class Undecodable:
     member: int
     sequence: int
     reason: str
+    unit_of_work: str | None = None
 
 
 @dataclass(frozen=True)
@@ -237,7 +243,8 @@ def decoded(batch: pa.RecordBatch, receipt: Receipt | None) -> DecodedBatch:
             found.messages.extend(from_batch(row, receipt))
         except (ValueError, TypeError) as error:
             member, sequence = (row.column(name)[0].as_py() for name in ("member", "sequence"))
-            found.undecodable.append(Undecodable(member, sequence, str(error)))
+            unit = dict(row.column("properties")[0].as_py() or ()).get(UNIT)
+            found.undecodable.append(Undecodable(member, sequence, str(error), unit))
     return found
 
 
@@ -304,6 +311,7 @@ def _message(
         delivery_count,
         member,
         sequence,
+        (),
         receipt,
     )
 

@@ -64,6 +64,9 @@ class Message:
 
     The sender sets the fields up to `delivery_mode`. The queue sets the others, and ignores them when the message is
     sent again. `acknowledge()` and `reject()` are for a received message; a browsed or sent one has no consumer.
+
+    A unit of work is received as one message without a body: `unit_of_work` has its messages in their order, and headers
+    and properties are those of the last one. It is acknowledged, rejected and released as one (T12).
     """
 
     text: str | None = None
@@ -86,6 +89,7 @@ class Message:
     delivery_count: int = 0
     member: int = -1
     sequence: int = 0
+    unit_of_work: tuple[Message, ...] = ()
     _receipt: Receipt | None = field(default=None, repr=False, compare=False)
 
     def acknowledge(self) -> None:
@@ -158,6 +162,7 @@ class Message:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: bytes become base64, in a map {"bytes": base64}; NaN and infinities become text."""
         out = {f.name: getattr(self, f.name) for f in fields(self) if not f.name.startswith("_")}
+        out["unit_of_work"] = [part.to_dict() for part in self.unit_of_work]
         out["properties"] = {name: _plain(value) for name, value in self.properties.items()}
         if self.body is not None:
             out["body"] = base64.b64encode(self.body).decode()

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Literal, overload
 import pyarrow as pa
 
 from spark_jms.client.columns import ArrowStream, Item, carried_bytes, slices, to_columns
-from spark_jms.client.encoding import compose
+from spark_jms.client.encoding import compose, to_batch
 from spark_jms.client.message import MapValue, Message, MessageArguments, MessageHeaders, PropertyValue
 from spark_jms.client.shared_send import SentPosition, SharedSender
+from spark_jms.client.unit_of_work import as_unit
 from spark_jms.core.balancing import ANY_MEMBER, Balancing
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.errors import (
@@ -204,6 +205,15 @@ class Producer:
                 raise
             raise type(error)(f"{error} (the {total.messages} messages of earlier chunks are sent)") from error
         return total
+
+    def send_unit_of_work(self, messages: Iterable[Message | MessageArguments], name: str | None = None) -> SendReport:
+        """Send Messages, or dicts with the arguments of `send`, as one unit of work, in one commit (T12): a destination with
+        `unitOfWorkHandlingPolicy: SingleMessageDelivery` delivers them as one message, in this order. `name` is that of the
+        unit, and is used for no other unit; None makes one. Several senders can contribute to a unit, with `send` and the
+        properties JMS_BEA_UnitOfWork….
+        """
+        self._check()
+        return self._send_whole([to_batch(as_unit(messages, name, now_ms()))], None)
 
     def send_table(
         self, table: pa.RecordBatch | ArrowStream, *, transaction: tuple[str, int] | None = None

@@ -16,11 +16,12 @@ from typing import Any, Literal
 from spark_jms.claims.distributed import AnySubscriber
 from spark_jms.claims.fetch import fetch
 from spark_jms.client.acknowledgement import AcknowledgementWriter
-from spark_jms.client.delivery import Aside, ConsumerStatistics, Delivery, Return
+from spark_jms.client.delivery import Aside, ConsumerStatistics, Delivery, Return, keys_of
 from spark_jms.client.encoding import Undecodable, decoded
 from spark_jms.client.message import Message
+from spark_jms.client.unit_of_work import in_units
 from spark_jms.core.batch import Batch, Limits
-from spark_jms.core.sort_order import SortOrder
+from spark_jms.core.delivery_order import delivery_order
 from spark_jms.errors import (
     ClosedError,
     ConsumerClosedException,
@@ -160,7 +161,7 @@ class Receiver:
                     pick.redelivered,
                     fail_on_data_loss=self._subscriber.settings.fail_on_data_loss,
                     table_id=self._subscriber.table_id,
-                    order=SortOrder.of(self._table.snapshot.destination.destination_keys),
+                    order=delivery_order(self._table.snapshot.destination),
                     last=self._last_rows,
                 ):
                     found = decoded(rows, receipt)
@@ -173,11 +174,14 @@ class Receiver:
                 ]
             self._write(0)
             raise
+        count = len(messages) + len(undecodable)
+        read = {key for message in messages for key in keys_of(message)} | {(b.member, b.sequence) for b in undecodable}
+        if self._table.snapshot.destination.handles_units_of_work:
+            messages, undecodable = in_units(messages, undecodable, receipt)
         with self._lock:
             self._delivery.add(messages, batch.claim)
             self._delivery.aside += [Aside(batch.claim, bad.member, bad.sequence, bad.reason) for bad in undecodable]
-            if len(messages) + len(undecodable) < batch.count:  # deleted, and fail_on_data_loss is False: finished
-                read = {(m.member, m.sequence) for m in messages} | {(m.member, m.sequence) for m in undecodable}
+            if count < batch.count:  # deleted, and fail_on_data_loss is False: finished
                 claimed = ((m, n) for m, pick in batch.members.items() for n in pick.picks.numbers().tolist())
                 self._delivery.finished.update({key: batch.claim for key in claimed if key not in read})
 
@@ -249,18 +253,18 @@ class Receiver:
         self.check_open()
         if self.mode in ("auto", "dups-ok"):
             return
-        key = (message.member, message.sequence)
+        keys = keys_of(message)
         with self._lock:
             if (
                 self.mode == "individual"
                 and generation != self._delivery.generation
-                and key not in self._delivery.delivered
+                and keys[0] not in self._delivery.delivered
             ):
                 raise IllegalStateException(
                     f"message {message.message_id} was released by recover() or reject() after this delivery: it will "
                     "be delivered again, and only that delivery can be acknowledged"
                 )
-            self._delivery.finish([key] if self.mode == "individual" else None)
+            self._delivery.finish(keys if self.mode == "individual" else None)
         self._write(HAND_OVER_TIMEOUT_S)
 
     def acknowledge_delivered(self) -> None:
@@ -286,22 +290,22 @@ class Receiver:
         """Release this one message: it is delivered again, flagged and counted, when the delay is over (None: the
         destination's). Without a delay it comes before later ones. Later messages of its unit of order wait for it."""
         self.check_open()
-        key = (message.member, message.sequence)
+        keys = keys_of(message)
         with self._claiming:  # no claim may take later messages of the unit meanwhile
             with self._lock:
-                if key not in self._delivery.delivered:
+                if keys[0] not in self._delivery.delivered:
                     raise IllegalStateException(
                         f"message {message.message_id} was acknowledged, rejected or released before: only a message "
                         "that this consumer has delivered and not acknowledged can be rejected"
                     )
                 delay_ms = None if delay_s is None else round(delay_s * 1000)
-                self._delivery.reject(key, delay_ms, unit=message.group_id is not None)
+                self._delivery.reject(keys, delay_ms, unit=message.group_id is not None)
             self._write(HAND_OVER_TIMEOUT_S)
 
     def release(self, message: Message) -> None:
         """Release this one message, if it is delivered and not acknowledged: it is delivered again, flagged and counted."""
         with self._lock:
-            self._delivery.give_back(delivered=False, keys=[(message.member, message.sequence)])
+            self._delivery.give_back(delivered=False, keys=keys_of(message))
         self._write(HAND_OVER_TIMEOUT_S)
 
     def _write(self, timeout_s: float) -> None:

@@ -34,6 +34,7 @@ from spark_jms.core.destination import Destination
 from spark_jms.core.message import normalise
 from spark_jms.core.routing import route
 from spark_jms.core.staged_file import StagedFile
+from spark_jms.core.unit_of_work import check_parts, routing_groups
 from spark_jms.errors import (
     DestinationPausedError,
     InsertionPausedError,
@@ -175,21 +176,21 @@ class Shipment:
 
     def encode(self, requests: Sequence[GroupRequest]) -> None:
         """Convert all messages to rows. A request whose messages are refused gets the error, and its part leaves."""
-        limit = self._log.snapshot.destination.max_message_bytes
+        destination = self._log.snapshot.destination
         try:
-            self._rows = _rows(self.parts, limit)
+            self._rows = _rows(self.parts, destination)
         except _REFUSALS as refusal:
             if len(requests) == 1:
                 raise
             for request, part in zip(requests, tuple(self.parts), strict=True):
                 try:
-                    _rows([part], limit)
+                    _rows([part], destination)
                 except _REFUSALS as error:
                     request.error = error
                     self.parts.remove(part)
             if len(self.parts) == len(requests):  # each alone is accepted
                 raise refusal
-            self._rows = _rows(self.parts, limit) if self.parts else None
+            self._rows = _rows(self.parts, destination) if self.parts else None
 
     def commit(self) -> None:
         """Raises what `log.send.send` raises."""
@@ -210,7 +211,8 @@ class Shipment:
         assert self._rows is not None
         writer = MessageWriter(self._log.storage, destination, turn=0)
         try:
-            members = _route(destination, self._rows.column("JMSXGroupID"), self.parts)
+            groups = routing_groups(self._rows, destination.handles_units_of_work)
+            members = _route(destination, groups, self.parts)
             self.members = members.tolist()
             writer.write_routed(self._rows, members)
             self._files, self._stored = writer.close(), writer.singles
@@ -237,10 +239,13 @@ class Shipment:
         return self.sent is not None
 
 
-def _rows(parts: Sequence[Part], limit: int) -> pa.RecordBatch:
+def _rows(parts: Sequence[Part], destination: Destination) -> pa.RecordBatch:
     times = [part.now_ms for part in parts for _ in part.messages]
     batch = to_columns([message for part in parts for message in part.messages], times)
-    return normalise(batch, pa.array(times, pa.int64()), limit)
+    rows = normalise(batch, pa.array(times, pa.int64()), destination.max_message_bytes)
+    if destination.handles_units_of_work:
+        check_parts(rows)
+    return rows
 
 
 def _route(destination: Destination, groups: pa.Array, parts: Sequence[Part]) -> pa.Int32Array:

@@ -28,7 +28,13 @@ from spark_jms.errors import (
     ServerDownError,
     UnreadableTableError,
 )
-from spark_jms.settings.destination import DestinationSettings, contradiction, from_metadata, to_metadata
+from spark_jms.settings.destination import (
+    SINGLE_MESSAGE_DELIVERY,
+    DestinationSettings,
+    contradiction,
+    from_metadata,
+    to_metadata,
+)
 
 FORMAT_VERSION = 3  # of replicated distributed topics; others whose members are on servers have 2, and all others 1
 QUEUE_SUBSCRIPTION = "-"  # a queue has one set of positions, under this name
@@ -80,6 +86,10 @@ class Destination(DestinationSettings):
     def is_replicated(self) -> bool:
         """A topic whose subscriptions are each on one server: subscription_place.py."""
         return self.forwarding == "replicated"
+
+    @property
+    def handles_units_of_work(self) -> bool:
+        return self.unit_of_work_handling_policy == SINGLE_MESSAGE_DELIVERY
 
     @property
     def member_ids(self) -> Sequence[int]:

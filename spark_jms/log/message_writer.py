@@ -13,6 +13,7 @@ from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.routing import Routing, route, split
 from spark_jms.core.sort_order import SortOrder
 from spark_jms.core.staged_file import StagedFile
+from spark_jms.core.unit_of_work import check_parts, routing_groups
 from spark_jms.log.file_writer import ROW_GROUP_BYTES, SORTED_ROW_GROUP_BYTES, FileWriter
 from spark_jms.log.staged_file import discard
 from spark_jms.log.storage import Storage, now_ms
@@ -56,6 +57,8 @@ class MessageWriter:
             check_sendable(batch.schema)
             self._checked = batch.schema
         rows = normalise(batch, self._now, self._destination.max_message_bytes)
+        if self._destination.handles_units_of_work:
+            check_parts(rows)
         return self.write_normalised(rows)
 
     def write_normalised(self, rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -63,7 +66,8 @@ class MessageWriter:
         places = self._order.storing(rows) if self._order else None
         if places is not None:
             rows = rows.take(places)
-        members = route(self._routing, rows.column("JMSXGroupID"), self._turn)
+        groups = routing_groups(rows, self._destination.handles_units_of_work)
+        members = route(self._routing, groups, self._turn)
         self._turn += 1
         self.write_routed(rows, members)
         return rows

@@ -23,6 +23,7 @@ from spark_jms.core.message import ORDINAL, STORED_SCHEMA
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.routing import Routing, route
 from spark_jms.core.staged_file import StagedFile
+from spark_jms.core.unit_of_work import routing_groups
 from spark_jms.log.file_writer import ORDER_KEY
 from spark_jms.log.message_writer import MessageWriter
 from spark_jms.log.staged_file import discard
@@ -119,6 +120,7 @@ def _write(writer: MessageWriter, producer: Sequence[_StagedRows], destination: 
         members = members.take(order)
         moving = pc.invert(pc.is_in(members, pa.array(destination.reachable_members, pa.int32())))
         if pc.any(moving).as_py():
-            routed = route(routing, batch.column("JMSXGroupID").filter(moving), end // _WINDOW_ROWS)
+            groups = routing_groups(batch, destination.handles_units_of_work)
+            routed = route(routing, groups.filter(moving), end // _WINDOW_ROWS)
             members = pc.replace_with_mask(members, moving, routed)
         writer.write_routed(batch, members)

@@ -37,6 +37,11 @@ FORWARDINGS = {
     "partitioned": "a subscription has positions on all members; each message is on one of them",
     "replicated": "each server has subscriptions of its own, and every one of them gets every message",
 }
+SINGLE_MESSAGE_DELIVERY = "SingleMessageDelivery"
+UNIT_OF_WORK_POLICIES = {
+    "PassThrough": "a part of a unit of work is a message like any other",
+    SINGLE_MESSAGE_DELIVERY: "a unit of work is delivered as one, in order, once all of it is there",
+}
 DURABILITIES = {
     "process": "a sent message survives the death of any process",
     "power": "it also survives the loss of power: files and log are forced to the disk, and a single send takes 2 to 3 "
@@ -162,6 +167,20 @@ class DestinationSettings(Table):
         "domain's own store.",
         without="none: all members are in the domain's own store",
     )
+    unit_of_work_handling_policy: str = setting(
+        "unitOfWorkHandlingPolicy",
+        Choice(UNIT_OF_WORK_POLICIES),
+        "PassThrough",
+        "What the properties JMS_BEA_UnitOfWork… do, see [units of work](MESSAGES.md#units-of-work). Change it while the "
+        "destination is empty. Planning a batch then reads the properties of all new messages.",
+    )
+    incomplete_work_expiration_ms: int | None = setting(
+        "incompleteWorkExpirationTime",
+        Duration(high="36500 days"),
+        None,
+        "When the messages of an incomplete unit of work expire, counted from the sending of the first of them.",
+        without="never",
+    )
 
     forwarding: str = setting(
         "forwarding",
@@ -215,6 +234,16 @@ def contradiction(settings: DestinationSettings) -> tuple[str, str] | None:
         )
     if found := _contradicts_replication(settings):
         return found
+    if settings.unit_of_work_handling_policy == SINGLE_MESSAGE_DELIVERY and settings.destination_keys:
+        return "unitOfWorkHandlingPolicy", (
+            f"unitOfWorkHandlingPolicy is {SINGLE_MESSAGE_DELIVERY}, and destinationKeys is given: units of work are "
+            "delivered in the order in which they are complete, so leave one of the two out"
+        )
+    if settings.unit_of_work_handling_policy == SINGLE_MESSAGE_DELIVERY and settings.forwarding == "replicated":
+        return "unitOfWorkHandlingPolicy", (
+            f"unitOfWorkHandlingPolicy is {SINGLE_MESSAGE_DELIVERY}, and forwarding is replicated: a server that was down may "
+            "lack messages of a unit, so leave one of the two out"
+        )
     if settings.routing != "weighted":
         if not weights:
             return None

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from spark_jms.claims.distributed import AnySubscriber
     from spark_jms.core.batch import Batch, Limits
+    from spark_jms.core.delivery_order import DeliveryOrder
     from spark_jms.core.ranges import Ranges
     from spark_jms.core.selector import Selector
     from spark_jms.log.data_file import FileHint
@@ -58,7 +59,7 @@ class MemberPartition(InputPartition):
     files: list[FileHint]
     fail_on_data_loss: bool
     table_id: str | None = None
-    destination_keys: tuple[str, ...] = ()
+    order: DeliveryOrder | None = None  # None: FIFO
 
 
 class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -273,6 +274,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         from spark_jms.core.batch import Batch
+        from spark_jms.core.delivery_order import delivery_order
 
         batch = Batch.from_json(end)
         if not batch.claim or end == start:
@@ -281,6 +283,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         withheld = subscriber.resume(batch)
         out: list[InputPartition] = []
         snapshot = subscriber.table.refresh()
+        order = delivery_order(snapshot.destination)
         if snapshot.table_id != subscriber.table_id:
             raise DestinationReplacedError()
         for member, pick in sorted(batch.delivered.items()):
@@ -298,7 +301,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                         files,
                         self.options.fail_on_data_loss,
                         snapshot.table_id,
-                        snapshot.destination.destination_keys,
+                        order,
                     )
                 )
         return out
@@ -331,7 +334,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def read_partition(partition: MemberPartition) -> Iterator[RecordBatch]:
     """The partition's messages in order."""
     from spark_jms.claims.fetch import fetch
-    from spark_jms.core.sort_order import SortOrder
+    from spark_jms.core.sort_order import FIFO
     from spark_jms.log.domain import Domain
 
     yield from fetch(
@@ -344,5 +347,5 @@ def read_partition(partition: MemberPartition) -> Iterator[RecordBatch]:
         files=partition.files,
         fail_on_data_loss=partition.fail_on_data_loss,
         table_id=partition.table_id,
-        order=SortOrder.of(partition.destination_keys),
+        order=partition.order or FIFO,
     )

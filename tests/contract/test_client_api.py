@@ -46,7 +46,7 @@ def test_send_declares_each_argument_of_a_message() -> None:
 PUBLIC = {
     Context: "browser close consumer create_temporary_queue create_temporary_topic destinations producer request statistics "
     "subscriptions unsubscribe",
-    Producer: "close closed send send_many send_table statistics",
+    Producer: "close closed send send_many send_table send_unit_of_work statistics",
     Consumer: "close closed messages receive recover statistics",
 }
 

@@ -186,6 +186,7 @@ STORED = {
     "jmsq.servers": "[]",
     "jmsq.forwarding": "partitioned",
     "jmsq.storeEnabled": "true",
+    "jmsq.unitOfWorkHandlingPolicy": "PassThrough",
     "jmsq.slotMembers": "2",
     "jmsq.epoch": "4",
     "jmsq.subscriptions": "{}",
@@ -200,6 +201,7 @@ LATER = (  # tables of earlier versions lack them
     "jmsq.servers",
     "jmsq.forwarding",
     "jmsq.storeEnabled",
+    "jmsq.unitOfWorkHandlingPolicy",
     "jmsq.paused",
 )
 ORDERS = Destination(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from spark_jms import connect
+from spark_jms import apply, connect
 from spark_jms.log.domain import Domain
 from tests.contract.cli.commands import Jmsq, lines
 
@@ -150,3 +150,17 @@ def test_receive_from_a_subscription_that_is_not_durable(jmsq: Jmsq, domain: str
         assert "'~s' has an exclusive consumer already" in refused
         assert "is not durable" in jmsq("subscriptions", "--drop", "prices/~s", code=1).stderr
     assert json.loads(jmsq("--json", "subscriptions", "prices").stdout) == []
+
+
+def test_send_and_receive_a_unit_of_work(jmsq: Jmsq, domain: str) -> None:
+    """T12, C14: all lines are one unit, and a unit counts as one message."""
+    units = {"kind": "queue", "unitOfWorkHandlingPolicy": "SingleMessageDelivery"}
+    apply(domain, {"destinations": {"units": units}})
+    assert "sent 3 message(s)" in jmsq("send", "units", "--stdin", "--unit-of-work", "u", input="a\nb\nc\n").stdout
+    jmsq("send", "units", "--text", "d", "--unit-of-work", "v")
+    shown = jmsq("receive", "units").stdout.splitlines()
+    assert shown[0] == "== unit of work u, 3 message(s)"
+    assert shown[2::2] == ["a", "b", "c"]
+    assert "incompleteWorkExpirationTime" in jmsq("describe", "units").stdout
+    (received,) = lines(jmsq("--json", "receive", "units"))
+    assert [part["text"] for part in received["unit_of_work"]] == ["d"]

@@ -1,0 +1,175 @@
+"""Which units of work a batch may take, beside the single messages that planner.py offers (T12). core/unit_of_work.py has the
+rules.
+
+The properties of a message tell whether it is a part of a unit. They are read once for each message: this plan remembers
+the parts that are not finished. A faulty part goes to the error destination, or is discarded where there is none; while it
+cannot, it is kept back.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_jms.claims.error_destination import ErrorDestination, FailedMessages
+from spark_jms.claims.offer import Offer
+from spark_jms.claims.planner import Planner
+from spark_jms.core.batch import Limits
+from spark_jms.core.claim import Claim
+from spark_jms.core.ranges import EMPTY, Ranges
+from spark_jms.core.record_set import RecordSet
+from spark_jms.core.unit_of_work import NO_PARTS, PART_COLUMNS, WorkVerdict, judge, parts, work_order
+from spark_jms.errors import DataLossError, JmsqError
+from spark_jms.log.file_reader import StoredRows, read_stored
+from spark_jms.log.snapshot import Snapshot
+
+JUDGE = "unit of work"  # the consumer of faulty parts, in the acknowledgement table
+_RETRY_MS = 5_000
+_ATTEMPTS = 3
+log = logging.getLogger("spark_jms")
+
+
+@dataclass(frozen=True)
+class _Known:
+    looked_at: Ranges = EMPTY
+    parts: pa.Table = field(default_factory=lambda: NO_PARTS)
+
+    def unfinished(self, state: RecordSet) -> _Known:
+        left = state.unfinished_of(self.looked_at)
+        kept = pc.is_in(self.parts["sequence"], left.numbers())
+        return _Known(left, self.parts.filter(kept))
+
+    @property
+    def sequences(self) -> Ranges:
+        return Ranges.from_numbers(self.parts["sequence"].combine_chunks())
+
+
+class WorkPlanner:
+    """Of one consumer. Not thread-safe: the subscriber's lock guards it."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        errors: ErrorDestination,
+        session: str,
+        label: Callable[[int], str],
+        clock_ms: Callable[[], int],
+    ) -> None:
+        self._planner, self._errors, self._session = planner, errors, session
+        self._label, self._clock_ms = label, clock_ms
+        self._known: dict[int, _Known] = {}
+        self._not_before_ms: dict[int, int] = {}  # member -> when to try its error destination again
+
+    def picks(
+        self, snapshot: Snapshot, member: int, state: RecordSet, last: int, limits: Limits, epoch: int
+    ) -> tuple[RecordSet, Offer]:
+        """As `Planner.picks`, of a destination that handles units of work. When the state has a new intent, the caller writes
+        it and then finishes the transfer."""
+        destination, now = snapshot.destination, self._clock_ms()
+        state = self._look(snapshot, member, state, last)
+        known = self._known[member]
+        state, singles = self._planner.picks(snapshot, member, state, last, limits, epoch, apart=known.sequences)
+        if not known.parts.num_rows:
+            return state, singles
+        kept_back = state.waiting | state.beyond_limit(destination.redelivery_limit)
+        verdict = judge(
+            known.parts, state.available(1, last) - kept_back, now, destination.incomplete_work_expiration_ms
+        )
+        state = self._set_aside(snapshot, member, state, verdict, epoch)
+        state = self._without_unwanted(snapshot, member, state, verdict)
+        return state, _together(singles, verdict)
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+    def _look(self, snapshot: Snapshot, member: int, state: RecordSet, last: int) -> RecordSet:
+        """Read the messages that are new, or finish them if they are lost."""
+        known = self._known.get(member, _Known()).unfinished(state)
+        new = state.unfinished(1, last) - known.looked_at - state.moving
+        claimed = new & state.claimed
+        state, present = self._planner.without_lost(snapshot, state, new - claimed, member)
+        new = present | claimed
+        found = [known.parts]
+        selector = self._planner.selector
+        columns = list(dict.fromkeys([*PART_COLUMNS, *(selector.columns if selector else ())]))
+        for rows, sequences in self._rows(snapshot, member, new, columns):
+            taken = selector.mask(rows) if selector else pa.repeat(True, rows.num_rows)
+            found.append(parts(rows, sequences, taken))
+        together = pa.concat_tables(found).sort_by("sequence") if len(found) > 1 else known.parts
+        self._known[member] = _Known(known.looked_at | new, together)
+        return state
+
+    def _rows(self, snapshot: Snapshot, member: int, wanted: Ranges, columns: list[str]) -> Iterator[StoredRows]:
+        """Files that compaction has replaced are looked up in the newest snapshot. Messages that are in none are as single
+        ones: the plan of those tells that they are lost."""
+        table, left = self._planner.table, wanted
+        for attempt in range(_ATTEMPTS):
+            files = (table.verify() if attempt else snapshot).member_files(member)
+            for file in files.overlapping(left.first, left.last) if left else ():
+                part = left.between(file.first, file.last)
+                try:
+                    rows = [*read_stored(table.storage, file.hint, part, columns)] if part else []
+                except FileNotFoundError:
+                    continue
+                yield from rows
+                left = left - part
+
+    def _set_aside(
+        self, snapshot: Snapshot, member: int, state: RecordSet, verdict: WorkVerdict, epoch: int
+    ) -> RecordSet:
+        now = self._clock_ms()
+        if not verdict.faulty or now < self._not_before_ms.get(member, 0):
+            return state
+        for reason, picks in verdict.faulty.items():
+            claim = f"unit-of-work-{secrets.token_hex(8)}"
+            counts = {count - 1: ranges for count, ranges in state.redelivered(picks).items()}
+            failed = FailedMessages(member, claim, picks, counts, JUDGE, reason)
+            claimed = state.claim(Claim(claim, JUDGE, self._session, picks, now, replayable=False))
+            try:
+                state = self._errors.take(claimed, failed, snapshot.destination, epoch)
+            except DataLossError:
+                raise
+            except (JmsqError, OSError) as error:
+                self._not_before_ms[member] = now + _RETRY_MS
+                log.warning(
+                    "%s: %d message(s) (%s) are kept back, because they are no part of their unit of work (%s) and cannot move "
+                    "to %s yet: %s",
+                    self._label(member),
+                    picks.count,
+                    picks,
+                    reason,
+                    snapshot.destination.error_destination,
+                    error,
+                )
+        return state
+
+    def _without_unwanted(self, snapshot: Snapshot, member: int, state: RecordSet, verdict: WorkVerdict) -> RecordSet:
+        if verdict.expired:
+            log.warning(
+                "%s: %d message(s) (%s) of units of work have expired undelivered",
+                self._label(member),
+                verdict.expired.count,
+                verdict.expired,
+            )
+            state = state.skip(verdict.expired)
+        if verdict.refused and snapshot.destination.is_topic:
+            return state.skip(verdict.refused)
+        if verdict.refused:
+            self._planner.refuse(member, state, verdict.refused)
+        return state
+
+
+def _together(singles: Offer, verdict: WorkVerdict) -> Offer:
+    found = verdict.deliverable
+    if not found.num_rows:
+        return singles
+    alone = singles.picks.numbers()
+    sequences = pa.concat_arrays([alone, found["sequence"].combine_chunks()])
+    units = pa.concat_arrays([pa.nulls(len(alone), pa.string()), found["unit"].combine_chunks()])
+    numbers = pa.concat_arrays([pa.nulls(len(alone), pa.int64()), found["number"].combine_chunks()])
+    order = work_order(sequences, units, numbers)
+    picks = singles.picks | Ranges.from_numbers(found["sequence"].combine_chunks())
+    return Offer(picks, order.sequences, order.ends)

@@ -1,0 +1,13 @@
+"""The order in which a destination delivers: FIFO, its destination keys, or units of work together (T12, T15). Pure."""
+
+from __future__ import annotations
+
+from spark_jms.core.destination import Destination
+from spark_jms.core.sort_order import SortOrder
+from spark_jms.core.unit_of_work import UnitOfWorkOrder
+
+DeliveryOrder = SortOrder | UnitOfWorkOrder
+
+
+def delivery_order(destination: Destination) -> DeliveryOrder:
+    return UnitOfWorkOrder() if destination.handles_units_of_work else SortOrder.of(destination.destination_keys)
