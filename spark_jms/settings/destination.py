@@ -167,20 +167,6 @@ class DestinationSettings(Table):
         "domain's own store.",
         without="none: all members are in the domain's own store",
     )
-    unit_of_work_handling_policy: str = setting(
-        "unitOfWorkHandlingPolicy",
-        Choice(UNIT_OF_WORK_POLICIES),
-        "PassThrough",
-        "What the properties JMS_BEA_UnitOfWork… do, see [units of work](MESSAGES.md#units-of-work). Change it while the "
-        "destination is empty. Planning a batch then reads the properties of all new messages.",
-    )
-    incomplete_work_expiration_ms: int | None = setting(
-        "incompleteWorkExpirationTime",
-        Duration(high="36500 days"),
-        None,
-        "When the messages of an incomplete unit of work expire, counted from the sending of the first of them.",
-        without="never",
-    )
 
     forwarding: str = setting(
         "forwarding",
@@ -195,6 +181,20 @@ class DestinationSettings(Table):
         True,
         "Of a replicated distributed topic: with `false` its subscriptions are not durable, and one on a server that is down "
         "misses the persistent messages of that time as well.",
+    )
+    unit_of_work_handling_policy: str = setting(
+        "unitOfWorkHandlingPolicy",
+        Choice(UNIT_OF_WORK_POLICIES),
+        "PassThrough",
+        "What the properties JMS_BEA_UnitOfWork… do, see [units of work](MESSAGES.md#units-of-work). Change it while the "
+        "destination is empty. Planning a batch then reads the properties of all new messages.",
+    )
+    incomplete_work_expiration_ms: int | None = setting(
+        "incompleteWorkExpirationTime",
+        Duration(high="36500 days"),
+        None,
+        "When the messages of an incomplete unit of work expire, counted from the sending of the first of them.",
+        without="never",
     )
 
     def refusal(self, row: Setting, value: object, allowed: str) -> ModuleFileError:
