@@ -30,7 +30,10 @@ from spark_jms.errors import (
 )
 from spark_jms.log.domain import Domain
 from spark_jms.log.server_state import start_server, stop_server
+from spark_jms.spark.options import parse_options
+from spark_jms.spark.source import JmsqStreamReader
 from spark_jms.testing.waiting import wait_until
+from tests.contract.source_steps import LIMIT, next_offset, texts_of
 from tests.contract.test_servers import SERVERS, Away
 
 PROJECT = Path(__file__).parents[2]
@@ -398,3 +401,34 @@ def test_server_with_a_durable_subscription_is_not_removed(context: Context, roo
             send(context, *"345")
             assert received(joined, 3) == [*"345"]
         assert received(consumer, 5) == [*"12345"]
+
+
+# -- replicated: Spark -------------------------------------------------------------------------------------------------
+def reader(root: str, **more: str) -> JmsqStreamReader:
+    given = {"root": root, "destination": "a@prices", "subscription": "billing", **more}
+    return JmsqStreamReader(parse_options(given))
+
+
+def test_query_on_a_server_waits_for_it(root: str, context: Context) -> None:
+    """D6, C5: its batches have the messages of all members; while its server is away it waits, and goes on with what was sent
+    meanwhile. A query on the topic's name, which needs a durable subscription, is refused."""
+    with pytest.raises(InvalidDestinationError, match="durable subscription on all its servers"):
+        reader(root, destination="prices").initialOffset()
+    source = reader(root)
+    start = source.initialOffset()
+    assert source.latestOffset(start, LIMIT) == start, "the first offset only names the consumer"
+    send(context, *"123")
+    first = next_offset(source, start)
+    assert texts_of(source, start, first) == [*"123"]
+    with Away(root, "a"):
+        send(context, *"456")
+        wait_until(lambda: source.latestOffset(first, LIMIT) == first and bool(source._subscriber.away()))  # type: ignore[union-attr]
+    second = next_offset(source, first)
+    assert texts_of(source, first, second) == [*"456"]
+    source.stop()
+    again = reader(root)
+    assert texts_of(again, first, second) == [*"456"], "the same batch after a restart"
+    send(context, "7")
+    third = next_offset(again, second)
+    assert texts_of(again, second, third) == ["7"]
+    again.stop()

@@ -9,7 +9,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.streaming.datasource import ReadMaxRows
 
 import spark_jms
 from spark_jms.admin.backup import back_up
@@ -34,11 +33,11 @@ from spark_jms.log.message_writer import MessageWriter
 from spark_jms.log.send import send as send_files
 from spark_jms.log.server_state import start_server, stop_server
 from spark_jms.spark.options import parse_options
-from spark_jms.spark.source import JmsqStreamReader, MemberPartition, read_partition
+from spark_jms.spark.source import JmsqStreamReader
 from spark_jms.testing.waiting import wait_until
+from tests.contract.source_steps import LIMIT, next_offset, texts_of
 
 EVERYTHING = Limits()
-LIMIT = ReadMaxRows(1000)
 SERVERS = {name: {"store": "file"} for name in ("a", "b", "c")}
 
 
@@ -449,14 +448,14 @@ def test_spark_source_delivers_each_claim_once(root: str, caplog: pytest.LogCapt
     try:
         start = source.initialOffset()
         assert source.latestOffset(start, LIMIT) == start
-        first = _logged(source, start)
-        assert _texts(source, start, first) == list("123")
+        first = next_offset(source, start)
+        assert texts_of(source, start, first) == list("123")
         send(root, *"456")
         with Away(root, "b"):
-            second = _logged(source, first)
-            assert len(_texts(source, first, second)) == 2
-        third = _logged(source, second)
-        assert len(_texts(source, second, third)) == 1
+            second = next_offset(source, first)
+            assert len(texts_of(source, first, second)) == 2
+        third = next_offset(source, second)
+        assert len(texts_of(source, second, third)) == 1
         stop_server(Domain(root), "c")
         source.prepareForTriggerAvailableNow()
         assert source.latestOffset(third, LIMIT) == third
@@ -464,17 +463,6 @@ def test_spark_source_delivers_each_claim_once(root: str, caplog: pytest.LogCapt
         assert source.reportLatestOffset() == {"backlog": 0, "members": {"0": 0, "1": 0}}
     finally:
         source.stop()
-
-
-def _logged(source: JmsqStreamReader, start: dict[str, Any]) -> dict[str, Any]:
-    ends: list[dict[str, Any]] = []
-    wait_until(lambda: bool(ends.append(source.latestOffset(start, LIMIT)) or ends[-1] != start))
-    return ends[-1]
-
-
-def _texts(source: JmsqStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[str]:
-    partitions = [one for one in source.partitions(start, end) if isinstance(one, MemberPartition)]
-    return sorted(row["text"] for one in partitions for batch in read_partition(one) for row in batch.to_pylist())
 
 
 @pytest.mark.parametrize("durable", [True, False])

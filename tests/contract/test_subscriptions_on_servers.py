@@ -1,0 +1,158 @@
+"""Subscriptions that are not durable and purge, of topics on several servers (C10, C13, D6, D7)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import spark_jms
+from spark_jms.claims import subscription_use
+from spark_jms.claims.housekeeper import Housekeeper
+from spark_jms.claims.leftovers import clear_leftovers
+from spark_jms.claims.record_sets import read_state
+from spark_jms.client import Consumer, Context
+from spark_jms.core.record_set import RecordSet
+from spark_jms.errors import SubscriptionInUseError
+from spark_jms.log.purge import TOPIC_WITHOUT_SUBSCRIPTIONS_RETENTION_MS, purge
+from spark_jms.log.storage import now_ms
+from spark_jms.testing.waiting import wait_until
+from tests.contract.test_distributed_topics import messages_in_files, received, send, uses
+from tests.contract.test_servers import SERVERS
+
+LATER_MS = TOPIC_WITHOUT_SUBSCRIPTIONS_RETENTION_MS + 3_600_000
+
+
+@pytest.fixture(params=["partitioned", "replicated"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    where = str(tmp_path / "root")
+    prices = {"kind": "distributed-topic", "servers": ["a", "b", "c"], "forwarding": request.param}
+    spark_jms.apply(where, {"servers": SERVERS, "destinations": {"prices": prices}})
+    return where
+
+
+@pytest.fixture
+def context(root: str) -> Iterator[Context]:
+    with spark_jms.connect(root, housekeeping=False) as opened:
+        yield opened
+
+
+@pytest.fixture
+def housekeeper(context: Context) -> Iterator[Housekeeper]:
+    made = Housekeeper(context._domain, context._store, "prices")
+    yield made
+    made.close()
+
+
+def left_behind(context: Context) -> list[str]:
+    """What the stores have of subscriptions, but for positions in the acknowledgement table."""
+    store = context._store
+    names = [name for prefix in ("", "@a/", "@b/", "@c/") for name in store.names(f"{prefix}members/")]
+    states = {name: read_state(store, name) for name in names}
+    filled = [name for name, state in states.items() if state != RecordSet(position=state.position)]
+    return filled + [name for name in store.names("subscribers/") if store.peek(name)]
+
+
+def purged(context: Context, housekeeper: Housekeeper, live_names: Any = None) -> int:
+    housekeeper._states.clear()
+    log = context._domain.log("prices")
+    names = live_names or housekeeper.live_names
+    return purge(log, housekeeper.is_done, now=now_ms() + LATER_MS, live_names=names).purged_messages
+
+
+def test_subscription_writes_no_metadata_and_leaves_nothing_behind(context: Context) -> None:
+    """C10, D6, D7: on every server, with claimed messages too; the table has but the sends."""
+    version = context._domain.log("prices").refresh().version
+    alone, shared = context.consumer("prices"), context.consumer("prices", subscription="s", durable=False)
+    send(context, *"123456")
+    assert received(shared, 6) == [*"123456"]
+    assert alone.receive(30) is not None
+    assert left_behind(context) != []
+    alone.close()
+    shared.close()
+    assert context._domain.log("prices").refresh().version == version + 6
+    assert left_behind(context) == []
+
+
+def test_purge_waits_for_subscriptions_that_are_not_durable(context: Context, housekeeper: Housekeeper) -> None:
+    """C10, C13: their messages stay until they are finished on every server."""
+    send(context, "before")
+    with context.consumer("prices") as alone:
+        send(context, *"123456")
+        assert purged(context, housekeeper) == 1
+        assert purged(context, housekeeper) == 0
+        assert received(alone, 6) == [*"123456"]
+        assert purged(context, housekeeper) == 6
+    assert messages_in_files(context) == 0
+
+
+def test_purge_beside_a_new_subscription_removes_nothing_of_it(
+    context: Context, housekeeper: Housekeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C10, C13: it enters the store before it reads its floor, and a purge fixes its snapshot before it reads the store; so
+    neither a purge that runs while the floor is read nor a subscription that begins while a purge looks loses a message."""
+    start_floors = subscription_use.start_floors
+
+    def beside(snapshot: Any, position: Any) -> Any:
+        assert len(uses(context)) == 1, "it has entered"
+        floors = start_floors(snapshot, position)
+        send(context, "1", "2", "3")
+        purged(context, housekeeper)
+        return floors
+
+    send(context, "before 1", "before 2", "before 3")
+    monkeypatch.setattr(subscription_use, "start_floors", beside)
+    with context.consumer("prices") as consumer:
+        assert received(consumer, 3) == ["1", "2", "3"]
+    monkeypatch.undo()
+    opened: list[Consumer] = []
+
+    def live_names() -> list[str]:
+        names = housekeeper.live_names()
+        if not opened:  # the purge has fixed its snapshot, and read the store
+            opened.append(context.consumer("prices"))
+            send(context, "4", "5", "6")
+        return names
+
+    purged(context, housekeeper, live_names)
+    assert received(opened[0], 3) == ["4", "5", "6"]
+
+
+_CHILD = """
+import sys, time
+from spark_jms import connect
+context = connect(sys.argv[1], housekeeping=False)
+alone = context.consumer("prices")
+shared = context.consumer("prices", subscription="s", durable=False, sharing="exclusive")
+for _ in range(3):
+    context.producer("prices").send(text="x")
+assert alone.receive(timeout=60) and shared.receive(timeout=60)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_killed_process_leaves_nothing_behind(root: str, context: Context) -> None:
+    """C10, D6, D7: after kill -9 the next housekeeping clears its subscriptions on every server."""
+    child = subprocess.Popen([sys.executable, "-c", _CHILD, root], stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        assert len(uses(context)) == 2
+        with pytest.raises(SubscriptionInUseError):
+            context.consumer("prices", subscription="s", durable=False)
+    finally:
+        os.kill(child.pid, signal.SIGKILL)
+        child.communicate()
+    wait_until(lambda: uses(context) == set(), 60)
+    assert left_behind(context) != []
+    with context._store.connect("housekeeping") as session:
+        clear_leftovers(context._store, session, context._domain.log("prices"))
+    assert left_behind(context) == []
+    context.consumer("prices", subscription="s", durable=False).close()
