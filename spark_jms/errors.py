@@ -171,6 +171,11 @@ class MemberLostException(ConsumerClosedException):
     stopped, or the member was removed. Close it and create a new one, which is pinned to another member if there is one."""
 
 
+class NoSuchElementException(MemberLostException, LookupError):
+    """The browser has lost the member that it is pinned to in the middle of an iteration, so the messages that it has shown
+    are not all. Create a new browser."""
+
+
 class TransferError(JmsqError):
     """A transfer could not begin or end: the error names its target. Its messages are neither lost nor doubled; see `jmsq
     stat`."""

@@ -253,6 +253,12 @@ class DistributedSubscriber:
             if not self.closed:
                 self._each(Subscriber.flush_outbox)
 
+    def take_up(self) -> None:
+        """As `Subscriber.take_up`."""
+        with self._lock:
+            self._follow()
+            self._each(Subscriber.take_up)
+
     # -- sharing --------------------------------------------------------------------------------------------------
     def hand_over(self) -> int:
         with self._lock:

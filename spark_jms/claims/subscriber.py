@@ -30,6 +30,7 @@ from spark_jms.claims.transfer import Transfers
 from spark_jms.core.batch import Batch, Limits
 from spark_jms.core.placement import HOME
 from spark_jms.core.ranges import Ranges
+from spark_jms.core.subscription_place import recorded_on
 from spark_jms.errors import ClosedError, DestinationReplacedError
 from spark_jms.log.domain import Domain
 from spark_jms.log.storage import now_ms
@@ -60,7 +61,7 @@ class Subscriber:
         self._domain, self._use = domain, use
         self.table = domain.log(destination)
         self.destination, self.subscription, self.consumer = destination, subscription, consumer
-        self.settings = settings
+        self.settings, self._server = settings, server
         self._clock_ms = clock_ms
         self.closed = False
         self.table_id = self.table.refresh().table_id
@@ -205,6 +206,14 @@ class Subscriber:
                     self.members.commit(
                         {m: held[m].state.delivered_to_table(p) for m, p in written.items() if m in held}
                     )
+
+    def take_up(self) -> None:
+        """Ask for the records of the members that this consumer is pinned to, before it needs them: others see it there."""
+        with self._lock:
+            self._check_open()
+            declared = self.table.snapshot.destination
+            for member in sorted(self.settings.members or recorded_on(declared, self._server, self.subscription)):
+                self.members.open(member)
 
     # -- sharing --------------------------------------------------------------------------------------------------
     def hand_over(self) -> int:

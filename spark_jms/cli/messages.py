@@ -246,6 +246,7 @@ def _report_sent(settings: CommandSettings, destination: str, count: int, more: 
     help="How long to wait for each message; 0: do not wait.",
 )
 @click.option("--skip-lost", is_flag=True, help="Skip messages that were deleted from the table, with a warning.")
+@click.option("--pin", is_flag=True, help="Of a queue: take the messages of one member, which is chosen at the start.")
 @click.option("--ack/--no-ack", default=True, help="--no-ack releases the messages at the end, flagged as redelivered.")
 def receive(
     settings: CommandSettings,
@@ -260,6 +261,7 @@ def receive(
     limit: int,
     timeout_s: float,
     skip_lost: bool,
+    pin: bool,
     ack: bool,
 ) -> int:
     """Receive messages, which consumes them. The command prints a message before it acknowledges it. A unit of work counts as
@@ -282,6 +284,7 @@ def receive(
             sharing="exclusive" if exclusive else "sharable",
             starting_position=starting_position,
             prefetch=prefetch,
+            pin=pin or None,
             fail_on_data_loss=not skip_lost,
         )
         for message in _received(consumer, limit, timeout_s, ack):
@@ -363,6 +366,7 @@ def _body(message: Message) -> str:
     type=click.IntRange(0),
     help=f"Stop after this many; 0: never. Default: {_TABLE_LIMIT}, with --json no limit.",
 )
+@click.option("--pin", is_flag=True, help="Of a queue: show one member, which is chosen at the start.")
 @click.option("--all", "everything", is_flag=True, help="Include finished messages that are still in the table.")
 def browse(
     settings: CommandSettings,
@@ -370,6 +374,7 @@ def browse(
     subscription: str | None,
     selector: str | None,
     limit: int | None,
+    pin: bool,
     everything: bool,
 ) -> None:
     """Look at unfinished messages without consuming them, including claimed and delayed ones.
@@ -381,7 +386,7 @@ def browse(
     out = settings.out
     with _connect(settings) as context:
         browser = context.browser(
-            destination, selector=selector, subscription=subscription, include_finished=everything
+            destination, selector=selector, subscription=subscription, include_finished=everything, pin=pin or None
         )
         if out.as_json:
             for message in itertools.islice(browser, limit or None):

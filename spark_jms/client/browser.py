@@ -10,7 +10,7 @@ from spark_jms.claims.fetch import fetch
 from spark_jms.claims.scan import Question, scan
 from spark_jms.client.encoding import decoded, legible
 from spark_jms.client.message import Message
-from spark_jms.core.address import DestinationAddress
+from spark_jms.client.pinning import Shown
 from spark_jms.core.destination import Destination
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.record_set import RecordSet
@@ -36,14 +36,14 @@ class Browser:
         self,
         domain: Domain,
         store: Store,
-        address: DestinationAddress,
+        shown: Shown,
         subscription: str | None,
         selector: Selector | None,
         limit: int | None,
         include_finished: bool,
         check: Callable[[], None],
     ) -> None:
-        self.destination, self._address = address.destination, address
+        self.destination, self._shown = shown.address.destination, shown
         self._domain, self._store, self._subscription = domain, store, subscription
         self._selector, self._limit, self._check = selector, limit, check
         self._include_finished = include_finished
@@ -53,15 +53,16 @@ class Browser:
         return itertools.islice(self._messages(), self._limit)
 
     def __repr__(self) -> str:
-        of = f"{self._address}/{self._subscription}" if self._subscription else self._address
+        of = f"{self._shown.address}/{self._subscription}" if self._subscription else self._shown.address
         return f"<Browser of {of}{f', selector {self._selector.text}' if self._selector else ''}>"
 
     def _states(self) -> dict[int, RecordSet]:
         self._check()
-        members = self._address.read_members(self._domain.log(self.destination).snapshot.destination)
+        members = self._shown.members(self._domain.log(self.destination).refresh().destination)
         if self._include_finished:
             return {}
-        return views.states(self._domain, self._store, self.destination, self._subscription, members)
+        with self._shown.losing():
+            return views.states(self._domain, self._store, self.destination, self._subscription, members)
 
     def _messages(self) -> Iterator[Message]:
         table = self._domain.log(self.destination)
@@ -70,7 +71,7 @@ class Browser:
         snapshot = table.refresh()
         if snapshot.table_id != table_id:
             raise DestinationReplacedError()
-        only = self._address.read_members(snapshot.destination)
+        only = self._shown.members(snapshot.destination)
         present = {
             m: Ranges.of(*((f.first, f.last) for f in files.files))
             for m, files in snapshot.members.items()
@@ -90,7 +91,9 @@ class Browser:
                 )
                 for batch in rows:
                     found = decoded(batch, None)
-                    yield from legible(batch) if found.undecodable else found.messages
+                    for message in legible(batch) if found.undecodable else found.messages:
+                        self._shown.check_kept(table)
+                        yield message
                 self._check()
 
     def _selected(self, table: DeltaLog, declared: Destination, member: int, window: Ranges, table_id: str) -> Ranges:

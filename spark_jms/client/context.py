@@ -19,7 +19,7 @@ import pyarrow as pa
 from spark_jms.claims.background import BackgroundThread
 from spark_jms.claims.batches import ConsumerSettings
 from spark_jms.claims.client_claim import claim_client_id
-from spark_jms.claims.distributed import open_subscriber
+from spark_jms.claims.distributed import AnySubscriber, open_subscriber
 from spark_jms.claims.housekeeper import Housekeeper
 from spark_jms.claims.stores import open_stores, store_of
 from spark_jms.claims.subscription_request import Sharing, subscription_request
@@ -29,6 +29,7 @@ from spark_jms.client.consumer import DEFAULT_PREFETCH, MAX_PREFETCH, MODES, Con
 from spark_jms.client.durations import seconds_of
 from spark_jms.client.listener import ExceptionListener, ListenerThread, MessageListener
 from spark_jms.client.message import Message, MessageArguments
+from spark_jms.client.pinning import Pinning
 from spark_jms.client.producer import DEFAULT_SEND_TIMEOUT_S, Producer
 from spark_jms.client.receiver import AcknowledgeMode, Receiver
 from spark_jms.client.reply import Replies
@@ -116,7 +117,7 @@ class Context:
 
     def __init__(self, domain: Domain, housekeeping: bool, identity: ClientIdentity) -> None:
         self.root, self.client_id = domain.root, identity.client_id
-        self._domain, self._identity = domain, identity
+        self._domain, self._identity, self._pinning = domain, identity, Pinning()
         self._store: Store = open_stores(domain)
         try:
             self._client = claim_client_id(self._store, identity)
@@ -171,6 +172,7 @@ class Context:
         acknowledge: AcknowledgeMode = "client",
         prefetch: int = DEFAULT_PREFETCH,
         members: int | Iterable[int] | None = None,
+        pin: bool | None = None,
         listener: MessageListener | None = None,
         exception_listener: ExceptionListener | None = None,
         fail_on_data_loss: bool = True,
@@ -184,7 +186,8 @@ class Context:
         datetime, {"sequence": 17} or {"sequence": {0: 17, 2: 5}} by member.
 
         The consumer shares all members with the other consumers, unless `members` pins it to some. `server@destination` pins
-        it to the member on that server (D3): it ends with a MemberLostException when it cannot reach that server.
+        it to the member on that server, and `pin=True` to a member of a queue that is chosen now (D3; None: as the connection
+        factory says). Such a consumer ends with a MemberLostException when it cannot reach that member any more.
 
         `acknowledge` is "client", "individual", "auto" or "dups-ok": see spark_jms/client/consumer.py. The consumer claims
         `prefetch` messages at a time, and no other consumer gets them: keep it small where processing a message takes
@@ -192,14 +195,12 @@ class Context:
         DataLossError.
 
         With a `listener`, a thread of the consumer calls it with each message until the consumer is closed.
-        Raises OptionError, InvalidSelectorError, InvalidDestinationError, SubscriptionInUseError.
+        Raises OptionError, InvalidSelectorError, InvalidDestinationError, SubscriptionInUseError, and MemberUnavailableError
+        when there is no member to pin to.
         """
         address = DestinationAddress.parse(destination)
         destination = address.destination
         log = self._use(destination)
-        on_server = (
-            address.members(log.snapshot.destination) is not None and log.snapshot.destination.placement is not None
-        )
         if acknowledge not in MODES:
             raise OptionError(f"acknowledge is {acknowledge!r}, but must be one of {', '.join(MODES)}")
         if type(prefetch) is not int or not 1 <= prefetch <= MAX_PREFETCH:
@@ -209,16 +210,8 @@ class Context:
         if exception_listener is not None and listener is None:
             raise OptionError("an exception_listener needs a listener: without one, receive() raises the errors")
         wanted = Selector.parse(selector)
-        if members is not None and address.server is not None:
-            raise OptionError(f"members and {address} name members twice: give one of the two")
-        settings = ConsumerSettings(
-            wanted,
-            False,
-            fail_on_data_loss,
-            members=_pinned(log, members),
-            server=address.server if on_server else None,
-            pinned=on_server,
-        )
+        settings = ConsumerSettings(wanted, False, fail_on_data_loss, members=_pinned(log, members))
+        settings = self._pinning.receiver(settings, self._store_of(destination), log, address, pin)
         request = subscription_request(
             log,
             self._kept(log, subscription),
@@ -231,6 +224,8 @@ class Context:
         consumer_name = f"client-{secrets.token_hex(6)}"
         store = self._store_of(destination)
         subscriber = open_subscriber(self._domain, store, destination, request, consumer_name, settings)
+        if settings.pinned:
+            _take_up(subscriber)
         bell, check = threading.Event(), partial(self._check_consumer, consumer_name)
         receiver = Receiver(subscriber, acknowledge, prefetch, check, bell, self._replies.send)
         thread = ListenerThread(receiver, listener, exception_listener) if listener is not None else None
@@ -250,11 +245,14 @@ class Context:
         subscription: str | None = None,
         limit: int | None = None,
         include_finished: bool = False,
+        pin: bool | None = None,
     ) -> Browser:
         """Look at the messages of a destination, or of its member on a server (`server@destination`), without consuming
-        them; with `include_finished`, also at those that are finished and still in the table.
+        them; with `include_finished`, also at those that are finished and still in the table. With `pin=True` the browser
+        shows one member of a queue, which is chosen now (D3; None: as the connection factory says).
 
-        Raises InvalidDestinationError, InvalidSelectorError, OptionError.
+        Raises InvalidDestinationError, InvalidSelectorError, OptionError, and MemberUnavailableError when there is no member
+        to pin to.
         """
         address = DestinationAddress.parse(destination)
         subscription = self._kept_at(address, subscription)
@@ -264,7 +262,8 @@ class Context:
             raise OptionError("include_finished shows every message, whatever the subscription: give one of the two")
         wanted = Selector.parse(selector)
         store = self._store_of(address.destination)
-        return Browser(self._domain, store, address, subscription, wanted, limit, include_finished, self._check)
+        shown = self._pinning.browser(store, self._log(address.destination), address, pin)
+        return Browser(self._domain, store, shown, subscription, wanted, limit, include_finished, self._check)
 
     # -- request and reply -----------------------------------------------------------------------------------------
     def create_temporary_queue(self) -> TemporaryDestination:
@@ -482,6 +481,15 @@ def _position(given: StartingPosition | None) -> str | None:
             f'starting_position is {given!r}, but must be "latest", "earliest", a datetime, {{"sequence": 17}} or '
             '{"sequence": {0: 17, 2: 5}} by member'
         ) from None
+
+
+def _take_up(subscriber: AnySubscriber) -> None:
+    """A pinned consumer that cannot take up its member is not made."""
+    try:
+        subscriber.take_up()
+    except BaseException:
+        subscriber.close()
+        raise
 
 
 def _pinned(log: DeltaLog, members: int | Iterable[int] | None) -> frozenset[int] | None:

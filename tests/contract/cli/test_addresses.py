@@ -45,3 +45,14 @@ def test_pause_of_a_member_by_name(servers: str, jmsq: Jmsq, js: Callable[..., A
     assert "names its member already" in jmsq("pause", "b@orders", "--member", "0", code=1).stderr
     assert "no member on a server 'c'" in jmsq("stat", "c@orders", code=1).stderr
     assert "name the whole destination" in jmsq("purge", "b@orders", "--acknowledged-only", code=2).stderr
+
+
+def test_receive_and_browse_are_pinned_to_one_member(servers: str, jmsq: Jmsq) -> None:
+    """D3: with --pin, receive and browse take one member, whichever it is."""
+    for server in "ab":
+        jmsq("send", f"{server}@orders", "--text", "x", "--count", "3")
+    shown = {message["member"] for message in lines(jmsq("browse", "orders", "--pin", "--json"))}
+    assert len(shown) == 1
+    taken = lines(jmsq("receive", "orders", "--pin", "--max", "9", "--timeout", "1s", "--json"))
+    assert len(taken) == 3
+    assert len({message["member"] for message in taken}) == 1
