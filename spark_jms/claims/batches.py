@@ -11,9 +11,10 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from spark_jms.claims.error_destination import ErrorDestination
-from spark_jms.claims.isolation import Isolation, pinned
+from spark_jms.claims.isolation import Isolation, pinned, waiting_in
 from spark_jms.claims.members import Members
 from spark_jms.claims.offer import Offer
 from spark_jms.claims.planner import Planner, batch_shares
@@ -28,6 +29,7 @@ from spark_jms.core.claim import Claim
 from spark_jms.core.destination import Destination
 from spark_jms.core.pause import CONSUMPTION
 from spark_jms.core.placement import HOME
+from spark_jms.core.poison import Messages, Trial, claimed_again, common, count, joined
 from spark_jms.core.query_progress import QueryProgress
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.selector import Selector
@@ -75,10 +77,43 @@ class PreparedBatch:
     changed: dict[int, RecordSet]
     planned: Mapping[int, Offer]
     missing: frozenset[int]
+    waiting: frozenset[int]  # members whose records a narrowed batch needs, all at once
+
+    @property
+    def trial(self) -> Trial | None:
+        """The finished trial whose messages are to be claimed again."""
+        return None if self.missing else self.progress.trial
 
     @property
     def total(self) -> int:
         return sum(offer.picks.count for offer in self.planned.values())
+
+
+class Continuation(NamedTuple):
+    """What becomes of a finished trial: its messages are the next batch, under the claim of `trial`. None: it is over,
+    because administrators have revoked them all. `members` are those of its messages."""
+
+    trial: Trial | None
+    members: frozenset[int]
+
+
+def continuation(prepared: Mapping[str, PreparedBatch], claim: str) -> Continuation | None:
+    """Of the oldest finished trial, of which `prepared` has the copies by server. None: it waits, because a server is away,
+    another consumer holds a record, or consumption is paused."""
+    copies = [one.trial for one in prepared.values() if one.trial is not None]
+    if not copies:
+        return None
+    trial = min(copies, key=lambda copy: claim_number(copy.claim))
+    declared = next(iter(prepared.values())).snapshot.destination
+    members = trial.messages.keys() & set(declared.member_ids)
+    ready = {m for one in prepared.values() if not one.missing for m in one.changed}
+    if members - ready or members & declared.pauses.members(CONSUMPTION, declared.member_ids):
+        return None
+    rest: Messages = {}
+    for one in prepared.values():
+        if one.trial is not None:
+            rest = joined(rest, common(trial.messages, waiting_in(one.trial, one.changed)))
+    return Continuation(claimed_again(trial.within(rest), claim) if count(rest) else None, frozenset(members))
 
 
 class BatchMaker:
@@ -114,10 +149,12 @@ class BatchMaker:
     def next_batch(self, start: Batch, limits: Limits, targets: Mapping[int, int] | None) -> Batch | None:
         """See `Subscriber.next_batch`."""
         prepared = self.prepare(start, limits, targets)
+        claim = claim_id(prepared.progress.claimed + 1, secrets.token_hex(8))
+        if prepared.trial is not None:
+            return self.conclude(prepared, claim, {}, continuation({self._server: prepared}, claim))
         waited_ms = (time.monotonic() - self._last_batch_s) * 1000
         if not limits.allow(prepared.total, waited_ms, draining=targets is not None):
             return self.conclude(prepared, None, {})
-        claim = claim_id(prepared.progress.claimed + 1, secrets.token_hex(8))
         return self.conclude(prepared, claim, batch_shares(prepared.snapshot, prepared.planned, limits))
 
     def prepare(self, start: Batch, limits: Limits, targets: Mapping[int, int] | None) -> PreparedBatch:
@@ -131,7 +168,8 @@ class BatchMaker:
         progress = self.previous.checked_progress(start)
         self.isolation.ends(start)
         needed = self.previous.members_left(start)
-        waiting = self.isolation.waiting(progress, start)
+        own = set(recorded_on(snapshot.destination, self._server, self._members.subscription))
+        waiting = self.isolation.waiting(progress, start) & own
         self._acquire(snapshot, needed | waiting)
         self._members.pinned = pinned(waiting, self._members.held.keys())
         self._check_new_records()
@@ -140,28 +178,39 @@ class BatchMaker:
         changed = self._up_to_date(snapshot, start, needed)
         missing = frozenset(needed - set(changed))
         if not missing:
-            progress = self.isolation.acknowledged(progress, start)
+            progress = self.isolation.acknowledged(progress, start, own)
         narrowed = progress.trial is not None
         planned = {} if missing or narrowed else self._plan(snapshot, changed, leaving, limits, targets)
         self._prepared = planned
-        return PreparedBatch(start, snapshot, progress, changed, planned, missing)
+        return PreparedBatch(start, snapshot, progress, changed, planned, missing, frozenset(waiting))
 
-    def conclude(self, prepared: PreparedBatch, claim: str | None, shares: Mapping[int, int]) -> Batch | None:
-        """Claim the first so many of each member's offer, and write everything; None claims nothing."""
+    def conclude(
+        self,
+        prepared: PreparedBatch,
+        claim: str | None,
+        shares: Mapping[int, int],
+        continued: Continuation | None = None,
+        pins: Set[int] | None = None,
+    ) -> Batch | None:
+        """Claim the first so many of each member's offer, and write everything; None claims nothing. `continued`: what
+        becomes of the finished trial; None: it waits. `pins`: the records to keep (None: as prepared)."""
         snapshot, changed, progress = prepared.snapshot, prepared.changed, prepared.progress
         picks = self._claim_next(prepared, claim, shares) if claim else {}
         if not picks:
             for member, offer in prepared.planned.items():
                 self._planner.not_claimed(member, offer.picks)
         batch = None
-        if progress.trial is not None and not prepared.missing:
-            batch, progress = self._claim_withheld(snapshot, progress, changed)
+        if pins is not None:
+            self._members.pinned = set(pins & prepared.waiting)
+        if continued is not None:
+            batch, progress = self.isolation.claim_again(
+                progress, changed, continued.trial, self._settings.in_doubt_timeout_ms
+            )
         elif claim and picks:
             batch = Batch(self._members.consumer, claim, picks, self._members.table_id)
-            progress = replace(progress, claimed=max(progress.claimed, claim_number(claim) - 1))
         if batch is not None:
             self._members.pinned = set()
-            progress = replace(progress, claimed=progress.claimed + 1)
+            progress = replace(progress, claimed=max(progress.claimed + 1, claim_number(batch.claim)))
         held = self._members.held
         begun = {m for m, state in changed.items() if state.intents.keys() - held[m].state.intents.keys()}
         self._members.commit(changed, progress)
@@ -312,18 +361,6 @@ class BatchMaker:
             state = changed[member] = changed[member].claim(made)
             members[member] = MemberPick(self._members.held[member].handle.epoch, picks, state.redelivered(picks))
         return members
-
-    def _claim_withheld(
-        self, snapshot: Snapshot, progress: QueryProgress, changed: dict[int, RecordSet]
-    ) -> tuple[Batch | None, QueryProgress]:
-        """The messages that a failing batch withheld are the next batch, once this consumer holds all their members."""
-        assert progress.trial is not None
-        declared = snapshot.destination
-        members = progress.trial.messages.keys()
-        if members - changed.keys() or members & declared.pauses.members(CONSUMPTION, declared.member_ids):
-            return None, progress
-        claim = claim_id(progress.claimed + 1, secrets.token_hex(8))
-        return self.isolation.claim_again(progress, changed, claim, self._settings.in_doubt_timeout_ms)
 
     def _refuse_hoarding(self, state: RecordSet, member: int) -> None:
         """A client that receives and never acknowledges would make the record set grow without bound."""

@@ -22,21 +22,25 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from spark_jms.claims.batches import ConsumerSettings, PreparedBatch, unit_not_narrowed
+from spark_jms.claims.batches import ConsumerSettings, PreparedBatch, continuation, unit_not_narrowed
 from spark_jms.claims.branch import Branch, Runs, ServerAwayError
+from spark_jms.claims.distributed_isolation import Attempt, DistributedIsolation
+from spark_jms.claims.isolation import pinned
 from spark_jms.claims.lane import Lane
 from spark_jms.claims.offer import Offer
 from spark_jms.claims.planner import batch_shares
+from spark_jms.claims.previous_batch import ProtectedPart
 from spark_jms.claims.subscriber import Subscriber
 from spark_jms.claims.subscription_request import SubscriptionRequest
 from spark_jms.claims.subscription_use import SubscriptionUse, use_subscription
 from spark_jms.core.batch import Batch, Limits, MemberPick, claim_id, claim_number
 from spark_jms.core.destination import QUEUE_SUBSCRIPTION
+from spark_jms.core.poison import Messages, joined, without
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.subscription_name import server_of_subscription
 from spark_jms.core.subscription_place import record_server, record_servers, recorded_on
@@ -90,6 +94,7 @@ class DistributedSubscriber:
         self._branches: dict[str, Branch] = {}
         self._claimed_in: dict[str, int] = {}  # server -> generation in which a client's messages were claimed
         self._unfinished: dict[int, Ranges] = {}  # a client's, by member
+        self._isolation = DistributedIsolation(f"{destination}/{subscription}", narrows=settings.isolates_poison)
         self._made_s: dict[str, float] = {}  # the newest claim -> when it was made
         self._last_batch_s = monotonic_s()
         self._lock = threading.RLock()
@@ -99,90 +104,146 @@ class DistributedSubscriber:
         """As `Subscriber.next_batch`, without the servers that are away."""
         with self._lock:
             self._follow(start)
+            self._isolation.ends(start.claim)
             prepared: dict[str, PreparedBatch] = {}
             for server, branch in self._branches.items():
                 part = start.part(self._members_on(server))
-                for found in self._answers(
-                    branch, partial(Subscriber.prepare, start=part, limits=limits, targets=targets)
-                ):
+                prepare = partial(Subscriber.prepare, start=part, limits=limits, targets=targets)
+                for found in self._answers(branch, prepare):
                     prepared[server] = found
-                    if found.progress.trial is not None and not found.missing:
-                        raise _not_narrowed(self.destination)
-            claim, shares = self._share(start, prepared, limits, targets)
-            made: dict[int, MemberPick] = {}
-            acknowledged: set[str] = set()
-            for server, one in prepared.items():
-                branch = self._branches[server]
-                conclude = partial(Subscriber.conclude, prepared=one, claim=claim, shares=shares)
-                for batch in self._answers(branch, conclude, writes=True):
-                    if not one.missing:
-                        acknowledged.add(server)
-                    if batch is not None:
-                        made.update(batch.members)
-                        self._note_claimed(server, batch)
+            made, acknowledged, claim = self._concluded(start, prepared, limits, targets)
             self._check_open()
-            if not made or claim is None:
+            if not made:
                 return None
             left = [m for server in self._branches.keys() - acknowledged for m in self._members_on(server)]
             self._made_s = {claim: self._monotonic_s()}
             self._last_batch_s = self._monotonic_s()
             return Batch(self.consumer, claim, {**start.carried(left), **made}, self.table_id)
 
-    def _share(
+    def _concluded(
         self, start: Batch, prepared: Mapping[str, PreparedBatch], limits: Limits, targets: Mapping[int, int] | None
-    ) -> tuple[str | None, dict[int, int]]:
-        """The claim's id, and how many of each member's messages it takes. Its number is above every one that an offset or an
-        answering server knows; the token tells it from one that only an away server knows."""
+    ) -> tuple[dict[int, MemberPick], set[str], str]:
+        """(what was claimed, the servers that have acknowledged `start`, the claim). Messages that a failing batch withheld
+        are claimed on all their servers, or not delivered."""
+        number = max([claim_number(start.claim), *(one.progress.claimed for one in prepared.values())]) + 1
+        claim = claim_id(number, secrets.token_hex(8))
+        narrowed = any(one.trial is not None for one in prepared.values())
+        continued = continuation(prepared, claim) if narrowed else None
+        shares = {} if narrowed else self._shares(prepared, limits, targets)
+        trial = continued.trial if continued else None
+        servers = {self._server_of(m) for m in continued.members} if continued else set()
+        waiting = {m for one in prepared.values() for m in one.waiting}
+        pins = pinned(waiting, {m for one in prepared.values() for m in one.changed})
+        made: dict[int, MemberPick] = {}
+        acknowledged: set[str] = set()
+        for server, one in prepared.items():
+            conclude = partial(
+                Subscriber.conclude,
+                prepared=one,
+                claim=claim if shares else None,
+                shares=shares,
+                continued=continued if server in servers else None,
+                pins=pins,
+            )
+            for batch in self._answers(self._branches[server], conclude, writes=True):
+                if not one.missing:
+                    acknowledged.add(server)
+                if batch is not None:
+                    made.update(batch.members)
+                    self._note_claimed(server, batch)
+        if trial is not None and trial.messages.keys() - made.keys():
+            return {}, acknowledged, claim
+        if made:
+            self._isolation.claimed(start.claim, claim, trial)
+        return made, acknowledged, claim
+
+    def _shares(
+        self, prepared: Mapping[str, PreparedBatch], limits: Limits, targets: Mapping[int, int] | None
+    ) -> dict[int, int]:
+        """How many of each member's messages the next batch takes; {}: it waits for more."""
         planned: dict[int, Offer] = {m: offer for one in prepared.values() for m, offer in one.planned.items()}
         total = sum(offer.picks.count for offer in planned.values())
         waited_ms = (self._monotonic_s() - self._last_batch_s) * 1000
         if not limits.allow(total, waited_ms, draining=targets is not None):
-            return None, {}
-        number = max([claim_number(start.claim), *(one.progress.claimed for one in prepared.values())]) + 1
-        return claim_id(number, secrets.token_hex(8)), batch_shares(self.table.snapshot, planned, limits)
+            return {}
+        return batch_shares(self.table.snapshot, planned, limits)
 
     def resume(self, batch: Batch) -> dict[int, Ranges]:
         """As `Subscriber.resume`. Raises MemberUnavailableError when a server that has messages of this batch is away."""
         with self._lock:
             self._follow(batch)
-            withheld: dict[int, Ranges] = {}
-            delivered = batch.delivered
+            parts: dict[str, ProtectedPart] = {}
+            unseen: dict[int, Ranges] = {}
+            made_s, delivered = self._made_s.get(batch.claim), batch.delivered
+            trusted = made_s is not None and self._monotonic_s() - made_s <= TRUSTED_S
             for server, branch in self._branches.items():
                 members = [m for m in self._members_on(server) if m in delivered]
                 if not members:
                     continue
-                made_s = self._made_s.get(batch.claim)
-                trusted = made_s is not None and self._monotonic_s() - made_s <= TRUSTED_S
-                withheld |= self._resumed(branch, batch.part(members), trusted=trusted)
-            return withheld
+                protect = partial(Subscriber.protect, batch=batch.part(members))
+                try:
+                    parts[server] = self._insist(branch, protect, waits=not trusted)
+                except ServerAwayError as error:
+                    if not trusted:
+                        raise self._unavailable(branch, error) from error
+                    unseen |= {m: delivered[m].picks for m in members}
+            attempt = self._isolation.attempt(batch.claim, parts, unseen)
+            if attempt.stored:
+                self._store_copies(attempt, parts.keys())
+            self._isolation.begin(attempt)
+            lost: Messages = {m: ranges for part in parts.values() for m, ranges in part.lost.items()}
+            return dict(joined(lost, without(attempt.present, attempt.trial.tried)))
 
-    def _resumed(self, branch: Branch, part: Batch, *, trusted: bool) -> dict[int, Ranges]:
+    def _store_copies(self, attempt: Attempt, servers: Collection[str]) -> None:
+        """Write the trial's copies: first the one that sets the poison message aside."""
+        holders = {self._server_of(member) for member in attempt.convicted}
+        convict = partial(
+            Subscriber.set_poison_aside, trial=attempt.trial, convicted=attempt.convicted, failures=attempt.failures
+        )
+        keep = partial(Subscriber.keep_trial, trial=attempt.trial)
+        for server in [*holders, *sorted(set(servers) - holders)]:
+            branch = self._branches[server]
+            try:
+                self._insist(branch, convict if server in holders else keep, writes=True, waits=server not in holders)
+            except ServerAwayError as error:
+                raise self._unavailable(branch, error) from error
+
+    def _insist(self, branch: Branch, act: Callable[[Subscriber], T], *, writes: bool = False, waits: bool = True) -> T:
+        """For a batch that is to be delivered: asks until other consumers have handed records over, and, if it `waits`, the
+        server answers; for RESUME_S at most. Raises MemberUnavailableError or ServerAwayError."""
         deadline = self._monotonic_s() + RESUME_S
         while True:
             try:
-                return branch.call(partial(Subscriber.resume, batch=part, wait_s=0.0), ACKNOWLEDGE_S)
+                return branch.call(act, ACKNOWLEDGE_S, writes=writes)
             except MemberUnavailableError:
                 if self._monotonic_s() > deadline:
                     raise
-            except ServerAwayError as error:
-                if trusted:
-                    return {}
-                if self._monotonic_s() > deadline:
-                    raise MemberUnavailableError(
-                        f"{self.destination}: the batch has messages of members {sorted(part.members)} on server "
-                        f"{branch.server}, which is away ({error}): only its store knows whether they still belong to this "
-                        "query. Start the query again when the server answers"
-                    ) from error
+            except ServerAwayError:
+                if not waits or self._monotonic_s() > deadline:
+                    raise
             self._each(Subscriber.hand_over)  # the other consumer may wait for a record of ours, on another server
             time.sleep(_POLL_S)
 
+    def _unavailable(self, branch: Branch, error: ServerAwayError) -> MemberUnavailableError:
+        return MemberUnavailableError(
+            f"{self.destination}: the batch has messages on server {branch.server}, which is away ({error}): only its store knows "
+            "whether they still belong to this query. Start the query again when the server answers"
+        )
+
     @property
     def in_batch(self) -> bool:
-        """False: a batch of several servers is not narrowed (M4)."""
-        return False
+        """As `Subscriber.in_batch`."""
+        return self._isolation.runs
 
     def note_failure(self) -> None:
-        """Nothing is noted: a batch of several servers is not narrowed (M4)."""
+        """As `Subscriber.note_failure`, on the servers that answer."""
+        with self._lock:
+            trial = None if self.closed else self._isolation.fail()
+            if trial is None:
+                return
+            keep = partial(Subscriber.keep_trial, trial=trial)
+            for server in {self._server_of(member) for member in trial.messages} & self._branches.keys():
+                list(self._answers(self._branches[server], keep, writes=True))
 
     def is_unacknowledged(self, start: Batch) -> bool:
         """`start` is not acknowledged on all its members yet: a server is away, or another consumer holds a record."""
@@ -427,13 +488,6 @@ class DistributedSubscriber:
 AnySubscriber = Subscriber | DistributedSubscriber
 
 
-def _not_narrowed(destination: str) -> OptionError:
-    return OptionError(
-        f"{destination} is on servers, and a batch of several stores cannot be narrowed to its poison message: use "
-        "onPoison=fail, with a fresh checkpointLocation if the query has begun to narrow a batch"
-    )
-
-
 def open_subscriber(
     domain: Domain,
     store: Store,
@@ -452,8 +506,6 @@ def open_subscriber(
     placed = declared.placement is not None
     if declared.handles_units_of_work and settings.isolates_poison:
         raise unit_not_narrowed(destination)
-    if placed and settings.isolates_poison:
-        raise _not_narrowed(destination)
     kind = DistributedSubscriber if placed else Subscriber
     if request is None:
         return kind(domain, store, destination, QUEUE_SUBSCRIPTION, consumer, settings)

@@ -7,12 +7,14 @@ part until that part has failed as well.
     stop                   `note_failure`: Spark gave the batch up
     latestOffset           `part`: what the acknowledgement of the batch finishes; the claim keeps the rest
                            `acknowledged`, `claim_again`: the rest is the next batch
+
+Where the destination is on several servers, distributed_isolation.py begins and ends the attempts.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 
 from spark_jms.claims.error_destination import ErrorDestination, FailedMessages
@@ -24,7 +26,6 @@ from spark_jms.core.poison import (
     Messages,
     Trial,
     TrialPhase,
-    claimed_again,
     common,
     count,
     failed,
@@ -65,35 +66,34 @@ class Isolation:
     def begin(self, claim: str, present: Messages, deadline_s: float, *, again: bool) -> Messages:
         """An attempt of the batch begins; `present` is what its claim holds. Returns what it does not deliver. `again`:
         another process gave it to the sink before."""
-        progress = self._members.open_progress()
-        trial = _of(progress, claim) or Trial(claim, present)
+        trial = self.known(claim) or Trial(claim, present)
         if again:
             before = trial.within(present)
             trial, convicted = replayed(before, narrows=self._narrows)
-            after = replace(progress, trial=trial)
             if convicted:
-                self._set_aside(after, convicted, before.failures, deadline_s)
+                self.set_aside(trial, convicted, before.failures, deadline_s)
             else:
-                self._members.commit({}, after)
+                self.keep(trial)
             if trial.tried != before.tried:
-                self._tell(trial)
+                tell(f"{self._members.destination}/{self._members.subscription}", trial)
         self._begun = trial
         return without(present, trial.tried)
+
+    def known(self, claim: str) -> Trial | None:
+        """The trial of this claim, as stored."""
+        return _of(self._members.open_progress(), claim)
+
+    def keep(self, trial: Trial) -> None:
+        """Store the trial."""
+        self._members.commit({}, replace(self._members.open_progress(), trial=trial))
 
     def note_failure(self) -> None:
         """Spark has given up the batch whose attempt runs."""
         if self._begun is None or not self._narrows:
             return
         trial, self._begun = failed(self._begun), None
-        self._members.commit({}, replace(self._members.open_progress(), trial=trial))
-        log.warning(
-            "%s/%s: the batch with claim %s failed (attempt %d) with %d message(s)",
-            self._members.destination,
-            self._members.subscription,
-            trial.claim,
-            trial.attempts,
-            count(trial.tried),
-        )
+        self.keep(trial)
+        tell_failure(f"{self._members.destination}/{self._members.subscription}", trial)
 
     def ends(self, start: Batch) -> None:
         """Spark asks for the batch after `start`: the attempt of `start` has succeeded."""
@@ -120,29 +120,39 @@ class Isolation:
         trial = progress.trial
         if trial is None:
             return set()
+        if trial.finished:
+            return set(trial.messages)
         if trial.claim == start.claim:
-            return set(trial.messages) if trial.finished else set(trial.withheld)
+            return set(trial.withheld)
         return set(trial.messages) if _is_unlogged(trial, start) else set()
 
-    def acknowledged(self, progress: QueryProgress, start: Batch) -> QueryProgress:
-        """`start` is acknowledged on all its members."""
+    def acknowledged(self, progress: QueryProgress, start: Batch, members: Set[int]) -> QueryProgress:
+        """`start` is acknowledged on all its members. A finished trial stays until its messages are claimed again; a copy
+        without messages of these members, which are on this server, is over."""
         trial = progress.trial
-        if trial is None:
-            return progress
-        if trial.claim == start.claim:
-            return progress if trial.finished else replace(progress, trial=succeeded(trial))
-        return replace(progress, trial=replace(trial, finished=True) if _is_unlogged(trial, start) else None)
+        if trial is not None and not trial.finished:
+            if trial.claim == start.claim:
+                trial = succeeded(trial)
+            else:
+                trial = replace(trial, finished=True) if _is_unlogged(trial, start) else None
+        if trial is not None and not trial.messages.keys() & members:
+            trial = None
+        return progress if trial is progress.trial else replace(progress, trial=trial)
 
     def claim_again(
-        self, progress: QueryProgress, changed: dict[int, RecordSet], claim: str, in_doubt_timeout_ms: int | None
+        self,
+        progress: QueryProgress,
+        changed: dict[int, RecordSet],
+        after: Trial | None,
+        in_doubt_timeout_ms: int | None,
     ) -> tuple[Batch | None, QueryProgress]:
-        """The messages that wait get a new claim, in `changed`. No batch when others have revoked all of them."""
+        """The messages that wait get the claim of `after`, in `changed`. No batch when there are none; then the trial is
+        over on this server."""
         trial = progress.trial
-        assert trial is not None
-        open_claims = {m: changed[m].claims.get(trial.claim) for m in trial.messages}
-        rest = common(trial.messages, {m: known.picks for m, known in open_claims.items() if known})
-        if not rest:
+        rest = common(after.messages, waiting_in(trial, changed)) if after and trial else {}
+        if after is None or trial is None or not rest:
             return None, replace(progress, trial=None)
+        claim = after.claim
         picks: dict[int, MemberPick] = {}
         for member, ranges in rest.items():
             state = changed[member].release(trial.claim, delivered=not trial.flagged)
@@ -152,15 +162,14 @@ class Isolation:
             changed[member] = state.claim(made)
             epoch = self._members.held[member].handle.epoch
             picks[member] = MemberPick(epoch, ranges, state.redelivered(ranges))
-        after = replace(progress, trial=claimed_again(trial.within(rest), claim))
-        return Batch(self._members.consumer, claim, picks, self._members.table_id), after
+        batch = Batch(self._members.consumer, claim, picks, self._members.table_id)
+        return batch, replace(progress, trial=after)
 
     # -- inside ---------------------------------------------------------------------------------------------------
-    def _set_aside(self, progress: QueryProgress, convicted: Messages, failures: int, deadline_s: float) -> None:
+    def set_aside(self, trial: Trial, convicted: Messages, failures: int, deadline_s: float) -> None:
         """Move the message, or discard it, and write the trial without it in the same commit. Raises PoisonMessageError."""
         ((member, picks),) = convicted.items()
-        assert progress.trial is not None
-        claim, reason = progress.trial.claim, _REASON.format(self._members.consumer, failures)
+        claim, reason = trial.claim, _REASON.format(self._members.consumer, failures)
         self._members.open_within(member, deadline_s)
         state, epoch = self._members.attached_state(member), self._members.held[member].handle.epoch
         destination = self._table.refresh().destination
@@ -172,22 +181,40 @@ class Isolation:
                 f"{self._members.label(member)}#{picks.first} is a poison message, and it cannot be set aside in "
                 f"{destination.error_destination}: {error}. Nothing was lost. Repair that destination and start the query again."
             ) from error
-        self._members.commit({member: after}, progress)
+        self._members.commit({member: after}, replace(self._members.open_progress(), trial=trial))
         ended = self._transfers.finish(after, epoch, patient=True)
         self._members.commit({member: ended.state})
 
-    def _tell(self, trial: Trial) -> None:
-        name = f"{self._members.destination}/{self._members.subscription}"
-        if trial.phase is TrialPhase.NONE:
-            log.warning("%s: the batch with claim %s ends without messages; the others come next", name, trial.claim)
-            return
-        log.warning(
-            "%s: the batch with claim %s failed and is narrowed: it delivers %d message(s), and the next one the other %d",
-            name,
-            trial.claim,
-            count(trial.tried),
-            count(trial.withheld),
-        )
+
+def tell(name: str, trial: Trial) -> None:
+    """A batch of `name`, a subscription, is narrowed."""
+    if trial.phase is TrialPhase.NONE:
+        log.warning("%s: the batch with claim %s ends without messages; the others come next", name, trial.claim)
+        return
+    log.warning(
+        "%s: the batch with claim %s failed and is narrowed: it delivers %d message(s), and the next one the other %d",
+        name,
+        trial.claim,
+        count(trial.tried),
+        count(trial.withheld),
+    )
+
+
+def tell_failure(name: str, trial: Trial) -> None:
+    """A batch of `name`, a subscription, has failed."""
+    log.warning(
+        "%s: the batch with claim %s failed (attempt %d) with %d message(s)",
+        name,
+        trial.claim,
+        trial.attempts,
+        count(trial.tried),
+    )
+
+
+def waiting_in(trial: Trial, states: Mapping[int, RecordSet]) -> Messages:
+    """The trial's messages that these records still hold for it; an administrator may have revoked some."""
+    claims = {m: state.claims.get(trial.claim) for m, state in states.items()}
+    return common(trial.messages, {m: known.picks for m, known in claims.items() if known})
 
 
 def pinned(wanted: Set[int], held: Set[int]) -> set[int]:

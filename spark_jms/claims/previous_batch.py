@@ -9,19 +9,31 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Set
+from typing import NamedTuple
 
 from spark_jms.claims.isolation import Isolation
 from spark_jms.claims.members import Members
 from spark_jms.claims.record_sets import read_state
 from spark_jms.core.batch import Batch
+from spark_jms.core.poison import Trial, joined
 from spark_jms.core.query_progress import QueryProgress
-from spark_jms.core.ranges import EMPTY, Ranges
+from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
 from spark_jms.errors import ConsumerClosedException, StaleCheckpointError
 from spark_jms.store import Store
 
 log = logging.getLogger("spark_jms")
 RESUME_TIMEOUT_S = 15.0  # how long a restarted consumer waits for the record of a claim it has to protect
+
+
+class ProtectedPart(NamedTuple):
+    """Of a batch that is to be delivered: what its claim holds on this server, and what it has lost. `own`: this instance
+    made the batch, or has delivered it before. `trial` is the stored one."""
+
+    present: dict[int, Ranges]
+    lost: dict[int, Ranges]
+    own: bool
+    trial: Trial | None
 
 
 class PreviousBatch:
@@ -106,14 +118,20 @@ class PreviousBatch:
         return known.with_acknowledged(start.claim)
 
     # -- resuming -------------------------------------------------------------------------------------------------
-    def resume(self, batch: Batch, wait_s: float | None = None) -> dict[int, Ranges]:
+    def resume(self, batch: Batch) -> dict[int, Ranges]:
         """Protect the claim of a logged batch after a restart. Returns the messages of each member that the batch does not
         deliver: they do not belong to this consumer any more, or its isolation withholds them. For a batch that this
-        instance made, this only reads the store. Waits for records that other consumers hold (None: RESUME_TIMEOUT_S), then
-        raises MemberUnavailableError."""
+        instance made, this only reads the store. Waits for records that other consumers hold, then raises
+        MemberUnavailableError."""
+        deadline_s = time.monotonic() + RESUME_TIMEOUT_S
+        found = self.protect(batch, deadline_s)
+        narrowed = self._isolation.begin(batch.claim, found.present, deadline_s, again=not found.own)
+        return dict(joined(found.lost, narrowed))
+
+    def protect(self, batch: Batch, deadline_s: float) -> ProtectedPart:
+        """The same for the part on one of several servers, whose attempt begins elsewhere."""
         own = batch.claim in self._own
-        withheld: dict[int, Ranges] = {}
-        deadline_s = time.monotonic() + (RESUME_TIMEOUT_S if wait_s is None else wait_s)
+        lost: dict[int, Ranges] = {}
         present: dict[int, Ranges] = {}
         for member, pick in batch.members.items():
             if own:
@@ -128,7 +146,7 @@ class PreviousBatch:
                 present[member] = pick.picks & claim.picks
             revoked = pick.picks - claim.picks if claim else pick.picks
             if revoked:
-                withheld[member] = revoked
+                lost[member] = revoked
                 log.warning(
                     "%s: %d message(s) of the replayed batch do not belong to this consumer any more, and are left out: they "
                     "were revoked, or set aside",
@@ -136,10 +154,9 @@ class PreviousBatch:
                     revoked.count,
                 )
         self._own.add(batch.claim)
-        if withheld:
+        if lost:
             self._revoked.add(batch.claim)
-        narrowed = self._isolation.begin(batch.claim, present, deadline_s, again=not own)
-        return {m: withheld.get(m, EMPTY) | narrowed.get(m, EMPTY) for m in withheld.keys() | narrowed.keys()}
+        return ProtectedPart(present, lost, own, self._isolation.known(batch.claim))
 
     def _check_speaks(self, state: RecordSet, member: int) -> None:
         """While we slept another instance may have started, which does not know a batch that we have not logged."""

@@ -15,20 +15,23 @@ The subscriber guards its parts with one lock, and ends with `close`:
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Set
 
 from spark_jms.claims.acknowledgement_table import AcknowledgementTable
 from spark_jms.claims.acknowledger import Acknowledger
 from spark_jms.claims.backlog import BacklogReader
-from spark_jms.claims.batches import BatchMaker, ConsumerSettings, PreparedBatch
+from spark_jms.claims.batches import BatchMaker, ConsumerSettings, Continuation, PreparedBatch
 from spark_jms.claims.members import Members
 from spark_jms.claims.planner import Planner
+from spark_jms.claims.previous_batch import ProtectedPart
 from spark_jms.claims.set_aside import set_aside
 from spark_jms.claims.stores import home_of, store_of
 from spark_jms.claims.subscription_use import SubscriptionUse
 from spark_jms.claims.transfer import Transfers
 from spark_jms.core.batch import Batch, Limits
 from spark_jms.core.placement import HOME
+from spark_jms.core.poison import Messages, Trial
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.subscription_place import recorded_on
 from spark_jms.errors import ClosedError, DestinationReplacedError
@@ -108,19 +111,48 @@ class Subscriber:
             self._check_bound(start)
             return self._batches.prepare(start, limits, targets)
 
-    def conclude(self, prepared: PreparedBatch, claim: str | None, shares: Mapping[int, int]) -> Batch | None:
-        """The second half: claim the first so many of each member's offer, and write everything; None claims nothing."""
+    def conclude(
+        self,
+        prepared: PreparedBatch,
+        claim: str | None,
+        shares: Mapping[int, int],
+        continued: Continuation | None,
+        pins: Set[int],
+    ) -> Batch | None:
+        """The second half: claim the first so many of each member's offer, and write everything; None claims nothing. See
+        `BatchMaker.conclude`."""
         with self._lock:
             self._check_open()
-            return self._batches.conclude(prepared, claim, shares)
+            return self._batches.conclude(prepared, claim, shares, continued, pins)
 
-    def resume(self, batch: Batch, wait_s: float | None = None) -> dict[int, Ranges]:
+    def resume(self, batch: Batch) -> dict[int, Ranges]:
         """Protect the claim of a logged batch after a restart. Returns the messages of each member that the batch does not
         deliver. For a batch that this instance made, this only reads the store."""
         with self._lock:
             self._check_open()
             self._check_bound(batch)
-            return self._batches.previous.resume(batch, wait_s)
+            return self._batches.previous.resume(batch)
+
+    # -- for a batch of several servers, whose trial distributed_isolation.py advances --------------------------------
+    def protect(self, batch: Batch) -> ProtectedPart:
+        """The part of `resume` that is this server's. Raises MemberUnavailableError while another consumer holds a record."""
+        with self._lock:
+            self._check_open()
+            self._check_bound(batch)
+            return self._batches.previous.protect(batch, time.monotonic())
+
+    def keep_trial(self, trial: Trial) -> None:
+        """Store a copy of the trial (M4)."""
+        with self._lock:
+            self._check_open()
+            self._batches.isolation.keep(trial)
+
+    def set_poison_aside(self, trial: Trial, convicted: Messages, failures: int) -> None:
+        """The same, and move the convicted message, which is on this server, in the same write. Raises PoisonMessageError, and
+        MemberUnavailableError while another consumer holds the record."""
+        with self._lock:
+            self._check_open()
+            self._batches.isolation.set_aside(trial, convicted, failures, time.monotonic())
 
     @property
     def in_batch(self) -> bool:

@@ -24,13 +24,17 @@ What one batch delivers only shrinks. So a sink that recognises a batch by its n
 has all messages that are acknowledged with a later one. What it has beyond those comes again with the next batch, flagged
 as redelivered. Nothing is lost.
 
+Where a batch is of several servers, each of them keeps a copy of the trial, and every copy is written before a part is
+delivered. So whatever server acknowledges the batch later knows which part that was. A write of some copies only has
+delivered nothing: the newest copy counts, and its attempt has ended with the driver.
+
 An attempt *failed* when Spark stopped the source in the middle of it. When the driver died, nothing is known of the
 messages: deaths are counted apart and narrow nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any, NamedTuple
@@ -114,6 +118,11 @@ class TrialReplay(NamedTuple):
 
     trial: Trial
     convicted: Messages
+
+
+def newest(copies: Iterable[Trial]) -> Trial | None:
+    """Of the copies of one trial, which several servers keep, the one that was written last."""
+    return max(copies, key=lambda trial: (trial.attempts, trial.failures, not trial.open), default=None)
 
 
 def failed(trial: Trial) -> Trial:

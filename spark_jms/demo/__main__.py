@@ -18,6 +18,7 @@ from spark_jms.demo.processes import end_descendants
 from spark_jms.demo.report import show
 from spark_jms.demo.screen import Screen
 from spark_jms.demo.story import DemoResult, Story
+from spark_jms.setup.session import LOCAL_MASTER
 
 INTERRUPTED = 130
 
@@ -38,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     started = time.monotonic()
     try:
         with screen:
-            story = Story(work, given.rows, screen)
+            story = Story(work, given.rows, screen, given.master)
             outcome = story.run()
         show(screen, outcome, time.monotonic() - started)
         if given.keep is not None:
@@ -71,6 +72,12 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--rows", type=_rows, metavar="N", help=f"only the first N flights (all: {flights.ROWS:,})")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="work there and leave everything, with account.json")
+    parser.add_argument(
+        "--master",
+        default=LOCAL_MASTER,
+        metavar="URL",
+        help=f"where Spark runs, such as spark://host:7077 (default {LOCAL_MASTER}); docs/SCALING.md",
+    )
     parser.add_argument(
         "--plain", action="store_true", help="lines instead of moving bars (so it is without a terminal)"
     )

@@ -26,8 +26,8 @@ STOP_TIMEOUT_S = 60.0
 class ReceiverProcess:
     """One receiver's process and its reports. Thread-safe to read; a thread of its own fills it."""
 
-    def __init__(self, name: str, work: Path, batch: int) -> None:
-        self.name, self._work, self._batch = name, work, batch
+    def __init__(self, name: str, work: Path, batch: int, master: str) -> None:
+        self.name, self._work, self._batch, self._master = name, work, batch, master
         self.log = work / "logs" / f"receiver-{name}.log"
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.received = Received()
@@ -48,6 +48,8 @@ class ReceiverProcess:
             str(self._work),
             "--batch",
             str(self._batch),
+            "--master",
+            self._master,
         ]
         with self.log.open("a") as log:
             self._process = subprocess.Popen(
@@ -124,10 +126,15 @@ class ReceiverProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         for leader in self.pids:
-            _kill([process.pid for process in _running() if process.session == leader])
+            end_session(leader)
 
     def _tail(self, lines: int = 15) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def end_session(leader: int) -> None:
+    """End all processes of the session that this process began, which may have ended itself."""
+    _kill([process.pid for process in _running() if process.session == leader])
 
 
 def end_descendants() -> None:

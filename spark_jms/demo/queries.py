@@ -27,12 +27,13 @@ SUBSCRIPTIONS = {"ops": "dep_delay > 60", "statistics": None}  # of the topic: s
 PROPERTIES = ("carrier", "origin", "dest", "distance", "dep_delay")
 
 
-def session(app_name: str, warehouse: Path) -> SparkSession:
+def session(app_name: str, warehouse: Path, master: str) -> SparkSession:
     """A small session: two of them share the machine for a minute, so extensive JIT compilation and verifying the bytecode of
     Spark's classes do not pay, nor do Delta's statistics and checkpoints of tables with a few commits."""
     java_options = f"-Dderby.system.home={warehouse} {short_lived_options()}"
     found = spark_session(
         app_name,
+        master,
         conf={
             "spark.driver.memory": "1g",
             "spark.sql.warehouse.dir": str(warehouse),

@@ -59,15 +59,16 @@ class DemoResult:
 
 
 class Story:
-    """One run in the directory `work`. `close` leaves no process behind, at whatever step `run` was."""
+    """One run in the directory `work`, on the Spark of `master`. `close` leaves no process behind, at whatever step `run`
+    was."""
 
-    def __init__(self, work: Path, rows: int | None, screen: Screen) -> None:
-        self.work, self.screen = work, screen
+    def __init__(self, work: Path, rows: int | None, screen: Screen, master: str) -> None:
+        self.work, self.screen, self.master = work, screen, master
         self.root = work / "domain"
         self.total = rows or flights.ROWS
         self.files = flights.feed_files(self.total)
         batch = max(self.total // BATCHES, LEAST_BATCH)
-        self.a, self.b = ReceiverProcess("a", work, batch), QueryReceiver("b", work, batch)
+        self.a, self.b = ReceiverProcess("a", work, batch, master), QueryReceiver("b", work, batch)
         self.receivers = (self.a, self.b)
         self.speeds: list[Speed] = []
         self.problems: list[str] = []
@@ -100,7 +101,7 @@ class Story:
         self._flights = flights.load(self.total)
         (self.work / "logs").mkdir(exist_ok=True)
         with stderr_to(self.work / "logs" / "demo.log"):  # the JVM inherits it
-            self._spark = queries.session("spark-jms demo", self.work / "warehouse" / "demo")
+            self._spark = queries.session("spark-jms demo", self.work / "warehouse" / "demo", self.master)
         self.b.prepare(self.spark)
 
     def send_first_half(self) -> None:

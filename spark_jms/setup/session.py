@@ -33,11 +33,12 @@ LOCAL = {
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.sql.shuffle.partitions": "2",
 }
+LOCAL_MASTER = "local[2]"
 WORKER_PYTHON = Path(__file__).parent / "spark-python.sh"
 
 
 def spark_session(
-    app_name: str, master: str = "local[2]", delta: bool = True, conf: Mapping[str, str] | None = None
+    app_name: str, master: str = LOCAL_MASTER, delta: bool = True, conf: Mapping[str, str] | None = None
 ) -> SparkSession:
     """A session ready for `format("jmsq")` and, with `delta`, for Delta tables. `conf` overrides every setting here.
 

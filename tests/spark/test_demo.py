@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,38 +20,10 @@ from spark_jms.demo.account import queue_account, subscription_account
 from spark_jms.demo.received import Received, batches_after
 from spark_jms.demo.screen import sparkline
 from spark_jms.demo.watch import DepthSample, OpenClaim
-from tests.process.crash import PLUGIN
+from tests.demo_run import demo, expected_account, kept_account, processes_in
 
-PROJECT = Path(__file__).parents[2]
 ROWS = 6000
 BATCH = 50
-
-
-def demo(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
-    """The demo in a process session of its own, as in a terminal, with a TMPDIR by which `processes_in` finds children."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "spark_jms.demo", "--plain", *arguments],
-        cwd=cwd,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "TMPDIR": str(cwd), "PYTHONPATH": f"{PLUGIN}:{PROJECT}"},
-    )
-
-
-def processes_in(directory: Path) -> list[str]:
-    """Command lines of the processes of a demo that was started there: all of them inherit its TMPDIR."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            environment = (entry / "environ").read_bytes()
-            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if f"TMPDIR={directory}".encode() in environment.split(b"\0"):
-            found.append(command)
-    return found
 
 
 def until(condition: Callable[[], Any], timeout_s: float, what: str) -> None:
@@ -70,22 +39,7 @@ def test_demo_reports_that_no_message_is_lost_or_doubled(tmp_path: Path) -> None
     run = demo("--rows", str(ROWS), "--keep", "kept", cwd=tmp_path)
     said, _ = run.communicate(timeout=580)
     assert run.returncode == 0, said
-    account = json.loads((tmp_path / "kept" / "account.json").read_text())
-    queue = account["queue"]
-    assert account["problems"] == []
-    assert queue["sent"] == sum(queue["received"].values()) == ROWS
-    assert (
-        queue["lost"] == queue["duplicated"] == queue["altered"] == queue["redelivered"] == queue["in_two_hands"] == 0
-    )
-    assert queue["in_order"] == queue["aircraft"] > 1000
-    assert len(queue["by_member"]) == 4
-    assert sum(sum(by.values()) for by in queue["by_member"].values()) == ROWS
-    assert min(queue["received"].values()) > 0
-    assert [mark for _, mark in account["marks"]] == ["start", "kill", "take-over", "restart", "empty"]
-    ops, statistics = account["subscriptions"]
-    assert 0 < ops["received"] == ops["expected"] < statistics["received"] == statistics["expected"]
-    assert max(backlog for _, _, backlog in account["depth"]) > ROWS // 3
-    assert account["depth"][-1][2] == 0
+    assert kept_account(tmp_path / "kept") == expected_account(ROWS)
     for heading in ("kill -9", "Messages by member and receiver", "Waiting over time", "Nothing lost, nothing twice"):
         assert heading in said
     assert processes_in(tmp_path) == []
