@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import threading
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -86,6 +87,7 @@ class Producer:
         self._log, self._shared = log, shared
         self._check_context, self._sent, self._on_close = check, sent, closed
         self._send_timeout_s = send_timeout_s
+        self._name = uuid.uuid4().hex
         self._turns = itertools.count(random.randrange(2**31))
         self._lock = threading.Lock()
         self._statistics = ProducerStatistics()
@@ -163,6 +165,7 @@ class Producer:
         position = self._share([message], now)[0]
         return replace(
             message,
+            group_id=message.group_id or self._log.snapshot.destination.default_unit(self._name),
             message_id=position.message_id,
             timestamp_ms=now,
             delivery_time_ms=message.delivery_time_ms or now,
@@ -241,7 +244,7 @@ class Producer:
         return {m: Ranges.from_numbers([p.sequence for p in positions if p.member == m]) for m in members}
 
     def _share(self, messages: Sequence[Item], now: int) -> list[SentPosition]:
-        part = self._shared.send(messages, next(self._turns), now, self._send_timeout_s, self._balancing)
+        part = self._shared.send(messages, next(self._turns), now, self._send_timeout_s, self._balancing, self._name)
         self._count(len(messages), 1, sum(map(_item_bytes, messages)), 0)
         if part.first == 0:  # one of the senders
             self._sent(self._log, part.version)
@@ -250,7 +253,9 @@ class Producer:
     def _commit(self, batches: Iterable[pa.RecordBatch], now: int, transaction: TransactionId | None) -> Sent:
         snapshot = self._log.refresh()  # it avoids members that are paused by now
         routing = self._balancing.routing(snapshot.destination)
-        writer = MessageWriter(self._log.storage, snapshot.destination, next(self._turns), now, routing=routing)
+        writer = MessageWriter(
+            self._log.storage, snapshot.destination, next(self._turns), now, routing=routing, producer=self._name
+        )
         size = 0
         try:
             for batch in batches:

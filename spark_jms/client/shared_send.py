@@ -24,6 +24,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -35,6 +36,7 @@ from spark_jms.core.message import normalise
 from spark_jms.core.routing import route
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.core.unit_of_work import check_parts, routing_groups
+from spark_jms.core.unit_order import with_default_unit
 from spark_jms.errors import (
     DestinationPausedError,
     InsertionPausedError,
@@ -66,8 +68,11 @@ class SentPosition(NamedTuple):
 class Part:
     """One sender's messages, on their way. They are neighbours in the shipment, from row `first` on."""
 
-    def __init__(self, messages: Sequence[Item], turn: int, now_ms: int, balancing: Balancing = ANY_MEMBER) -> None:
+    def __init__(
+        self, messages: Sequence[Item], turn: int, now_ms: int, balancing: Balancing = ANY_MEMBER, producer: str = ""
+    ) -> None:
         self.messages, self.turn, self.now_ms, self.balancing = messages, turn, now_ms, balancing
+        self.producer = producer
         self.shipment: Shipment | None = None
         self.first = 0
 
@@ -117,12 +122,13 @@ class SharedSender:
         now_ms: int,
         wait_s: float = 0,
         balancing: Balancing = ANY_MEMBER,
+        producer: str = "",
     ) -> Part:
         """Returns when the messages are in the table. `turn` is the round-robin turn of the first; `wait_s` how long to wait
         while insertion is paused."""
         deadline = time.monotonic() + wait_s
         while True:
-            part, epoch = Part(messages, turn, now_ms, balancing), self._log.snapshot.destination.epoch
+            part, epoch = Part(messages, turn, now_ms, balancing, producer), self._log.snapshot.destination.epoch
             try:
                 self._group.write(part.join)
             except InsertionPausedError:
@@ -245,7 +251,13 @@ def _rows(parts: Sequence[Part], destination: Destination) -> pa.RecordBatch:
     rows = normalise(batch, pa.array(times, pa.int64()), destination.max_message_bytes)
     if destination.handles_units_of_work:
         check_parts(rows)
-    return rows
+    if destination.default_unit_of_order is None:
+        return rows
+    slices = (
+        with_default_unit(rows.slice(first, len(part.messages)), destination.default_unit(part.producer))
+        for first, part in zip(accumulate((len(part.messages) for part in parts), initial=0), parts, strict=False)
+    )
+    return pa.concat_batches(slices)
 
 
 def _route(destination: Destination, groups: pa.Array, parts: Sequence[Part]) -> pa.Int32Array:

@@ -30,6 +30,7 @@ from spark_jms.errors import (
 )
 from spark_jms.settings.destination import (
     SINGLE_MESSAGE_DELIVERY,
+    SYSTEM_GENERATED,
     DestinationSettings,
     contradiction,
     from_metadata,
@@ -86,6 +87,14 @@ class Destination(DestinationSettings):
     def is_replicated(self) -> bool:
         """A topic whose subscriptions are each on one server: subscription_place.py."""
         return self.forwarding == "replicated"
+
+    def default_unit(self, producer: str) -> str | None:
+        """The unit of order of a producer's messages that have none; `producer` is a name that no other producer has."""
+        return (
+            f"jmsq-producer-{producer}"
+            if self.default_unit_of_order == SYSTEM_GENERATED
+            else self.default_unit_of_order
+        )
 
     @property
     def handles_units_of_work(self) -> bool:

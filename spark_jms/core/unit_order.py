@@ -71,6 +71,14 @@ _ROWS = pa.schema([("sequence", pa.int64()), ("unit", pa.string()), ("expires_ms
 NO_UNITS = UnitMessages(_ROWS.empty_table())
 
 
+def with_default_unit(rows: pa.RecordBatch, unit: str | None) -> pa.RecordBatch:
+    """Messages of one producer: those without a unit get this one; None: they stay without."""
+    groups = rows.column("JMSXGroupID")
+    if unit is None or not groups.null_count:
+        return rows
+    return rows.set_column(rows.schema.get_field_index("JMSXGroupID"), "JMSXGroupID", pc.fill_null(groups, unit))
+
+
 class BlockedUnits:
     """unit -> the sequence from which on its messages wait. A pass over a member fills it, and nothing is ever taken out:
     what became available behind the pass must not come after what it blocked."""

@@ -14,6 +14,7 @@ from spark_jms.core.routing import Routing, route, split
 from spark_jms.core.sort_order import SortOrder
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.core.unit_of_work import check_parts, routing_groups
+from spark_jms.core.unit_order import with_default_unit
 from spark_jms.log.file_writer import ROW_GROUP_BYTES, SORTED_ROW_GROUP_BYTES, FileWriter
 from spark_jms.log.staged_file import discard
 from spark_jms.log.storage import Storage, now_ms
@@ -33,8 +34,10 @@ class MessageWriter:
         *,
         prefix: str = "",
         routing: Routing | None = None,
+        producer: str | None = None,
     ) -> None:
-        """`prefix` begins the token of every file (transfers name theirs). `routing` None: the destination's."""
+        """`prefix` begins the token of every file (transfers name theirs). `routing` None: the destination's. `producer` names
+        the sender of the rows; None: this writer is one."""
         self._storage = storage
         self._destination = destination
         self._routing = destination.route if routing is None else routing
@@ -44,6 +47,7 @@ class MessageWriter:
         self._open: dict[int, FileWriter] = {}
         self._notes_order = destination.can_lose_members
         self._producer, self._rows = uuid.uuid4().hex, 0
+        self._default_unit = destination.default_unit(producer or self._producer)
         self._numbers: dict[int, Ranges] = {}  # open file -> which of our rows it has, if a member can be removed
         self._staged: list[StagedFile] = []
         self.singles: dict[str, pa.RecordBatch] = {}  # path -> rows, of files written in one small batch
@@ -63,6 +67,7 @@ class MessageWriter:
 
     def write_normalised(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Rows of a sorted destination are stored in its order (T15). Returns them so."""
+        rows = with_default_unit(rows, self._default_unit)
         places = self._order.storing(rows) if self._order else None
         if places is not None:
             rows = rows.take(places)

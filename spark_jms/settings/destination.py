@@ -37,6 +37,7 @@ FORWARDINGS = {
     "partitioned": "a subscription has positions on all members; each message is on one of them",
     "replicated": "each server has subscriptions of its own, and every one of them gets every message",
 }
+SYSTEM_GENERATED = ".System-generated"
 SINGLE_MESSAGE_DELIVERY = "SingleMessageDelivery"
 UNIT_OF_WORK_POLICIES = {
     "PassThrough": "a part of a unit of work is a message like any other",
@@ -196,6 +197,15 @@ class DestinationSettings(Table):
         "When the messages of an incomplete unit of work expire, counted from the sending of the first of them.",
         without="never",
     )
+    default_unit_of_order: str | None = setting(
+        "defaultUnitOfOrder",
+        Text(f"the name of a unit of order, or {SYSTEM_GENERATED}", longest=256),
+        None,
+        "The unit of order (JMSXGroupID) that a message without one gets when it is sent. One name: all such messages go to one "
+        f"member, to one consumer at a time. {SYSTEM_GENERATED}: a name of its own for each client's producer, and for each task "
+        "of a Spark batch.",
+        without="none",
+    )
 
     def refusal(self, row: Setting, value: object, allowed: str) -> ModuleFileError:
         return ModuleFileError(f"destination {self.name}: {row.name} is {value!r}, but must be {allowed}")
@@ -238,6 +248,11 @@ def contradiction(settings: DestinationSettings) -> tuple[str, str] | None:
         return "unitOfWorkHandlingPolicy", (
             f"unitOfWorkHandlingPolicy is {SINGLE_MESSAGE_DELIVERY}, and destinationKeys is given: units of work are "
             "delivered in the order in which they are complete, so leave one of the two out"
+        )
+    if settings.unit_of_work_handling_policy == SINGLE_MESSAGE_DELIVERY and settings.default_unit_of_order is not None:
+        return "unitOfWorkHandlingPolicy", (
+            f"unitOfWorkHandlingPolicy is {SINGLE_MESSAGE_DELIVERY}, and defaultUnitOfOrder is given: a message has a unit of "
+            "order or a unit of work, so leave one of the two out"
         )
     if settings.unit_of_work_handling_policy == SINGLE_MESSAGE_DELIVERY and settings.forwarding == "replicated":
         return "unitOfWorkHandlingPolicy", (

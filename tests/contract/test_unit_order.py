@@ -16,9 +16,11 @@ from spark_jms.claims.scan import Question, scan
 from spark_jms.claims.subscriber import Subscriber
 from spark_jms.client import Context
 from spark_jms.core.batch import Batch, Limits
+from spark_jms.core.destination import Destination
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.selector import Selector
 from spark_jms.core.unit_order import BlockedUnits
+from spark_jms.errors import ModuleFileError
 from spark_jms.log.compaction import compact
 from spark_jms.log.domain import Domain
 from spark_jms.log.storage import now_ms
@@ -222,3 +224,48 @@ def test_plans_in_pieces_keep_every_unit_in_order(context: Context, monkeypatch:
                 del left[n]
             reader.subscriber.members.leave(0, 60)
     assert not left
+
+
+DEFAULTS = {
+    "named": {"kind": "distributed-queue", "members": 4, "default_unit_of_order": "all"},
+    "generated": {"kind": "distributed-queue", "members": 4, "default_unit_of_order": ".System-generated"},
+}
+
+
+def test_default_unit_is_that_of_every_message_without_one() -> None:
+    """T10: in single sends, chunks and tables; one member and one consumer at a time for all of them."""
+    with memory_domain(**DEFAULTS) as root, connect(root, housekeeping=False) as opened:
+        one, two = opened.producer("named"), opened.producer("named")
+        assert one.send(text="0").group_id == "all"
+        assert one.send(text="1", group_id="own").group_id == "own"
+        two.send_many([{"text": str(n)} for n in range(2, 5)])
+        two.send_many([{"text": str(n)} for n in range(5, 200)])
+        found = {(m.text, m.group_id) for m in opened.browser("named")}
+        assert found == {(str(n), "own" if n == 1 else "all") for n in range(200)}
+        assert len({m.member for m in opened.browser("named") if m.group_id == "all"}) == 1
+        with opened.consumer("named", prefetch=1) as first, opened.consumer("named", prefetch=1) as second:
+            held = next(m for m in iter(lambda: first.receive(5), None) if m.group_id == "all")
+            assert held.text == "0"
+            others = [m.group_id for m in iter(lambda: second.receive(0.3), None)]
+            assert "all" not in others
+
+
+def test_generated_default_unit_belongs_to_a_producer() -> None:
+    """T10: a producer keeps its unit, whatever method sends; another one has another."""
+    with memory_domain(**DEFAULTS) as root, connect(root, housekeeping=False) as opened:
+        units = []
+        for _ in range(2):
+            producer = opened.producer("generated")
+            sent = producer.send(text="a")
+            producer.send_many([{"text": str(n)} for n in range(150)])
+            with_unit = [m for m in opened.browser("generated") if m.group_id == sent.group_id]
+            assert len(with_unit) == 151
+            assert len({m.member for m in with_unit}) == 1
+            units.append(sent.group_id)
+        assert units[0] != units[1]
+
+
+def test_default_unit_of_order_and_units_of_work_exclude_each_other() -> None:
+    """T10, T12."""
+    with pytest.raises(ModuleFileError, match="defaultUnitOfOrder is given"):
+        Destination("q", "queue", default_unit_of_order="u", unit_of_work_handling_policy="SingleMessageDelivery")
