@@ -157,8 +157,8 @@ class ConsumerClosedException(JmsqError):
 
 
 class ServerDownError(JmsqError):
-    """An administrator has stopped the server that the messages would go to; nothing was committed. Send again after `jmsq
-    server start`; messages without a unit of order go to other servers by themselves."""
+    """The server that the messages would go to is stopped or away; nothing was committed. Send again after `jmsq server start`,
+    or when its store answers; messages without a unit of order go to other servers by themselves."""
 
 
 class SessionEndedException(ConsumerClosedException):

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -38,11 +38,11 @@ _STORE_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 
 @dataclass(frozen=True)
 class Module:
-    """A checked module file. `store` None: the domain keeps its store; a new domain gets `file`. `servers`: name -> store."""
+    """A checked module file. `store` None: the domain keeps its store; a new domain gets `file`."""
 
     destinations: list[Destination]
     store: str | None = None
-    servers: Mapping[str, str] = field(default_factory=dict)
+    servers: Sequence[ServerSettings] = ()
 
 
 # -- applying ----------------------------------------------------------------------------------------------------------
@@ -133,31 +133,35 @@ class _Reader:
             )
         destinations = [self._destination(name, node) for name, node in entries.items()]
         store = self._store(top["store"], "store") if "store" in top else None
-        return Module(destinations, store, self._servers(top["servers"]) if "servers" in top else {})
+        return Module(destinations, store, self._servers(top["servers"]) if "servers" in top else ())
 
-    def _servers(self, node: Node) -> dict[str, str]:
-        servers = {}
-        for name, entry in self._mapping(node, "servers", "a mapping of names to servers").items():
-            path = f"servers.{name}"
-            try:
-                check_name("server", name)
-            except ModuleFileError as error:
-                raise self._fail(entry.key or entry, str(error)) from error
-            if name == HOME:
-                raise self._fail(
-                    entry.key or entry, f"{path}: {HOME} is the domain's own store, `store:`; take another name"
-                )
-            keys = self._mapping(entry, path, "a mapping with `store`, such as {store: file}")
-            self._known_keys(keys, path, settings_of(ServerSettings))
-            if "store" not in keys:
-                raise self._fail(entry.key or entry, f"{path}.store is missing: it must be file, a path or a URI")
-            servers[name] = self._store(keys["store"], f"{path}.store")
-        twice = [(a, b) for a, b in combinations(sorted(servers), 2) if servers[a] == servers[b] != "file"]
+    def _servers(self, node: Node) -> list[ServerSettings]:
+        mapping = self._mapping(node, "servers", "a mapping of names to servers")
+        servers = [self._server(name, entry) for name, entry in mapping.items()]
+        twice = [
+            (a, b) for a, b in combinations(sorted(servers, key=lambda s: s.name), 2) if a.store == b.store != "file"
+        ]
         for first, second in twice:
             raise self._fail(
-                node, f"servers.{second}.store is that of server {first}: each server has a store of its own"
+                node, f"servers.{second.name}.store is that of server {first.name}: each server has a store of its own"
             )
         return servers
+
+    def _server(self, name: str, node: Node) -> ServerSettings:
+        path = f"servers.{name}"
+        try:
+            check_name("server", name)
+        except ModuleFileError as error:
+            raise self._fail(node.key or node, str(error)) from error
+        if name == HOME:
+            raise self._fail(node.key or node, f"{path}: {HOME} is the domain's own store, `store:`; take another name")
+        keys = self._mapping(node, path, "a mapping with `store`, such as {store: file}")
+        rows = settings_of(ServerSettings)
+        self._known_keys(keys, path, rows)
+        if "store" not in keys:
+            raise self._fail(node.key or node, f"{path}.store is missing: it must be file, a path or a URI")
+        values = {rows[key].field: self._value(keys[key], f"{path}.{key}", rows[key].type) for key in keys}
+        return ServerSettings(name, **{**values, "store": self._store(keys["store"], f"{path}.store")})
 
     def _destination(self, name: str, node: Node) -> Destination:
         path = f"destinations.{name}"
@@ -192,6 +196,7 @@ class _Reader:
         raise self._bad(node, path, allowed)
 
     def _store(self, node: Node, path: str) -> str:
+        from spark_jms.store.shown_uri import shown_uri
         from spark_jms.store.uri import SCHEMES
 
         allowed = f"file (beside the tables), an absolute path, or a URI with {', '.join(f'{s}:' for s in SCHEMES)}"
@@ -201,7 +206,7 @@ class _Reader:
         scheme = _STORE_SCHEME.match(uri)
         if uri == "file" or os.path.isabs(uri) or (scheme and scheme[1].lower() in SCHEMES):
             return uri
-        raise self._bad(node, path, allowed)
+        raise self._fail(node, f"{path} is {shown_uri(describe(node))}, but must be {allowed}")
 
     # -- shapes and errors ----------------------------------------------------------------------------------------
     def _mapping(self, node: Node, path: str, allowed: str) -> dict[str, Node]:

@@ -16,6 +16,7 @@ from spark_jms.store.ledger.entries import Prepared, Restored
 from spark_jms.store.ledger.ledger import Ledger
 from spark_jms.store.ledger.store import LedgerStore
 from spark_jms.store.reports import Checked, DumpedRecord, LockStatus, Migrated, StoreInfo
+from spark_jms.store.shown_uri import shown_uri
 from spark_jms.store.uri import administration_of, open_store
 
 __all__ = ["check", "compact", "counts", "dump", "load", "lock_status", "migrate", "salvage"]
@@ -91,7 +92,7 @@ def load(records: Iterable[DumpedRecord], target_uri: str) -> Migrated:
 def _require_unused(store: Store, uri: str) -> None:
     if sessions := store.sessions():
         labels = ", ".join(info.label or info.session_id for info in sessions.values())
-        raise StoreInUseError(f"{uri} is used by {labels}")
+        raise StoreInUseError(f"{shown_uri(uri)} is used by {labels}")
 
 
 def _all_entries(ledger: Ledger) -> list[Copied]:

@@ -5,14 +5,16 @@ A kind is imported when one of its stores is opened.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from spark_jms.settings.extras import needs
+from spark_jms.store.absence import Endpoint, Place
 from spark_jms.store.administration import Administration, OpenedAdministration
 from spark_jms.store.contract import Store
 from spark_jms.store.errors import NameInvalidError, StoreNotFoundError, StoreUriError
+from spark_jms.store.shown_uri import shown_uri
 
 
 def open_store(uri: str, *, session_timeout_ms: int = 10_000, create: bool = True) -> Store:
@@ -46,6 +48,11 @@ def admission_of(uri: str) -> Callable[[], None]:
     return SendAdmission(unquote(parts.path), str(store)).check
 
 
+def places_of(uri: str) -> Sequence[Place]:
+    """Where a store's bytes or processes are: if all of them are absent, so is the store (absence.py). Raises StoreError."""
+    return _kind_of(uri).places(uri)
+
+
 def _admit() -> None:
     pass
 
@@ -61,7 +68,7 @@ def _kind_of(uri: str) -> _Kind:
         raise StoreUriError(f"not a store URI: {uri!r}")
     scheme = scheme_of(uri) or "file"
     if scheme not in KINDS:
-        raise StoreUriError(f"no store for {scheme}:// in {uri!r}; there are {', '.join(KINDS)}")
+        raise StoreUriError(f"no store for {scheme}:// in {shown_uri(uri)!r}; there are {', '.join(KINDS)}")
     return KINDS[scheme]
 
 
@@ -86,6 +93,10 @@ def _file_path(uri: str) -> str:
     return path
 
 
+def _file_places(uri: str) -> Sequence[Place]:
+    return [_file_path(uri)]
+
+
 def _open_file(uri: str, session_timeout_ms: int, create: bool) -> Store:
     from spark_jms.store.file import FileStore
 
@@ -105,6 +116,18 @@ def _open_jdbc(uri: str, session_timeout_ms: int, create: bool) -> Store:
     return JdbcStore.shared(uri, session_timeout_ms=session_timeout_ms, create=create)
 
 
+def _jdbc_places(uri: str) -> Sequence[Place]:
+    with needs("postgresql"):
+        from spark_jms.store.jdbc.settings import SQLITE, parse_jdbc
+
+    found = parse_jdbc(uri)
+    if found.dialect == SQLITE:
+        return [found.path]
+    if found.host.startswith("/"):  # the folder of a Unix socket
+        return [f"{found.host}/.s.PGSQL.{found.port}"]
+    return [Endpoint(found.host, found.port)]
+
+
 def _administer_jdbc(uri: str) -> Administration:
     with needs("postgresql"):
         from spark_jms.store.jdbc.admin import JdbcAdministration
@@ -117,6 +140,15 @@ def _open_replicated(uri: str, session_timeout_ms: int, create: bool) -> Store:
         from spark_jms.store.records.store import ReplicatedStore
 
     return ReplicatedStore.shared(uri, session_timeout_ms=session_timeout_ms, create=create)
+
+
+def _replicated_places(uri: str) -> Sequence[Place]:
+    with needs("replicated"):
+        from spark_jms.store.records.settings import parse_replicated
+        from spark_jms.store.regions.global_directory import GlobalDirectory
+
+    directory = GlobalDirectory(parse_replicated(uri).directory)
+    return [Endpoint(daemon.address, daemon.port) for daemon in directory.config().daemons]
 
 
 def _administer_replicated(uri: str) -> Administration:
@@ -136,15 +168,16 @@ class _Kind:
 
     open: Callable[[str, int, bool], Store]
     administer: Callable[[str], Administration]
+    places: Callable[[str], Sequence[Place]] = lambda uri: ()
 
 
-_JDBC = _Kind(_open_jdbc, _administer_jdbc)
+_JDBC = _Kind(_open_jdbc, _administer_jdbc, _jdbc_places)
 KINDS: Mapping[str, _Kind] = {
-    "file": _Kind(_open_file, _administer_file),
+    "file": _Kind(_open_file, _administer_file, _file_places),
     "memory": _Kind(_open_memory, _administer_opened),
     "jdbc": _JDBC,
     "sqlite": _JDBC,
     "postgresql": _JDBC,
-    "replicated": _Kind(_open_replicated, _administer_replicated),
+    "replicated": _Kind(_open_replicated, _administer_replicated, _replicated_places),
 }
 SCHEMES = tuple(KINDS)

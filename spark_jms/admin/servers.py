@@ -1,60 +1,103 @@
-"""The servers of a domain as people see them (D1, M10)."""
+"""The servers of a domain as people see them (D1, D4, M10)."""
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from spark_jms.claims.lane import Lane, LaneBusyError
 from spark_jms.claims.stores import open_stores, store_of
 from spark_jms.claims.views import moment
 from spark_jms.core.placement import HOME
+from spark_jms.core.server_lease import LeaseFile
 from spark_jms.log.domain import Domain
+from spark_jms.log.server_leases import ServerLeases
+from spark_jms.log.storage import now_ms
 from spark_jms.store import StoreError
+from spark_jms.store.shown_uri import shown_uri
 
 ANSWER_S = 5.0
 
 
 @dataclass(frozen=True)
 class ServerRow:
-    """`store` as declared, without options; `members` as `member@destination`; `stopped`: since when, by an administrator;
-    `away`: why its store cannot be asked, "" while it answers."""
+    """`store` as declared, without options and passwords; `members` as `member@destination`. `state` is up or down: down while
+    an administrator has `stopped` it, or its lease has `lapsed`, each with its beginning. `lease_age_s`: since the last renewal,
+    by the clocks of two hosts; None when no process has renewed it. `away`: why its store does not answer this command, "" while
+    it does."""
 
     server: str
     store: str
     members: tuple[str, ...]
+    state: str
     stopped: datetime | None
+    lapsed: datetime | None
+    lease_age_s: float | None
     away: str
+
+    @property
+    def reason(self) -> str:
+        """Why it is down, since when; and what this command saw itself."""
+        stopped = f"stopped since {self.stopped:%Y-%m-%d %H:%M:%SZ}" if self.stopped else ""
+        lapsed = f"away since {self.lapsed:%Y-%m-%d %H:%M:%SZ}" if self.lapsed else ""
+        return "; ".join(filter(None, (stopped, lapsed, self.away))) or "answers"
 
 
 def list_servers(domain: Domain) -> list[ServerRow]:
-    """Asks each store, for at most ANSWER_S."""
+    """Asks all stores at once, for at most ANSWER_S."""
     members: dict[str, list[str]] = {}
     for name in domain.destinations():
         declared = domain.log(name).refresh().destination
         for member in declared.member_ids:
             members.setdefault(declared.server_of(member), []).append(f"{member}@{name}")
-    rows, stopped = [], domain.servers.stopped()
-    for server in (HOME, *domain.servers.names()):
+    names = [HOME, *domain.servers.names()]
+    away = _why_away(domain, names)
+    stopped, terms, leases = domain.servers.stopped(), domain.terms.newest(), ServerLeases(domain.storage)
+    rows = []
+    for server in names:
         declared_store = domain.store if server == HOME else domain.servers.entry(server).store
-        shown = declared_store.partition("?")[0]
-        since = moment(stopped[server]) if server in stopped else None
-        rows.append(ServerRow(server, shown, tuple(members.get(server, ())), since, _why_away(domain, server)))
+        lapsed_ms = terms[server].term.lapsed_ms if server in terms else None
+        rows.append(
+            ServerRow(
+                server,
+                shown_uri(declared_store).partition("?")[0],
+                tuple(members.get(server, ())),
+                "down" if server in stopped or lapsed_ms is not None else "up",
+                moment(stopped[server]) if server in stopped else None,
+                None if lapsed_ms is None else moment(lapsed_ms),
+                _age_s(leases.read(server)),
+                away[server],
+            )
+        )
     return rows
 
 
-def _why_away(domain: Domain, server: str) -> str:
-    def ask() -> None:
-        with open_stores(domain) as stores:
-            store_of(stores, server).sessions()
+def _age_s(lease: LeaseFile) -> float | None:
+    return max(now_ms() - lease.at_ms, 0) / 1000 if lease.token else None
 
-    lane = Lane(f"server {server}")
-    try:
-        lane.run(ask, ANSWER_S)
-    except LaneBusyError:
-        return f"its store does not answer within {ANSWER_S:g} s"
-    except StoreError as error:
-        return f"{type(error).__name__}: {error}"
-    finally:
-        lane.close()
-    return ""
+
+def _why_away(domain: Domain, servers: Sequence[str]) -> dict[str, str]:
+    """server -> why its store does not answer, or ""."""
+    silent = f"its store does not answer within {ANSWER_S:g} s"
+    found = dict.fromkeys(servers, silent)
+
+    def ask(server: str) -> None:
+        try:
+            with open_stores(domain) as stores:
+                store_of(stores, server).sessions()
+        except StoreError as error:
+            found[server] = f"{type(error).__name__}: {error}"
+        else:
+            found[server] = ""
+
+    asked = [
+        threading.Thread(target=ask, args=(server,), name=f"jmsq server {server}", daemon=True) for server in servers
+    ]
+    for thread in asked:
+        thread.start()
+    deadline_s = time.monotonic() + ANSWER_S
+    for thread in asked:
+        thread.join(max(deadline_s - time.monotonic(), 0.0))
+    return dict(found)

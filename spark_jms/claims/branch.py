@@ -20,9 +20,9 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from spark_jms.claims.lane import LaneBusyError
+from spark_jms.claims.lane import LaneBusyError, Runs
 from spark_jms.claims.subscriber import Subscriber
 from spark_jms.errors import JmsqError, QueryRunningError, SessionEndedException
 from spark_jms.store import RecordCorruptError, StoreError
@@ -36,17 +36,6 @@ _OLDER_SELF_S = 15.0  # how long an older session of this query may take to end
 
 class ServerAwayError(Exception):
     """The server cannot be asked now. `args`: why."""
-
-
-class Runs(Protocol):
-    """A Lane, or Inline."""
-
-    @property
-    def busy(self) -> bool: ...
-
-    def run(self, work: Callable[[], T], timeout_s: float) -> T: ...
-
-    def close(self) -> None: ...
 
 
 class Branch:

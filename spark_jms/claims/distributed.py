@@ -28,13 +28,14 @@ from functools import partial
 from typing import TypeVar
 
 from spark_jms.claims.batches import ConsumerSettings, PreparedBatch, continuation, unit_not_narrowed
-from spark_jms.claims.branch import Branch, Runs, ServerAwayError
+from spark_jms.claims.branch import Branch, ServerAwayError
 from spark_jms.claims.distributed_isolation import Attempt, DistributedIsolation
 from spark_jms.claims.isolation import pinned
-from spark_jms.claims.lane import Lane
+from spark_jms.claims.lane import Lane, Runs
 from spark_jms.claims.offer import Offer
 from spark_jms.claims.planner import batch_shares
 from spark_jms.claims.previous_batch import ProtectedPart
+from spark_jms.claims.stores import keep_servers
 from spark_jms.claims.subscriber import Subscriber
 from spark_jms.claims.subscription_request import SubscriptionRequest
 from spark_jms.claims.subscription_use import SubscriptionUse, use_subscription
@@ -506,6 +507,7 @@ def open_subscriber(
     placed = declared.placement is not None
     if declared.handles_units_of_work and settings.isolates_poison:
         raise unit_not_narrowed(destination)
+    keep_servers(store, log)
     kind = DistributedSubscriber if placed else Subscriber
     if request is None:
         return kind(domain, store, destination, QUEUE_SUBSCRIPTION, consumer, settings)

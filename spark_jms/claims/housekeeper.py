@@ -7,7 +7,7 @@ import time
 from spark_jms.claims.active_subscriptions import not_durable
 from spark_jms.claims.leftovers import clear_leftovers
 from spark_jms.claims.record_sets import state_of
-from spark_jms.claims.stores import store_of
+from spark_jms.claims.stores import keep_servers, store_of
 from spark_jms.claims.transfer import Transfers, recover_transfers
 from spark_jms.core.destination import Subscription, is_temporary
 from spark_jms.core.health import BackgroundFailure, Health, failures_from_bytes
@@ -53,6 +53,8 @@ class Housekeeper:
         self._states: dict[tuple[str, str, int], RecordSet] = {}  # of this round
         self._away: dict[str, StoreError] = {}  # servers that did not answer in this round
         logs = {"messages": domain.log(destination), "acknowledgements": domain.acknowledgements(destination)}
+        logs["messages"].refresh()
+        keep_servers(store, logs["messages"])
         self._messages = logs["messages"]  # asked once for each file: the domain would read its register each time
         self.rounds = HousekeepingRounds(
             logs, self.is_done, clean_store=self._clear_leftovers, live_names=self.live_names

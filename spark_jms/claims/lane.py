@@ -5,13 +5,24 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 T = TypeVar("T")
 
 
 class LaneBusyError(Exception):
     """The work has not returned in time, or work before it has not. It continues."""
+
+
+class Runs(Protocol):
+    """A Lane, or Inline."""
+
+    @property
+    def busy(self) -> bool: ...
+
+    def run(self, work: Callable[[], T], timeout_s: float) -> T: ...
+
+    def close(self) -> None: ...
 
 
 class _Work(Generic[T]):

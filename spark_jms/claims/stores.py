@@ -5,23 +5,51 @@ from __future__ import annotations
 from contextlib import suppress
 
 from spark_jms.claims.lane import Lane, LaneBusyError
+from spark_jms.claims.server_keeper import ServerKeeper
 from spark_jms.core.placement import HOME
 from spark_jms.core.record_names import member_record, members_prefix
 from spark_jms.core.subscription_place import record_server
+from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.store import Store, StoreError, open_store
+from spark_jms.store.absence import absence
 from spark_jms.store.routed import DEFAULT, RoutedStore, address
+from spark_jms.store.uri import places_of
+
+_ANY_RECORD = "jmsq"  # asking for it makes the store prove that it can be read
+
+
+class DomainStores(RoutedStore):
+    """All stores of a domain, and the keeper of the leases of the servers that this process uses."""
+
+    def __init__(self, domain: Domain) -> None:
+        super().__init__(
+            open_store(domain.store_uri),
+            lambda server: open_store(domain.server_uri(server), create=False),
+            domain.servers.names,
+        )
+        self.keeper = ServerKeeper(
+            domain,
+            lambda server: self.store(server).info(_ANY_RECORD),
+            lambda server, timeout_s: absence(places_of(domain.server_uri(server)), timeout_s),
+        )
+
+    def close(self) -> None:
+        self.keeper.close()
+        super().close()
 
 
 def open_stores(domain: Domain) -> Store:
     """The domain's own store, which is opened now, and those of its servers, each when it is first used. A server's store
     exists since its server was declared: a missing one is an error, never a new store."""
-    return RoutedStore(
-        open_store(domain.store_uri),
-        lambda server: open_store(domain.server_uri(server), create=False),
-        domain.servers.names,
-    )
+    return DomainStores(domain)
+
+
+def keep_servers(store: Store, table: DeltaLog) -> None:
+    """This process uses the stores of the servers that a destination is on, so it keeps their leases until it closes `store`."""
+    if isinstance(store, DomainStores):
+        store.keeper.use(table)
 
 
 def store_of(store: Store, server: str) -> Store:

@@ -23,20 +23,20 @@ def server() -> None:
 
 @command("list", short_help="The servers, their members, and whether their stores answer.")
 def list_all(settings: CommandSettings) -> None:
-    """List the servers of the domain. `home` is the domain's own store."""
+    """List the servers of the domain. `home` is the domain's own store. A server is down while an administrator has stopped it,
+    or while it is away: no process that uses its store has renewed its lease. "lease" is the age of the last renewal."""
     from spark_jms.admin.servers import list_servers
 
     found = list_servers(settings.domain())
     if settings.as_json:
         settings.out.document([asdict(row) for row in found])
         return
-    rows = [(row.server, row.store, ", ".join(row.members), _state(row)) for row in found]
-    settings.out.table("", ("server", "store", "members", "state"), rows, "")
+    rows = [(row.server, row.store, ", ".join(row.members), row.state, _lease(row), row.reason) for row in found]
+    settings.out.table("", ("server", "store", "members", "state", "lease", "reason"), rows, "")
 
 
-def _state(row: ServerRow) -> str:
-    stopped = f"stopped since {row.stopped:%Y-%m-%d %H:%M:%SZ}" if row.stopped else ""
-    return "; ".join(filter(None, (stopped, row.away))) or "answers"
+def _lease(row: ServerRow) -> str:
+    return "" if row.lease_age_s is None else f"{row.lease_age_s:.0f} s old"
 
 
 @command("stop", short_help="Take a server out of use.")

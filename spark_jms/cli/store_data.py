@@ -9,6 +9,7 @@ from dataclasses import asdict
 import click
 
 from spark_jms.cli.settings import CommandSettings, command
+from spark_jms.store.shown_uri import shown_uri
 
 EXIT_PROBLEMS = 1
 _uri = click.argument("uri", metavar="[URI]", required=False)
@@ -30,9 +31,9 @@ def create(settings: CommandSettings, uri: str) -> None:
     with open_store(uri) as store:
         count = store.statistics().record_count
     if settings.as_json:
-        settings.out.document({"store": uri, "records": count})
+        settings.out.document({"store": shown_uri(uri), "records": count})
         return
-    settings.out.say(f"{uri} exists, with {count:,} record set(s)")
+    settings.out.say(f"{shown_uri(uri)} exists, with {count:,} record set(s)")
 
 
 @command("ddl", short_help="Print the SQL that creates the tables of a store in a database.")
@@ -44,7 +45,7 @@ def ddl(settings: CommandSettings, uri: str) -> None:
 
     statements = ddl(parse_jdbc(uri))
     if settings.as_json:
-        settings.out.document({"store": uri, "ddl": statements})
+        settings.out.document({"store": shown_uri(uri), "ddl": statements})
         return
     settings.out.say(statements.rstrip())
 

@@ -12,6 +12,7 @@ from spark_jms.log.storage import now_ms
 from spark_jms.store import SessionInfo, Store, StoreError
 from spark_jms.store.regions.admin.api import Admin
 from spark_jms.store.regions.admin.port import DaemonInfo, RegionInfo
+from spark_jms.store.shown_uri import shown_uri
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def take(domain: Domain, store: Store) -> DomainSample:
     return DomainSample(
         now_ms(),
         domain.root,
-        domain.store,
+        shown_uri(domain.store),
         tuple(collect(domain, store, name) for name in names),
         tuple(claim for name in names for claim in views.claims(domain, store, name)),
         tuple(sorted(store.sessions().values(), key=lambda session: session.label)),

@@ -6,8 +6,9 @@ ROOT/_jmsq/destinations/<destination>        the register: where its tables lie
 ROOT/_jmsq/temporary/                        temporary destinations: log/temporary.py
 ROOT/_jmsq/health/<destination>              failures of senders' housekeeping
 ROOT/_jmsq/acknowledgements/<destination>/   the Delta table of its acknowledgements
-ROOT/_jmsq/servers/<server>                  its store
+ROOT/_jmsq/servers/<server>                  its store, and the length of its lease
 ROOT/_jmsq/stopped-servers/<server>          since when an administrator has stopped it
+ROOT/_jmsq/leases/<server>                   its lease: log/server_leases.py
 ROOT/_jmsq/lease-terms/<server>/             the terms of its lease: log/server_terms.py
 ROOT/_jmsq/store/                            the default file store
 ROOT/_jmsq/stores/<server>/                  the file store of a server
@@ -18,7 +19,7 @@ from __future__ import annotations
 import json
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from spark_jms.core.destination import check_name, is_temporary
@@ -33,6 +34,8 @@ from spark_jms.log.server_terms import ServerTerms
 from spark_jms.log.servers import ServerEntry, Servers
 from spark_jms.log.storage import Storage, now_ms
 from spark_jms.log.temporary import TemporaryTables
+from spark_jms.settings.destination import ServerSettings
+from spark_jms.store.shown_uri import shown_uri
 
 DOMAIN_FILE = "_jmsq/domain.json"
 DEFAULT_STORE = "file"
@@ -194,7 +197,8 @@ def create_domain(root: str, store: str | None = None) -> Domain:
     domain = Domain(root)
     if store and domain.store != store:
         raise DomainError(
-            f"{domain.root} keeps its state in the store {domain.store!r}; it cannot be changed to {store!r} by apply"
+            f"{domain.root} keeps its state in the store {shown_uri(domain.store)!r}; it cannot be changed to {shown_uri(store)!r} "
+            "by apply"
         )
     return domain
 
@@ -204,25 +208,25 @@ def _check_hosts(storage: Storage, store: str) -> None:
         store == DEFAULT_STORE or store.startswith(_ONE_HOST) or "://" not in store
     ):
         raise DomainError(
-            f"the root {storage.uri} is an object store, which several hosts can use, but the store {store!r} serves "
+            f"the root {storage.uri} is an object store, which several hosts can use, but the store {shown_uri(store)!r} serves "
             "one host: name one that serves them all with `store:` in the module file"
         )
 
 
-def declare_servers(domain: Domain, servers: Mapping[str, str]) -> None:
-    """Enter servers (name -> store), and create the store of each new one. Raises DomainError when one is known with another
-    store, or shares that of another, and StoreError when a new store cannot be created."""
+def declare_servers(domain: Domain, servers: Iterable[ServerSettings]) -> None:
+    """Enter servers, and create the store of each new one. Raises DomainError when one is known with another store, or shares
+    that of another, and StoreError when a new store cannot be created."""
     from spark_jms.store.uri import open_store
 
     known = set(domain.servers.names())
-    for name, store in servers.items():
-        if name not in known:
-            _check_hosts(domain.storage, store)
-            uri = server_store_uri(domain.root, name, store, domain.id)
+    for server in servers:
+        if server.name not in known:
+            _check_hosts(domain.storage, server.store)
+            uri = server_store_uri(domain.root, server.name, server.store, domain.id)
             shared = [other for other in (HOME, *known) if domain.server_uri(other) == uri]
             if shared:
                 raise DomainError(
-                    f"server {name} has the store of server {shared[0]}: each server has a store of its own"
+                    f"server {server.name} has the store of server {shared[0]}: each server has a store of its own"
                 )
             open_store(uri).close()
-        domain.servers.add(name, ServerEntry(store))
+        domain.servers.add(server.name, ServerEntry(server.store, server.lease_ms))

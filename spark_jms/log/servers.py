@@ -1,27 +1,33 @@
 """The servers of a domain (D1, M10): names, each with a store of its own, for the record sets of the members on it.
 
-One small file for each, which is never changed: ROOT/_jmsq/servers/<name>. The server `home` has none: its store is the
+One small file for each: ROOT/_jmsq/servers/<name>. The store in it is never changed. The server `home` has none: its store is the
 domain's own.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from spark_jms.core.placement import HOME
 from spark_jms.errors import DomainError
 from spark_jms.log.storage import Storage
+from spark_jms.settings.destination import ServerSettings
+from spark_jms.settings.table import settings_of
+from spark_jms.store.shown_uri import shown_uri
 
 SERVERS = "_jmsq/servers"
+DEFAULT_LEASE_MS = settings_of(ServerSettings)["lease"].default
 STOPPED = "_jmsq/stopped-servers"
 
 
 @dataclass(frozen=True)
 class ServerEntry:
-    """`store` as the module file has it: `file`, a path or a URI."""
+    """`store` as the module file has it: `file`, a path or a URI. `lease_ms`: so long a store may be silent before its server
+    counts as away."""
 
     store: str
+    lease_ms: int = DEFAULT_LEASE_MS
 
 
 class Servers:
@@ -44,7 +50,8 @@ class Servers:
                 "`servers:` in the module file"
             )
         try:
-            return ServerEntry(str(json.loads(data)["store"]))
+            stored = json.loads(data)
+            return ServerEntry(str(stored["store"]), int(stored.get("leaseMs", DEFAULT_LEASE_MS)))
         except (ValueError, KeyError, TypeError) as error:
             raise DomainError(
                 f"{self._storage.uri}/{SERVERS}/{name} is damaged ({error!r}): restore it from a copy, or write into it "
@@ -71,12 +78,19 @@ class Servers:
         self._storage.sync([STOPPED])
 
     def add(self, name: str, entry: ServerEntry) -> None:
-        """Leaves one that exists unchanged. Durable on return. Raises DomainError when it has another store."""
-        self._storage.create(f"{SERVERS}/{name}", json.dumps(asdict(entry), indent=1).encode())
-        self._storage.sync([f"{SERVERS}/{name}"])
+        """Leaves the store of one that exists unchanged. Durable on return. Raises DomainError when it has another store."""
+        path, data = f"{SERVERS}/{name}", _stored(entry)
+        self._storage.create(path, data)
         known = self.entry(name)
-        if known != entry:
+        if known.store != entry.store:
             raise DomainError(
-                f"server {name} of {self._storage.uri} keeps its state in the store {known.store!r}; it cannot be changed "
-                f"to {entry.store!r} by apply: take another name"
+                f"server {name} of {self._storage.uri} keeps its state in the store {shown_uri(known.store)!r}; it cannot be "
+                f"changed to {shown_uri(entry.store)!r} by apply: take another name"
             )
+        if known != entry:
+            self._storage.put(path, data)
+        self._storage.sync([path])
+
+
+def _stored(entry: ServerEntry) -> bytes:
+    return json.dumps({"store": entry.store, "leaseMs": entry.lease_ms}, indent=1).encode()

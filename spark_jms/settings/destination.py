@@ -76,6 +76,13 @@ class ServerSettings(Table):
         "Where the server keeps positions and claims of its members: `file` is below the root, for one host. It is chosen "
         "when the server is declared first, and cannot be changed by apply.",
     )
+    lease_ms: int = setting(
+        "lease",
+        Duration(low="2 s", high="1 h"),
+        10_000,
+        "So long the server's store may be silent for all processes that use it before the server counts as away: then senders "
+        "avoid it. One whose address refuses connections, or whose folder does not exist, counts as away within 2 s.",
+    )
 
 
 @attrs.frozen

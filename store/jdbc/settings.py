@@ -15,6 +15,7 @@ import attrs
 
 from spark_jms.settings.store import JdbcOptions, from_query
 from spark_jms.store.errors import StoreUriError
+from spark_jms.store.shown_uri import shown_uri
 
 SQLITE, POSTGRESQL = "sqlite", "postgresql"
 
@@ -53,15 +54,17 @@ def parse_jdbc(uri: str) -> JdbcSettings:
     parts = _split(uri)
     dialect = "postgresql" if parts.scheme in ("postgresql", "postgres") else parts.scheme
     if dialect not in (SQLITE, POSTGRESQL):
-        raise StoreUriError(f"no database {parts.scheme!r} in {uri!r}: there are {SQLITE} and {POSTGRESQL}")
+        raise StoreUriError(f"no database {parts.scheme!r} in {shown_uri(uri)!r}: there are {SQLITE} and {POSTGRESQL}")
     known, rest = from_query(JdbcOptions, parts.query)
     if dialect == SQLITE:
         path = re.sub("^//+", "/", unquote(parts.path))
         if parts.netloc not in ("", "localhost") or not path.startswith("/") or path.endswith("/"):
-            raise StoreUriError(f"an SQLite store needs an absolute path (jdbc:sqlite:///path/file.db): {uri!r}")
+            raise StoreUriError(
+                f"an SQLite store needs an absolute path (jdbc:sqlite:///path/file.db): {shown_uri(uri)!r}"
+            )
         if rest or "schema" in known:
             raise StoreUriError(
-                f"SQLite knows no {', '.join([*dict(rest), *(['schema'] * ('schema' in known))])}: {uri!r}"
+                f"SQLite knows no {', '.join([*dict(rest), *(['schema'] * ('schema' in known))])}: {shown_uri(uri)!r}"
             )
         return JdbcSettings(dialect=dialect, path=path, **known)
     database = unquote(parts.path.lstrip("/"))

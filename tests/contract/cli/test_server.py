@@ -9,6 +9,10 @@ from typing import Any
 import pytest
 
 import spark_jms
+from spark_jms.log.domain import Domain
+from spark_jms.log.servers import ServerEntry
+from spark_jms.store.shown_uri import shown_uri
+from spark_jms.testing.waiting import wait_until
 from tests.contract.cli.commands import Jmsq
 
 MODULE = {
@@ -45,10 +49,61 @@ def test_servers_are_listed_and_one_that_is_away_named(servers: str, jmsq: Jmsq,
     assert not js("claims")
     (stores / "gone").rename(stores / "b")
     assert sum(row["backlog"] for row in js("stat", "orders")["destinations"][0]["subscriptions"]) == 0
+    assert [row["state"] for row in js("server", "list")] == ["up", "up", "up"]
     assert js("server", "stop", "b") == {"server": "b", "state": "down", "changed": ["orders"]}
-    assert js("server", "list")[2]["stopped"] is not None
+    stopped = js("server", "list")[2]
+    assert (stopped["state"], stopped["stopped"] is None, stopped["lapsed"]) == ("down", False, None)
     assert "stopped since" in jmsq("server", "list").stdout
     assert "server b is up; changed: orders" in jmsq("server", "start", "b").stdout
     assert "cannot be stopped" in jmsq("server", "stop", "home", code=1).stderr
     jmsq("drop", "orders", "--yes")
     assert "orders" not in jmsq("list").stdout
+
+
+def test_server_that_is_away_is_listed_as_down(servers: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
+    """D4, C14: the list has the state, the reason with its beginning, and the age of the lease."""
+    stores = Path(servers) / "_jmsq" / "stores"
+    with spark_jms.connect(servers, housekeeping=False) as context, context.consumer("orders"):
+        wait_until(lambda: js("server", "list")[2]["lease_age_s"] is not None)
+        (stores / "b").rename(stores / "gone")
+        wait_until(lambda: js("server", "list")[2]["state"] == "down")
+    row = js("server", "list")[2]
+    assert row["stopped"] is None
+    assert row["lapsed"] is not None
+    assert "StoreNotFoundError" in row["away"]
+    shown = jmsq("server", "list").stdout
+    assert "away since" in shown
+    assert "s old" in shown
+
+
+def test_passwords_of_stores_are_not_shown(servers: str, jmsq: Jmsq) -> None:
+    """D1, C14: neither the list nor an error about a store's URI has a password in it."""
+    secret = "s3cret"
+    uri = f"jdbc:sqlite://u:{secret}@localhost{servers}/x.db?sslpassword={secret}"
+    Domain(servers).servers.add("p", ServerEntry(uri))
+    said = jmsq("server", "list")
+    assert "u:***@localhost" in said.stdout
+    module = Path(servers) / "module.yaml"
+    module.write_text(f"destinations: {{q: {{kind: queue}}}}\nservers: {{p: {{store: '{uri}2'}}}}\n")
+    changed = jmsq("apply", str(module), code=1)
+    assert "cannot be changed" in changed.stderr
+    module.write_text(f"destinations: {{q: {{kind: queue}}}}\nservers: {{p: {{store: 'mysql://u:{secret}@h/d'}}}}\n")
+    wrong = jmsq("apply", str(module), code=1)
+    assert "mysql://u:***@h/d" in wrong.stderr
+    for one in (said, changed, wrong):
+        assert secret not in one.stdout + one.stderr
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("jdbc:postgresql://u:p@h:5/d?password=x&a=b", "jdbc:postgresql://u:***@h:5/d?password=***&a=b"),
+        ("postgresql://u:p/@q@h/d", "postgresql://u:***@h/d"),
+        ("jdbc:postgresql://u@h/d", "jdbc:postgresql://u@h/d"),
+        ("replicated:///a/b?store=x", "replicated:///a/b?store=x"),
+        ("/plain/path", "/plain/path"),
+    ],
+)
+def test_shown_uri_has_no_password(uri: str, shown: str) -> None:
+    """C14: everything else of the URI stays."""
+    assert shown_uri(uri) == shown

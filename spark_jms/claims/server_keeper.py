@@ -1,0 +1,182 @@
+"""Keeps the leases of the servers whose stores this process uses (D4). core/server_lease.py has the theory.
+
+One thread looks at the leases; each store is asked in a thread of its own. A new term goes to the tables of the destinations in
+another thread:
+
+    a process ...                       commits a new term to ...
+    -------------                       -------------------------
+    with any destination in use         those that it uses, at once
+    that has begun the term             all destinations of the domain, and notes that
+    other                               all, when that is not noted within a while: the process that began it has died
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from spark_jms.claims.kept_server import KeptServer
+from spark_jms.claims.lane import Lane, LaneBusyError
+from spark_jms.claims.store_questions import StoreQuestions, monotonic_ms
+from spark_jms.core.health import BackgroundFailure
+from spark_jms.core.lease_term import HELD, LeaseTerm
+from spark_jms.core.placement import HOME
+from spark_jms.errors import InvalidDestinationError
+from spark_jms.log.delta_log import DeltaLog
+from spark_jms.log.domain import Domain
+from spark_jms.log.monitor import Monitor
+from spark_jms.log.server_leases import ServerLeases
+from spark_jms.log.server_state import follow_term
+from spark_jms.log.storage import now_ms
+
+log = logging.getLogger("spark_jms")
+_TICK_S = 0.05
+_SETTINGS_EVERY_MS = 5_000.0
+_ADOPT_AFTER_MS = 5_000.0  # so long the process that has begun a term may take to commit it everywhere
+_ADDRESS_S = 1.0
+_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 500, 5_000  # while the domain's storage fails
+_chance = random.Random()  # our own, so that a program's seeded sequence does not depend on it
+
+
+class ServerKeeper:
+    """Thread-safe. `ask(server)` reads something small from the server's store; `find_absence(server)` tells what is missing at its
+    address. Starts with the first destination on servers, and ends with `close`."""
+
+    def __init__(self, domain: Domain, ask: Callable[[str], object], find_absence: Callable[[str, float], str]) -> None:
+        self._domain, self._ask, self._find_absence = domain, ask, find_absence
+        self._leases = ServerLeases(domain.storage, f"{socket.gethostname()}:{os.getpid()}")
+        self._lock = threading.Lock()
+        self._used: dict[str, DeltaLog] = {}
+        self._kept: dict[str, KeptServer] = {}
+        self._questions: dict[str, StoreQuestions] = {}
+        self._settings_ms: dict[str, float] = {}
+        self._followed: dict[str, tuple[LeaseTerm, float]] = {}  # server -> its newest term, and since when we know it
+        self._committed: dict[str, LeaseTerm] = {}  # server -> the term that all destinations have
+        self._commits, self._everywhere = Lane("lease terms"), Lane("lease terms of all destinations")
+        self._monitor = Monitor(f"servers of {domain.root}")
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def use(self, table: DeltaLog) -> None:
+        """Keep the leases of the servers that this destination is on, from now on."""
+        if table.snapshot.destination.placement is None:
+            return
+        with self._lock:
+            self._used[table.name] = table
+            if self._thread is None and not self._stop.is_set():
+                self._thread = threading.Thread(target=self._loop, name="jmsq server leases", daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        with self._lock:
+            thread = self._thread
+        if thread is not None and threading.current_thread() is not thread:
+            thread.join(timeout=10)
+        for questions in self._questions.values():
+            questions.close()
+        self._commits.close()
+        self._everywhere.close()
+
+    @property
+    def failures(self) -> tuple[BackgroundFailure, ...]:
+        """Of the domain's storage, now."""
+        return tuple(self._monitor.health.failures.values())
+
+    def _loop(self) -> None:
+        while not self._stop.wait(_TICK_S):
+            self.tick()
+
+    def tick(self) -> None:
+        """Raises nothing: the monitor logs failures of the storage."""
+        with self._lock:
+            used = list(self._used.values())
+        on: dict[str, list[DeltaLog]] = {}
+        for table in used:
+            for server in table.snapshot.destination.servers_in_use():
+                if server != HOME:
+                    on.setdefault(server, []).append(table)
+        for server, tables in on.items():
+            stopped = any(server in table.snapshot.destination.stopped for table in tables)
+            if stopped:  # its administrator may do with the store what he likes
+                self._forget(server)
+            else:
+                self._watched(f"lease of server {server}", partial(self._keep, server, tables))
+        for server in self._kept.keys() - on.keys():
+            self._forget(server)
+
+    def _watched(self, what: str, work: Callable[[], object]) -> None:
+        if not self._monitor.is_due(what):
+            return
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - the monitor logs it
+            self._monitor.failed(what, error, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
+        else:
+            self._monitor.succeeded(what)
+
+    def _keep(self, server: str, tables: list[DeltaLog]) -> None:
+        now = monotonic_ms()
+        kept = self._kept.get(server)
+        if now - self._settings_ms.get(server, float("-inf")) >= _SETTINGS_EVERY_MS:
+            length_ms = self._domain.servers.entry(server).lease_ms
+            self._settings_ms[server] = now
+            if kept is None:
+                kept = self._kept[server] = self._made(server, length_ms)
+            kept.changed_to(length_ms)
+        assert kept is not None
+        terms = [table.snapshot.destination.terms.get(server, HELD) for table in tables]
+        kept.tick(now, max(terms, key=lambda term: term.number))
+        self._commit(server, kept, tables, now)
+
+    def _made(self, server: str, length_ms: int) -> KeptServer:
+        ask, find = partial(self._ask, server), partial(self._find_absence, server, _ADDRESS_S)
+        questions = self._questions[server] = StoreQuestions(server, ask, find)
+        share = _chance.uniform(0.0, 0.25)
+        return KeptServer(server, questions, self._leases, self._domain.terms, length_ms, share, now_ms)
+
+    def _forget(self, server: str) -> None:
+        """To begin again when it is started, or used again."""
+        if self._kept.pop(server, None) is not None:
+            self._questions.pop(server).close()
+            self._settings_ms.pop(server, None)
+            self._followed.pop(server, None)
+
+    # -- the tables -----------------------------------------------------------------------------------------------
+    def _commit(self, server: str, kept: KeptServer, tables: list[DeltaLog], now: float) -> None:
+        term = kept.known.term
+        if self._followed.get(server, (HELD, 0.0))[0] != term:
+            self._followed[server] = (term, now)
+        behind = [t for t in tables if t.snapshot.destination.terms.get(server, HELD).number < term.number]
+        if behind:
+            self._run(self._commits, f"terms of server {server}", lambda: _follow(behind, server, term))
+        begun_ms = self._followed.get(server, (HELD, now))[1]
+        adopted = kept.has_begun or now - begun_ms >= _ADOPT_AFTER_MS
+        if adopted and not kept.known.done and self._committed.get(server) != term:
+            work = partial(self._commit_everywhere, server, term)
+            self._run(self._everywhere, f"terms of server {server} in all destinations", work)
+
+    def _run(self, lane: Lane, what: str, work: Callable[[], object]) -> None:
+        """Nothing while its last work is under way."""
+        with suppress(LaneBusyError):
+            lane.run(partial(self._watched, what, work), 0.0)
+
+    def _commit_everywhere(self, server: str, term: LeaseTerm) -> None:
+        for name in self._domain.destinations():
+            if self._stop.is_set():
+                return
+            with suppress(InvalidDestinationError):  # dropped meanwhile
+                follow_term(self._domain.log(name), server, term)
+        self._domain.terms.note_done(server, term)
+        self._committed[server] = term
+
+
+def _follow(tables: list[DeltaLog], server: str, term: LeaseTerm) -> None:
+    for table in tables:
+        follow_term(table, server, term)

@@ -1,0 +1,47 @@
+"""The files of the servers' leases (D4): core/server_lease.py has the theory.
+
+ROOT/_jmsq/leases/<server>      the token of the last renewal, and the mark of a challenge
+
+A process replaces the whole file. Of two that do so at once the later one counts: a renewal that is lost is made again, because
+the mark is still there, and a mark that is lost was answered.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import asdict, replace
+
+from spark_jms.core.server_lease import LeaseFile
+from spark_jms.log.storage import Storage
+
+LEASES = "_jmsq/leases"
+
+
+class ServerLeases:
+    """Thread-safe: every call reads or writes the storage. `by` names this process for people."""
+
+    def __init__(self, storage: Storage, by: str = "") -> None:
+        self._storage, self._by = storage, by
+
+    def read(self, server: str) -> LeaseFile:
+        """A file that is missing or damaged is like one that was never renewed: the next renewal replaces it."""
+        data = self._storage.get(f"{LEASES}/{server}")
+        if data is None:
+            return LeaseFile()
+        try:
+            return LeaseFile(**json.loads(data))
+        except (ValueError, TypeError):
+            return LeaseFile()
+
+    def renew(self, server: str, length_ms: int, at_ms: int) -> None:
+        self._write(server, LeaseFile(secrets.token_hex(8), length_ms, self._by, at_ms))
+
+    def challenge(self, server: str) -> None:
+        """Leaves a mark that is there."""
+        lease = self.read(server)
+        if not lease.challenge:
+            self._write(server, replace(lease, challenge=secrets.token_hex(8)))
+
+    def _write(self, server: str, lease: LeaseFile) -> None:
+        self._storage.put(f"{LEASES}/{server}", json.dumps(asdict(lease)).encode())

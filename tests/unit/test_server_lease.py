@@ -1,0 +1,245 @@
+"""Leases of servers (D4): core/server_lease.py, and claims/kept_server.py, which does what it decides.
+
+The processes of a run have clocks of their own, which run at different rates; they share the files of a domain in memory. A
+store answers, hangs or is killed, for all of them or for some.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_jms.claims.kept_server import KeptServer
+from spark_jms.core.lease_term import HELD
+from spark_jms.core.server_lease import ACTS, CHALLENGE_MS, Act, Contact, LeaseFile, LeaseView, Phase, Reach, decide
+from spark_jms.log.server_leases import LEASES, ServerLeases
+from spark_jms.log.server_terms import ServerTerms
+from spark_jms.testing.memory_storage import MemoryStorage
+
+LENGTH_MS = 10_000
+TICK_MS = 50.0
+OK, HANGS, KILLED, REFUSED_HERE = "answers", "hangs", "is killed", "is refused to this process"
+
+
+@dataclass
+class World:
+    """`state(name)` tells how the store behaves to a process now."""
+
+    state: Callable[[str], str] = lambda name: OK
+    now_ms: float = 0.0
+    storage: MemoryStorage = field(default_factory=MemoryStorage)
+    history: list[tuple[float, str, int | None]] = field(default_factory=list)
+
+    @property
+    def is_down(self) -> bool:
+        newest = ServerTerms(self.storage).newest().get("s")
+        return newest is not None and newest.term.lapsed_ms is not None
+
+    def run(self, processes: Iterable[Process], until_ms: float) -> None:
+        running = list(processes)
+        while self.now_ms < until_ms:
+            self.now_ms += 10.0
+            for process in running:
+                process.step()
+
+
+class Process:
+    """Its clock shows `offset_ms` more than the world's and runs `rate` times as fast."""
+
+    def __init__(self, world: World, name: str, rate: float = 1.0, seed: int = 0) -> None:
+        self.name, self.rate, self.world = name, rate, world
+        self.random = random.Random(f"{name} {seed}")
+        self.offset_ms = self.random.uniform(-1e9, 1e9)
+        self.stands_still = False
+        self._known = Contact()
+        self._answer_due_ms: float | None = None
+        terms, leases = ServerTerms(world.storage), ServerLeases(world.storage, name)
+        share = self.random.uniform(0, 0.25)
+        self.kept = KeptServer("s", self, leases, terms, LENGTH_MS, share, lambda: int(world.now_ms))
+        self._next_ms = 0.0
+
+    @property
+    def clock_ms(self) -> float:
+        return self.offset_ms + self.world.now_ms * self.rate
+
+    def step(self) -> None:
+        if self.stands_still or self.world.now_ms < self._next_ms:
+            return
+        before = self.kept.known.term
+        self.kept.tick(self.clock_ms, HELD)
+        if self.kept.known.term != before:
+            self.world.history.append((self.world.now_ms, self.name, self.kept.known.term.lapsed_ms))
+        self._next_ms = self.world.now_ms + TICK_MS * self.random.uniform(1, 2)
+
+    # -- Questions
+    @property
+    def contact(self) -> Contact:
+        state, known = self.world.state(self.name), self._known
+        if known.asked_ms is not None and self._answer_due_ms is not None and self.world.now_ms >= self._answer_due_ms:
+            if state == OK:
+                self._known = known.answered()
+            elif state != HANGS and self.random.random() < 0.5:  # some stores try for minutes before they fail
+                self._known = known.failed()
+        return self._known
+
+    def ask(self, now_ms: float) -> None:
+        self._known = self._known.asked(now_ms)
+        self._answer_due_ms = self.world.now_ms + self.random.uniform(1, 60)
+
+    def look(self, now_ms: float) -> None:
+        self._known = self._known.looked(now_ms, absent=self.world.state(self.name) in (KILLED, REFUSED_HERE))
+
+
+rates = st.floats(0.7, 1.4)
+seeds = st.integers(0, 10**6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(rates, min_size=1, max_size=3), st.sampled_from([HANGS, REFUSED_HERE, KILLED]), seeds)
+def test_server_stays_up_while_one_process_reaches_it(clock_rates: list[float], fault: str, seed: int) -> None:
+    """D4: one client's failed open proves nothing: while one process has answers, no other one takes the server down, however
+    its own way to the store fails and however fast its clock runs."""
+    world = World(lambda name: OK if name == "reaches" else fault)
+    others = [Process(world, f"p{i}", rate, seed) for i, rate in enumerate(clock_rates)]
+    world.run([*others, Process(world, "reaches", 1.0, seed)], 60_000)
+    assert not world.is_down
+    assert not world.history
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(rates, min_size=1, max_size=4), st.sampled_from([HANGS, KILLED]), seeds)
+def test_server_that_no_process_reaches_goes_down_and_comes_back(
+    clock_rates: list[float], fault: str, seed: int
+) -> None:
+    """D4: a killed store is down within 2 s, and one that hangs within its lease and 2 s, by the clock of the process that
+    notices it; it is up again within 2 s of its return. Each time one process begins the term."""
+    world = World()
+    processes = [Process(world, f"p{i}", rate, seed) for i, rate in enumerate(clock_rates)]
+    world.run(processes, 20_000)
+    assert not world.history
+    world.state = lambda name: fault
+    within_ms = 2_000 + (LENGTH_MS if fault == HANGS else 0)
+    world.run(processes, 20_000 + within_ms / min(*clock_rates, 1.0))
+    assert world.is_down
+    world.run(processes, 60_000)
+    assert len({term for _, _, term in world.history}) == 1
+    world.state = lambda name: OK
+    world.run(processes, 62_000)
+    assert not world.is_down
+    world.run(processes, 70_000)
+    assert ServerTerms(world.storage).newest()["s"].term.number == 2
+
+
+@settings(max_examples=30, deadline=None)
+@given(seeds)
+def test_leases_end_in_agreement_whatever_happens(seed: int) -> None:
+    """D4: processes start, stand still and lose their way to the store, stores hang and are killed; afterwards all agree, and
+    the server is up exactly if it answers."""
+    chance = random.Random(seed)
+    state: dict[str, str] = {}
+    world = World(lambda name: state.get(name, OK))
+    processes = [Process(world, f"p{i}", chance.uniform(0.7, 1.4), seed) for i in range(chance.randint(1, 4))]
+    for _ in range(12):
+        for process in processes:
+            process.stands_still = chance.random() < 0.2
+            state[process.name] = chance.choice([OK, OK, HANGS, KILLED])
+        world.run(processes, world.now_ms + chance.choice([300, 2_000, 15_000]))
+    end = chance.choice([OK, HANGS, KILLED])
+    for process in processes:
+        process.stands_still, state[process.name] = False, end
+    world.run(processes, world.now_ms + 40_000)
+    assert world.is_down is (end != OK)
+    assert len({process.kept.known.term for process in processes}) == 1
+
+
+def test_server_that_no_process_uses_stays_up() -> None:
+    """D4: nobody asks, so nobody knows; the first process that finds the store hung gives it the whole lease, however old the
+    last renewal is."""
+    world = World()
+    world.run([Process(world, "first")], 5_000)
+    world.now_ms += 1e8
+    assert not world.is_down
+    world.state = lambda name: HANGS
+    late = Process(world, "late")
+    begun_ms = world.now_ms
+    world.run([late], begun_ms + LENGTH_MS - 500)
+    assert not world.is_down
+    world.run([late], begun_ms + LENGTH_MS + 2_500)
+    assert world.is_down
+
+
+def test_process_that_stood_still_begins_to_measure_again() -> None:
+    """D4: when all stood still together, the one that wakes first does not take the others' silence for the store's."""
+    world = World(lambda name: HANGS if name == "hung" else OK)
+    hung, reaches = Process(world, "hung"), Process(world, "reaches")
+    world.run([hung, reaches], 5_000)
+    hung.stands_still = reaches.stands_still = True
+    world.run([hung, reaches], 65_000)
+    hung.stands_still = False
+    world.run([hung, reaches], 66_000)
+    reaches.stands_still = False
+    world.run([hung, reaches], 90_000)
+    assert not world.history
+
+
+def test_challenge_that_was_answered_is_not_repeated_at_once() -> None:
+    """D4: a process that a firewall keeps from the store makes the others answer once in the length of a lease."""
+    world = World(lambda name: REFUSED_HERE if name == "blocked" else OK)
+    processes = [Process(world, "blocked"), Process(world, "reaches")]
+    challenged = 0
+    challenge = processes[0].kept._leases.challenge
+
+    def counted(server: str) -> None:
+        nonlocal challenged
+        challenged += 1
+        challenge(server)
+
+    processes[0].kept._leases.challenge = counted  # type: ignore[method-assign]
+    world.run(processes, 60_000)
+    assert 4 <= challenged <= 7
+    assert not world.history
+
+
+def test_first_answer_after_a_challenge_was_asked_for_after_it() -> None:
+    """D4: an answer to an older question does not renew a challenged lease: the store may have been killed since."""
+    view = LeaseView(LENGTH_MS).seen(LeaseFile("t"), 1_000).seen(LeaseFile("t", challenge="c"), 1_400)
+    before, after = Contact().asked(1_300).answered(), Contact().asked(1_400).answered()
+    assert decide(view, before, 1_450, lapsed=False) is Act.WAIT
+    assert decide(view, after, 1_450, lapsed=False) is Act.RENEW
+    assert view.phase(1_400 + CHALLENGE_MS) is Phase.OVER
+
+
+@pytest.mark.parametrize("lapsed", [True, False])
+@pytest.mark.parametrize("reach", list(Reach))
+def test_table_has_every_case(lapsed: bool, reach: Reach) -> None:
+    """D4: only a process with an answer renews or ends a lapse, and only one without takes a server down, once it is over."""
+    acts = ACTS[lapsed, reach]
+    assert acts.keys() == set(Phase)
+    for phase, act in acts.items():
+        if act in (Act.RENEW, Act.TAKE_UP):
+            assert reach is Reach.ANSWERED
+        if act is Act.TAKE_DOWN:
+            assert phase is Phase.OVER
+            assert reach in (Reach.ABSENT, Reach.SILENT)
+
+
+def test_damaged_lease_is_renewed() -> None:
+    """D4: what the file says beside the token is for people; one that cannot be read is replaced."""
+    storage = MemoryStorage()
+    leases = ServerLeases(storage, "host:1")
+    for damaged in (b"?", b"[1]", b'{"other": 1}'):
+        storage.put(f"{LEASES}/s", damaged)
+        assert leases.read("s") == LeaseFile()
+    leases.renew("s", 2_000, 7)
+    renewed = leases.read("s")
+    assert (renewed.length_ms, renewed.by, renewed.at_ms, renewed.challenge) == (2_000, "host:1", 7, "")
+    leases.challenge("s")
+    marked = leases.read("s")
+    leases.challenge("s")
+    assert leases.read("s") == marked != renewed
+    assert marked.token == renewed.token
