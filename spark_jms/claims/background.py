@@ -38,7 +38,6 @@ class _Task:
     failing_since_s: float | None = None
     raised_for_s: float | None = None  # the beginning of the series whose error was kept for check()
     failures: int = 0
-    unreported: Exception | None = None
 
 
 class BackgroundThread:
@@ -46,6 +45,7 @@ class BackgroundThread:
 
     def __init__(self, name: str, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._tasks: list[_Task] = []
+        self._unreported: dict[_Task, Exception] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._clock_s = clock_s
@@ -99,16 +99,18 @@ class BackgroundThread:
 
     def remove(self, run: Callable[[], object]) -> None:
         with self._lock:
-            self._monitor.forget([task.what for task in self._tasks if task.run == run])
-            self._tasks = [task for task in self._tasks if task.run != run]
+            for task in [task for task in self._tasks if task.run == run]:
+                self._tasks.remove(task)
+                self._unreported.pop(task, None)
+                self._monitor.forget([task.what])
 
     def check(self, owner: str = "") -> None:
         """Raise the error of a task of `owner` that still fails, once for each series of failures."""
+        if not self._unreported:  # as nearly always: clients ask twice for each message
+            return
         with self._lock:
-            failing = [task for task in self._tasks if task.unreported is not None and task.owner == owner]
-            error = failing[0].unreported if failing else None
-            for task in failing[:1]:
-                task.unreported = None
+            task = next((task for task in self._unreported if task.owner == owner), None)
+            error = self._unreported.pop(task) if task is not None else None
         if error is not None:
             raise error
 
@@ -135,7 +137,8 @@ class BackgroundThread:
                 task.due_s = now + task.every_s
                 if task.failures:
                     with self._lock:
-                        task.failures, task.failing_since_s, task.unreported = 0, None, None
+                        task.failures, task.failing_since_s = 0, None
+                        self._unreported.pop(task, None)
                     self._monitor.succeeded(task.what)
 
     def _failed(self, task: _Task, error: Exception, now: float) -> None:
@@ -148,7 +151,7 @@ class BackgroundThread:
             task.failing_since_s = since
             after = task.raises_after_s
             if after is not None and now - since >= after and task.raised_for_s != since:
-                task.raised_for_s, task.unreported = since, error
+                task.raised_for_s, self._unreported[task] = since, error
             task.due_s = now + min(task.longest_pause_s, task.every_s * 2 ** min(task.failures, 20))
         self._monitor.failed(task.what, error, int(task.every_s * 2000), int(task.longest_pause_s * 1000))
 

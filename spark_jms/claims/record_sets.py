@@ -10,6 +10,8 @@ from spark_jms.core.record_set_form import changed_objects, from_objects
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.store import Delete, Handle, Operation, Put, Store
 
+_EMPTY = RecordSet()
+
 
 def read_state(store: Store, record: str, label: str = "") -> RecordSet:
     """A record set as last committed, without opening its record. `label` names it in errors."""
@@ -36,7 +38,7 @@ def opened_state(handle: Handle, label: str = "") -> RecordSet:
 
 def operations(before: RecordSet, after: RecordSet) -> list[Operation]:
     """What to write when a record set changes. Of a new one nothing is stored, so everything is written."""
-    known = None if before == RecordSet() else before
+    known = None if before == _EMPTY else before
     return [Delete(key) if value is None else Put(key, value) for key, value in changed_objects(known, after).items()]
 
 

@@ -47,28 +47,29 @@ class AcknowledgementWriter:
             boundary()
 
     def _try_write(self) -> bool:
-        """True when everything is written."""
+        """True when everything is written that was finished and returned by the time of the call."""
         with self._writing:
             with self._lock:
                 finished, returning = dict(self._delivery.finished), list(self._delivery.returning)
-            self._write_finished(finished)
-            self._write_returning(returning)
-            with self._lock:
-                return not (self._delivery.finished.keys() & finished.keys()) and not self._delivery.returning
+            written = self._write_finished(finished)
+            return self._write_returning(returning) and written
 
-    def _write_finished(self, finished: dict[Key, str]) -> None:
+    def _write_finished(self, finished: dict[Key, str]) -> bool:
         if not finished:
-            return
+            return True
         left = self._subscriber.acknowledge(parts_of(finished))
         with self._lock:
-            self._delivery.stored(
-                (m, s) for (m, s), claim in finished.items() if m not in left.get(claim, {}) or s not in left[claim][m]
-            )
+            self._delivery.stored([key for key, claim in finished.items() if key[0] not in left.get(claim, ())])
             self.written_s = time.monotonic()
+        return not left
 
-    def _write_returning(self, returning: list[Return]) -> None:
+    def _write_returning(self, returning: list[Return]) -> bool:
+        written = True
         for item in returning:
             parts = {item.member: item.picks}
             if self._subscriber.release(item.claim, parts, delivered=item.delivered, delay_ms=item.delay_ms):
                 with self._lock:
                     self._delivery.returning.remove(item)
+            else:
+                written = False
+        return written

@@ -59,9 +59,7 @@ class Consumer:
             raise IllegalStateException(
                 "this consumer delivers its messages to a listener: create another consumer to receive"
             )
-        timeout_s = _seconds("timeout", timeout)
-        self._receiver.check_open()
-        return self._receiver.next_message(timeout_s)
+        return self._receiver.next_message(_seconds("timeout", timeout))
 
     def messages(self, idle_timeout: DurationLike | None = None) -> Iterator[Message]:
         """Messages as they arrive, until none has arrived for `idle_timeout` (None waits for ever) or the consumer is

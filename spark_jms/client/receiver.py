@@ -104,6 +104,7 @@ class Receiver:
     def next_message(self, timeout_s: float | None) -> Message | None:
         """The next message, or None if none arrives within `timeout_s` (None waits for ever, 0 does not wait) or the
         receiver is closed meanwhile. Acknowledges, in the modes "auto" and "dups-ok", what it delivered before."""
+        self.check_open()
         started = time.monotonic()
         deadline = None if timeout_s is None else started + timeout_s
         try:
@@ -118,7 +119,6 @@ class Receiver:
         return None
 
     def _take(self) -> Message | None:
-        self.check_open()
         with self._lock:
             message = self._delivery.take(now_ms())
         if message is not None:

@@ -49,16 +49,14 @@ class Outbox(tuple[Acknowledgement, ...]):
 
     def appended(self, row: Acknowledgement) -> Outbox:
         """With one more row, folded from the front until it fits its bounds."""
-        size = self.bytes + row.bytes
-        if len(self) < MAX_OUTBOX and size <= MAX_OUTBOX_BYTES:
-            return Outbox((*self, row), size)
-        rows = [*self, row]
-        while len(rows) > MAX_OUTBOX or (size > MAX_OUTBOX_BYTES and len(rows) > 1):
-            first, second = rows[:2]
-            folded = replace(second, picks=first.picks | second.picks, since=first.since or first.position)
-            size += folded.bytes - first.bytes - second.bytes
-            rows[:2] = [folded]
-        return Outbox(rows, size)
+        rows, size = self + (row,), self.bytes + row.bytes  # noqa: RUF005 - copies once less than (*self, row)
+        first, at = rows[0], 0  # `first` is what rows[: at + 1] are folded into
+        while len(rows) - at > MAX_OUTBOX or (size > MAX_OUTBOX_BYTES and at + 1 < len(rows)):
+            at += 1
+            folded = replace(rows[at], picks=first.picks | rows[at].picks, since=first.since or first.position)
+            size += folded.bytes - first.bytes - rows[at].bytes
+            first = folded
+        return Outbox((first, *rows[at + 1 :]) if at else rows, size)
 
     def behind(self, position: int) -> Outbox:
         """The rows of later positions."""
@@ -84,10 +82,11 @@ def outbox_change(before: Outbox, after: Outbox) -> OutboxChange:
     first = after[0].position if after else before[-1].position + 1 if before else 0
     start = bisect_left(before, first, key=attrgetter("position"))
     removed, kept = [row.position for row in before[:start]], before[start:]
-    common = len(kept)
-    if not kept or (kept[0].position == first and kept[1:] == after[1:common]):
-        changed = after[:1] if kept and kept[0] != after[0] else ()
-        return OutboxChange(removed, [*changed, *after[common:]])
+    same = after[: len(kept)]
+    if same == kept:
+        return OutboxChange(removed, [*after[len(kept) :]])
+    if same and same[0].position == kept[0].position and same[1:] == kept[1:]:
+        return OutboxChange(removed, [same[0], *after[len(kept) :]])
     old = {row.position: row for row in kept}
     written = [row for row in after if old.pop(row.position, None) != row]
     return OutboxChange([*removed, *old], written)

@@ -402,7 +402,9 @@ def _encode(name: str, value: object) -> tuple[str, str]:
 
 def decode_properties(stored: Mapping[str, str] | list[tuple[str, str]] | None) -> dict[str, object]:
     """The inverse of `encode_properties`, for the eight JMS types. Raises ValueError, which names the property."""
-    entries = dict(stored or {})
+    if not stored:
+        return {}
+    entries = dict(stored)
     types = declared_types(entries.pop(TYPES_PROPERTY, "") or "")
     entries.pop(BODY_TYPE_PROPERTY, None)
     return {name: _decode(name, text, types.get(name, "string")) for name, text in entries.items()}

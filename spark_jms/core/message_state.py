@@ -19,6 +19,8 @@ from typing import NamedTuple
 
 
 class MessageState(Enum):
+    __hash__ = object.__hash__  # Enum's own runs in Python; every change looks a row up
+
     AVAILABLE = auto()
     CLAIMED = auto()
     IN_DOUBT = auto()
@@ -27,6 +29,8 @@ class MessageState(Enum):
 
 
 class MessageEvent(Enum):
+    __hash__ = object.__hash__
+
     CLAIM = auto()
     ACKNOWLEDGE = auto()
     RETURN = auto()  # no application has seen it: a release of prefetched messages, a claim that Spark never logged

@@ -147,8 +147,8 @@ class Ranges:
     def __sub__(self, other: Ranges) -> Ranges:
         if not self or not other:
             return self
-        if len(other) == 1:
-            return self._without(other.first, other.last)
+        if len(other.lo) == 1:
+            return self._without(other.lo[0], other.hi[0])
         before, near, after = self._around(other.first, other.last)
         if not near:
             return self
@@ -157,8 +157,8 @@ class Ranges:
     def __and__(self, other: Ranges) -> Ranges:
         if not self or not other:
             return EMPTY
-        if len(other) == 1:
-            return self.between(other.first, other.last)
+        if len(other.lo) == 1:
+            return self.between(other.lo[0], other.hi[0])
         mine = self.between(other.first, other.last)
         if len(mine) == 1:
             return other.between(mine.first, mine.last)
@@ -202,8 +202,8 @@ class Ranges:
 
     def between(self, low: int, high: int) -> Ranges:
         """The part within [low, high]."""
-        if len(self) == 1:
-            first, last = self.first, self.last
+        if len(self.lo) == 1:
+            first, last = self.lo[0], self.hi[0]
             if low <= first and last <= high:
                 return self
             first, last = max(first, low), min(last, high)

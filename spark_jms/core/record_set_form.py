@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 from spark_jms.core.acknowledgement import Acknowledgement, Outbox, outbox_change
@@ -42,7 +43,7 @@ def changed_objects(before: RecordSet | None, after: RecordSet) -> dict[str, byt
     """The objects to write when `before` becomes `after`; None deletes one. `before` None: everything is written."""
     old = before or RecordSet()
     out: dict[str, bytes | None] = {}
-    if before is None or _head(before) != _head(after):
+    if before is None or _in_head(before) != _in_head(after):
         out[HEAD] = _dump(_head(after))
     if old.done.chunks is not after.done.chunks or old.deliveries is not after.deliveries:
         _compare(out, _chunks(old), _chunks(after), lambda chunk: chunk.data)
@@ -50,10 +51,13 @@ def changed_objects(before: RecordSet | None, after: RecordSet) -> dict[str, byt
         known = old.claims.get(key)
         if known is not claim and not _is_part(known, claim, after):
             out[f"claim/{key}"] = _dump(_claim(claim))
-    out.update({f"claim/{key}": None for key in old.claims if key not in after.claims})
+    for key in old.claims.keys() - after.claims.keys():
+        out[f"claim/{key}"] = None
     outbox = outbox_change(old.outbox, after.outbox)
-    out.update({f"outbox/{row.position}": _dump(_row(row)) for row in outbox.written})
-    out.update({f"outbox/{position}": None for position in outbox.removed})
+    for row in outbox.written:
+        out[f"outbox/{row.position}"] = _dump(_row(row))
+    for position in outbox.removed:
+        out[f"outbox/{position}"] = None
     if old.intents is not after.intents:
         _compare(
             out,
@@ -99,6 +103,9 @@ def from_objects(objects: Mapping[str, bytes], name: str) -> RecordSet:
         ) from error
 
 
+_in_head = attrgetter("floor", "position", "consumers", "nonce", "slots")
+
+
 def _head(state: RecordSet) -> dict[str, Any]:
     return {
         "v": FORMAT_VERSION,
@@ -111,10 +118,10 @@ def _head(state: RecordSet) -> dict[str, Any]:
 
 
 def _is_part(known: Claim | None, claim: Claim, after: RecordSet) -> bool:
-    """The stored claim still serves: it differs only by messages that are finished now."""
+    """The stored claim still serves: without the messages that are finished now, it is this one."""
     if known is None or known.in_doubt_since_ms != claim.in_doubt_since_ms or known.session != claim.session:
         return False
-    return not (claim.picks - known.picks) and after.is_done(known.picks - claim.picks)
+    return after.unfinished_of(known.picks) == claim.picks
 
 
 def _chunks(state: RecordSet) -> dict[str, Chunk]:

@@ -143,8 +143,9 @@ class FileBackend(Backend):
         return self._housekeeping(transaction)
 
     def _housekeeping(self, transaction: Transaction) -> bool:
-        ended = [name for entry in transaction.entries if isinstance(entry, Ended) for name in entry.session_ids]
-        self._session_locks.remove_ended(ended)
+        for entry in transaction.entries:
+            if isinstance(entry, Ended):
+                self._session_locks.remove_ended(entry.session_ids)
         wanted, self._compact_wanted = self._compact_wanted, False
         self._journal.compact_when_due(wanted)
         return self._journal.sound

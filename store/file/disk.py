@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import time
 
+_BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
 
 class Disk:
     """One method per call, no state."""
@@ -52,7 +54,7 @@ class Disk:
 
     def boottime_ns(self) -> int:
         """Also advances while the machine sleeps, and is the same for all processes."""
-        return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+        return time.clock_gettime_ns(_BOOTTIME)
 
     def wall_s(self) -> float:
         """Comparable with the time stamps of files."""

@@ -25,7 +25,7 @@ from spark_jms.store.file.compaction import CompactionPolicy
 from spark_jms.store.file.disk import Disk
 from spark_jms.store.file.frame import encode_frame
 from spark_jms.store.file.generations import Generations
-from spark_jms.store.file.lock import Hint, JournalLock
+from spark_jms.store.file.lock import Hint, JournalLock, decode_hint
 from spark_jms.store.file.replay import Replay
 from spark_jms.store.file.reserve import reserve_bytes
 from spark_jms.store.ledger.codec import encode_sections
@@ -100,10 +100,11 @@ class Journal:
         if replay.in_flux:
             replay.forget()
         for _ in range(_REFRESH_TRIES):
-            raw, hint = self._lock.look()
+            raw = self._lock.look()
             if raw == self._raw_hint and replay.is_open:
                 return
             self._raw_hint = b""
+            hint = decode_hint(raw)
             if hint is None:  # a writer is changing it
                 continue
             try:
@@ -126,12 +127,13 @@ class Journal:
         if replay.in_flux:
             replay.forget()
         if not dirty and self._recovered:
-            self.refresh()
-            if replay.size() >= replay.length and not self._lock.must_switch():
+            if self._lock.raw_hint != self._raw_hint or not replay.is_open:
+                self.refresh()
+            if replay.size() >= replay.length and not self._lock.must_switch:
                 return
         for _ in range(_REFRESH_TRIES):
             self._recover(create)
-            if not self._lock.must_switch():
+            if not self._lock.must_switch:
                 break
             # The stopped writer may finish its own compaction first; then this process recovers again, after it.
             with contextlib.suppress(FileExistsError):
@@ -142,7 +144,7 @@ class Journal:
 
     def _recover(self, create: bool) -> None:
         listed = self._generations.listed()
-        _, hint = self._lock.look()
+        hint = decode_hint(self._lock.look())
         if hint is not None and (not listed or hint.generation > listed[-1]):
             self._replay.forget()
             raise StoreCorruptError(self._generations.path(hint.generation), 0, "the journal is missing")
@@ -174,8 +176,9 @@ class Journal:
             raise write_error(error, path) from error
 
     def _publish(self) -> None:
-        self._lock.publish(Hint(self._replay.generation, self._replay.length, self._fsync))
         self._raw_hint = b""
+        self._lock.publish(Hint(self._replay.generation, self._replay.length, self._fsync))
+        self._raw_hint = self._lock.raw_hint
 
     def begin(self) -> Ledger:
         """The ledger, to be changed. It is dropped unless `append` follows."""

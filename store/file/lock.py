@@ -52,7 +52,8 @@ def _encode_hint(hint: Hint) -> bytes:
     return first + struct.pack("<I", zlib.crc32(first))
 
 
-def _decode_hint(data: bytes) -> Hint | None:
+def decode_hint(data: bytes) -> Hint | None:
+    """None when it is damaged, or while a writer changes it."""
     if len(data) < _HINT.size:
         return None
     mark, synced, generation, length, check = _HINT.unpack_from(data)
@@ -65,7 +66,7 @@ def read_hint(directory: str) -> Hint | None:
     """Reads the file without its lock. None when the file is missing or the hint is damaged."""
     try:
         with open(os.path.join(directory, _FILE), "rb") as file:
-            return _decode_hint(file.read(_HINT.size))
+            return decode_hint(file.read(_HINT.size))
     except FileNotFoundError:
         return None
 
@@ -78,6 +79,9 @@ class JournalLock:
         self._disk = disk
         self._break_after_ms = break_after_ms
         self.break_count = 0
+        # What `acquire` found. `must_switch`: the lock of a stopped writer was broken. That writer may still write to its
+        # journal, so the next one continues in a new generation.
+        self.must_switch, self.raw_hint = False, b""
         # Two descriptors: readers follow a replaced lock file at once, the writer must keep the one that it locked.
         self._read_fd = self._open_file()
         try:
@@ -99,12 +103,11 @@ class JournalLock:
 
     # ---- readers
 
-    def look(self) -> tuple[bytes, Hint | None]:
-        """The raw hint, to compare, and the hint; None while it is unreadable. Follows a replaced lock file."""
+    def look(self) -> bytes:
+        """The hint, to compare, and for `decode_hint`. Follows a replaced lock file."""
         if os.fstat(self._read_fd).st_nlink == 0:
             self._reopen(self._read_fd)
-        raw = os.pread(self._read_fd, _HINT.size, 0)
-        return raw, _decode_hint(raw)
+        return os.pread(self._read_fd, _HINT.size, 0)
 
     def _reopen(self, stale_fd: int) -> None:
         fd = self._open_file()
@@ -124,7 +127,7 @@ class JournalLock:
 
     def _acquire(self) -> bool:
         replaced, pause_ms = False, 0.05
-        waited_ms, before_ns, before_stamp, breaks = 0.0, self._disk.boottime_ns(), b"", 0
+        waited_ms, before_ns, before_stamp, breaks = 0.0, 0, b"", 0
         while True:
             locked = self._try_lock()
             if self.superseded():
@@ -133,8 +136,11 @@ class JournalLock:
                 self._reopen(self._write_fd)
                 replaced, waited_ms = True, 0.0
                 continue
-            stamp = os.pread(self._write_fd, _STAMP.size, _STAMP_AT)
+            slots = os.pread(self._write_fd, _SLOTS_BYTES, 0)
+            stamp = slots[_STAMP_AT : _STAMP_AT + _STAMP.size]
             if locked:
+                self.raw_hint = slots[: _HINT.size]
+                self.must_switch = slots[_SWITCH_AT : _SWITCH_AT + 1] not in (b"", b"\0")
                 os.pwrite(self._write_fd, _STAMP.pack(os.getpid(), self._disk.boottime_ns()), _STAMP_AT)
                 return replaced or stamp != _NO_STAMP
             # A pause of this process, which may have been stopped itself, must not count as a pause of the owner.
@@ -163,7 +169,9 @@ class JournalLock:
         return os.fstat(self._write_fd).st_nlink == 0
 
     def publish(self, hint: Hint) -> None:
-        self._disk.pwrite_all(self._write_fd, _encode_hint(hint), 0)
+        raw = _encode_hint(hint)
+        self._disk.pwrite_all(self._write_fd, raw, 0)
+        self.raw_hint = raw
 
     def release(self, clean: bool) -> None:
         if clean:
@@ -197,13 +205,9 @@ class JournalLock:
         finally:
             os.close(breaker)
 
-    def must_switch(self) -> bool:
-        """True when the lock of a stopped writer was broken. That writer may still write to its journal, so the next one
-        continues in a new generation."""
-        return os.pread(self._write_fd, 1, _SWITCH_AT) not in (b"", b"\0")
-
     def switched(self) -> None:
         os.pwrite(self._write_fd, b"\0", _SWITCH_AT)
+        self.must_switch = False
 
     def close(self) -> None:
         for fd in (self._read_fd, self._write_fd):

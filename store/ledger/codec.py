@@ -30,6 +30,7 @@ from spark_jms.store.ledger.entries import (
 from spark_jms.store.ledger.sections import Lost, Section
 
 _U8, _U16, _U32, _U64 = struct.Struct("<B"), struct.Struct("<H"), struct.Struct("<I"), struct.Struct("<Q")
+_OPERATION = struct.Struct("<BH")  # its kind, and the length of its key
 _CONNECTED, _ENDED, _OPENED, _CLOSED, _WAITED, _CANCELLED, _WRITTEN, _RESTORED, _PREPARED, _RESOLVED, _DAMAGED = range(
     1, 12
 )
@@ -37,20 +38,13 @@ _PUT, _DELETE = 1, 2
 
 
 class _Writer:
-    """`content` returns the writer for keys and values: this one, or one for a section of their own."""
+    """Keys and values come one after the other with the rest, or, with `sections`, in a section of their own."""
 
     __slots__ = ("_sections", "parts")
 
-    def __init__(self, sections: list[_Writer] | None = None) -> None:
+    def __init__(self, sections: list[bytes] | None = None) -> None:
         self.parts: list[bytes] = []
         self._sections = sections
-
-    def content(self) -> _Writer:
-        if self._sections is None:
-            return self
-        section = _Writer()
-        self._sections.append(section)
-        return section
 
     def joined(self) -> bytes:
         return b"".join(self.parts)
@@ -75,9 +69,29 @@ class _Writer:
         for text in known:
             self.text(text)
 
-    def blob(self, data: bytes) -> None:
-        self.parts.append(_U32.pack(len(data)))
-        self.parts.append(data)
+    def operations(self, operations: Sequence[Operation]) -> None:
+        parts = [_U32.pack(len(operations))]
+        for operation in operations:
+            key = operation.key.encode()
+            if isinstance(operation, Put):
+                value = operation.value
+                parts += (_OPERATION.pack(_PUT, len(key)), key, _U32.pack(len(value)), value)
+            else:
+                parts += (_OPERATION.pack(_DELETE, len(key)), key)
+        self._content(parts)
+
+    def objects(self, objects: Sequence[tuple[str, bytes]]) -> None:
+        parts = [_U32.pack(len(objects))]
+        for text, value in objects:
+            key = text.encode()
+            parts += (_U16.pack(len(key)), key, _U32.pack(len(value)), value)
+        self._content(parts)
+
+    def _content(self, parts: list[bytes]) -> None:
+        if self._sections is None:
+            self.parts += parts
+        else:
+            self._sections.append(b"".join(parts))
 
 
 def encode(entries: Iterable[Entry]) -> bytes:
@@ -88,15 +102,20 @@ def encode(entries: Iterable[Entry]) -> bytes:
 
 
 def encode_sections(entries: Iterable[Entry]) -> list[bytes]:
-    sections: list[_Writer] = []
+    sections: list[bytes] = []
     head = _Writer(sections)
     for entry in entries:
         _encode_entry(head, entry)
-    return [head.joined(), *(section.joined() for section in sections)]
+    return [head.joined(), *sections]
 
 
 def _encode_entry(writer: _Writer, entry: Entry) -> None:
     match entry:
+        case Written(changes):  # nearly all are
+            writer.u8(_WRITTEN)
+            writer.u32(len(changes))
+            for change in changes:
+                _encode_change(writer, change)
         case Connected(session_id, label):
             writer.u8(_CONNECTED)
             writer.text(session_id)
@@ -121,11 +140,6 @@ def _encode_entry(writer: _Writer, entry: Entry) -> None:
             writer.u8(_CANCELLED)
             writer.text(name)
             writer.text(session_id)
-        case Written(changes):
-            writer.u8(_WRITTEN)
-            writer.u32(len(changes))
-            for change in changes:
-                _encode_change(writer, change)
         case Restored():
             _encode_restored(writer, entry)
         case Prepared(xid, changes, restored):
@@ -150,16 +164,7 @@ def _encode_entry(writer: _Writer, entry: Entry) -> None:
 def _encode_change(writer: _Writer, change: Change) -> None:
     writer.text(change.name)
     writer.u64(change.epoch)
-    content = writer.content()
-    content.u32(len(change.operations))
-    for operation in change.operations:
-        if isinstance(operation, Put):
-            content.u8(_PUT)
-            content.text(operation.key)
-            content.blob(operation.value)
-        else:
-            content.u8(_DELETE)
-            content.text(operation.key)
+    writer.operations(change.operations)
 
 
 def _encode_restored(writer: _Writer, entry: Restored) -> None:
@@ -168,11 +173,7 @@ def _encode_restored(writer: _Writer, entry: Restored) -> None:
     writer.u64(entry.epoch)
     writer.texts([] if entry.holder is None else [entry.holder])
     writer.texts(entry.waiters)
-    content = writer.content()
-    content.u32(len(entry.objects))
-    for key, value in entry.objects:
-        content.text(key)
-        content.blob(value)
+    writer.objects(entry.objects)
 
 
 class DecodeError(Exception):

@@ -134,8 +134,8 @@ class GroupCommit:
             self._queue.remove(request)
 
     def _wake_first(self) -> None:
-        with contextlib.suppress(IndexError):
-            self._queue[0].wake.put(None)
+        for first in list(self._queue)[:1]:
+            first.wake.put(None)
 
 
 def serve(

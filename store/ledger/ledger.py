@@ -81,6 +81,8 @@ class Ledger:
         if self.damaged and isinstance(entry, _OF_ONE) and entry.name in self.damaged:
             return
         match entry:
+            case Written(changes):  # nearly all are
+                self._apply_written(changes)
             case Connected(session_id, label):
                 if session_id in self.sessions:
                     raise DuplicateError(f"session {session_id} is connected already")
@@ -101,8 +103,6 @@ class Ledger:
             case Cancelled(name, session_id):
                 record = self._known(name)
                 record.step(Event.CANCELLED, record.epoch, session_id)
-            case Written(changes):
-                self._apply_written(changes)
             case Restored():
                 self._apply_restored(entry)
             case Prepared():
@@ -231,9 +231,9 @@ class Ledger:
 
     def owned(self, session_id: str, name: str, epoch: int) -> Record:
         """The record, if this session owns it at this epoch: the fence of every read and commit."""
-        self.check_whole(name)
         record = self.records.get(name)
         if record is None or record.epoch != epoch:
+            self.check_whole(name)
             raise StaleEpochError(name, epoch, record.epoch if record else 0)
         self.check_session(session_id)
         if record.holder != session_id:

@@ -44,15 +44,6 @@ class _Held(NamedTuple):
     waiting: bool
 
 
-def _check_size(changes: list[Change]) -> None:
-    size = 0
-    for change in changes:
-        for operation in change.operations:
-            size += len(operation.key) + (len(operation.value) if isinstance(operation, Put) else 0)
-    if size > COMMIT_LIMIT_BYTES:
-        raise ValueInvalidError(f"the commit has {size} bytes")
-
-
 class LedgerSession(Session):
     """`closed` is called once, with the id of this session. Its handles are part of it: each stands for one open record."""
 
@@ -132,40 +123,45 @@ class LedgerSession(Session):
         self._backend.write(plan)
 
     def commit(self, changes: Mapping[Handle, Sequence[Operation]]) -> None:
-        self._check()
-        self._write([self._change(handle, operations) for handle, operations in changes.items()])
-
-    def prepare(self, xid: str, changes: Mapping[Handle, Sequence[Operation]]) -> None:
-        self._check()
-        check_name(xid, "transaction id")
-        promised = [self._change(handle, operations) for handle, operations in changes.items()]
-        _check_size(promised)
-        self._backend.write(
-            lambda transaction: transaction.do(transaction.ledger.next_prepare(self.session_id, xid, promised))
-        )
-
-    def _change(self, handle: Handle, operations: Sequence[Operation]) -> Change:
-        if not isinstance(handle, LedgerHandle) or handle.session is not self:
-            raise StoreClosedError(f"the handle of {handle.name!r} belongs to another session")
-        handle.check()
-        for operation in operations:
-            if not isinstance(operation, (Put, Delete)):
-                raise ValueInvalidError(f"an operation is a Put or a Delete, not {type(operation).__name__}")
-        return Change(handle.name, handle.epoch, tuple(operations))
-
-    def _write(self, changes: list[Change]) -> None:
-        _check_size(changes)
+        written = self._checked(changes)
 
         def plan(transaction: Transaction) -> Tally:
-            entry = transaction.ledger.next_write(self.session_id, changes)
-            tally = tally_of(changes, transaction.ledger)
-            if any(change.operations for change in changes):
+            entry = transaction.ledger.next_write(self.session_id, written)
+            tally = tally_of(written, transaction.ledger)
+            if any(change.operations for change in written):
                 transaction.do(entry)
             return tally
 
         tally = self._backend.write(plan)
         for counter in self._counters:
             counter.add_commit(tally)
+
+    def prepare(self, xid: str, changes: Mapping[Handle, Sequence[Operation]]) -> None:
+        check_name(xid, "transaction id")
+        promised = self._checked(changes)
+        self._backend.write(
+            lambda transaction: transaction.do(transaction.ledger.next_prepare(self.session_id, xid, promised))
+        )
+
+    def _checked(self, changes: Mapping[Handle, Sequence[Operation]]) -> list[Change]:
+        self._check()
+        checked: list[Change] = []
+        size = 0
+        for handle, operations in changes.items():
+            if not isinstance(handle, LedgerHandle) or handle.session is not self:
+                raise StoreClosedError(f"the handle of {handle.name!r} belongs to another session")
+            handle.check()
+            for operation in operations:
+                if isinstance(operation, Put):
+                    size += len(operation.key) + len(operation.value)
+                elif isinstance(operation, Delete):
+                    size += len(operation.key)
+                else:
+                    raise ValueInvalidError(f"an operation is a Put or a Delete, not {type(operation).__name__}")
+            checked.append(Change(handle.name, handle.epoch, tuple(operations)))
+        if size > COMMIT_LIMIT_BYTES:
+            raise ValueInvalidError(f"the commit has {size} bytes")
+        return checked
 
     def _close_handle(self, handle: LedgerHandle) -> None:
         def plan(transaction: Transaction) -> None:
