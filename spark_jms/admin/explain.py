@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spark_jms.claims import views
 from spark_jms.claims.scan import Condition, Question, Scan, refuted, scan
 from spark_jms.core.message import STATISTICS_COLUMNS
+from spark_jms.core.promoted_columns import PromotedColumns
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.selector import Selector
 from spark_jms.log.domain import Domain
@@ -29,15 +30,30 @@ class MemberReading:
 
 
 @dataclass(frozen=True)
+class PromotedReading:
+    """How a promoted property is read of the messages that are not skipped: from its column, or from the map of properties,
+    because their files lack the column or it is not complete."""
+
+    by_column: int = 0
+    by_properties: int = 0
+
+    def after(self, count: int, *, column: bool) -> PromotedReading:
+        return replace(
+            self, **({"by_column": self.by_column + count} if column else {"by_properties": self.by_properties + count})
+        )
+
+
+@dataclass(frozen=True)
 class SelectorPlan:
-    """`columns` are read of each file that is not skipped. `prunes`: the conditions that statistics can refute, with the
-    messages that each has skipped; `parses`: the names that no statistics cover."""
+    """`columns` are read of the files that are not skipped. `prunes`: the conditions that statistics can refute, with the
+    messages that each has skipped; `parses`: the names that no statistics cover; `promoted`: those that are columns."""
 
     destination: str
     selector: str
     columns: tuple[str, ...]
     prunes: dict[str, int]
     parses: tuple[str, ...]
+    promoted: dict[str, PromotedReading]
     members: tuple[MemberReading, ...]
 
 
@@ -49,7 +65,12 @@ def explain(
     InvalidDestinationError."""
     snapshot = domain.log(destination).refresh()
     states = views.states(domain, store, destination, subscription)
-    conditions = [str(Condition(*each)) for each in selector.prunable() if each[0] in STATISTICS_COLUMNS]
+    declared = PromotedColumns.of(snapshot.destination.promoted_properties).names
+    columns = frozenset(declared).union(*(file.promoted for held in snapshot.members.values() for file in held.files))
+    promoted = {name: PromotedReading() for name in sorted(columns & selector.identifiers)}
+    covered = {*STATISTICS_COLUMNS, *promoted}
+    conditions = [str(Condition(*each)) for each in selector.prunable() if each[0] in covered]
+    read = dict.fromkeys(selector.columns_with(frozenset(promoted)))
     skipped_by: Counter[str] = Counter()
     members = []
     for member, held in sorted(snapshot.members.items()):
@@ -59,9 +80,11 @@ def explain(
         files = [file for file in held.files if backlog.between(file.first, file.last)]
         skipped_files = skipped = 0
         for file in files:
-            why = refuted(file, selector)
-            if why is not None:
-                count = backlog.between(file.first, file.last).count
+            why, count = refuted(file, selector), backlog.between(file.first, file.last).count
+            if why is None:
+                read |= dict.fromkeys(selector.columns_with(file.promoted))
+                promoted = {n: each.after(count, column=n in file.promoted) for n, each in promoted.items()}
+            else:
                 skipped_by[str(why)] += count
                 skipped_files, skipped = skipped_files + 1, skipped + count
         question = Question(selector)
@@ -74,8 +97,9 @@ def explain(
     return SelectorPlan(
         destination,
         selector.text,
-        selector.columns,
+        tuple(read),
         {condition: skipped_by[condition] for condition in conditions},
-        tuple(sorted(selector.identifiers - set(STATISTICS_COLUMNS))),
+        tuple(sorted(selector.identifiers - covered)),
+        promoted,
         tuple(members),
     )

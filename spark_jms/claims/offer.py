@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from spark_jms.core.batch import MAX_RANGES_PER_MEMBER
 from spark_jms.core.integers import ascends, view
-from spark_jms.core.message import COLUMNS
+from spark_jms.core.promoted_columns import PromotedColumns
 from spark_jms.core.ranges import EMPTY, Ranges, union
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.sort_order import SortOrder
@@ -81,27 +81,28 @@ class SortedBacklogs:
     def _sorted(
         self, snapshot: Snapshot, member: int, state: RecordSet, picks: Ranges, order: SortOrder
     ) -> pa.Int64Array:
-        sequences, rows = self._keys(snapshot, member, picks, order.columns)
+        sequences, rows = self._keys(snapshot, member, picks, order)
         redelivered = pc.is_in(sequences, union(state.redelivered(picks).values()).numbers())
-        return sequences.take(order.delivery(rows, sequences, redelivered))
+        return sequences.take(order.by_keys(rows, sequences, redelivered))
 
-    def _keys(
-        self, snapshot: Snapshot, member: int, picks: Ranges, columns: list[str]
-    ) -> tuple[pa.Int64Array, pa.Table]:
-        """The sequences of `picks` and their sort columns. A file that compaction has replaced is looked up again; messages
-        that are in no file any more have no keys, and the consumer that reads them tells that they are gone."""
-        schema = pa.schema([(name, COLUMNS[name]) for name in columns])
+    def _keys(self, snapshot: Snapshot, member: int, picks: Ranges, order: SortOrder) -> tuple[pa.Int64Array, pa.Table]:
+        """The sequences of `picks` and what sorts them (SortOrder.key_rows). A file that compaction has replaced is looked up
+        again; messages that are in no file any more have no keys, and the consumer that reads them tells that they are gone."""
+        schema = order.key_schema
+        promoted = PromotedColumns.of(snapshot.destination.promoted_properties).sorted_by(order.keys)
         parts: list[tuple[pa.Int64Array, pa.RecordBatch]] = []
         left = picks
         for attempt in range(_ATTEMPTS):
             files = (self._table.verify() if attempt else snapshot).member_files(member)
             for file in files.overlapping(left.first, left.last) if left else ():
                 part = left.between(file.first, file.last)
+                there = promoted & file.promoted
+                columns = order.columns_with(there)
                 if columns == ["JMSXGroupID"] and not file.has_groups:
                     continue  # FIFO and LIFO read nothing
                 try:
                     read = [
-                        (numbers, batch)
+                        (numbers, order.key_rows(batch, there))
                         for batch, numbers in read_stored(self._table.storage, file.hint, part, columns)
                     ]
                 except FileNotFoundError:
@@ -113,7 +114,7 @@ class SortedBacklogs:
             nothing = [pa.nulls(len(numbers), field.type) for field in schema]
             parts.append((numbers, pa.RecordBatch.from_arrays(nothing, schema=schema)))
         parts.sort(key=lambda item: item[0][0].as_py())
-        rows = pa.Table.from_batches([batch.select(columns).cast(schema) for _, batch in parts], schema)
+        rows = pa.Table.from_batches([batch for _, batch in parts], schema)
         sequences = pa.concat_arrays([numbers for numbers, _ in parts])
         if left and not ascends(sequences):
             by_sequence = pc.sort_indices(sequences)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_jms.core.message import NON_PERSISTENT
+from spark_jms.core.message import NON_PERSISTENT, STATISTICS_COLUMNS
 from spark_jms.core.ranges import EMPTY, Ranges, union
 from spark_jms.core.selector import Selector
 from spark_jms.core.unit_order import NO_UNITS, BlockedUnits, UnitMessages
@@ -215,7 +215,7 @@ def _columns(file: DataFile, question: Question) -> list[str] | None:
     blocks = file.has_groups and question.blocked is not None and (question.blocked or question.refused_block or delays)
     if not (question.selector or delays or expires or misses or blocks):
         return None
-    wanted = [*(question.selector.columns if question.selector else ())]
+    wanted = [*(question.selector.columns_with(file.promoted) if question.selector else ())]
     wanted += ["JMSDeliveryTime", "JMSTimestamp"] * delays + ["JMSExpiration"] * expires
     wanted += ["JMSDeliveryMode"] * misses + ["JMSXGroupID"] * bool(blocks)
     return list(dict.fromkeys(wanted))
@@ -232,12 +232,14 @@ def refuted(file: DataFile, selector: Selector) -> Condition | None:
     nulls = file.statistics.get("nullCount", {})
     for condition in map(Condition._make, selector.prunable()):
         name, op, value = condition
+        if name not in STATISTICS_COLUMNS and name not in file.promoted:
+            continue  # a property may be named like another column, such as `ordinal`
         if nulls.get(name) == file.rows:
             return condition  # a comparison with NULL is unknown
         if name not in low or name not in high:
             continue
-        least, most, text = low[name], high[name], isinstance(value, str)
-        if isinstance(least, str) != text or isinstance(value, bool) or not isinstance(value, str | int | float):
+        least, most = low[name], high[name]
+        if _kind(least) is not _kind(value):
             continue
         if (
             (op == "=" and (value < least or value > most))
@@ -249,6 +251,10 @@ def refuted(file: DataFile, selector: Selector) -> Condition | None:
         ):
             return condition
     return None
+
+
+def _kind(value: object) -> type:
+    return type(value) if isinstance(value, bool | str) else float
 
 
 def _all_refused(storage: Storage, file: DataFile, part: Ranges, question: Question) -> Scan:
@@ -270,7 +276,9 @@ def _scan_rows(
         if bounds.reached(picked, read):
             left = part.between(sequences[0].as_py(), part.last)
             break
-        matches = question.selector.mask(batch) if question.selector else pa.repeat(True, len(sequences))
+        matches = pa.repeat(True, len(sequences))
+        if question.selector:
+            matches = question.selector.mask(batch, file.promoted)
         over, ends = pa.repeat(False, len(sequences)), None
         if question.now_ms is not None and "JMSExpiration" in batch.schema.names:
             ends = batch.column("JMSExpiration")

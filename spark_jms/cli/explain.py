@@ -15,8 +15,8 @@ def explain(settings: CommandSettings, destination: str, selector: str, subscrip
     """Show what a consumer of DESTINATION with this SELECTOR reads of the unfinished messages, and what it skips.
 
     A file is skipped unopened when its statistics prove that the selector takes none of its messages: by conditions that
-    are joined with AND on JMSPriority, JMSTimestamp and JMSXGroupID. Of every other file the columns of the selector are
-    read, which is what this command does too; it claims nothing.
+    are joined with AND on JMSPriority, JMSTimestamp, JMSXGroupID and promoted properties. Of every other file the columns
+    of the selector are read, which is what this command does too; it claims nothing.
     """
     from spark_jms.admin.explain import explain as explained
     from spark_jms.core.selector import Selector
@@ -36,7 +36,15 @@ def explain(settings: CommandSettings, destination: str, selector: str, subscrip
         settings.out.say(f"{condition}: skips {skipped:,} message(s) by statistics")
     if not plan.prunes:
         settings.out.say("no condition of the selector can be judged by statistics: every file is read")
-    settings.out.say(f"columns read of each other file: {', '.join(plan.columns) or 'none'}")
+    settings.out.say(f"columns read of the other files: {', '.join(plan.columns) or 'none'}")
+    for name, reading in plan.promoted.items():
+        told = f"{name}: read from its column for {reading.by_column:,} message(s)"
+        if reading.by_properties:
+            told += (
+                f", from the properties for {reading.by_properties:,}: their files were written before it was promoted, or hold "
+                "a value of another type"
+            )
+        settings.out.say(told)
     if plan.parses:
         settings.out.say(f"without statistics: {', '.join(plan.parses)}")
 

@@ -10,7 +10,7 @@ order of arrival, so `JMSMessageID descending` is LIFO; it costs no more than FI
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_jms.core.integers import counting
+from spark_jms.core.message import COLUMNS
 from spark_jms.core.typed_properties import NUMBERS, decode_property
 from spark_jms.settings.destination_key import ARRIVAL, REDELIVERED, DestinationKey
 
@@ -49,12 +50,35 @@ class SortOrder:
     @property
     def columns(self) -> list[str]:
         """The stored columns that decide the order of delivery."""
-        read = [key.column for key in self.keys if key.name not in (ARRIVAL, REDELIVERED)]
-        return list(dict.fromkeys([*read, "JMSXGroupID"])) if self.keys else []
+        return self.columns_with(())
+
+    def columns_with(self, promoted: Collection[str]) -> list[str]:
+        """The same of rows that have these properties as columns, whose values the keys sort by."""
+        names = [key.name if key.name in promoted else key.column for key in self._weights]
+        return list(dict.fromkeys([*names, "JMSXGroupID"])) if self.keys else []
+
+    @property
+    def key_schema(self) -> pa.Schema:
+        """Of `key_rows`."""
+        kinds = [_key_type(key) for key in self._weights]
+        return pa.schema([*((f"k{n}", kind) for n, kind in enumerate(kinds)), ("JMSXGroupID", pa.string())])
+
+    def key_rows(self, rows: pa.RecordBatch, promoted: Collection[str] = ()) -> pa.RecordBatch:
+        """What decides the order of these rows, which have `columns_with(promoted)`: far smaller than maps of properties."""
+        schema = self.key_schema
+        values = [_value(key, rows, promoted).cast(schema.field(n).type) for n, key in enumerate(self._weights)]
+        return pa.RecordBatch.from_arrays([*values, rows.column("JMSXGroupID")], schema=schema)
 
     def delivery(self, rows: pa.Table, sequences: pa.Int64Array, redelivered: pa.BooleanArray) -> pa.Int64Array:
         """The positions of `rows` in the order of delivery. `rows` has `columns`, and ascending `sequences`."""
-        values = [self._values(key, rows, sequences, redelivered) for key in self.keys]
+        keys = [self.key_rows(batch) for batch in rows.to_batches()]
+        return self.by_keys(pa.Table.from_batches(keys, self.key_schema), sequences, redelivered)
+
+    def by_keys(self, rows: pa.Table, sequences: pa.Int64Array, redelivered: pa.BooleanArray) -> pa.Int64Array:
+        """The same of rows as `key_rows`."""
+        given = {ARRIVAL: sequences, REDELIVERED: pc.cast(redelivered, pa.int64())}
+        weights = iter(range(len(self.keys)))
+        values = [given[key.name] if key.name in given else rows.column(next(weights)) for key in self.keys]
         return _ordered(self.keys, values, rows.column("JMSXGroupID"))
 
     def storing(self, rows: pa.RecordBatch) -> pa.Int64Array | None:
@@ -68,39 +92,42 @@ class SortOrder:
                 weighty.append(key)
         if not weighty or rows.num_rows < 2:
             return None
-        table = pa.Table.from_batches([rows])
-        none = pa.repeat(False, rows.num_rows)
-        values = [self._values(key, table, counting(0, rows.num_rows), none) for key in weighty]
-        return _ordered(weighty, values, table.column("JMSXGroupID"))
+        values = pa.Table.from_batches([SortOrder(tuple(weighty)).key_rows(rows)])
+        return _ordered(weighty, values.columns[:-1], values.column("JMSXGroupID"))
 
-    @staticmethod
-    def _values(
-        key: DestinationKey, rows: pa.Table, sequences: pa.Int64Array, redelivered: pa.BooleanArray
-    ) -> pa.ChunkedArray | pa.Array:
-        if key.name == ARRIVAL:
-            return sequences
-        if key.name == REDELIVERED:
-            return pc.cast(redelivered, pa.int64())
-        column = rows.column(key.column)
-        if key.column != "properties":
-            return column
-        texts = pc.map_lookup(column, key.name, "first")
-        return _typed(texts, key.type)
+    @property
+    def _weights(self) -> list[DestinationKey]:
+        """The keys that messages have values for."""
+        return [key for key in self.keys if key.name not in (ARRIVAL, REDELIVERED)]
 
 
 FIFO = SortOrder()
 
 
-def _typed(texts: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
+def _key_type(key: DestinationKey) -> pa.DataType:
+    if key.column != "properties":
+        return COLUMNS[key.name]
+    return NUMBERS.get(key.type) or (pa.int64() if key.type == "boolean" else pa.string())
+
+
+def _value(key: DestinationKey, rows: pa.RecordBatch, promoted: Collection[str]) -> Any:
+    if key.name in promoted:
+        return rows.column(key.name)
+    column = rows.column(key.column)
+    return column if key.column != "properties" else _typed(pc.map_lookup(column, key.name, "last"), key.type)
+
+
+def _typed(texts: pa.Array, kind: str) -> pa.Array:
     """Property texts as values of the key's type; a text that is none is as a missing property."""
     if kind == "string":
         return texts
     if kind == "boolean":
-        return pc.if_else(pc.is_in(texts, pa.array(["true", "false"])), pc.equal(texts, "true"), None).cast(pa.int64())
+        return pc.if_else(pc.is_in(texts, pa.array(["true", "false"])), pc.equal(texts, "true"), None)
     try:
-        return texts.cast(NUMBERS[kind])
+        numbers = texts.cast(NUMBERS[kind])
     except pa.ArrowInvalid:
-        return pa.chunked_array([pa.array([_number(text, kind) for text in texts.to_pylist()], NUMBERS[kind])])
+        numbers = pa.array([_number(text, kind) for text in texts.to_pylist()], NUMBERS[kind])
+    return numbers.cast(pa.float32(), safe=False) if kind == "float" else numbers
 
 
 def _number(text: str | None, kind: str) -> object:

@@ -15,10 +15,11 @@ import pyarrow as pa
 
 from spark_jms.core.integers import counting
 from spark_jms.core.message import ORDINAL, STORED_SCHEMA
+from spark_jms.core.promoted_columns import PromotedColumns
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.errors import UnreadableTableError
-from spark_jms.log.acknowledgements import ACKNOWLEDGED, ACKNOWLEDGEMENT_SCHEMA
+from spark_jms.log.acknowledgements import ACKNOWLEDGEMENT_SCHEMA
 from spark_jms.log.breath import STEP_FILES, breathe
 from spark_jms.log.commit import Decision, commit_prepared
 from spark_jms.log.data_file import DataFile
@@ -30,6 +31,7 @@ from spark_jms.log.report import HousekeepingReport
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.staged_file import too_old
 from spark_jms.log.storage import now_ms
+from spark_jms.log.table_schema import column_types
 
 _RUN_FACTOR_BITS = 3  # a level has 8 times the rows of the level below
 _MAX_INPUT_BYTES = 32 * 2**20  # a larger file is never rewritten
@@ -168,7 +170,8 @@ def _compact_run(log: DeltaLog, run: list[DataFile], report: HousekeepingReport,
 
 def _merge(log: DeltaLog, run: list[DataFile]) -> StagedFile:
     schema = _schema(log)
-    writer = FileWriter(log.storage, run[0].member, schema)
+    promoted = PromotedColumns.of(log.snapshot.destination.promoted_properties)
+    writer = FileWriter(log.storage, run[0].member, schema, promoted=promoted)
     try:
         pending: list[pa.RecordBatch] = []
         size = 0
@@ -230,6 +233,6 @@ def _pieces(log: DeltaLog, run: list[DataFile], columns: list[str]) -> Iterator[
 
 
 def _schema(log: DeltaLog) -> pa.Schema:
-    """Of the files of this table."""
-    columns = str(log.snapshot.metadata.get("schemaString"))
-    return ACKNOWLEDGEMENT_SCHEMA if ACKNOWLEDGED in columns else STORED_SCHEMA
+    """Of the files of this table, without promoted columns: the writer makes those of its own."""
+    has_messages = "JMSMessageID" in column_types(log.snapshot.metadata)
+    return STORED_SCHEMA if has_messages else ACKNOWLEDGEMENT_SCHEMA

@@ -9,7 +9,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from spark_jms.core.message import ORDINAL, STATISTICS_COLUMNS
+from spark_jms.log.acknowledgements import ACKNOWLEDGED
+
 FILE_NAME = re.compile(r"m(\d+)-[A-Za-z0-9_-]{8,64}\.parquet\Z")
+_OTHER_STATISTICS = (ORDINAL, *STATISTICS_COLUMNS, ACKNOWLEDGED)
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,11 @@ class DataFile:
         """{"minValues": {...}, "maxValues": {...}, "nullCount": {...}} of the columns that have them."""
         statistics: Mapping[str, Mapping[str, Any]] = json.loads(self.stats)
         return statistics
+
+    @cached_property
+    def promoted(self) -> frozenset[str]:
+        """The properties that are complete columns of the file (core/promoted_columns.py)."""
+        return frozenset(self.statistics.get("nullCount", {})).difference(_OTHER_STATISTICS)
 
     @property
     def has_groups(self) -> bool:

@@ -22,6 +22,7 @@ from spark_jms.core.lease_term import LeaseTerm
 from spark_jms.core.message import PARTITION_SCHEMA, STORED_SCHEMA
 from spark_jms.core.outages import Span
 from spark_jms.core.placement import HOME
+from spark_jms.core.promoted_columns import PromotedColumns
 from spark_jms.core.sort_order import SortOrder
 from spark_jms.core.subscription_name import server_of_subscription
 from spark_jms.core.subscription_place import check_durable
@@ -34,7 +35,7 @@ from spark_jms.log.domain import Domain
 from spark_jms.log.register import RegisterEntry
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.storage import now_ms
-from spark_jms.log.table_schema import first_commit
+from spark_jms.log.table_schema import first_commit, with_columns
 from spark_jms.log.temporary import check_not_temporary
 from spark_jms.settings.destination import KEYS
 
@@ -164,6 +165,7 @@ def create_tables(domain: Domain, destination: Destination, path: str, acknowled
         error_destination=None,
         forwarding="partitioned",
         store_enabled=True,
+        promoted_properties=(),
     )
     create_table(domain, path, STORED_SCHEMA, destination)
     create_table(domain, acknowledgements_path, ACKNOWLEDGEMENT_SCHEMA, acknowledgements)
@@ -177,7 +179,8 @@ def create_table(domain: Domain, path: str, schema: pa.Schema, destination: Dest
         "delta.enableExpiredLogCleanup": "false",  # housekeeping does it
         **destination.to_configuration(),
     }
-    columns = pa.schema([*schema, *PARTITION_SCHEMA])
+    promoted = PromotedColumns.of(destination.promoted_properties).fields
+    columns = pa.schema([*schema, *PARTITION_SCHEMA, *promoted])
     data = first_commit(destination.name, columns, PARTITION_SCHEMA.names, configuration, now_ms())
     domain.storage.create(f"{path}/{commit_path(0)}", data)
 
@@ -315,10 +318,13 @@ def _difference(old: Destination, new: Destination) -> str:
 
 
 def metadata_action(snapshot: Snapshot, destination: Destination) -> dict[str, dict[str, Any]]:
-    """The metaData action that makes `destination` the table's declaration."""
+    """The metaData action that makes `destination` the table's declaration. Properties that are promoted now become columns.
+    Raises InvalidDestinationError when the table has such a column of another type."""
     kept: dict[str, str] = dict(snapshot.metadata.get("configuration") or {})
     changed = {**kept, **_removed_retention(destination), **destination.to_configuration()}
-    return {"metaData": {**snapshot.metadata, "configuration": changed}}
+    promoted = PromotedColumns.of(destination.promoted_properties)
+    metadata = with_columns(snapshot.metadata, promoted.fields) if promoted else snapshot.metadata
+    return {"metaData": {**metadata, "configuration": changed}}
 
 
 def _removed_retention(destination: Destination) -> dict[str, str]:

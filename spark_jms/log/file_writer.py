@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 
 from spark_jms.core.integers import counting
 from spark_jms.core.message import DICTIONARY_COLUMNS, ORDINAL, STATISTICS_COLUMNS, STORED_SCHEMA
+from spark_jms.core.promoted_columns import NOT_PROMOTED, PromotedColumns
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.errors import InvalidDestinationError
@@ -35,9 +37,11 @@ class FileWriter:
         member: int,
         schema: pa.Schema = STORED_SCHEMA,
         *,
+        promoted: PromotedColumns = NOT_PROMOTED,
         prefix: str = "",
         row_group_bytes: int = ROW_GROUP_BYTES,
     ) -> None:
+        """`promoted` are written beside the columns of `schema`; rows come without them."""
         self._storage = storage
         self.member = member
         self.token = base64.urlsafe_b64encode(os.urandom(12)).decode()
@@ -48,10 +52,12 @@ class FileWriter:
             raise InvalidDestinationError(
                 f"the directory of the table {storage.uri} was deleted, so nothing can be sent to it: see `jmsq list`"
             ) from error
-        dictionary = [name for name in schema.names if name in DICTIONARY_COLUMNS]
+        self._promoted = promoted
+        written = pa.schema([*schema, *promoted.fields]) if promoted else schema
+        dictionary = [name for name in written.names if name in DICTIONARY_COLUMNS or name in promoted.names]
         self._writer = pq.ParquetWriter(
             self._sink,
-            schema,
+            written,
             compression="snappy",
             use_dictionary=dictionary,
             write_statistics=False,
@@ -62,7 +68,7 @@ class FileWriter:
         self.rows = 0
         self.bytes = 0
         self.single: pa.RecordBatch | None = None  # all rows, if they came in one small batch
-        self._statistics = FileStatistics()
+        self._statistics = FileStatistics(promoted.names)
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Append rows as `normalise` returns them. Rows that have a JMSMessageID, as their first column, keep it."""
@@ -75,11 +81,18 @@ class FileWriter:
 
     def append(self, stored: pa.RecordBatch) -> None:
         """Append rows that already have ordinals and ids (compaction, acknowledgements)."""
-        self._statistics.add(stored)
-        size = stored.nbytes
+        rows, size = stored, stored.nbytes
+        if self._promoted:
+            found = self._promoted.read(stored)
+            rows = pa.RecordBatch.from_arrays(
+                [*stored.columns, *found.columns], names=[*stored.schema.names, *self._promoted.names]
+            )
+            self._statistics.add(rows, found.incomplete)
+        else:
+            self._statistics.add(rows)
         self.single = stored if not self.rows and size <= SMALL_BYTES else None
         self.rows += stored.num_rows
-        self._pending.append(stored)
+        self._pending.append(rows)
         self._pending_bytes += size
         if self._pending_bytes >= self._row_group_bytes:
             self._flush()
@@ -112,36 +125,49 @@ class FileWriter:
 
 
 class FileStatistics:
-    """What Delta readers and our planner can know of a file without opening it."""
+    """What Delta readers and our planner can know of a file without opening it. A promoted column that is not complete has
+    none, so it is not taken for the property (core/promoted_columns.py)."""
 
-    def __init__(self) -> None:
+    def __init__(self, promoted: Collection[str] = ()) -> None:
+        self._names = (ORDINAL, *STATISTICS_COLUMNS, ACKNOWLEDGED, *promoted)
+        self._incomplete: set[str] = set()
+        self._unordered: set[str] = set()  # columns with values that have no place between minimum and maximum
         self.rows = 0
         self.low: dict[str, Any] = {}
         self.high: dict[str, Any] = {}
         self.nulls: dict[str, int] = {}
 
-    def add(self, batch: pa.RecordBatch) -> None:
+    def add(self, batch: pa.RecordBatch, incomplete: Collection[str] = ()) -> None:
         self.rows += batch.num_rows
-        for name in (ORDINAL, *STATISTICS_COLUMNS, ACKNOWLEDGED):
-            if name not in batch.schema.names:
+        self._incomplete.update(incomplete)
+        for name in self._names:
+            if name not in batch.schema.names or name in self._incomplete:
                 continue
             column = batch.column(name)
             self.nulls[name] = self.nulls.get(name, 0) + column.null_count
             if column.null_count == len(column):
                 continue
+            if pa.types.is_floating(column.type) and not pc.all(pc.is_finite(column)).as_py():
+                self._unordered.add(name)
             bounds = pc.min_max(column)
             low, high = bounds["min"].as_py(), bounds["max"].as_py()
             self.low[name] = min(self.low.get(name, low), low)
             self.high[name] = max(self.high.get(name, high), high)
 
     def to_json(self) -> str:
-        short = [n for n in self.low if not isinstance(self.high[n], str) or len(self.high[n]) <= _MAX_STATISTICS_TEXT]
+        short = [n for n in self.low if n not in self._unordered | self._incomplete and self._is_short(n)]
         return json.dumps(
             {
                 "numRecords": self.rows,
                 "minValues": {n: self.low[n] for n in short},
                 "maxValues": {n: self.high[n] for n in short},
-                "nullCount": self.nulls,
+                "nullCount": {n: count for n, count in self.nulls.items() if n not in self._incomplete},
             },
             separators=(",", ":"),
+        )
+
+    def _is_short(self, name: str) -> bool:
+        return all(
+            not isinstance(bound, str) or len(bound) <= _MAX_STATISTICS_TEXT
+            for bound in (self.low[name], self.high[name])
         )

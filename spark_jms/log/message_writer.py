@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from spark_jms.core.destination import Destination
 from spark_jms.core.message import check_sendable, normalise
+from spark_jms.core.promoted_columns import PromotedColumns
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.routing import Routing, route, split
 from spark_jms.core.sort_order import SortOrder
@@ -53,6 +54,7 @@ class MessageWriter:
         self.singles: dict[str, pa.RecordBatch] = {}  # path -> rows, of files written in one small batch
         self._checked: pa.Schema | None = None
         self._order = SortOrder.of(destination.destination_keys)
+        self._promoted = PromotedColumns.of(destination.promoted_properties)
 
     def write(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Returns the rows as they are stored, without ids. Raises MessageFormatError or MessageSizeError before it writes
@@ -87,7 +89,9 @@ class MessageWriter:
             writer = self._open.get(member)
             if writer is None:
                 size = SORTED_ROW_GROUP_BYTES if self._order else ROW_GROUP_BYTES
-                writer = FileWriter(self._storage, member, prefix=self._prefix, row_group_bytes=size)
+                writer = FileWriter(
+                    self._storage, member, promoted=self._promoted, prefix=self._prefix, row_group_bytes=size
+                )
                 self._open[member] = writer
             writer.write(part)
             if self._notes_order:

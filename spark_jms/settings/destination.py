@@ -13,6 +13,7 @@ import attrs
 
 from spark_jms.errors import ModuleFileError
 from spark_jms.settings.destination_key import KeyText
+from spark_jms.settings.promoted_property import MAX_PROMOTED, PromotedText, doubled
 from spark_jms.settings.table import REQUIRED, Setting, Table, setting, settings_of
 from spark_jms.settings.types import Choice, Duration, Flag, ListOf, Size, Text, Whole
 
@@ -175,7 +176,6 @@ class DestinationSettings(Table):
         "domain's own store.",
         without="none: all members are in the domain's own store",
     )
-
     forwarding: str = setting(
         "forwarding",
         Choice(FORWARDINGS),
@@ -213,6 +213,15 @@ class DestinationSettings(Table):
         "of a Spark batch.",
         without="none",
     )
+    promoted_properties: tuple[str, ...] = setting(
+        "promotedProperties",
+        ListOf(PromotedText(), f"a list of {PromotedText().range}"),
+        (),
+        "Properties that are also typed columns of the Delta table, under their names, with statistics by which selectors "
+        "skip files. They may be added and removed while jobs run; messages sent before are found as well. At most "
+        f"{MAX_PROMOTED}.",
+        without="none",
+    )
 
     def refusal(self, row: Setting, value: object, allowed: str) -> ModuleFileError:
         return ModuleFileError(f"destination {self.name}: {row.name} is {value!r}, but must be {allowed}")
@@ -229,6 +238,8 @@ def contradiction(settings: DestinationSettings) -> tuple[str, str] | None:
     """The first setting that does not agree with the others, and why."""
     kind, members, weights = settings.kind, settings.members, list(settings.weights)
     servers = list(settings.servers)
+    if wrong := doubled(settings.promoted_properties):
+        return "promotedProperties", f"promotedProperties {wrong}"
     if len(set(servers)) < len(servers):
         return (
             "servers",

@@ -78,6 +78,12 @@ def test_files_without_matches_are_not_opened(context: Context, opened_files: li
         assert len(opened_files) == opened, selector
 
 
+def test_property_is_not_taken_for_a_column_of_its_name(context: Context) -> None:
+    """C7: files have statistics of the column `ordinal` too; a property may have that name."""
+    context.producer("orders").send_many({"text": str(n), "properties": {"ordinal": n}} for n in (70, 71))
+    assert [m.text for m in context.browser("orders", selector="ordinal = 71")] == ["71"]
+
+
 # -- one plan is bounded -------------------------------------------------------------------------------------------------
 def test_long_backlog_takes_several_bounded_plans(
     context: Context, opened_files: list[str], monkeypatch: pytest.MonkeyPatch

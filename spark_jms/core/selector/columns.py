@@ -11,7 +11,7 @@ A value that does not read as its declared type, or whose declared type is unkno
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from typing import Any
@@ -76,12 +76,13 @@ class Operand:
 
 
 class Rows:
-    """One batch: reads each name once, and the map of properties once."""
+    """One batch: reads each name once, and the map of properties once. The properties in `promoted` are columns of it."""
 
-    def __init__(self, batch: pa.RecordBatch | None, count: int) -> None:
+    def __init__(self, batch: pa.RecordBatch | None, count: int, promoted: Collection[str] = ()) -> None:
         self.batch, self.count = batch, count
+        self._promoted = promoted
         self._operands: dict[str, Operand] = {}
-        self._properties: _Properties | None = None
+        self._properties: PropertyValues | None = None
 
     def operand(self, name: str) -> Operand:
         if name not in self._operands:
@@ -90,9 +91,11 @@ class Rows:
 
     def _read(self, name: str) -> Operand:
         assert self.batch is not None
+        if name in self._promoted:
+            return _promoted_operand(self.batch.column(name))
         if name not in HEADER_COLUMNS:
             if self._properties is None:
-                self._properties = _Properties(self.batch.column(PROPERTIES_COLUMN))
+                self._properties = PropertyValues(self.batch.column(PROPERTIES_COLUMN))
             return self._properties.operand(name)
         column = _plain(self.batch.column(name))
         if name == "JMSDeliveryMode":
@@ -104,6 +107,15 @@ class Rows:
         if pa.types.is_null(column.type):
             return Operand()
         raise ValueError(f"column {name} is {column.type}, a selector needs an integer or string column")
+
+
+def _promoted_operand(column: Any) -> Operand:
+    """A column of core/promoted_columns.py."""
+    if pa.types.is_integer(column.type):
+        return Operand(longs=pc.cast(column, pa.int64()))
+    if pa.types.is_floating(column.type):
+        return Operand(doubles=pc.cast(column, pa.float64()))
+    return Operand(booleans=column) if pa.types.is_boolean(column.type) else Operand(texts=_plain(column))
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -123,8 +135,8 @@ def _delivery_mode(column: Any) -> Operand:
     return Operand(texts=pa.array(names).take(pc.index_in(column, pa.array(list(DELIVERY_MODES), column.type))))
 
 
-class _Properties:
-    """The map of properties of one batch."""
+class PropertyValues:
+    """The map of properties of one batch, as selectors see it."""
 
     def __init__(self, column: Any) -> None:
         self._entries = MapEntries(column)
@@ -132,11 +144,11 @@ class _Properties:
         self._codes = keys.indices
         self._names = {name: code for code, name in enumerate(keys.dictionary.to_pylist())}
         self._items = _plain(self._entries.items)
-        types = self._texts(TYPES_ENTRY).dictionary_encode()
+        types = self.texts(TYPES_ENTRY).dictionary_encode()
         self._declared = [_declared_types(text) for text in types.dictionary.to_pylist()]
         self._declared_of_row = pc.fill_null(types.indices, len(self._declared))
 
-    def _texts(self, name: str) -> Any:
+    def texts(self, name: str) -> Any:
         """The text of one property for every row, null for rows without it."""
         code = self._names.get(name)
         if code is None:
@@ -144,7 +156,7 @@ class _Properties:
         return self._items.take(self._entries.of(pc.equal(self._codes, code)))
 
     def operand(self, name: str) -> Operand:
-        texts = self._texts(name)
+        texts = self.texts(name)
         types = [*(declared.get(name, _TEXT) for declared in self._declared), _TEXT]
         type_of_row = pa.array(types, pa.int8()).take(self._declared_of_row)
         lanes: dict[str, Any] = {}

@@ -7,7 +7,7 @@ make a scalar. The theory is that of `matching`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import reduce
 from typing import Any
 
@@ -51,8 +51,14 @@ _CALCULATE: Mapping[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def mask(tree: Expression, columns: tuple[str, ...], table: pa.Table | pa.RecordBatch) -> pa.BooleanArray:
-    """Where the selector is TRUE, without nulls; needs the message columns `columns`, ignores the others."""
+def mask(
+    tree: Expression,
+    columns: tuple[str, ...],
+    table: pa.Table | pa.RecordBatch,
+    promoted: Collection[str] = (),
+) -> pa.BooleanArray:
+    """Where the selector is TRUE, without nulls; needs the columns `columns`, ignores the others. The properties in
+    `promoted` are columns of the table, complete ones (core/promoted_columns.py)."""
     missing = [name for name in columns if name not in table.schema.names]
     if missing:
         present = ", ".join(table.schema.names)
@@ -67,7 +73,7 @@ def mask(tree: Expression, columns: tuple[str, ...], table: pa.Table | pa.Record
         if len(table.column(0).chunks) * MIN_BATCH_ROWS > rows:  # many small chunks cost more than one copy
             table = table.combine_chunks()
         batches = table.to_batches()
-    found = [_mask(tree, Rows(batch, batch.num_rows)) for batch in batches]
+    found = [_mask(tree, Rows(batch, batch.num_rows, promoted)) for batch in batches]
     return pa.concat_arrays(found) if found else pa.array([], pa.bool_())
 
 

@@ -82,11 +82,15 @@ class Selector:
     @property
     def columns(self) -> tuple[str, ...]:
         """The message columns `mask` needs; `properties` where any name is not a header column."""
-        return _columns(self.text)
+        return self.columns_with(frozenset())
 
-    def mask(self, table: pa.Table | pa.RecordBatch) -> pa.BooleanArray:
-        """True for the rows where the selector is TRUE; the table holds at least `columns`."""
-        return evaluation.mask(self.tree, self.columns, table)
+    def columns_with(self, promoted: frozenset[str]) -> tuple[str, ...]:
+        """The columns `mask` needs of rows that have these properties as columns."""
+        return _columns(self.text, promoted & self.identifiers)
+
+    def mask(self, table: pa.Table | pa.RecordBatch, promoted: frozenset[str] = frozenset()) -> pa.BooleanArray:
+        """True for the rows where the selector is TRUE; the table holds at least `columns_with(promoted)`."""
+        return evaluation.mask(self.tree, self.columns_with(promoted), table, promoted)
 
     def matches(self, headers: Mapping[str, object], properties: Mapping[str, object]) -> bool:
         """Whether the selector is TRUE for one message of typed Python values; a missing name is NULL."""
@@ -126,10 +130,10 @@ def _identifiers(text: str) -> frozenset[str]:
 
 
 @lru_cache(maxsize=1024)
-def _columns(text: str) -> tuple[str, ...]:
+def _columns(text: str, promoted: frozenset[str]) -> tuple[str, ...]:
     wanted = _identifiers(text)
-    headers = tuple(name for name in HEADER_COLUMNS if name in wanted)
-    return headers if len(headers) == len(wanted) else (*headers, PROPERTIES_COLUMN)
+    columns = (*(name for name in HEADER_COLUMNS if name in wanted), *sorted(promoted))
+    return columns if len(columns) == len(wanted) else (*columns, PROPERTIES_COLUMN)
 
 
 def _conjuncts(node: Expression) -> Iterator[tuple[str, str, object]]:

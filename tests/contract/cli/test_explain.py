@@ -41,6 +41,30 @@ def test_statistics_skip_files_unopened(filled: str, jmsq: Jmsq, js: Callable[..
     assert "without statistics: n" in told
 
 
+def test_promoted_properties_skip_files_too(filled: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
+    """Conditions on them are judged by statistics; what is read from the column and what from the properties is told."""
+    queue = {"kind": "queue", "promotedProperties": ["n:long", "size:long"]}
+    apply(filled, {"destinations": {"invoices": queue}})
+    with connect(filled, housekeeping=False) as context:
+        for first, size in ((0, 1), (10, 1), (20, "large")):
+            context.producer("invoices").send_many(
+                {"text": f"new{n}", "properties": {"n": n, "size": size}} for n in range(first, first + 10)
+            )
+    plan = js("explain", "invoices", "n >= 15 AND size > 0")
+    (member,) = plan["members"]
+    assert (member["skipped"], member["parsed"], member["matching"]) == (10, 39, 5)
+    assert plan["prunes"] == {"n >= 15": 10, "size > 0": 0}
+    assert plan["parses"] == []
+    assert plan["promoted"] == {
+        "n": {"by_column": 20, "by_properties": 19},
+        "size": {"by_column": 10, "by_properties": 29},
+    }
+    assert plan["columns"] == ["n", "size", "properties"]
+    told = jmsq("explain", "invoices", "n >= 15 AND size > 0").stdout
+    assert "n >= 15: skips 10 message(s) by statistics" in told
+    assert "n: read from its column for 20 message(s), from the properties for 19: their files were written" in told
+
+
 def test_selector_without_prunable_condition_reads_every_file(filled: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
     """A condition under OR proves nothing."""
     plan = js("explain", "invoices", "JMSPriority > 7 OR n = 1")

@@ -1,0 +1,77 @@
+"""A promoted property: a property of messages that is also a column of the destination's table (C7)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from spark_jms.settings.destination_key import KEY_TYPES
+from spark_jms.settings.types import NotAllowed, StoredAsText
+
+MAX_PROMOTED = 16  # with the 15 stored columns they are among the first 32, of which Delta readers use statistics
+# Columns of our tables that are named like a property. Those that later versions add begin with JMS.
+TABLE_COLUMNS = ("text", "body", "properties", "member", "sequence", "ordinal", "first_sequence", "acknowledged_ms")
+WHOLE_TYPES = ("byte", "short", "int", "long")
+_PROPERTY = re.compile(r"[^\W\d][\w$]*\Z")
+_WRITTEN = f"NAME:TYPE, such as 'amount:double'; TYPE is one of {', '.join(KEY_TYPES)}"
+
+
+@attrs.frozen
+class PromotedProperty:
+    """`name` is that of the property and of the column."""
+
+    name: str
+    type: str
+
+    @staticmethod
+    def parse(written: str) -> PromotedProperty:
+        """Raises NotAllowed."""
+        name, _, kind = (part.strip() for part in written.partition(":"))
+        if not _PROPERTY.match(name) or kind not in KEY_TYPES:
+            raise NotAllowed(_WRITTEN)
+        if name.upper().startswith("JMS"):
+            raise NotAllowed(f"{_WRITTEN}. Names that begin with JMS are columns and properties of JMS and spark-jms")
+        if name.lower() in TABLE_COLUMNS:
+            raise NotAllowed(f"{_WRITTEN}. The table has a column {name.lower()!r} of another meaning")
+        return PromotedProperty(name, kind)
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.type}"
+
+
+@attrs.frozen
+class PromotedText(StoredAsText):
+    """A promoted property as text."""
+
+    range: str = _WRITTEN
+
+    def read(self, written: Any) -> str:
+        return str(PromotedProperty.parse(str(written)))
+
+    def fits(self, value: Any) -> bool:
+        try:
+            return isinstance(value, str) and str(PromotedProperty.parse(value)) == value
+        except NotAllowed:
+            return False
+
+
+def doubled(written: Sequence[str]) -> str | None:
+    """What is wrong with a list of promoted properties as a whole. Column names differ by more than upper and lower case."""
+    if len(written) > MAX_PROMOTED:
+        return f"names {len(written)} properties, but may have at most {MAX_PROMOTED}"
+    names: dict[str, str] = {}
+    for name in (PromotedProperty.parse(each).name for each in written):
+        if known := names.get(folded(name)):
+            return (
+                f"names {known!r} and {name!r}, but columns of a Delta table differ by more than upper and lower case"
+            )
+        names[folded(name)] = name
+    return None
+
+
+def folded(name: str) -> str:
+    """As Delta compares names of columns."""
+    return name.casefold()
