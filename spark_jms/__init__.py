@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from spark_jms.client import Context
     from spark_jms.core.client_identity import ClientIdPolicy
     from spark_jms.log.declarations import DeclarationChange
+    from spark_jms.settings.connection_factory import ConnectionFactory
 
 __version__ = "0.1.0"
 __all__ = ["apply", "connect"]
@@ -29,17 +30,28 @@ def connect(
     housekeeping: bool = True,
     client_id: str | None = None,
     client_id_policy: ClientIdPolicy = "restricted",
+    connection_factory: str | ConnectionFactory | None = None,
+    server: str | None = None,
 ) -> Context:
     """Open the domain at `root`, or at the environment variable JMSQ_ROOT. Use it in a `with` statement.
 
     `housekeeping=False` leaves purge and compaction to other processes: for short-lived programs. The names of subscriptions
     belong to the `client_id` and its policy. While a connection with a restricted id is open, another one with it is refused
-    (InvalidClientIDException); unrestricted ones may be many (C10).
-    Raises DomainError when there is no domain.
+    (InvalidClientIDException); unrestricted ones may be many (C10). `connection_factory` is the name of one in the module
+    file, or one made here (D2). `server` is the home server, which senders and pinned receivers prefer (None: the environment
+    variable JMSQ_SERVER).
+    Raises DomainError when there is no domain, connection factory or server of that name.
     """
     from spark_jms import client
 
-    return client.connect(root, housekeeping=housekeeping, client_id=client_id, client_id_policy=client_id_policy)
+    return client.connect(
+        root,
+        housekeeping=housekeeping,
+        client_id=client_id,
+        client_id_policy=client_id_policy,
+        connection_factory=connection_factory,
+        server=server,
+    )
 
 
 def apply(root: str | os.PathLike[str], module: str | os.PathLike[str] | Mapping[str, Any]) -> list[DeclarationChange]:

@@ -5,9 +5,10 @@
       prices: {kind: topic, retention: 1 day}
     store: file                     # optional: file (beside the tables), an absolute path or a URI
     servers: {a: {store: …}}        # optional: servers with stores of their own; a destination names its `servers`
+    connectionFactories: {once: {loadBalancingEnabled: false}}   # optional: settings that connections name
 
-The keys and their values are declared in `spark_jms/settings/destination.py`. Every violation is a ModuleFileError that
-names file, line, key, value and what is allowed; it is raised before anything changes at the root.
+The keys and their values are declared in `spark_jms/settings`: destination.py, connection_factory.py. Every violation is a
+ModuleFileError that names file, line, key, value and what is allowed; it is raised before anything changes at the root.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from spark_jms.core.destination import Destination, check_name
 from spark_jms.core.placement import HOME
 from spark_jms.errors import ModuleFileError
 from spark_jms.module_tree import Node, describe, from_dict, from_text
+from spark_jms.settings.connection_factory import FACTORY_KEYS, ConnectionFactory
 from spark_jms.settings.destination import KEYS, DestinationSettings, DomainSettings, ServerSettings, contradiction
 from spark_jms.settings.table import REQUIRED, Setting, hint, settings_of
 from spark_jms.settings.types import Duration, ListOf, NotAllowed, ValueType
@@ -32,17 +34,20 @@ if TYPE_CHECKING:
     from spark_jms.log.declarations import DeclarationChange
     from spark_jms.store import Store
 
+FACTORIES = "connectionFactories"
 MAX_FILE_BYTES = 2**20
 _STORE_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 
 
 @dataclass(frozen=True)
 class Module:
-    """A checked module file. `store` None: the domain keeps its store; a new domain gets `file`."""
+    """A checked module file. `store` None: the domain keeps its store; a new domain gets `file`. `factories`: name -> connection
+    factory."""
 
     destinations: list[Destination]
     store: str | None = None
     servers: Sequence[ServerSettings] = ()
+    factories: Mapping[str, ConnectionFactory] = field(default_factory=dict)
 
 
 # -- applying ----------------------------------------------------------------------------------------------------------
@@ -59,6 +64,8 @@ def apply(root: str | os.PathLike[str], module: str | os.PathLike[str] | Mapping
 
     domain = create_domain(os.fspath(root), declared.store)
     declare_servers(domain, declared.servers)
+    for name, factory in declared.factories.items():
+        domain.connection_factories.put(name, factory)
     with ExitStack() as stack:
         opened: list[Store] = []
 
@@ -120,7 +127,9 @@ class _Reader:
                 f"{self._file}: the module file is empty: it needs `destinations:` with at least one in it"
             )
         top = self._mapping(tree, "", "`destinations:` and optionally `store:`")
-        self._known_keys(top, "", {"destinations": None, **settings_of(DomainSettings), "servers": None})
+        self._known_keys(
+            top, "", {"destinations": None, **settings_of(DomainSettings), "servers": None, FACTORIES: None}
+        )
         if "destinations" not in top:
             raise self._fail(
                 tree, "`destinations:` is missing: it needs at least one destination, such as `orders: {kind: queue}`"
@@ -133,7 +142,24 @@ class _Reader:
             )
         destinations = [self._destination(name, node) for name, node in entries.items()]
         store = self._store(top["store"], "store") if "store" in top else None
-        return Module(destinations, store, self._servers(top["servers"]) if "servers" in top else ())
+        servers = self._servers(top["servers"]) if "servers" in top else ()
+        factories = self._factories(top[FACTORIES]) if FACTORIES in top else {}
+        return Module(destinations, store, servers, factories)
+
+    def _factories(self, node: Node) -> dict[str, ConnectionFactory]:
+        factories = {}
+        for name, entry in self._mapping(node, FACTORIES, "a mapping of names to connection factories").items():
+            path = f"{FACTORIES}.{name}"
+            try:
+                check_name("connection factory", name)
+            except ModuleFileError as error:
+                raise self._fail(entry.key or entry, str(error)) from error
+            keys = self._mapping(entry, path, "a mapping, such as {loadBalancingEnabled: false}")
+            self._known_keys(keys, path, FACTORY_KEYS)
+            given = [(row, keys[key]) for key, row in FACTORY_KEYS.items() if key in keys]
+            values = {row.field: self._value(value, f"{path}.{row.name}", row.type) for row, value in given}
+            factories[name] = ConnectionFactory(**values)
+        return factories
 
     def _servers(self, node: Node) -> list[ServerSettings]:
         mapping = self._mapping(node, "servers", "a mapping of names to servers")

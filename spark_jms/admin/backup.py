@@ -36,6 +36,7 @@ from spark_jms.core.record_set_form import from_objects, to_objects
 from spark_jms.core.restored_state import restored
 from spark_jms.errors import BackupError
 from spark_jms.log.checkpoint_writer import LAST_CHECKPOINT, checkpoint_path, write_checkpoint
+from spark_jms.log.connection_factories import CONNECTION_FACTORIES
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.register import REGISTER, Register
@@ -89,6 +90,9 @@ def back_up(domain: Domain, store: Store, target_uri: str) -> Manifest:
         Register(target.child(DOMAIN)).add(name, entry)
         files += [*history.files, *messages.files, described(target, f"{DOMAIN}/{REGISTER}/{name}")]
         tables.append(TableCopy(name, snapshot.version, sum(f.rows for f in snapshot.files.values()), backlog))
+    for name in domain.connection_factories.names():
+        path = f"{CONNECTION_FACTORIES}/{name}"
+        files.append(copy(domain.storage, path, target, f"{DOMAIN}/{path}"))
     write_records(target, records.values())
     files.append(described(target, RECORDS))
     target.sync([file.path for file in files])

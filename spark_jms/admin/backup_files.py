@@ -5,6 +5,7 @@ records.jsonl                           one record set a line
 domain/<destination>/                   a Delta table at one version: its active files and one Delta checkpoint
 domain/_jmsq/acknowledgements/<dest>/   the same
 domain/_jmsq/destinations/<dest>        the register of names
+domain/_jmsq/connection-factories/<n>   their settings
 """
 
 from __future__ import annotations

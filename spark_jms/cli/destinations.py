@@ -27,9 +27,14 @@ def apply(settings: CommandSettings, module: str) -> None:
 
 @command("list", short_help="List the destinations and their declarations.")
 @click.option("--temporary", is_flag=True, help="List the temporary destinations instead, which other commands hide.")
-def list_destinations(settings: CommandSettings, temporary: bool) -> None:
+@click.option("--factories", is_flag=True, help="List the connection factories instead.")
+def list_destinations(settings: CommandSettings, temporary: bool, factories: bool) -> None:
     """List the destinations and their declarations."""
-    if temporary:
+    if temporary and factories:
+        raise click.UsageError("--temporary and --factories are two lists: give one of them")
+    if factories:
+        _list_factories(settings)
+    elif temporary:
         _list_temporary(settings)
     else:
         _list_declared(settings)
@@ -57,6 +62,18 @@ def _list_temporary(settings: CommandSettings) -> None:
     rows = [(e.name, e.kind, moment(e.created_ms), e.session, "live" if e.session in live else "dead") for e in entries]
     columns = ("temporary destination", "kind", "created", "owner's session", "owner")
     settings.out.table("", columns, rows, f"{domain.root} has no temporary destinations")
+
+
+def _list_factories(settings: CommandSettings) -> None:
+    from spark_jms.settings.connection_factory import FACTORY_KEYS, to_stored
+
+    domain = settings.domain()
+    found = {name: to_stored(domain.connection_factories.get(name)) for name in domain.connection_factories.names()}
+    if settings.as_json:
+        settings.out.document([{"name": name, **values} for name, values in found.items()])
+        return
+    rows = [(name, *(FACTORY_KEYS[key].show(value) for key, value in values.items())) for name, values in found.items()]
+    settings.out.table("", ("connection factory", *FACTORY_KEYS), rows, f"{domain.root} has no connection factories")
 
 
 def _list_declared(settings: CommandSettings) -> None:

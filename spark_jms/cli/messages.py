@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
@@ -36,10 +36,27 @@ _WHOLE_BITS = {"byte": 8, "short": 16, "int": 32, "long": 64}
 _TYPES = ("string", "boolean", *_WHOLE_BITS, "float", "double")
 
 
-def _connect(settings: CommandSettings, client_id: str | None = None, policy: ClientIdPolicy = "restricted") -> Context:
+def _connect(
+    settings: CommandSettings,
+    factory: str | None,
+    client_id: str | None = None,
+    policy: ClientIdPolicy = "restricted",
+) -> Context:
     from spark_jms.client import connect
 
-    return connect(settings.root, housekeeping=False, client_id=client_id, client_id_policy=policy)
+    return connect(
+        settings.root,
+        housekeeping=False,
+        client_id=client_id,
+        client_id_policy=policy,
+        connection_factory=factory,
+    )
+
+
+def _factory_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--connection-factory", "factory", metavar="NAME", help="Choose members as this connection factory says."
+    )(function)
 
 
 # -- send -------------------------------------------------------------------------------------------------------------
@@ -94,6 +111,7 @@ def _typed(kind: str, text: str) -> PropertyValue:
 @click.option("--time-to-live", type=DURATION, help="Expire after this time, such as 10min.")
 @click.option("--delay", type=DURATION, help="Deliver after this time.")
 @click.option("--count", type=click.IntRange(1), default=1, help="Send the message this many times.")
+@_factory_option
 @click.option("--unit-of-work", "unit", metavar="NAME", help="Send all messages as this unit of work, in one commit.")
 def send(
     settings: CommandSettings,
@@ -111,6 +129,7 @@ def send(
     time_to_live: float | None,
     delay: float | None,
     count: int,
+    factory: str | None,
     unit: str | None,
 ) -> None:
     """Send messages: each --text, one --file, or every line of standard input with --stdin.
@@ -136,7 +155,7 @@ def send(
     }
     bodies: list[MessageArguments] = [{"text": text} for text in texts] if file is None else [_file_body(file, binary)]
     messages: list[MessageArguments] = [{**headers, **body} for body in bodies]
-    with _connect(settings) as context:
+    with _connect(settings, factory) as context:
         producer = context.producer(destination)
         if unit is not None:
             groups = _lines(sys.stdin.buffer, headers) if lines else _repeated(messages, count)
@@ -247,6 +266,7 @@ def _report_sent(settings: CommandSettings, destination: str, count: int, more: 
 )
 @click.option("--skip-lost", is_flag=True, help="Skip messages that were deleted from the table, with a warning.")
 @click.option("--pin", is_flag=True, help="Of a queue: take the messages of one member, which is chosen at the start.")
+@_factory_option
 @click.option("--ack/--no-ack", default=True, help="--no-ack releases the messages at the end, flagged as redelivered.")
 def receive(
     settings: CommandSettings,
@@ -262,6 +282,7 @@ def receive(
     timeout_s: float,
     skip_lost: bool,
     pin: bool,
+    factory: str | None,
     ack: bool,
 ) -> int:
     """Receive messages, which consumes them. The command prints a message before it acknowledges it. A unit of work counts as
@@ -275,7 +296,7 @@ def receive(
     received = 0
     prefetch = min(limit or _ACKNOWLEDGE_EVERY, _ACKNOWLEDGE_EVERY)
     out = settings.out
-    with _connect(settings, client_id, policy) as context:
+    with _connect(settings, factory, client_id, policy) as context:
         consumer = context.consumer(
             destination,
             selector=selector,
@@ -367,6 +388,7 @@ def _body(message: Message) -> str:
     help=f"Stop after this many; 0: never. Default: {_TABLE_LIMIT}, with --json no limit.",
 )
 @click.option("--pin", is_flag=True, help="Of a queue: show one member, which is chosen at the start.")
+@_factory_option
 @click.option("--all", "everything", is_flag=True, help="Include finished messages that are still in the table.")
 def browse(
     settings: CommandSettings,
@@ -375,6 +397,7 @@ def browse(
     selector: str | None,
     limit: int | None,
     pin: bool,
+    factory: str | None,
     everything: bool,
 ) -> None:
     """Look at unfinished messages without consuming them, including claimed and delayed ones.
@@ -384,7 +407,7 @@ def browse(
     if everything and subscription:
         raise click.UsageError("--all shows every message of the table regardless of subscriptions: use one of the two")
     out = settings.out
-    with _connect(settings) as context:
+    with _connect(settings, factory) as context:
         browser = context.browser(
             destination, selector=selector, subscription=subscription, include_finished=everything, pin=pin or None
         )

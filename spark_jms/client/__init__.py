@@ -14,11 +14,13 @@ from spark_jms.client.producer import Producer, ProducerStatistics, SendReport
 from spark_jms.client.receiver import AcknowledgeMode
 from spark_jms.client.temporary import TemporaryDestination
 from spark_jms.core.destination import Subscription
+from spark_jms.settings.connection_factory import ConnectionFactory
 from spark_jms.settings.duration import DurationLike
 
 __all__ = [
     "AcknowledgeMode",
     "Browser",
+    "ConnectionFactory",
     "Consumer",
     "ConsumerStatistics",
     "Context",

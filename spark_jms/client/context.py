@@ -25,11 +25,11 @@ from spark_jms.claims.stores import open_stores, store_of
 from spark_jms.claims.subscription_request import Sharing, subscription_request
 from spark_jms.claims.subscriptions import drop_subscription, droppable_subscription
 from spark_jms.client.browser import Browser
+from spark_jms.client.choices import Choices, choices_of
 from spark_jms.client.consumer import DEFAULT_PREFETCH, MAX_PREFETCH, MODES, Consumer
 from spark_jms.client.durations import seconds_of
 from spark_jms.client.listener import ExceptionListener, ListenerThread, MessageListener
 from spark_jms.client.message import Message, MessageArguments
-from spark_jms.client.pinning import Pinning
 from spark_jms.client.producer import DEFAULT_SEND_TIMEOUT_S, Producer
 from spark_jms.client.receiver import AcknowledgeMode, Receiver
 from spark_jms.client.reply import Replies
@@ -37,7 +37,6 @@ from spark_jms.client.request import Requestor
 from spark_jms.client.shared_send import SharedSender
 from spark_jms.client.temporary import OwnedDestinations, TemporaryDestination
 from spark_jms.core.address import DestinationAddress
-from spark_jms.core.balancing import Balancing
 from spark_jms.core.client_identity import ClientIdentity, ClientIdPolicy
 from spark_jms.core.destination import Subscription, is_temporary
 from spark_jms.core.health import BackgroundFailure
@@ -56,6 +55,7 @@ from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.sender_housekeeping import SenderHousekeeping
 from spark_jms.log.watch import LogWatch
+from spark_jms.settings.connection_factory import ConnectionFactory
 from spark_jms.settings.duration import DurationLike
 from spark_jms.settings.environment import ROOT_VARIABLE
 from spark_jms.store import Store
@@ -77,13 +77,17 @@ def connect(
     housekeeping: bool = True,
     client_id: str | None = None,
     client_id_policy: ClientIdPolicy = "restricted",
+    connection_factory: str | ConnectionFactory | None = None,
+    server: str | None = None,
 ) -> Context:
     """Open the domain at `root`, or at the environment variable JMSQ_ROOT. Use it in a `with` statement.
 
     `housekeeping=False` leaves purge and compaction to other processes: for short-lived programs. The names of subscriptions
     belong to the `client_id` and its policy. While a connection with a restricted id is open, another one with it is refused
-    (InvalidClientIDException); unrestricted ones may be many (C10).
-    Raises DomainError when there is no domain.
+    (InvalidClientIDException); unrestricted ones may be many (C10). `connection_factory` is the name of one in the module
+    file, or one made here (D2). `server` is the home server, which senders and pinned receivers prefer (None: the environment
+    variable JMSQ_SERVER).
+    Raises DomainError when there is no domain, connection factory or server of that name.
     """
     identity = ClientIdentity(client_id, client_id_policy)
     where = os.fspath(root) if root is not None else os.environ.get(ROOT_VARIABLE, "")
@@ -91,7 +95,7 @@ def connect(
         raise DomainError(f"no root: give connect(root) the domain's directory or URL, or set {ROOT_VARIABLE}")
     domain = Domain(where)
     pa.array([0])  # the first array makes pyarrow import pandas (a third of a second): pay for it here
-    return Context(domain, housekeeping, identity)
+    return Context(domain, housekeeping, identity, choices_of(domain, connection_factory, server))
 
 
 @dataclass(frozen=True)
@@ -115,9 +119,9 @@ class Context:
     background work raises.
     """
 
-    def __init__(self, domain: Domain, housekeeping: bool, identity: ClientIdentity) -> None:
+    def __init__(self, domain: Domain, housekeeping: bool, identity: ClientIdentity, choices: Choices) -> None:
         self.root, self.client_id = domain.root, identity.client_id
-        self._domain, self._identity, self._pinning = domain, identity, Pinning()
+        self._domain, self._identity, self._choices = domain, identity, choices
         self._store: Store = open_stores(domain)
         try:
             self._client = claim_client_id(self._store, identity)
@@ -156,7 +160,7 @@ class Context:
         with self._lock:
             shared = self._shared.setdefault(name, SharedSender(log))
         forget = self._forget(self._producers)
-        balancing = Balancing(address.server)
+        balancing = self._choices.balancing(address.server)
         producer = Producer(log, shared, self._check, self._after_send, forget, send_timeout_s, balancing)
         return self._keep(self._producers, producer)
 
@@ -211,7 +215,7 @@ class Context:
             raise OptionError("an exception_listener needs a listener: without one, receive() raises the errors")
         wanted = Selector.parse(selector)
         settings = ConsumerSettings(wanted, False, fail_on_data_loss, members=_pinned(log, members))
-        settings = self._pinning.receiver(settings, self._store_of(destination), log, address, pin)
+        settings = self._choices.pinning.receiver(settings, self._store_of(destination), log, address, pin)
         request = subscription_request(
             log,
             self._kept(log, subscription),
@@ -262,7 +266,7 @@ class Context:
             raise OptionError("include_finished shows every message, whatever the subscription: give one of the two")
         wanted = Selector.parse(selector)
         store = self._store_of(address.destination)
-        shown = self._pinning.browser(store, self._log(address.destination), address, pin)
+        shown = self._choices.pinning.browser(store, self._log(address.destination), address, pin)
         return Browser(self._domain, store, shown, subscription, wanted, limit, include_finished, self._check)
 
     # -- request and reply -----------------------------------------------------------------------------------------

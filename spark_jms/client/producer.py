@@ -244,6 +244,7 @@ class Producer:
         return {m: Ranges.from_numbers([p.sequence for p in positions if p.member == m]) for m in members}
 
     def _share(self, messages: Sequence[Item], now: int) -> list[SentPosition]:
+        self._balancing = self._balancing.keeping(self._log.snapshot.destination)
         part = self._shared.send(messages, next(self._turns), now, self._send_timeout_s, self._balancing, self._name)
         self._count(len(messages), 1, sum(map(_item_bytes, messages)), 0)
         if part.first == 0:  # one of the senders
@@ -252,6 +253,7 @@ class Producer:
 
     def _commit(self, batches: Iterable[pa.RecordBatch], now: int, transaction: TransactionId | None) -> Sent:
         snapshot = self._log.refresh()  # it avoids members that are paused by now
+        self._balancing = self._balancing.keeping(snapshot.destination)
         routing = self._balancing.routing(snapshot.destination)
         writer = MessageWriter(
             self._log.storage, snapshot.destination, next(self._turns), now, routing=routing, producer=self._name

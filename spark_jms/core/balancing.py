@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spark_jms.core.address import DestinationAddress
 from spark_jms.core.destination import Destination
 from spark_jms.core.routing import Routing
+from spark_jms.settings.connection_factory import ConnectionFactory
 
 
 @dataclass(frozen=True)
@@ -46,20 +46,27 @@ class Balancing:
             return route.only(DestinationAddress(declared.name, self.server).members(declared) or ())
         if not (self.per_jvm or self.home is not None or self.sender is not None):
             return route
+        return route.preferring(self._used(declared, route))
+
+    def _used(self, declared: Destination, route: Routing) -> list[int]:
         usable = route.open_members()
         if self.per_jvm:
             usable = [*{declared.server_of(m): m for m in sorted(usable, reverse=True)}.values()]
         if self.home is not None:
             usable = [m for m in usable if declared.server_of(m) == self.home] or usable
+        if self.sender is not None and self.used in usable:
+            return [self.used]
         if self.sender is not None:
-            usable = [self._one_of(usable, dict(zip(usable, route.weights_of(usable), strict=False)))]
-        return route.preferring(usable)
+            weights = dict(zip(usable, route.weights_of(usable), strict=False))
+            return [min(usable, key=lambda m: (-math.log(self._share(m)) / (weights.get(m, 1) or 1), m))]
+        return usable
 
-    def _one_of(self, usable: Collection[int], weights: Mapping[int, int]) -> int:
-        if self.used in usable:
-            assert self.used is not None
-            return self.used
-        return min(usable, key=lambda m: (-math.log(self._share(m)) / weights.get(m, 1), m))
+    def keeping(self, declared: Destination) -> Balancing:
+        """Of a sender that is balanced once, before it sends: it keeps the member that it uses now."""
+        if self.sender is None or self.server is not None:
+            return self
+        (used,) = self._used(declared, declared.route)
+        return self if used == self.used else replace(self, used=used)
 
     def _share(self, member: int) -> float:
         """Between 0 and 1, evenly."""
@@ -68,3 +75,13 @@ class Balancing:
 
 
 ANY_MEMBER = Balancing()
+
+
+def balancing_of(factory: ConnectionFactory, server: str | None, home: str | None, sender: str) -> Balancing:
+    """Of one sender. `server`: its address names it; `home`: the home server of its connection."""
+    return Balancing(
+        server,
+        per_jvm=factory.balances_per_jvm,
+        home=home if factory.server_affinity_enabled else None,
+        sender=None if factory.load_balancing_enabled else sender,
+    )

@@ -7,6 +7,7 @@ ROOT/_jmsq/temporary/                        temporary destinations: log/tempora
 ROOT/_jmsq/health/<destination>              failures of senders' housekeeping
 ROOT/_jmsq/acknowledgements/<destination>/   the Delta table of its acknowledgements
 ROOT/_jmsq/servers/<server>                  its store, and the length of its lease
+ROOT/_jmsq/connection-factories/<name>       its settings
 ROOT/_jmsq/stopped-servers/<server>          since when an administrator has stopped it
 ROOT/_jmsq/leases/<server>                   its lease: log/server_leases.py
 ROOT/_jmsq/lease-terms/<server>/             the terms of its lease: log/server_terms.py
@@ -26,6 +27,7 @@ from spark_jms.core.destination import check_name, is_temporary
 from spark_jms.core.placement import HOME
 from spark_jms.errors import DestinationDroppedError, DomainError, FormatVersionError, InvalidDestinationError
 from spark_jms.log.clock import ClockWatch
+from spark_jms.log.connection_factories import ConnectionFactories
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.local_storage import LocalStorage
 from spark_jms.log.register import Register, RegisterEntry
@@ -54,6 +56,7 @@ class Domain:
         self.register = Register(self.storage)
         self.clock = ClockWatch(self.storage)
         self.servers = Servers(self.storage)
+        self.connection_factories = ConnectionFactories(self.storage)
         self.terms = ServerTerms(self.storage)
         self.temporary = TemporaryTables(self.storage)
         self._lock = threading.Lock()

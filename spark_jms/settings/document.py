@@ -79,6 +79,16 @@ file, line, value and what is allowed. They are declared in [destination.py](../
 
 {module}
 
+## Keys of a connection factory
+
+`connectionFactories:` of the module file names sets of them. A connection takes one by its name:
+`connect(root, connection_factory="once")`, `jmsq send --connection-factory once` or the sink's option `connectionFactory`. In
+Python it may be made where it is used: `ConnectionFactory(load_balancing_enabled=False)`. Applying a changed one concerns
+connections that are opened after that. [DISTRIBUTED](DISTRIBUTED.md#load-balancing) shows what they do. They are declared in
+[connection_factory.py](../spark_jms/settings/connection_factory.py).
+
+{factory}
+
 ## Environment variables
 
 {environment}

@@ -8,6 +8,7 @@ from spark_jms.settings.table import Table, setting
 from spark_jms.settings.types import Text
 
 ROOT_VARIABLE = "JMSQ_ROOT"
+SERVER_VARIABLE = "JMSQ_SERVER"
 DEBUG_VARIABLE = "JMSQ_DEBUG"
 CACHE_VARIABLE = "JMSQ_CACHE"
 PATH = Text("a path")
@@ -20,6 +21,13 @@ class Environment(Table):
         Text("a directory or an object store's URL"),
         None,
         "The domain, for commands, the client and Spark, where none is given. Set it before the Spark session starts.",
+    )
+    server: str | None = setting(
+        SERVER_VARIABLE,
+        Text("the name of a server"),
+        None,
+        "The home server of this host: senders and pinned receivers prefer the members on it (server affinity). A destination "
+        "that is not on it is used as if the variable were not set.",
     )
     debug: str | None = setting(DEBUG_VARIABLE, Text(), None, "Not empty: `jmsq` prints a traceback with an error.")
     cache: str | None = setting(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 
+from spark_jms.settings.connection_factory import LOAD_BALANCING, PRODUCER_POLICIES, PRODUCER_POLICY
 from spark_jms.settings.environment import ROOT_VARIABLE
 from spark_jms.settings.table import REQUIRED, Table, setting, settings_of
 from spark_jms.settings.types import Choice, Duration, Flag, ListOf, Text, Whole
@@ -201,6 +202,47 @@ class Options(Table):
         "[replicated store](REPLICATED-STORE.md#as-sparks-checkpoint). It also identifies a consumer or a sending "
         "stream.",
         used_in="S W",
+    )
+    connection_factory: str | None = setting(
+        "connectionFactory",
+        Text("a name"),
+        None,
+        "The [connection factory](#keys-of-a-connection-factory) whose load balancing the sink uses, where the next three are not "
+        "given.",
+        without="the defaults of one",
+        used_in="W",
+    )
+    load_balancing_enabled: bool | None = setting(
+        "loadBalancingEnabled",
+        Flag(),
+        None,
+        f"{LOAD_BALANCING} A streaming query is one sender, and so is each batch write.",
+        without="that of the connection factory",
+        used_in="W",
+    )
+    server_affinity_enabled: bool | None = setting(
+        "serverAffinityEnabled",
+        Flag(),
+        None,
+        "Whether the sink prefers the member on its home server.",
+        without="that of the connection factory",
+        used_in="W",
+    )
+    producer_load_balancing_policy: str | None = setting(
+        "producerLoadBalancingPolicy",
+        Choice(PRODUCER_POLICIES, fold=True),
+        None,
+        PRODUCER_POLICY,
+        without="that of the connection factory",
+        used_in="W",
+    )
+    server: str | None = setting(
+        "server",
+        Text("the name of a server"),
+        None,
+        "The home server of the sink.",
+        without="environment variable JMSQ_SERVER of the driver",
+        used_in="W",
     )
 
 

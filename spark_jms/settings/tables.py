@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import attrs
 
+from spark_jms.settings.connection_factory import ConnectionFactory
 from spark_jms.settings.destination import DestinationSettings, DomainSettings, ServerSettings
 from spark_jms.settings.environment import Environment
 from spark_jms.settings.options import Options
@@ -32,6 +33,11 @@ GROUPS = {
         Group("options", 'Options of format("jmsq")', (Options,)),
         Group("module", "Keys of the module file", (DestinationSettings, DomainSettings)),
         Group("server", "Keys of a server, below `servers:` in the module file", (ServerSettings,)),
+        Group(
+            "factory",
+            "Keys of a connection factory, below `connectionFactories:` in the module file",
+            (ConnectionFactory,),
+        ),
         Group("environment", "Environment variables", (Environment,)),
         Group("daemon", "Environment variables of a daemon of the replicated store", (DaemonSettings, DoorSettings)),
         Group("thresholds", "Thresholds of a replicated store", (Thresholds,)),

@@ -16,10 +16,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import attrs
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from spark_jms.core.balancing import Balancing
+from spark_jms.core.balancing import Balancing, balancing_of
 from spark_jms.core.pause import PRODUCTION
+from spark_jms.core.placement import HOME
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.errors import DuplicateTransactionError, OptionError, QueryIdError
 from spark_jms.log.domain import Domain
@@ -29,6 +31,8 @@ from spark_jms.log.sender_housekeeping import SenderHousekeeping
 from spark_jms.log.snapshot import RouteId
 from spark_jms.log.staged_file import discard, patience_ms
 from spark_jms.log.storage import now_ms
+from spark_jms.settings.connection_factory import ConnectionFactory
+from spark_jms.settings.environment import SERVER_VARIABLE
 from spark_jms.settings.options import Options
 from spark_jms.spark.options import address_of
 from spark_jms.spark.worker import freeze_loaded
@@ -46,6 +50,23 @@ class StagedMessage(WriterCommitMessage):
     query_id: str
     routed_by: RouteId
     files: list[StagedFile]
+    balancing: Balancing
+
+
+def _factory(options: Options) -> ConnectionFactory:
+    """The named connection factory, with the options that are given instead of its settings."""
+    name = options.connection_factory
+    named = Domain(options.root).connection_factories.get(name) if name else ConnectionFactory()
+    own = ("load_balancing_enabled", "server_affinity_enabled", "producer_load_balancing_policy")
+    given = {field: getattr(options, field) for field in own if getattr(options, field) is not None}
+    return attrs.evolve(named, **given)
+
+
+def _home_server(options: Options) -> str | None:
+    """Raises DomainError when the option names a server that the domain does not have."""
+    if options.server is not None and options.server != HOME:
+        Domain(options.root).servers.entry(options.server)
+    return options.server or os.environ.get(SERVER_VARIABLE) or None
 
 
 def _arrow_schema(schema: StructType) -> pa.Schema:
@@ -87,8 +108,8 @@ class _Writer:
         self.domain_root = options.root
         snapshot = Domain(options.root).log(self.address.destination).refresh()
         self.destination, self.route_id = snapshot.destination, snapshot.route_id
-        self.balancing = Balancing(self.address.server)
-        self.balancing.routing(self.destination)  # a name that fits no member fails before anything is written
+        self.factory, self.home = _factory(options), _home_server(options)
+        self.address.members(self.destination)  # a name that fits no member fails before anything is written
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
         from pyspark import TaskContext
@@ -100,7 +121,9 @@ class _Writer:
         storage = Domain(self.options.root).log(self.address.destination).storage
         if len(self.destination.pauses.members(PRODUCTION, self.destination.member_ids)) == self.destination.members:
             self.destination.check_production(self.destination.member_ids, self.route_id.epoch)
-        routing = self.balancing.routing(self.destination)
+        sender = query_id or self.options.txn_app_id or context.getLocalProperty("spark.sql.execution.id") or ""
+        balancing = balancing_of(self.factory, self.address.server, self.home, sender)
+        routing = balancing.routing(self.destination)
         writer = MessageWriter(storage, self.destination, turn=batch_id + context.partitionId(), routing=routing)
         try:
             for batch in iterator:
@@ -110,7 +133,7 @@ class _Writer:
             writer.abort()
             raise
         freeze_loaded()
-        return StagedMessage(context.partitionId(), query_id, self.route_id, staged)
+        return StagedMessage(context.partitionId(), query_id, self.route_id, staged, balancing)
 
     def _discard(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Delete the staged files if it is certain that nothing was committed, that is, if a task's message is missing.
@@ -131,7 +154,7 @@ class _Writer:
             return
         log = Domain(self.options.root).log(self.address.destination)
         wait_s = patience_ms(files, self.destination, now_ms()) / 1000
-        sent = send(log, files, staged[0].routed_by, transaction, wait_s=wait_s, balancing=self.balancing)
+        sent = send(log, files, staged[0].routed_by, transaction, wait_s=wait_s, balancing=staged[0].balancing)
         if sent.version >= 0:
             _housekeeping(self.options.root).sent(log, sent.version)
 

@@ -104,6 +104,29 @@ def test_new_member_receives_messages_of_a_running_stream(bench: Bench) -> None:
     assert log.refresh().last_sequence(4) > 0
 
 
+def test_sink_keeps_one_member_without_load_balancing(bench: Bench) -> None:
+    """D2, D3: without load balancing all tasks of a query use one member, batch after batch; so do those of a batch write. Its
+    units of order go to their own members."""
+    bench.send(bench.numbers(1, 40), "jobs")
+    stream = bench.stream("jobs", maxMessagesPerTrigger=15)
+    written = bench.options(
+        stream.repartition(3).writeStream,
+        "orders",
+        loadBalancingEnabled="false",
+        checkpointLocation=str(bench.path / "ck"),
+    )
+    written.trigger(availableNow=True).start().awaitTermination()
+    rows = bench.browse("orders").collect()
+    assert len(rows) == 40
+    assert len({row.member for row in rows}) == 1
+    bench.send(
+        bench.numbers(1, 40).repartition(3), "orders", loadBalancingEnabled="false", txnAppId="app", txnVersion=1
+    )
+    assert len({row.member for row in bench.browse("orders").collect()}) <= 2
+    bench.send(bench.numbers(1, 40, "cast(id as string) JMSXGroupID"), "home@orders", loadBalancingEnabled="false")
+    assert len({row.member for row in bench.browse("orders").collect()}) == 4
+
+
 @pytest.mark.parametrize(
     ("sql", "destination", "options", "error"),
     [

@@ -46,6 +46,11 @@ def test_every_option_is_read() -> None:
             "txnAppId": "app",
             "txnVersion": "0",
             "checkpointLocation": "/ck",
+            "connectionFactory": "once",
+            "loadBalancingEnabled": "true",
+            "serverAffinityEnabled": "false",
+            "producerLoadBalancingPolicy": "Per-JVM",
+            "server": "east",
             "path": "x",
         }
     )
@@ -72,6 +77,11 @@ def test_every_option_is_read() -> None:
         "app",
         0,
         "/ck",
+        "once",
+        True,
+        False,
+        "per-jvm",
+        "east",
     )
     assert pickle.loads(pickle.dumps(options)) == options
 
@@ -119,7 +129,7 @@ def test_options_of_kafka_get_the_names_they_have_here() -> None:
         "'subscribe' (did you mean 'destination'?), 'startingOffsets' (did you mean 'startingPosition'?), "
         "'maxOffsetsPerTrigger' (did you mean 'maxMessagesPerTrigger'?), "
         "'kafka.group.id' (did you mean 'subscription'?): accepted are checkpointLocation, clientId, clientIdPolicy, "
-        "columns, destination"
+        "columns, connectionFactory, destination"
     )
 
 

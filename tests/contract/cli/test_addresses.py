@@ -56,3 +56,23 @@ def test_receive_and_browse_are_pinned_to_one_member(servers: str, jmsq: Jmsq) -
     taken = lines(jmsq("receive", "orders", "--pin", "--max", "9", "--timeout", "1s", "--json"))
     assert len(taken) == 3
     assert len({message["member"] for message in taken}) == 1
+
+
+def test_connection_factories_on_the_command_line(servers: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
+    """D2, D3: they are listed, and send, receive and browse take one by name."""
+    assert js("list", "--factories") == []
+    spark_jms.apply(
+        servers, {**MODULE, "connectionFactories": {"once": {"loadBalancingEnabled": False, "pinReceivers": True}}}
+    )
+    (shown,) = js("list", "--factories")
+    assert (shown["name"], shown["loadBalancingEnabled"], shown["producerLoadBalancingPolicy"]) == (
+        "once",
+        False,
+        "per-member",
+    )
+    jmsq("send", "orders", "--text", "x", "--count", "2000", "--connection-factory", "once")
+    assert {row["member"] for row in js("stat", "orders")["destinations"][0]["members"] if row["backlog"]} in ({0}, {1})
+    shown = lines(jmsq("browse", "orders", "--connection-factory", "once", "--json"))
+    assert len({message["member"] for message in shown}) <= 1
+    assert "no connection factory 'x'" in jmsq("receive", "orders", "--connection-factory", "x", code=1).stderr
+    assert "two lists" in jmsq("list", "--factories", "--temporary", code=2).stderr

@@ -1,0 +1,38 @@
+"""How one connection chooses among the members of distributed destinations: its connection factory and home server (D2, D3)."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass
+
+from spark_jms.client.pinning import Pinning
+from spark_jms.core.balancing import Balancing, balancing_of
+from spark_jms.core.placement import HOME
+from spark_jms.log.domain import Domain
+from spark_jms.settings.connection_factory import ConnectionFactory
+from spark_jms.settings.environment import SERVER_VARIABLE
+
+
+@dataclass(frozen=True)
+class Choices:
+    """`home` None: the connection prefers no server."""
+
+    factory: ConnectionFactory
+    home: str | None
+
+    @property
+    def pinning(self) -> Pinning:
+        return Pinning(self.factory.pin_receivers, self.home if self.factory.server_affinity_enabled else None)
+
+    def balancing(self, server: str | None) -> Balancing:
+        """Of a new producer; `server` when its address names one."""
+        return balancing_of(self.factory, server, self.home, secrets.token_hex(8))
+
+
+def choices_of(domain: Domain, factory: str | ConnectionFactory | None, server: str | None) -> Choices:
+    """Raises DomainError when the domain has no connection factory or server of that name."""
+    if server is not None and server != HOME:
+        domain.servers.entry(server)
+    made = domain.connection_factories.get(factory) if isinstance(factory, str) else factory or ConnectionFactory()
+    return Choices(made, server or os.environ.get(SERVER_VARIABLE) or None)

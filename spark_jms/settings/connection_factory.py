@@ -1,0 +1,69 @@
+"""The settings of a connection factory (D2, D3): how the senders and receivers of its connections choose among the members of
+a distributed destination. The keys have JMS's own names in WebLogic, in camel case.
+
+To add a key, add a line at the end of ConnectionFactory, and run `make docs`. Stored ones that lack the key have its default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from spark_jms.errors import OptionError
+from spark_jms.settings.table import Setting, Table, setting, settings_of
+from spark_jms.settings.types import Choice, Flag
+
+PER_MEMBER, PER_JVM = "per-member", "per-jvm"
+PRODUCER_POLICIES = {
+    PER_MEMBER: "all members",
+    PER_JVM: "one member of each server: the one with the lowest id",
+}
+LOAD_BALANCING = (
+    "Whether each message goes to a member of its own, by the destination's `routing`. With `false`, a sender chooses at its first "
+    "message, and keeps that member until it is down, paused or removed."
+)
+SERVER_AFFINITY = (
+    "Whether senders, and receivers that are pinned, prefer the member on their home server: that of the environment variable "
+    "JMSQ_SERVER, `connect(…, server=…)` or the option `server`. Without a home server there is no preference."
+)
+PRODUCER_POLICY = "Among which members a sender balances. With one member on each server both are the same."
+
+
+@attrs.frozen
+class ConnectionFactory(Table):
+    """The keys of one connection factory, under `connectionFactories:` in the module file; or made in Python for one
+    connection. None of them concerns units of order, or senders and receivers that name a server."""
+
+    load_balancing_enabled: bool = setting("loadBalancingEnabled", Flag(), True, LOAD_BALANCING)
+    server_affinity_enabled: bool = setting("serverAffinityEnabled", Flag(), True, SERVER_AFFINITY)
+    producer_load_balancing_policy: str = setting(
+        "producerLoadBalancingPolicy", Choice(PRODUCER_POLICIES, fold=True), PER_MEMBER, PRODUCER_POLICY
+    )
+    pin_receivers: bool = setting(
+        "pinReceivers",
+        Flag(),
+        False,
+        "Whether a client's receivers and browsers of a queue are pinned to one member, as JMS has it, where `pin` is not given. "
+        "`false`: they take the messages of all members.",
+    )
+
+    def refusal(self, row: Setting, value: object, allowed: str) -> OptionError:
+        return OptionError(f"{row.name} of a connection factory is {value!r}, but must be {allowed}")
+
+    @property
+    def balances_per_jvm(self) -> bool:
+        return self.producer_load_balancing_policy == PER_JVM
+
+
+FACTORY_KEYS = settings_of(ConnectionFactory)
+
+
+def to_stored(factory: ConnectionFactory) -> dict[str, Any]:
+    return {name: getattr(factory, row.field) for name, row in FACTORY_KEYS.items()}
+
+
+def from_stored(stored: Mapping[str, Any]) -> ConnectionFactory:
+    """Raises KeyError for a key that this version does not know, and OptionError."""
+    return ConnectionFactory(**{FACTORY_KEYS[name].field: value for name, value in stored.items()})
