@@ -2,22 +2,23 @@
 
 The order makes it consistent:
 
-1. All record sets, as of one moment of the store.
+1. All record sets, as of one moment of the store; of each server's store, one after the other.
 2. Each table at one later version.
 
 So no record set names a message that its table lacks because it was sent later: the store numbers nothing, it follows the
-tables. What happened in between makes a record set older than its table, and `core/restored_state.py` mends that. Files
-that a purge or a compaction removes meanwhile stay on disk for `fileGrace`; when one is deleted all the same, its table is
-copied at a newer version, which is as good.
+tables. A record set is compared with its table only, never with another record set, so the stores of several servers need
+not be read at the same moment. What happened in between makes a record set older than its table, and
+`core/restored_state.py` mends that. Files that a purge or a compaction removes meanwhile stay on disk for `fileGrace`; when one
+is deleted all the same, its table is copied at a newer version, which is as good.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from spark_jms.admin.backup_files import (
     DOMAIN,
-    RECORDS,
     CopiedFile,
     Manifest,
     TableCopy,
@@ -34,6 +35,7 @@ from spark_jms.core.record_names import member_record
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.record_set_form import from_objects, to_objects
 from spark_jms.core.restored_state import restored
+from spark_jms.core.subscription_place import record_server
 from spark_jms.errors import BackupError
 from spark_jms.log.checkpoint_writer import LAST_CHECKPOINT, checkpoint_path, write_checkpoint
 from spark_jms.log.connection_factories import CONNECTION_FACTORIES
@@ -41,9 +43,11 @@ from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.register import REGISTER, Register
 from spark_jms.log.root import open_storage
+from spark_jms.log.server_terms import TERMS, ServerTerms
+from spark_jms.log.servers import STOPPED, Servers
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.storage import Storage, now_ms
-from spark_jms.store import Store
+from spark_jms.store import RecordCorruptError, Store, StoreError
 from spark_jms.store.admin import dump
 from spark_jms.store.reports import DumpedRecord
 
@@ -53,28 +57,20 @@ _MAX_VERSIONS = 10  # of one table, until a version's files could all be copied
 def back_up(domain: Domain, store: Store, target_uri: str) -> Manifest:
     """Copy the domain into the empty directory or URL `target_uri`. Changes nothing in the domain.
 
-    Raises BackupError when the target is not empty, a record set is damaged, a prepared transaction is in doubt, or a data
-    file cannot be read; the target then holds no complete backup.
+    `store`: the stores of all servers. Raises BackupError when the target is not empty, a server is away, a record set is
+    damaged, a prepared transaction is in doubt, or a data file cannot be read; the target then holds no complete backup.
     """
     target = open_storage(target_uri)
     if target.uri == domain.root or target.uri.startswith(f"{domain.root.rstrip('/')}/"):
         raise BackupError(f"{target.uri} lies inside the domain {domain.root}: write the backup somewhere else")
     if next(iter(target.list("")), None) is not None:
         raise BackupError(f"{target.uri} is not empty: name an empty or a new place for the backup")
-    if servers := domain.servers.names():
-        raise BackupError(
-            f"{domain.root} has the servers {', '.join(servers)}, and a backup of several stores is not possible yet: stop all "
-            "jobs and clients, then copy the root and the store of each server by their own means"
-        )
-    store = store_of(store, HOME)
-    if in_doubt := store.in_doubt():
-        raise BackupError(
-            f"prepared transactions are in doubt: {', '.join(in_doubt)}. Resolve them, then back up again"
-        )
-    records = _records(store)
+    servers = {name: domain.servers.entry(name).store for name in domain.servers.names()}
+    records = {server: _records(store, server) for server in (HOME, *servers)}
     store_read_ms = now_ms()
     files: list[CopiedFile] = []
     tables: list[TableCopy] = []
+    stopped: dict[str, int] = {}
     for name in domain.destinations():
         entry = domain.register.entry(name)
         if entry is None:  # dropped since the names were listed
@@ -84,47 +80,96 @@ def back_up(domain: Domain, store: Store, target_uri: str) -> Manifest:
         messages = _Table(domain.log(name), entry.path)
         snapshot = messages.copy(target)
         backlog = 0
-        for record, state in _restored_states(records, name, snapshot, acknowledged):
-            backlog += state.unfinished(1, snapshot.last_sequence(record[1])).count
-            records[record[0]] = _with_state(records.get(record[0]), record[0], state)
+        for place, state in _restored_states(records, name, snapshot, acknowledged):
+            backlog += state.unfinished(1, snapshot.last_sequence(place.member)).count
+            own = records[place.server]
+            own[place.record] = _with_state(own.get(place.record), place.record, state)
+        stopped |= snapshot.destination.stopped
         Register(target.child(DOMAIN)).add(name, entry)
         files += [*history.files, *messages.files, described(target, f"{DOMAIN}/{REGISTER}/{name}")]
         tables.append(TableCopy(name, snapshot.version, sum(f.rows for f in snapshot.files.values()), backlog))
     for name in domain.connection_factories.names():
         path = f"{CONNECTION_FACTORIES}/{name}"
         files.append(copy(domain.storage, path, target, f"{DOMAIN}/{path}"))
-    write_records(target, records.values())
-    files.append(described(target, RECORDS))
+    files += [write_records(target, server, own.values()) for server, own in records.items()]
+    files += _states_of_servers(domain, target, stopped)
     target.sync([file.path for file in files])
-    manifest = Manifest(domain.declaration, store_read_ms, now_ms(), len(records), tuple(tables), tuple(files))
+    manifest = Manifest(
+        domain.declaration,
+        store_read_ms,
+        now_ms(),
+        sum(map(len, records.values())),
+        tuple(tables),
+        tuple(files),
+        servers,
+    )
     manifest.write(target)
     return manifest
 
 
-def _records(store: Store) -> dict[str, DumpedRecord]:
-    records = {record.name: record for record in dump(store)}
+def _records(store: Store, server: str) -> dict[str, DumpedRecord]:
+    """By name. Raises BackupError."""
+    try:
+        own = store_of(store, server)
+        in_doubt = own.in_doubt()
+        records = {record.name: record for record in dump(own)}
+    except RecordCorruptError:
+        raise
+    except StoreError as error:
+        raise BackupError(
+            f"the store of server {server} cannot be read ({type(error).__name__}: {error}): a backup has the positions of all "
+            "servers, so back up when it answers"
+        ) from error
+    if in_doubt:
+        raise BackupError(
+            f"prepared transactions are in doubt: {', '.join(in_doubt)}. Resolve them, then back up again"
+        )
     if damaged := [f"{record.name}: {record.damage}" for record in records.values() if record.damage]:
         raise BackupError(
-            f"{len(damaged)} record set(s) of the store are damaged and cannot be backed up ({damaged[0]}): `jmsq store check` "
-            "lists them; restore them or drop their subscriptions"
+            f"{len(damaged)} record set(s) of the store of server {server} are damaged and cannot be backed up ({damaged[0]}): "
+            "`jmsq store check` lists them; restore them or drop their subscriptions"
         )
     return records
 
 
+def _states_of_servers(domain: Domain, target: Storage, stopped: Mapping[str, int]) -> list[CopiedFile]:
+    """Which servers are down. An administrator's stop is what the copied tables say. The newest terms of leases are read after
+    the tables, which may lack them and none that is newer; whether all tables have them is for restored processes to find out."""
+    here = Servers(target.child(DOMAIN))
+    for server, since_ms in stopped.items():
+        here.stop(server, since_ms)
+    copies = ServerTerms(target.child(DOMAIN))
+    for server, known in ServerTerms(domain.storage).newest().items():
+        copies.begin(server, known.term)
+    found = [info.path for where in (STOPPED, TERMS) for info in target.list(f"{DOMAIN}/{where}")]
+    return [described(target, path) for path in found]
+
+
+class _Place(NamedTuple):
+    """Of one record set."""
+
+    server: str
+    record: str
+    member: int
+
+
 def _restored_states(
-    records: dict[str, DumpedRecord], destination: str, snapshot: Snapshot, acknowledged: Snapshot
-) -> Iterator[tuple[tuple[str, int], RecordSet]]:
-    """((record, member), state) for each record set of the destination that the table's version knows."""
+    records: Mapping[str, Mapping[str, DumpedRecord]], destination: str, snapshot: Snapshot, acknowledged: Snapshot
+) -> Iterator[tuple[_Place, RecordSet]]:
+    """Each record set of the destination that the table's version knows."""
     declared = snapshot.destination
     for subscription in declared.subscription_names():
         for member in declared.member_ids:
+            server = record_server(declared, subscription, member)
             record = member_record(snapshot.table_id, subscription, member)
-            stored = dict(records[record].objects) if record in records else {}
+            known = records.get(server, {}).get(record)
             label = label_of(destination, subscription, member)
-            state = from_objects(stored, label).start_at(declared.start_floor(subscription, member))
+            state = from_objects(dict(known.objects) if known else {}, label)
+            state = state.start_at(declared.start_floor(subscription, member))
             present = union(Ranges.of((file.first, file.last)) for file in snapshot.member_files(member).files)
             written = acknowledged.transactions.get(position_id(snapshot.table_id, subscription, member), 0)
-            yield (record, member), restored(state, snapshot.last_sequence(member), present, written)
+            restored_state = restored(state, snapshot.last_sequence(member), present, written)
+            yield _Place(server, record, member), restored_state
 
 
 def _with_state(record: DumpedRecord | None, name: str, state: RecordSet) -> DumpedRecord:

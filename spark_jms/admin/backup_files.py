@@ -1,11 +1,13 @@
 """The files of a backup: the manifest that makes it complete, the record sets, and copies with checksums (C19).
 
 backup.json                             manifest, written last: a backup without it is incomplete
-records.jsonl                           one record set a line
+records.jsonl                           one record set a line, of the domain's own store
+records/<server>.jsonl                  the same, of a server's store
 domain/<destination>/                   a Delta table at one version: its active files and one Delta checkpoint
 domain/_jmsq/acknowledgements/<dest>/   the same
 domain/_jmsq/destinations/<dest>        the register of names
 domain/_jmsq/connection-factories/<n>   their settings
+domain/_jmsq/lease-terms/<server>/<n>   which servers were down, with `_jmsq/stopped-servers/<server>`
 """
 
 from __future__ import annotations
@@ -13,18 +15,20 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
+from spark_jms.core.placement import HOME
 from spark_jms.errors import BackupError, FormatVersionError
 from spark_jms.log.storage import Storage
 from spark_jms.store.reports import DumpedRecord
 
 MANIFEST, RECORDS, DOMAIN = "backup.json", "records.jsonl", "domain"
-FORMAT_VERSION = 1
+RECORDS_OF_SERVERS = "records/"
+FORMAT_VERSION = 2  # with servers; without any, version 1
 _CHUNK_BYTES = 8 * 2**20
 
 
@@ -53,13 +57,17 @@ class Manifest:
     records: int
     tables: tuple[TableCopy, ...]
     files: tuple[CopiedFile, ...]
+    servers: Mapping[str, str] = field(default_factory=dict)  # name -> its store, as the module file has it
 
     @property
     def bytes(self) -> int:
         return sum(file.bytes for file in self.files)
 
     def write(self, target: Storage) -> None:
-        data = json.dumps({"formatVersion": FORMAT_VERSION, **asdict(self)}).encode()
+        value = {"formatVersion": FORMAT_VERSION if self.servers else 1, **asdict(self)}
+        if not self.servers:
+            del value["servers"]
+        data = json.dumps(value).encode()
         target.create(MANIFEST, data, durable=True)
 
     @staticmethod
@@ -121,18 +129,29 @@ def described(storage: Storage, path: str) -> CopiedFile:
     return CopiedFile(path, len(data), hashlib.blake2b(data, digest_size=16).hexdigest())
 
 
-def write_records(target: Storage, records: Iterable[DumpedRecord]) -> None:
+def records_path(server: str) -> str:
+    """The record sets of a server's store."""
+    return RECORDS if server == HOME else f"{RECORDS_OF_SERVERS}{server}.jsonl"
+
+
+def is_records(path: str) -> bool:
+    """It belongs into a store; all other files of a backup belong to the root."""
+    return path == RECORDS or path.startswith(RECORDS_OF_SERVERS)
+
+
+def write_records(target: Storage, server: str, records: Iterable[DumpedRecord]) -> CopiedFile:
     lines = (
         json.dumps(
             {"name": r.name, "epoch": r.epoch, "objects": {k: base64.b64encode(v).decode() for k, v in r.objects}}
         )
         for r in records
     )
-    target.put(RECORDS, "\n".join(lines).encode())
+    target.put(records_path(server), "\n".join(lines).encode())
+    return described(target, records_path(server))
 
 
-def read_records(backup: Storage) -> Iterator[DumpedRecord]:
-    for line in (backup.get(RECORDS) or b"").splitlines():
+def read_records(backup: Storage, server: str) -> Iterator[DumpedRecord]:
+    for line in (backup.get(records_path(server)) or b"").splitlines():
         row = json.loads(line)
         objects = tuple((key, base64.b64decode(value)) for key, value in row["objects"].items())
         yield DumpedRecord(row["name"], row["epoch"], None, objects)

@@ -1,18 +1,21 @@
 """Restoring a backup into an empty place (C19).
 
-Tables first, then the store, `domain.json` last: a restore that was interrupted leaves no domain, and is repeated.
+Tables first, then the stores, `domain.json` last: a restore that was interrupted leaves no domain, and is repeated.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spark_jms.admin.backup_files import DOMAIN, RECORDS, CopiedFile, Manifest, copy, described, read_records
+from spark_jms.admin.backup_files import DOMAIN, CopiedFile, Manifest, copy, described, is_records, read_records
+from spark_jms.core.placement import HOME
 from spark_jms.errors import BackupError, JmsqError
-from spark_jms.log.domain import DOMAIN_FILE, Domain, store_uri
+from spark_jms.log.domain import DOMAIN_FILE, Domain, server_store_uri, store_uri
 from spark_jms.log.root import open_storage
+from spark_jms.log.servers import ServerEntry, Servers
 from spark_jms.log.storage import Storage
 from spark_jms.store import StoreError, open_store
 from spark_jms.store.admin import load
@@ -20,27 +23,44 @@ from spark_jms.store.admin import load
 
 @dataclass(frozen=True)
 class RestorePlan:
-    """`existing_files` is what `force` would delete first."""
+    """`existing_files` is what `force` would delete first. `servers`: name -> store."""
 
     manifest: Manifest
     root: str
     store: str
+    servers: Mapping[str, str]
     existing_files: int
 
 
-def plan_restore(backup_uri: str, root: str, store: str | None = None) -> RestorePlan:
+def plan_restore(
+    backup_uri: str, root: str, store: str | None = None, servers: Mapping[str, str] | None = None
+) -> RestorePlan:
     """Reads only. Raises BackupError, FormatVersionError."""
     target = open_storage(root)
     manifest = Manifest.read(open_storage(backup_uri))
+    if unknown := sorted((servers or {}).keys() - manifest.servers.keys()):
+        raise BackupError(
+            f"{backup_uri} has no server {', '.join(unknown)} (there are: {', '.join(manifest.servers) or 'none'}): name one of these"
+        )
     existing = sum(1 for _ in target.list(""))
-    return RestorePlan(manifest, target.uri, store or str(manifest.domain["store"]), existing)
+    own = store or str(manifest.domain["store"])
+    return RestorePlan(manifest, target.uri, own, {**manifest.servers, **(servers or {})}, existing)
 
 
-def restore(backup_uri: str, root: str, store: str | None = None, *, force: bool = False) -> RestorePlan:
-    """Raises BackupError when the root is not empty (unless `force`), is in use, or the backup is damaged, and StoreInUseError
-    when the store holds other record sets: name an empty one as `store`."""
-    plan = plan_restore(backup_uri, root, store)
+def restore(
+    backup_uri: str,
+    root: str,
+    store: str | None = None,
+    *,
+    servers: Mapping[str, str] | None = None,
+    force: bool = False,
+) -> RestorePlan:
+    """`servers`: name -> another store for it than it had. Raises BackupError when the root is not empty (unless `force`), is
+    in use, two servers would share a store, or the backup is damaged, and StoreInUseError when a store holds other record
+    sets: name an empty one."""
+    plan = plan_restore(backup_uri, root, store, servers)
     backup, target = open_storage(backup_uri), open_storage(root)
+    stores = _stores(plan)
     if plan.existing_files:
         if not force:
             raise BackupError(
@@ -49,19 +69,34 @@ def restore(backup_uri: str, root: str, store: str | None = None, *, force: bool
         _refuse_used(root)
         _empty(target)
     for file in plan.manifest.files:
-        if file.path != RECORDS:
-            to = file.path.removeprefix(f"{DOMAIN}/")
-            found = copy(backup, file.path, target, to) if file.bytes else described(backup, file.path)
-            _check(backup, file, found)
-            if not file.bytes:
-                target.put(to, b"")
-    (records,) = (file for file in plan.manifest.files if file.path == RECORDS)
-    _check(backup, records, described(backup, RECORDS))
-    target.sync([file.path.removeprefix(f"{DOMAIN}/") for file in plan.manifest.files if file.path != RECORDS])
+        if is_records(file.path):
+            _check(backup, file, described(backup, file.path))
+            continue
+        to = file.path.removeprefix(f"{DOMAIN}/")
+        found = copy(backup, file.path, target, to) if file.bytes else described(backup, file.path)
+        _check(backup, file, found)
+        if not file.bytes:
+            target.put(to, b"")
+    for name, own in plan.servers.items():
+        Servers(target).add(name, ServerEntry(own))
+    target.sync([file.path.removeprefix(f"{DOMAIN}/") for file in plan.manifest.files if not is_records(file.path)])
+    for server, uri in stores.items():
+        load(read_records(backup, server), uri)
     domain: dict[str, Any] = {**plan.manifest.domain, "store": plan.store}
-    load(read_records(backup), store_uri(target.uri, plan.store, str(domain["id"])))
     target.create(DOMAIN_FILE, json.dumps(domain, indent=1).encode(), durable=True)
     return plan
+
+
+def _stores(plan: RestorePlan) -> dict[str, str]:
+    """server -> the URI of its store, each another one. Raises BackupError."""
+    own = str(plan.manifest.domain["id"])
+    found = {HOME: store_uri(plan.root, plan.store, own)}
+    for name, store in plan.servers.items():
+        uri = server_store_uri(plan.root, name, store, own)
+        if uri in found.values():
+            raise BackupError(f"server {name} would share the store {store!r} with another one: name one of its own")
+        found[name] = uri
+    return found
 
 
 def _check(backup: Storage, expected: CopiedFile, found: CopiedFile) -> None:
@@ -76,12 +111,17 @@ def _refuse_used(root: str) -> None:
     """A damaged store or domain is no obstacle: it may be the reason to restore."""
     try:
         domain = Domain(root)
-        with open_store(domain.store_uri, create=False) as store:
-            users = [info.label or info.session_id for info in store.sessions().values()]
-    except (JmsqError, StoreError):
+        servers = [HOME, *domain.servers.names()]
+    except JmsqError:
         return
-    if users:
-        raise BackupError(f"{domain.root} is used by {', '.join(users)}: stop them, then restore")
+    for server in servers:
+        try:
+            with open_store(domain.server_uri(server), create=False) as store:
+                users = [info.label or info.session_id for info in store.sessions().values()]
+        except (JmsqError, StoreError):
+            continue
+        if users:
+            raise BackupError(f"{domain.root} is used by {', '.join(users)}: stop them, then restore")
 
 
 def _empty(target: Storage) -> None:

@@ -39,28 +39,43 @@ def backup(settings: CommandSettings, target: str) -> None:
 @command("restore", short_help="Restore a backup into an empty place.")
 @click.argument("source", metavar="BACKUP")
 @click.option("--store", metavar="URI", help="Keep positions and claims in this store, which must be empty.")
+@click.option(
+    "--server-store",
+    "server_stores",
+    metavar="NAME=URI",
+    multiple=True,
+    help="The same for a server; it too must be empty. May be given several times.",
+)
 @click.option("--force", is_flag=True, help="Delete everything at the root first. Refused while jobs use it.")
 @dry_run_option
-def restore(settings: CommandSettings, source: str, store: str | None, force: bool, dry_run: bool) -> None:
-    """Restore BACKUP as the domain at --root, with its store.
+def restore(
+    settings: CommandSettings,
+    source: str,
+    store: str | None,
+    server_stores: tuple[str, ...],
+    force: bool,
+    dry_run: bool,
+) -> None:
+    """Restore BACKUP as the domain at --root, with its store and those of its servers.
 
     Start Spark queries with fresh checkpoints afterwards: their old ones belong to the lost domain.
     """
     from spark_jms.admin.restore import plan_restore
     from spark_jms.admin.restore import restore as restore_domain
 
-    root = settings.root
-    plan = plan_restore(source, root, store)
+    root, servers = settings.root, _by_server(server_stores)
+    plan = plan_restore(source, root, store, servers)
     if dry_run or (force and plan.existing_files):
         announce(
             settings,
             f"{plan.existing_files:,} file(s) at {plan.root} go first" if force else _refusal(plan.existing_files),
         )
     if not dry_run:
-        restore_domain(source, root, store, force=force)
+        restore_domain(source, root, store, servers=servers, force=force)
     report = {
         "root": plan.root,
         "store": plan.store,
+        "servers": dict(plan.servers),
         "dry_run": dry_run,
         "deleted_files": plan.existing_files if force else 0,
     }
@@ -72,7 +87,18 @@ def restore(settings: CommandSettings, source: str, store: str | None, force: bo
     settings.out.say(
         f"{plan.root} {what}: {len(plan.manifest.tables)} destination(s), {backlog:,} unfinished message(s), which are "
         f"flagged as redelivered; store {plan.store}"
+        + "".join(f"; server {name} {own}" for name, own in plan.servers.items())
     )
+
+
+def _by_server(given: tuple[str, ...]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, uri = text.partition("=")
+        if not (name and equals and uri) or name in found:
+            raise click.BadParameter(f"{text!r} must be NAME=URI, each server once", param_hint="--server-store")
+        found[name] = uri
+    return found
 
 
 def _refusal(existing: int) -> str:

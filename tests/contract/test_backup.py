@@ -112,8 +112,8 @@ def test_backup_between_store_and_tables_loses_nothing(tmp_path: Path, monkeypat
         send(context, "orders", "c")
         read = backups._records
 
-        def then_others_work(store: Any) -> Any:
-            records = read(store)
+        def then_others_work(store: Any, server: str) -> Any:
+            records = read(store, server)
             acknowledge(context, "orders", "a", "b")
             send(context, "orders", "d")
             context.consumer("prices", subscription="late").close()
@@ -175,7 +175,7 @@ def change_data(backup: Path) -> None:
         (change_records, BackupError, "records.jsonl has .* use another backup"),
         (change_data, BackupError, "parquet has .* use another backup"),
         (
-            lambda backup: (backup / MANIFEST).write_text('{"formatVersion": 2}'),
+            lambda backup: (backup / MANIFEST).write_text('{"formatVersion": 3}'),
             FormatVersionError,
             "a newer spark-jms wrote",
         ),

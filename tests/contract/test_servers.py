@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 import spark_jms
-from spark_jms.admin.backup import back_up
 from spark_jms.claims import distributed, views
 from spark_jms.claims.batches import ConsumerSettings
 from spark_jms.claims.distributed import DistributedSubscriber
@@ -19,7 +18,6 @@ from spark_jms.claims.record_sets import read_state as state
 from spark_jms.claims.stores import open_stores
 from spark_jms.core.batch import Batch, Limits
 from spark_jms.errors import (
-    BackupError,
     ConsumerClosedException,
     DomainError,
     InvalidDestinationError,
@@ -217,9 +215,6 @@ def test_server_keeps_its_store(root: str) -> None:
     same = {**module("a", "b", "c"), "servers": {"d": {"store": f"{root}/_jmsq/stores/a"}}}
     with pytest.raises(DomainError, match="has the store of server a"):
         spark_jms.apply(root, same)
-    domain = Domain(root)
-    with views.opened_store(domain) as store, pytest.raises(BackupError, match="servers a, b, c"):
-        back_up(domain, store, f"{root}-backup")
 
 
 def test_batch_takes_messages_of_all_servers(root: str, query: Any) -> None:

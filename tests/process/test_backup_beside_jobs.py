@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from spark_jms.claims.views import opened_store
 from spark_jms.log.domain import Domain
 from spark_jms.testing.waiting import wait_until
 
-MODULE = {
+MODULE: dict[str, Any] = {
     "destinations": {
         "orders": {"kind": "distributed-queue", "members": 3, "fileGrace": "1 s"},
         "prices": {"kind": "topic"},
@@ -75,13 +76,22 @@ def drained(root: str, destination: str, subscription: str | None) -> dict[str, 
         return found
 
 
-@pytest.mark.parametrize("store", ["file", "jdbc:sqlite:///{}/store.db"])
-def test_backup_beside_running_jobs_loses_nothing(tmp_path: Path, store: str) -> None:
+def module(kind: str, directory: Path) -> dict[str, Any]:
+    """The module file's content for a kind of store, or for three servers of which each has another."""
+    if kind != "servers":
+        return {**MODULE, "store": kind.format(directory)}
+    servers = {"a": {"store": "file"}, "b": {"store": f"jdbc:sqlite:///{directory}/b.db"}}
+    orders = {"kind": "distributed-queue", "servers": ["home", "a", "b"], "fileGrace": "1 s"}
+    return {"servers": servers, "destinations": {**MODULE["destinations"], "orders": orders}}
+
+
+@pytest.mark.parametrize("kind", ["file", "jdbc:sqlite:///{}/store.db", "servers"])
+def test_backup_beside_running_jobs_loses_nothing(tmp_path: Path, kind: str) -> None:
     """C19: two senders, two consumers of a queue, one of a topic, with purges on the way. After a restore, no message that was
     sent before the backup is missing unless it was acknowledged; none that was acknowledged before comes again; all that
     come are flagged."""
     root = str(tmp_path / "domain")
-    spark_jms.apply(root, {**MODULE, "store": store.format(tmp_path)})
+    spark_jms.apply(root, module(kind, tmp_path))
     with spark_jms.connect(root) as context:
         context.consumer("prices", subscription="billing").close()
     sent = [tmp_path / f"sent-{n}" for n in "ab"]
@@ -102,7 +112,8 @@ def test_backup_beside_running_jobs_loses_nothing(tmp_path: Path, store: str) ->
     finished = {"orders": union(orders), "prices": texts(prices)}
     for n, (before, _) in enumerate(taken):
         restored = str(tmp_path / f"restored-{n}")
-        restore(str(tmp_path / f"backup-{n}"), restored, "file")
+        others = {"b": "file"} if kind == "servers" else {}
+        restore(str(tmp_path / f"backup-{n}"), restored, "file", servers=others)
         for destination, subscription in (("orders", None), ("prices", "billing")):
             found = drained(restored, destination, subscription)
             lost = before["sent"] - found.keys() - finished[destination]
