@@ -29,6 +29,7 @@ from spark_jms.errors import (
     UnreadableTableError,
 )
 from spark_jms.settings.destination import (
+    KEYS,
     SINGLE_MESSAGE_DELIVERY,
     SYSTEM_GENERATED,
     DestinationSettings,
@@ -42,6 +43,7 @@ QUEUE_SUBSCRIPTION = "-"  # a queue has one set of positions, under this name
 TEMPORARY_PREFIX = "jmsq-temporary-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
 _PREFIX = "jmsq."
+SETTINGS = frozenset(_PREFIX + row.stored_name for row in KEYS.values())  # keys in a table's configuration
 
 
 @dataclass(frozen=True)

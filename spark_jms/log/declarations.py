@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 import pyarrow as pa
 
-from spark_jms.core.destination import Destination, Subscription
+from spark_jms.core.destination import SETTINGS, Destination, Subscription
 from spark_jms.core.lease_term import LeaseTerm
 from spark_jms.core.message import PARTITION_SCHEMA, STORED_SCHEMA
 from spark_jms.core.outages import Span
@@ -320,7 +320,8 @@ def _difference(old: Destination, new: Destination) -> str:
 def metadata_action(snapshot: Snapshot, destination: Destination) -> dict[str, dict[str, Any]]:
     """The metaData action that makes `destination` the table's declaration. Properties that are promoted now become columns.
     Raises InvalidDestinationError when the table has such a column of another type."""
-    kept: dict[str, str] = dict(snapshot.metadata.get("configuration") or {})
+    stored: dict[str, str] = snapshot.metadata.get("configuration") or {}
+    kept = {key: value for key, value in stored.items() if key not in SETTINGS}  # one without a value is not stored
     changed = {**kept, **_removed_retention(destination), **destination.to_configuration()}
     promoted = PromotedColumns.of(destination.promoted_properties)
     metadata = with_columns(snapshot.metadata, promoted.fields) if promoted else snapshot.metadata

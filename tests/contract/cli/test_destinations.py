@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from spark_jms import connect
+from spark_jms import apply, connect
+from spark_jms.log.domain import Domain
 from tests.contract.cli.commands import Jmsq
 
 
@@ -86,3 +87,13 @@ def test_list(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
     text = jmsq("list").stdout
     assert "distributed-queue" in text
     assert "10.0 MiB" in text
+
+
+def test_setting_that_is_left_out_returns_to_its_default(root: str) -> None:
+    """C3: also one whose default is none, such as the error destination."""
+    errors = {"errors": {"kind": "queue"}}
+    apply(root, {"destinations": {**errors, "jobs": {"kind": "queue", "errorDestination": "errors"}}})
+    assert Domain(root).log("jobs").refresh().destination.error_destination == "errors"
+    apply(root, {"destinations": {**errors, "jobs": {"kind": "queue"}}})
+    assert Domain(root).log("jobs").refresh().destination.error_destination is None
+    assert [change.what for change in apply(root, {"destinations": {"jobs": {"kind": "queue"}}})][0] == "unchanged"
