@@ -27,7 +27,7 @@ challenge is not repeated before the length of the lease has passed.
 What can go wrong, and what it costs: processes with answers may all be slow when the lease ends, or stand still. Then a server
 is down although its store answers; senders avoid it until the first process with an answer ends that term, within a second.
 Nothing is lost by it, and no message comes twice: which messages are whose is in the store alone. A process that stood still
-itself begins to measure again, because the others may have stood still with it.
+itself, for half of the length, begins to measure again, because the others may have stood still with it.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class LeaseView:
     def seen(self, lease: LeaseFile, now_ms: float) -> LeaseView:
         """`now_ms` was read before the file was."""
         promised_ms = max(self.length_ms, float(lease.length_ms))
-        first = self.looked_ms is None or now_ms - self.looked_ms > promised_ms / 3
+        first = self.looked_ms is None or now_ms - self.looked_ms > promised_ms / 2
         renewed = lease.token != self.token
         since_ms = now_ms if first or renewed else self.since_ms
         challenged_ms = None
