@@ -50,9 +50,16 @@ class RoutedStore(Store):
     about such a store raises."""
 
     def __init__(
-        self, default: Store, open_other: Callable[[str], Store], others: Callable[[], Sequence[str]] = tuple
+        self,
+        default: Store,
+        open_other: Callable[[str], Store],
+        others: Callable[[], Sequence[str]] = tuple,
+        *,
+        owns_default: bool = True,
     ) -> None:
-        """`open_other` opens the store of a name; `others` are all names that there are."""
+        """`open_other` opens the store of a name; `others` are all names that there are. Closing leaves the default store open
+        unless it `owns_default`."""
+        self._owns_default = owns_default
         self._default, self._open_other, self.others = default, open_other, others
         self._lock = threading.Lock()  # never held while a store is asked
         self._opening: dict[str, threading.Lock] = {}
@@ -146,7 +153,8 @@ class RoutedStore(Store):
         for store in open_now:
             with suppress(StoreError):  # it cannot be reached; its sessions end by themselves
                 store.close()
-        self._default.close()
+        if self._owns_default:
+            self._default.close()
 
 
 class RoutedSession(Session):

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from spark_jms.claims.stores import open_stores, store_of
+from spark_jms.claims.stores import open_stores, store_of, why_silent
 from spark_jms.claims.views import moment
 from spark_jms.core.placement import HOME
 from spark_jms.core.server_lease import LeaseFile
 from spark_jms.log.domain import Domain
 from spark_jms.log.server_leases import ServerLeases
 from spark_jms.log.storage import now_ms
-from spark_jms.store import StoreError
+from spark_jms.store import Store, StoreError
 from spark_jms.store.shown_uri import shown_uri
 
 ANSWER_S = 5.0
+LOOK_S = 3.0  # of one call, where several stores are asked in turn
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,14 @@ def list_servers(domain: Domain) -> list[ServerRow]:
 
 def _age_s(lease: LeaseFile) -> float | None:
     return max(now_ms() - lease.at_ms, 0) / 1000 if lease.token else None
+
+
+def silent_servers(domain: Domain, store: Store, destinations: Iterable[str]) -> dict[str, str]:
+    """Of the servers that these destinations are on, those whose stores do not answer within LOOK_S: server -> why."""
+    declared = (domain.log(name).snapshot.destination for name in destinations)
+    servers = dict.fromkeys(server for one in declared for server in one.servers_in_use())
+    found = {server: why_silent(store, server, LOOK_S) for server in servers}
+    return {server: why for server, why in found.items() if why}
 
 
 def _why_away(domain: Domain, servers: Sequence[str]) -> dict[str, str]:

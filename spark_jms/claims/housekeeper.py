@@ -7,7 +7,7 @@ import time
 from spark_jms.claims.active_subscriptions import not_durable
 from spark_jms.claims.leftovers import clear_leftovers
 from spark_jms.claims.record_sets import state_of
-from spark_jms.claims.stores import keep_servers, store_of
+from spark_jms.claims.stores import keep_servers, store_of, timed_stores
 from spark_jms.claims.transfer import Transfers, recover_transfers
 from spark_jms.core.destination import Subscription, is_temporary
 from spark_jms.core.health import BackgroundFailure, Health, failures_from_bytes
@@ -46,8 +46,8 @@ class Housekeeper:
     ABANDONED_EVERY_S = 60.0  # looks for temporary destinations of dead contexts
 
     def __init__(self, domain: Domain, store: Store, destination: str) -> None:
-        self._domain, self._store, self._destination = domain, store, destination
-        self._session = store.connect(f"housekeeping {destination}")
+        self._domain, self._store, self._destination = domain, timed_stores(store), destination
+        self._session = self._store.connect(f"housekeeping {destination}")
         self._lease: Handle | None = None
         self._table_id = ""  # of the lease
         self._states: dict[tuple[str, str, int], RecordSet] = {}  # of this round

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 
 from spark_jms.claims.lane import Lane, LaneBusyError
 from spark_jms.claims.server_keeper import ServerKeeper
+from spark_jms.claims.timed_store import TimedStore
 from spark_jms.core.placement import HOME
 from spark_jms.core.record_names import member_record, members_prefix
 from spark_jms.core.subscription_place import record_server
@@ -17,17 +19,31 @@ from spark_jms.store.absence import absence
 from spark_jms.store.routed import DEFAULT, RoutedStore, address
 from spark_jms.store.uri import places_of
 
+HOUSEKEEPING_S = 2.0
 _ANY_RECORD = "jmsq"  # asking for it makes the store prove that it can be read
 
 
 class DomainStores(RoutedStore):
     """All stores of a domain, and the keeper of the leases of the servers that this process uses."""
 
-    def __init__(self, domain: Domain) -> None:
-        super().__init__(
-            open_store(domain.store_uri),
-            lambda server: open_store(domain.server_uri(server), create=False),
+    def __init__(self, domain: Domain, limit_s: float | None) -> None:
+        def open_server(server: str) -> Store:
+            return open_store(domain.server_uri(server), create=False)
+
+        def timed(server: str) -> Store:
+            assert limit_s is not None
+            return TimedStore(server, partial(open_server, server), limit_s, owns=True)
+
+        if limit_s is None:
+            super().__init__(open_store(domain.store_uri), open_server, domain.servers.names)
+        else:
+            home = TimedStore(HOME, partial(open_store, domain.store_uri), limit_s, owns=True)
+            super().__init__(home, timed, domain.servers.names)
+        self._timed = RoutedStore(
+            self.store(DEFAULT),
+            lambda server: TimedStore(server, partial(self.store, server), HOUSEKEEPING_S),
             domain.servers.names,
+            owns_default=False,
         )
         self.keeper = ServerKeeper(
             domain,
@@ -35,15 +51,27 @@ class DomainStores(RoutedStore):
             lambda server, timeout_s: absence(places_of(domain.server_uri(server)), timeout_s),
         )
 
+    @property
+    def timed(self) -> Store:
+        """The same stores, those of servers with a limit of time for each call. It closes with this one."""
+        return self._timed
+
     def close(self) -> None:
         self.keeper.close()
+        self._timed.close()
         super().close()
 
 
-def open_stores(domain: Domain) -> Store:
+def open_stores(domain: Domain, limit_s: float | None = None) -> Store:
     """The domain's own store, which is opened now, and those of its servers, each when it is first used. A server's store
-    exists since its server was declared: a missing one is an error, never a new store."""
-    return DomainStores(domain)
+    exists since its server was declared: a missing one is an error, never a new store. With `limit_s`, each call of a store
+    raises StoreBusyError when it takes longer, and the domain's own store too is opened when it is first used."""
+    return DomainStores(domain, limit_s)
+
+
+def timed_stores(store: Store) -> Store:
+    """For work that one server's hung store must not hold up."""
+    return store.timed if isinstance(store, DomainStores) else store
 
 
 def keep_servers(store: Store, table: DeltaLog) -> None:

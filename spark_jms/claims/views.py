@@ -86,8 +86,8 @@ def moment(ms: int) -> datetime:
 
 
 @contextmanager
-def opened_store(domain: Domain) -> Iterator[Store]:
-    store = open_stores(domain)
+def opened_store(domain: Domain, limit_s: float | None = None) -> Iterator[Store]:
+    store = open_stores(domain, limit_s)
     try:
         yield store
     finally:

@@ -14,6 +14,7 @@ from spark_jms.cli.settings import (
     command,
     destinations_argument,
     dry_run_option,
+    name_silent_servers,
     names_or_all,
     wait_option,
 )
@@ -45,16 +46,18 @@ def claims(
     --release revokes a claim, live or in doubt: its consumer can no longer acknowledge it, and other consumers may
     repeat the work it has done on the messages.
     """
+    from spark_jms.admin.servers import LOOK_S
     from spark_jms.claims import views
 
     if dry_run and release is None:
         raise click.UsageError("--dry-run goes with --release")
-    with settings.opened() as (domain, store):
+    with settings.opened(None if release else LOOK_S) as (domain, store):
         names = names_or_all(domain, destinations)
         if release is not None:
             _release(settings, domain, store, names, release, dry_run, wait_s)
             return
         rows = [row for name in names for row in views.claims(domain, store, name)]
+        name_silent_servers(domain, store, names)
     if settings.as_json:
         settings.out.document([{**asdict(row), "state": _state(row.live)} for row in rows])
         return

@@ -7,7 +7,7 @@ environment variable JMSQ_ROOT. This module imports nothing heavy: `jmsq --help`
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -49,12 +49,12 @@ class CommandSettings:
         return Domain(self.root)
 
     @contextmanager
-    def opened(self) -> Iterator[tuple[Domain, Store]]:
-        """The domain and its store."""
+    def opened(self, limit_s: float | None = None) -> Iterator[tuple[Domain, Store]]:
+        """The domain and its store. `limit_s`: how long one call of a server's store may take."""
         from spark_jms.claims import views
 
         domain = self.domain()
-        with views.opened_store(domain) as store:
+        with views.opened_store(domain, limit_s) as store:
             yield domain, store
 
 
@@ -66,6 +66,16 @@ def names_or_all(domain: Domain, given: tuple[str, ...], *, addresses: bool = Fa
     for name in given:
         domain.log(DestinationAddress.parse(name).destination if addresses else name)
     return list(dict.fromkeys(given)) or domain.destinations()
+
+
+def name_silent_servers(domain: Domain, store: Store, names: Iterable[str]) -> None:
+    """On stderr: the servers of these destinations that do not answer, so that what is shown lacks their part."""
+    from spark_jms.admin.servers import silent_servers
+    from spark_jms.core.address import DestinationAddress
+
+    plain = dict.fromkeys(DestinationAddress.parse(name).destination for name in names)
+    for server, why in silent_servers(domain, store, plain).items():
+        click.echo(f"jmsq: server {server} is away, and what only its store knows is not shown: {why}", err=True)
 
 
 class DurationParameter(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on

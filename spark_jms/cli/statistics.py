@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from spark_jms.cli.settings import CommandSettings, DurationParameter, command, destinations_argument, names_or_all
+from spark_jms.cli.settings import (
+    CommandSettings,
+    DurationParameter,
+    command,
+    destinations_argument,
+    name_silent_servers,
+    names_or_all,
+)
 from spark_jms.errors import JmsqError
 
 if TYPE_CHECKING:
@@ -40,15 +47,18 @@ _PAUSED = "Paused by an administrator"
 def stat(settings: CommandSettings, destinations: tuple[str, ...], watch_s: float | None, times: int | None) -> None:
     """Show backlog, claims, holders, files and rates of all destinations, or of those named; `server@destination` is the
     member of a destination on that server."""
+    from spark_jms.admin.servers import LOOK_S
     from spark_jms.admin.statistics import collect
     from spark_jms.store.admin import counts
 
     if times is not None and watch_s is None:
         raise click.UsageError("--times goes with --watch")
-    with settings.opened() as (domain, store):
+    with settings.opened(LOOK_S) as (domain, store):
         if watch_s is None:
-            found = [collect(domain, store, name) for name in names_or_all(domain, destinations, addresses=True)]
+            names = names_or_all(domain, destinations, addresses=True)
+            found = [collect(domain, store, name) for name in names]
             _show(settings, domain.root, found, _clock(domain), counts(domain.store_uri))
+            name_silent_servers(domain, store, names)
         elif settings.as_json:
             for looked in _looks(domain, store, destinations, watch_s, times):
                 settings.out.record(_document(domain.root, looked))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from spark_jms.claims.timed_store import TimedStore
 from spark_jms.store import (
     MemoryStore,
     Session,
@@ -92,6 +93,21 @@ class MemoryKit(Kit):
     def close(self) -> None:
         super().close()
         MemoryStore.forget(self.name)
+
+
+class TimedKit(MemoryKit):
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = self.other
+        self.store, self.other = (
+            TimedStore("a", lambda at=at: at, 60.0, owns=True) for at in (self.memory, self.plain)
+        )  # type: ignore[misc]
+
+    def crash(self, session: Session) -> None:
+        self.memory.crash(session.inner)  # type: ignore[attr-defined]
+
+    def stop_for(self, session: Session, duration_ms: float) -> None:
+        super().stop_for(session.inner, duration_ms)  # type: ignore[attr-defined]
 
 
 class FileKit(Kit):
@@ -195,6 +211,7 @@ def replicated_finders(uri: str) -> Callable[[Clock], EngineFinder]:
 # The one list of all stores under the contract.
 KITS: dict[str, Callable[[Path, pytest.FixtureRequest], Kit]] = {
     "memory": lambda path, request: MemoryKit(),
+    "timed": lambda path, request: TimedKit(),
     "file": lambda path, request: FileKit(str(path), shared=True),
     "file-twice": lambda path, request: FileKit(str(path), shared=False),
     "served": lambda path, request: ServedKit(memory_finders(remote=False)),

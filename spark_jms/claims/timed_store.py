@@ -1,0 +1,195 @@
+"""One server's store, asked in a thread of its own and for a limited time, so that one that hangs holds up nobody (M10, C14).
+
+After a call that does not return in time, all others fail at once until it has returned. A write that does not return in time
+raises OutcomeUnknownError: it may still be kept.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+
+from spark_jms.claims.lane import Lane, LaneBusyError
+from spark_jms.store import (
+    Handle,
+    Operation,
+    OutcomeUnknownError,
+    RecordHeldError,
+    RecordInfo,
+    Session,
+    SessionInfo,
+    SessionStatistics,
+    Store,
+    StoreBusyError,
+    StoreClosedError,
+    StoreStatistics,
+)
+
+T = TypeVar("T")
+_POLL_S = 0.01
+
+
+class _Asked:
+    """Thread-safe."""
+
+    def __init__(self, server: str, limit_s: float) -> None:
+        self._server, self._limit_s = server, limit_s
+        self._lane, self._lock = Lane(f"timed {server}"), threading.Lock()
+        self._closed = False
+
+    def run(self, work: Callable[[], T]) -> T:
+        with self._lock:
+            self._check()
+            try:
+                return self._lane.run(work, self._limit_s)
+            except LaneBusyError:
+                raise StoreBusyError(self._silent) from None
+
+    def write(self, work: Callable[[], T]) -> T:
+        with self._lock:
+            self._check()
+            if self._lane.busy:
+                raise StoreBusyError(self._silent)
+            try:
+                return self._lane.run(work, self._limit_s)
+            except LaneBusyError:
+                raise OutcomeUnknownError(self._silent) from None
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._lane.close()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise StoreClosedError("the store is closed")
+
+    @property
+    def _silent(self) -> str:
+        return f"the store of server {self._server} does not answer within {self._limit_s:g} s"
+
+
+class TimedStore(Store):
+    """`opened` opens the store when it is first asked. Closing this leaves it open, unless `owns`."""
+
+    def __init__(self, server: str, opened: Callable[[], Store], limit_s: float, *, owns: bool = False) -> None:
+        self._asked, self._opened, self._owns = _Asked(server, limit_s), opened, owns
+        self._store: Store | None = None
+
+    def connect(self, label: str = "") -> Session:
+        return _TimedSession(self._asked.run(lambda: self._inner().connect(label)), self._asked)
+
+    def sessions(self) -> dict[str, SessionInfo]:
+        return self._asked.run(lambda: self._inner().sessions())
+
+    def names(self, prefix: str = "") -> list[str]:
+        return self._asked.run(lambda: self._inner().names(prefix))
+
+    def info(self, name: str) -> RecordInfo | None:
+        return self._asked.run(lambda: self._inner().info(name))
+
+    def infos(self, prefix: str = "") -> dict[str, RecordInfo]:
+        return self._asked.run(lambda: self._inner().infos(prefix))
+
+    def peek(self, name: str) -> dict[str, bytes]:
+        return self._asked.run(lambda: self._inner().peek(name))
+
+    def damaged(self) -> dict[str, str]:
+        return self._asked.run(lambda: self._inner().damaged())
+
+    def in_doubt(self) -> dict[str, tuple[str, ...]]:
+        return self._asked.run(lambda: self._inner().in_doubt())
+
+    def resolve(self, xid: str, commit: bool) -> None:
+        self._asked.write(lambda: self._inner().resolve(xid, commit))
+
+    def statistics(self) -> StoreStatistics:
+        return self._asked.run(lambda: self._inner().statistics())
+
+    def close(self) -> None:
+        if self._owns:
+            with suppress(StoreBusyError, StoreClosedError):
+                self._asked.run(self._close)
+        self._asked.close()
+
+    # -- in the lane ----------------------------------------------------------------------------------------------
+    def _inner(self) -> Store:
+        if self._store is None:
+            self._store = self._opened()
+        return self._store
+
+    def _close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+
+
+class _TimedSession(Session):
+    def __init__(self, session: Session, asked: _Asked) -> None:
+        self.inner, self._asked = session, asked
+        self.session_id = session.session_id
+        self._cancelled: set[str] = set()
+
+    def open(self, name: str, timeout_ms: int = 0) -> Handle:
+        """Waits for the record outside the lane: others ask the store meanwhile."""
+        deadline_s = time.monotonic() + timeout_ms / 1000
+        self._cancelled.discard(name)
+        while True:
+            try:
+                return _TimedHandle(self._asked.run(partial(self.inner.open, name)), self._asked)
+            except RecordHeldError:
+                if time.monotonic() >= deadline_s or name in self._cancelled:
+                    raise
+            time.sleep(_POLL_S)
+
+    def cancel(self, name: str) -> None:
+        self._cancelled.add(name)
+        self._asked.run(partial(self.inner.cancel, name))
+
+    def commit(self, changes: Mapping[Handle, Sequence[Operation]]) -> None:
+        self._asked.write(partial(self.inner.commit, _plain(changes)))
+
+    def prepare(self, xid: str, changes: Mapping[Handle, Sequence[Operation]]) -> None:
+        self._asked.write(partial(self.inner.prepare, xid, _plain(changes)))
+
+    def statistics(self) -> SessionStatistics:
+        return self.inner.statistics()
+
+    def close(self) -> None:
+        self._asked.run(self.inner.close)
+
+
+class _TimedHandle(Handle):
+    def __init__(self, handle: Handle, asked: _Asked) -> None:
+        self.handle, self._asked = handle, asked
+        self.name = handle.name
+
+    @property
+    def epoch(self) -> int:
+        return self.handle.epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self.handle.epoch = epoch
+
+    def read(self, key: str) -> bytes | None:
+        return self._asked.run(partial(self.handle.read, key))
+
+    def objects(self) -> dict[str, bytes]:
+        return self._asked.run(self.handle.objects)
+
+    def commit(self, operations: Sequence[Operation]) -> None:
+        self._asked.write(partial(self.handle.commit, operations))
+
+    def waiters(self) -> tuple[str, ...]:
+        return self._asked.run(self.handle.waiters)
+
+    def close(self) -> None:
+        self._asked.run(self.handle.close)
+
+
+def _plain(changes: Mapping[Handle, Sequence[Operation]]) -> dict[Handle, Sequence[Operation]]:
+    return {handle.handle if isinstance(handle, _TimedHandle) else handle: own for handle, own in changes.items()}
