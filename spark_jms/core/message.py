@@ -192,16 +192,16 @@ def normalise(batch: pa.RecordBatch, now_ms: int | pa.Array, max_message_bytes: 
         if pa.types.is_timestamp(array.type):
             array = pc.cast(array, pa.timestamp("ms", array.type.tz), safe=False)
         array = _cast(name, array)
+        if name in _BOUNDS:
+            _check_within(name, array, *_BOUNDS[name])
         return array if default is None or array.null_count == 0 else pc.fill_null(array, default)
 
     out = {
         "JMSTimestamp": now,
-        "JMSPriority": _within("JMSPriority", column("JMSPriority", DEFAULT_PRIORITY), 0, 9),
-        "JMSExpiration": _within("JMSExpiration", column("JMSExpiration", 0), 0, None),
+        "JMSPriority": column("JMSPriority", DEFAULT_PRIORITY),
+        "JMSExpiration": column("JMSExpiration", 0),
         "JMSDeliveryTime": column("JMSDeliveryTime", now),
-        "JMSDeliveryMode": _within(
-            "JMSDeliveryMode", column("JMSDeliveryMode", PERSISTENT), NON_PERSISTENT, PERSISTENT
-        ),
+        "JMSDeliveryMode": column("JMSDeliveryMode", PERSISTENT),
         **{n: column(n, None) for n in ("JMSCorrelationID", "JMSReplyTo", "JMSType", "JMSXGroupID", "JMSXGroupSeq")},
         "properties": _properties(given.get("properties"), rows),
         "text": column("text", None),
@@ -222,14 +222,20 @@ def _cast(name: str, array: pa.Array) -> pa.Array:
         raise MessageFormatError(f"column {name!r} does not fit {_SPARK_TYPES[want]}: {error}") from error
 
 
-def _within(name: str, array: pa.Array, low: int, high: int | None) -> pa.Array:
+_BOUNDS: Mapping[str, tuple[int, int | None]] = {
+    "JMSPriority": (0, 9),
+    "JMSExpiration": (0, None),
+    "JMSDeliveryMode": (NON_PERSISTENT, PERSISTENT),
+}
+
+
+def _check_within(name: str, array: pa.Array, low: int, high: int | None) -> None:
     bounds = pc.min_max(array).as_py()
     if bounds["min"] is not None and (bounds["min"] < low or (high is not None and bounds["max"] > high)):
         bad = bounds["min"] if bounds["min"] < low else bounds["max"]
         raise MessageFormatError(
             f"{name} is {bad}, but must be {low} to {high if high is not None else 'any later time'}"
         )
-    return array
 
 
 def _check_one_body(text: pa.Array, body: pa.Array) -> None:
@@ -251,6 +257,8 @@ def check_message_sizes(rows: pa.RecordBatch, max_message_bytes: int) -> None:
 def _check_sizes(columns: Mapping[str, pa.Array], max_message_bytes: int) -> None:
     """Everything a message carries counts: body, names and values of properties, headers of text. The headers that are
     numbers (40 bytes) and what spark-jms adds do not."""
+    if sum(array.nbytes for array in columns.values()) <= max_message_bytes:
+        return  # then no row carries more
     sizes = {name: _bytes_by_row(array) for name, array in columns.items() if array.null_count < len(array)}
     carried = {name: by_row for name, by_row in sizes.items() if by_row is not None}
     if not carried:

@@ -118,9 +118,9 @@ class FileWriter:
         return StagedFile(self.path, self.member, self.rows, size, now_ms(), self._statistics.to_json())
 
     def abort(self) -> None:
-        with suppress(OSError, pa.ArrowException):  # a full disk; unclosed, the writer would write when it is collected
-            self._writer.close()
-        self._sink.close()
+        for unclosed in (self._writer, self._sink):  # they would write when they are collected
+            with suppress(OSError, pa.ArrowException):  # a full disk
+                unclosed.close()
         self._storage.delete(self.path)
 
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 from spark_jms.log.storage import FileInfo
 
 _DELETE_ATTEMPTS = 100
+_BUFFER_BYTES = 64 * 1024
 
 
 class LocalStorage:
@@ -105,7 +106,9 @@ class LocalStorage:
         return pa.memory_map(str(self.root / path))
 
     def open_output(self, path: str) -> Any:
-        return pa.OSFile(str(self.root / path), "wb")
+        return pa.BufferedOutputStream(
+            pa.OSFile(str(self.root / path), "wb"), _BUFFER_BYTES
+        )  # Parquet writes many small pieces
 
     def child(self, prefix: str) -> LocalStorage:
         return LocalStorage(self.root / prefix)
