@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.measure import DAEMONS
 from benchmarks.peers.base import Sender
 from benchmarks.workbench import Workbench
 
@@ -26,6 +27,7 @@ class JmsqPeer:
     sink_cell = "jmsq"
     source_cells: tuple[str, ...] = (ALL, TWO)
     latency_cell = "jmsq"
+    servers: frozenset[str] = frozenset()
 
     def __init__(self, bench: Workbench) -> None:
         self._bench = bench
@@ -82,6 +84,7 @@ class ReplicatedPeer(JmsqPeer):
     """The same, with the query's checkpoint behind the WebHDFS door of a replicated store on this machine."""
 
     latency_cell = REPLICATED
+    servers = frozenset({DAEMONS})
 
     def __init__(self, bench: Workbench, door: str) -> None:
         super().__init__(bench)

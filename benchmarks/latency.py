@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.errors import CellFailedError
 from benchmarks.jmsq import REPLICATED
-from benchmarks.measure import PAYLOAD_BYTES, Meter, SteadyCpu, settle
+from benchmarks.measure import BROKER, DAEMONS, PAYLOAD_BYTES, Meter, SteadyCpu, settle
 from benchmarks.peers import LatencyPeer, Sender
 from benchmarks.results import Sample, TargetComparison
 from benchmarks.stats import percentile, steady
@@ -92,7 +92,8 @@ def _window(bench: Workbench, peer: LatencyPeer, run_number: int) -> None:
             send([payload(PRIME)])
             if not window.primed.wait(FIRST_MESSAGE_TIMEOUT_S):
                 raise CellFailedError(f"no message within {FIRST_MESSAGE_TIMEOUT_S} s; query: {query.exception()}")
-            with Meter() as meter, SteadyCpu(bench.options.warm_s) as cpu:
+            idle = {BROKER, DAEMONS} - peer.servers
+            with Meter() as meter, SteadyCpu(bench.options.warm_s, idle) as cpu:
                 start_ns, sent = produce(send, bench.options.rate, bench.options.warm_s + bench.options.latency_s)
                 with window.changed:
                     whole = window.changed.wait_for(lambda: len(window.got) >= sent, DRAIN_TIMEOUT_S)
@@ -109,11 +110,9 @@ def _window(bench: Workbench, peer: LatencyPeer, run_number: int) -> None:
         sample = Sample(table, peer.latency_cell, run_number, value, "ms", meter.seconds, meter.noise, detail)
         bench.recorder.sample(sample)
     spent_cpu = cpu.ms_per_message(bench.options.rate)
-    by_program = {f"{program}_ms": round(value, 2) for program, value in spent_cpu.items()}
+    by_role: dict[str, float | str] = {role: round(value, 2) for role, value in spent_cpu.items()}
     bench.recorder.sample(
-        Sample(
-            CPU, peer.latency_cell, run_number, sum(spent_cpu.values()), "ms", meter.seconds, meter.noise, by_program
-        )
+        Sample(CPU, peer.latency_cell, run_number, sum(spent_cpu.values()), "ms", meter.seconds, meter.noise, by_role)
     )
     bench.recorder.sample(
         Sample(

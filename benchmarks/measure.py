@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -53,25 +54,41 @@ class Meter:
 
 def own_cpu_s() -> float:
     """Processor seconds of this process, its live descendants, and the children they have reaped."""
-    return sum(cpu_s_by_program().values())
+    return sum(cpu_s_by_role().values())
 
 
-def cpu_s_by_program() -> dict[str, float]:
-    """The same, apart for "java" (Spark's JVM, the broker) and "python" (all others: sources, planners, workers)."""
-    me, spent = psutil.Process(), {"java": 0.0, "python": 0.0}
+DRIVER, BROKER, DAEMONS = "producer and driver", "broker", "daemons"
+_ROLES = {  # a word of the command line
+    "kafka.Kafka": BROKER,
+    "spark_jms.store.regions.daemon": DAEMONS,
+    "SparkSubmit": "Spark's JVM",
+    "python_streaming_source_runner": "planning",
+    "pyspark.daemon": "reading",
+}
+
+
+def cpu_s_by_role() -> dict[str, float]:
+    """The same, by what the processes do. DRIVER is this process, with the producer, its housekeeping, and `foreachBatch`."""
+    me = psutil.Process()
+    spent = dict.fromkeys((DRIVER, *_ROLES.values(), "others"), 0.0)
     for process in [me, *me.children(recursive=True)]:
         with contextlib.suppress(psutil.Error):
-            times, program = process.cpu_times(), "java" if process.name() == "java" else "python"
-            spent[program] += times.user + times.system
-            spent["python"] += getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
+            words, times = " ".join(process.cmdline()), process.cpu_times()
+            role = next((role for word, role in _ROLES.items() if word in words), "others")
+            spent[DRIVER if process == me else role] += times.user + times.system
+            # Children that were reaped: of this process any; Spark's JVM and the daemon of its workers have workers.
+            reaped = getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
+            spent["others" if process == me else "reading"] += reaped
     return spent
 
 
 class SteadyCpu:
     """Processor time per message from `warm_s` after the start to the end of a block in which `rate` messages a second are
-    sent: everything that the peer needs for them, from the producer to the reader, broker and housekeeping included."""
+    sent: everything that the peer needs for them, from the producer to the reader, broker and housekeeping included.
+    `idle` are the roles of processes that stand by for another peer: their time is not its."""
 
-    def __init__(self, warm_s: float) -> None:
+    def __init__(self, warm_s: float, idle: Collection[str] = ()) -> None:
+        self._idle = idle
         self._looks: list[tuple[float, dict[str, float]]] = []
         self.warm = threading.Event()
         self._timer = threading.Timer(warm_s, self._warm)
@@ -82,7 +99,7 @@ class SteadyCpu:
         self.warm.set()
 
     def _look(self) -> None:
-        self._looks.append((time.perf_counter(), cpu_s_by_program()))
+        self._looks.append((time.perf_counter(), cpu_s_by_role()))
 
     def __enter__(self) -> SteadyCpu:
         self._timer.start()
@@ -97,12 +114,13 @@ class SteadyCpu:
         self._look()
 
     def ms_per_message(self, rate: float) -> dict[str, float]:
-        """By program. Raises CellFailedError if the block ended within `warm_s`."""
+        """By role. Raises CellFailedError if the block ended within `warm_s`."""
         if not self.warm.is_set():
             raise CellFailedError("the window ended before its warm-up")
         (start, before), (end, after) = self._looks[0], self._looks[-1]
         messages = rate * (end - start)
-        return {program: (after[program] - before[program]) * 1000 / messages for program in after}
+        spent = {role: (after[role] - before[role]) * 1000 / messages for role in after if role not in self._idle}
+        return {role: ms for role, ms in spent.items() if ms > 0}
 
 
 def machine_busy_s() -> float:

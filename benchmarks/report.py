@@ -26,7 +26,8 @@ received in batches of 100,000 by a queue's destination keys, beside FIFO. **lat
 {latency_s:g} s after {warm_s:g} s of warm-up, processingTime 0,
 checkpoint on local disk; from the time a message was due at the producer to the time `foreachBatch` has it.
 **CPU per message**: the same windows after their warm-up; processor time of all processes of the run (producer, Spark's JVM,
-Python's sources and workers, broker, daemons, housekeeping) over the messages sent. An idle broker counts for its peers, too.
+Python's sources and workers, broker, daemons, housekeeping) over the messages sent. A broker and daemons that stand by for
+another peer are left out; each sample has the time by role.
 **commit** is one `send` of the plain client; **planning** is `latestOffset` + `partitions`; their destinations are
 sampled in turn, {rounds} rounds. **store rank**: acknowledged commits a second of one process with 1, 8 and 64 threads,
 each on a record set of its own (three objects, 300 bytes), on each kind of store; the databases with fsync, the

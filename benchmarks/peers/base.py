@@ -32,10 +32,12 @@ class ThroughputPeer(Protocol):
 
 
 class LatencyPeer(Protocol):
-    """Producer and source of the latency part; `source` has a binary column `body`."""
+    """Producer and source of the latency part; `source` has a binary column `body`. `servers` are the roles of its servers'
+    processes (measure.py)."""
 
     family: str
     latency_cell: str
+    servers: frozenset[str]
 
     def begin(self, number: int) -> None: ...
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from benchmarks import jars
 from benchmarks.errors import PeerMissingError
+from benchmarks.measure import BROKER
 from benchmarks.peers.base import Sender
 from benchmarks.peers.java_process import JavaProcess
 from benchmarks.workbench import Workbench
@@ -117,6 +118,7 @@ class KafkaPeer:
     sink_cell = "spark-kafka"
     source_cells: tuple[str, ...] = ("spark-kafka",)
     latency_cell = "spark-kafka"
+    servers = frozenset({BROKER})
 
     def __init__(self, bench: Workbench, broker: Broker) -> None:
         from confluent_kafka.admin import AdminClient

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import subprocess
+import sys
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
@@ -12,6 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NoReturn
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +22,7 @@ from rich.console import Console
 
 from benchmarks import calls, client, counting_daemon, growth, jars, latency, ranking, report, scaling
 from benchmarks.errors import CellFailedError
-from benchmarks.measure import SteadyCpu
+from benchmarks.measure import BROKER, DRIVER, SteadyCpu
 from benchmarks.recorder import Recorder
 from benchmarks.results import Absence, Noise, Results, Sample, TargetComparison, from_lines, to_line
 from benchmarks.stats import Spread, counted, pair_ratios, percentile, spread, steady
@@ -438,8 +441,26 @@ def test_steady_cpu_counts_the_work_after_the_warm_up() -> None:
         while time.process_time() - before < 0.2:
             sum(range(10_000))
     spent = cpu.ms_per_message(1000)
-    assert spent["python"] > 0
-    assert set(spent) == {"java", "python"}
+    assert spent[DRIVER] > 0
+
+
+def test_steady_cpu_leaves_out_the_servers_of_other_peers() -> None:
+    """A broker that stands by during our window costs us nothing; nor do our daemons in Kafka's."""
+    code = "import time\nwhile time.process_time() < 60: pass  # kafka.Kafka"
+    other = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        counted, left_out = SteadyCpu(0.0), SteadyCpu(0.0, {BROKER})
+        with counted, left_out:
+            assert counted.warm.wait(30)
+            assert left_out.warm.wait(30)
+            before = psutil.Process(other.pid).cpu_times().user
+            while psutil.Process(other.pid).cpu_times().user - before < 0.1:
+                time.sleep(0.01)
+    finally:
+        other.kill()
+        other.wait()
+    assert counted.ms_per_message(1000)[BROKER] > 0
+    assert BROKER not in left_out.ms_per_message(1000)
 
 
 def test_steady_cpu_refuses_a_window_that_is_all_warm_up() -> None:
