@@ -13,11 +13,12 @@ from spark_jms.claims.stores import addressed
 from spark_jms.claims.subscription_use import forget_dead_uses
 from spark_jms.core.active_subscription import is_durable
 from spark_jms.log.delta_log import DeltaLog
-from spark_jms.store import RecordHeldError, Session, Store
+from spark_jms.store import RecordHeldError, Session, Store, StoreError
 
 
 def clear_leftovers(store: Store, session: Session, log: DeltaLog) -> list[str]:
-    """Clear the record sets of dropped subscriptions that no session holds; returns their names.
+    """Clear the record sets of dropped subscriptions that no session holds; returns their names. A server that is away does not
+    hold up the others: its error is raised at the end.
 
     While we hold a record no consumer can write it. So if neither the log nor a live use has the subscription then, the
     record's content is from an earlier one, also when a new one of that name is created meanwhile.
@@ -25,9 +26,20 @@ def clear_leftovers(store: Store, session: Session, log: DeltaLog) -> list[str]:
     if not log.refresh().destination.is_topic:
         return []
     forget_dead_uses(store, session, log.snapshot.table_id)
+    cleared, errors = [], []
+    for server in log.snapshot.destination.servers_in_use():
+        try:
+            cleared += _clear_on(server, store, session, log)
+        except StoreError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return cleared
+
+
+def _clear_on(server: str, store: Store, session: Session, log: DeltaLog) -> list[str]:
     cleared = []
-    declared, prefix = log.snapshot.destination, f"members/{log.snapshot.table_id}/"
-    for name in (n for server in declared.servers_in_use() for n in store.names(addressed(server, prefix))):
+    for name in store.names(addressed(server, f"members/{log.snapshot.table_id}/")):
         known = read_state(store, name)
         if not _is_dropped(store, log, name) or known == known.cleared():
             continue

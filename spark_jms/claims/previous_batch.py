@@ -76,8 +76,12 @@ class PreviousBatch:
     def without_unlogged(self, state: RecordSet, held: RecordSet, live_sessions: Set[str]) -> RecordSet:
         """Drops the consumer's other claims, which Spark never logged. `held` is the state before this consumer attached.
         An older instance that is alive, or was when we started, may still run such a batch: its messages come back
-        flagged."""
+        flagged. So do those of a plain client's older session on this server: it continues in a new one only when it had
+        nothing to acknowledge, so it never got their claim's answer."""
         if not self._replayable:
+            for claim in held.claims.values():
+                if claim.consumer == self._members.consumer and claim.session != self._members.session_id:
+                    state = state.release(claim.id, delivered=True)
             return state
         trial = self._members.open_progress().trial
         kept = trial.claim if trial else None  # its messages come back as a batch of their own

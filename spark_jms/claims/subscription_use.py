@@ -28,7 +28,7 @@ from spark_jms.core.subscription_name import server_of_subscription
 from spark_jms.errors import MemberUnavailableError, SubscriptionInUseError
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.storage import now_ms
-from spark_jms.store import Delete, FencedError, Handle, Put, RecordHeldError, Session, Store
+from spark_jms.store import Delete, Handle, Put, RecordHeldError, Session, Store, StoreError
 
 JOIN_TIMEOUT_S = 15.0
 ANSWER_S = 2.0  # a server that does not answer for so long gets no new subscription
@@ -51,8 +51,8 @@ class SubscriptionUse:
         """A subscription that is not durable ends with its last use, and leaves nothing behind. Never waits long and raises
         nothing of the store's: what it cannot do now housekeeping does later, because the session has ended."""
         with (
+            suppress(StoreError),
             self._session,
-            suppress(RecordHeldError, FencedError),
             _opened(self._session, uses_record(self._table_id), LEAVE_TIMEOUT_S) as record,
         ):
             known = record.read(self.name)

@@ -106,19 +106,18 @@ def finished_files(
     live_names: Collection[str] = (),
 ) -> list[DataFile]:
     """The files that a purge takes out of the log now, at most about `limit`. A topic without durable subscriptions keeps
-    messages for a day at least, for one that may be made."""
+    messages for a day at least, for one that may be made. A member was finished for all subscriptions when it was removed."""
     destination = snapshot.destination
     names = destination.subscription_names()
     retention = (
         destination.retention_ms if names else max(destination.retention_ms, TOPIC_WITHOUT_SUBSCRIPTIONS_RETENTION_MS)
     )
     out: list[DataFile] = []
-    for files in snapshot.members.values():
+    for member, files in snapshot.members.items():
+        removed = member not in destination.member_ids
         for file in files.files:
             sequences = Ranges.of((file.first, file.last))
-            done = all(
-                is_done(name, file.member, sequences) for name in (*names, *live_names)
-            )  # cheaper than the statistics
+            done = removed or all(is_done(name, member, sequences) for name in (*names, *live_names))
             if done and now - _sent_ms(file) >= retention:
                 out.append(file)
             elif destination.is_topic:

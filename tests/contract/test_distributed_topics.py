@@ -11,11 +11,15 @@ import pytest
 
 import spark_jms
 from spark_jms.admin.purge import purge_files
-from spark_jms.claims import views
+from spark_jms.claims import subscription_use, views
 from spark_jms.claims.active_subscriptions import active_subscriptions
+from spark_jms.claims.batches import ConsumerSettings
+from spark_jms.claims.distributed import DistributedSubscriber
 from spark_jms.claims.housekeeper import Housekeeper
+from spark_jms.claims.members import Members
 from spark_jms.claims.record_sets import read_state
 from spark_jms.client import Consumer, Context
+from spark_jms.core.batch import Batch, Limits, MemberPick
 from spark_jms.core.destination import FORMAT_VERSION, Destination
 from spark_jms.core.record_set import RecordSet
 from spark_jms.errors import (
@@ -32,6 +36,7 @@ from spark_jms.log.domain import Domain
 from spark_jms.log.server_state import start_server, stop_server
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader
+from spark_jms.store import OutcomeUnknownError
 from spark_jms.testing.waiting import wait_until
 from tests.contract.source_steps import LIMIT, next_offset, texts_of
 from tests.contract.test_servers import SERVERS, Away
@@ -432,3 +437,64 @@ def test_query_on_a_server_waits_for_it(root: str, context: Context) -> None:
     third = next_offset(again, second)
     assert texts_of(again, second, third) == ["7"]
     again.stop()
+
+
+# -- lost answers, and members that are removed ------------------------------------------------------------------------
+def test_claim_whose_answer_is_lost_comes_again(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """D4, D6, C9: the server has the claim of a client that never heard of it; the client gets its messages in its next
+    session there, flagged."""
+    commit, failed = Members.commit, list[bool]()
+
+    def forgetful(self: Members, changed: Any, progress: Any = None) -> None:
+        claims = any(state.claims for state in changed.values())
+        commit(self, changed, progress)
+        if claims and not failed:
+            failed.append(True)
+            raise OutcomeUnknownError("the answer was lost")
+
+    monkeypatch.setattr(Members, "commit", forgetful)
+    context.consumer("a@prices", subscription="billing").close()
+    with spark_jms.connect(context.root, housekeeping=False) as other:
+        consumer = DistributedSubscriber(
+            other._domain, other._store, "prices", "a@billing", "client", ConsumerSettings(replayable=False)
+        )
+        send(context, "1")
+        found: list[MemberPick] = []
+
+        def look() -> bool:
+            batch = consumer.next_batch(Batch("client"), Limits())
+            found.extend(batch.members.values() if batch else ())
+            return bool(found)
+
+        wait_until(look)
+        assert failed
+        assert [(pick.picks.count, list(pick.redelivered)) for pick in found] == [(1, [2])]
+        consumer.close()
+
+
+def test_messages_of_a_removed_member_are_purged(tmp_path: Path) -> None:
+    """D1, C13: it was finished for all subscriptions when it was removed, so its files go like others; also of a partitioned
+    topic, whose record sets on the removed server are not looked at any more."""
+    where = str(tmp_path / "root")
+    spark_jms.apply(where, module("a", "b", "c", forwarding="partitioned"))
+    with spark_jms.connect(where, housekeeping=False) as context:
+        with context.consumer("prices", subscription="billing") as consumer:
+            send(context, *"123")
+            assert received(consumer, 3) == [*"123"]
+        spark_jms.apply(where, module("b", "c", forwarding="partitioned"))
+        assert messages_in_files(context) == 3
+        assert purge_files(context._domain, context._store, "prices").purged_messages == 3
+
+
+def test_store_that_fails_at_the_end_is_left_to_housekeeping(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C10, D6: closing a consumer raises nothing of the store's, and its subscription has ended."""
+
+    def fails(*_: Any) -> None:
+        raise OutcomeUnknownError("the answer was lost")
+
+    consumer = context.consumer("prices")
+    send(context, "1", "2", "3")
+    assert received(consumer, 3) == ["1", "2", "3"]
+    monkeypatch.setattr(subscription_use, "_clear", fails)
+    consumer.close()
+    assert uses(context) == set()

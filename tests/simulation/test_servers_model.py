@@ -12,8 +12,6 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -35,10 +33,10 @@ from spark_jms.log.send import send
 from spark_jms.log.server_state import start_server, stop_server
 from spark_jms.log.servers import ServerEntry
 from spark_jms.store import MemoryStore, OutcomeUnknownError, StoreBusyError
-from spark_jms.store.memory import MemoryBackend
 from spark_jms.store.routed import RoutedStore
 from spark_jms.testing.memory_storage import MemoryStorage
 from tests.queue_model.clock import Clock
+from tests.topics_model.faults import Faults
 
 ROOT = "memory://servers-model"
 SEEDS = int(os.environ.get("JMSQ_SEEDS", "2000")) // 10
@@ -46,37 +44,6 @@ STEPS = 60
 Key = tuple[int, int]  # member, sequence
 
 pytestmark = pytest.mark.usefixtures("quiet_model")
-
-
-class Faults:
-    """Which stores are away, and which one fails after its next write."""
-
-    def __init__(self, stores: dict[str, MemoryStore]) -> None:
-        self.backends = {id(store._memory): name for name, store in stores.items()}
-        self.away: set[str] = set()
-        self.forgetful = ""
-
-    def install(self, patch: pytest.MonkeyPatch) -> None:
-        for name in ("read", "attach", "alive"):
-            patch.setattr(MemoryBackend, name, self._refusing(getattr(MemoryBackend, name)))
-        write = self._refusing(MemoryBackend.write)
-
-        def writing(backend: MemoryBackend, plan: Callable[[Any], Any]) -> Any:
-            result = write(backend, plan)
-            if self.forgetful == self.backends.get(id(backend), "-"):
-                self.forgetful = ""
-                raise OutcomeUnknownError("the answer was lost")
-            return result
-
-        patch.setattr(MemoryBackend, "write", writing)
-
-    def _refusing(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def act(backend: MemoryBackend, *args: Any) -> Any:
-            if self.backends.get(id(backend), "-") in self.away:
-                raise StoreBusyError("away")
-            return real(backend, *args)
-
-        return act
 
 
 class Query:

@@ -1,0 +1,103 @@
+"""Bugs to plant in distributed topics, one at a time: the model of tests/topics_model must notice each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from spark_jms.claims import distributed, scan, stores, subscription_use
+from spark_jms.claims.housekeeper import Housekeeper
+from spark_jms.core import outages
+from spark_jms.core.destination import Destination
+from spark_jms.core.outages import Outages
+from spark_jms.errors import ServerDownError
+from spark_jms.log import server_state
+
+Patch = pytest.MonkeyPatch
+
+
+@dataclass(frozen=True)
+class PlantedInTopics:
+    """`text`: a pattern that the violation must match."""
+
+    name: str
+    text: str
+    plant: Callable[[Patch], None]
+
+    def __str__(self) -> str:
+        return self.name.replace(" ", "-")
+
+
+def outages_are_not_noted(patch: Patch) -> None:
+    patch.setattr(server_state, "with_outages", lambda snapshot, after: after)
+
+
+def outages_end_with_the_outage(patch: Patch) -> None:
+    original = Outages.from_json
+    patch.setattr(Outages, "from_json", lambda stored: replace(original(stored), over={}))
+
+
+def outage_begins_late(patch: Patch) -> None:
+    original = outages._behind
+    patch.setattr(outages, "_behind", lambda members: {m: first + 1 for m, first in original(members).items()})
+
+
+def persistent_messages_are_skipped_too(patch: Patch) -> None:
+    def missed(batch: Any, sequences: pa.Int64Array, ranges: Any) -> pa.BooleanArray:
+        return pa.array([n in ranges for n in sequences.to_pylist()])
+
+    patch.setattr(scan, "_missed", missed)
+
+
+def one_server_that_is_down_stops_senders(patch: Patch) -> None:
+    def check_up(self: Destination, members: Any) -> None:
+        if self.down:
+            raise ServerDownError()
+
+    patch.setattr(Destination, "check_up", check_up)
+
+
+def purge_does_not_ask_who_listens(patch: Patch) -> None:
+    patch.setattr(Housekeeper, "live_names", lambda self: [])
+
+
+def positions_are_looked_for_at_the_member(patch: Patch) -> None:
+    patch.setattr(stores, "record_server", lambda declared, name, member: declared.server_of(member))
+
+
+def new_subscription_begins_at_the_front(patch: Patch) -> None:
+    original = subscription_use.start_floors
+    patch.setattr(subscription_use, "start_floors", lambda snapshot, position: original(snapshot, "earliest"))
+
+
+def members_are_looked_for_at_their_server(patch: Patch) -> None:
+    patch.setattr(distributed, "recorded_on", lambda declared, server, name: declared.members_on(server))
+
+
+PLANTED_IN_TOPICS = [
+    PlantedInTopics("outages are not noted", "got what its server has missed", outages_are_not_noted),
+    PlantedInTopics("outages end with the outage", "got what its server has missed", outages_end_with_the_outage),
+    PlantedInTopics("an outage begins late", "got what its server has missed", outage_begins_late),
+    PlantedInTopics(
+        "persistent messages are skipped", "has lost|which it has not received", persistent_messages_are_skipped_too
+    ),
+    PlantedInTopics("one down server stops senders", "one server is enough", one_server_that_is_down_stops_senders),
+    PlantedInTopics("purge does not ask who listens", "DataLossError|has lost", purge_does_not_ask_who_listens),
+    PlantedInTopics(
+        "positions are looked for at the member",
+        "the purge has left|which it has not received|was purged|DataLossError",
+        positions_are_looked_for_at_the_member,
+    ),
+    PlantedInTopics(
+        "a new subscription begins at the front",
+        "got what was sent before it began",
+        new_subscription_begins_at_the_front,
+    ),
+    PlantedInTopics(
+        "members are looked for at their server", "has lost|got a message twice", members_are_looked_for_at_their_server
+    ),
+]

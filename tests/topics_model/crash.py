@@ -1,0 +1,21 @@
+"""kill -9 of a consumer: none of its sessions lives any more, on whatever server."""
+
+from __future__ import annotations
+
+from spark_jms.claims.distributed import DistributedSubscriber
+from spark_jms.store import MemoryStore
+from spark_jms.store.routed import DEFAULT, RoutedSession, RoutedStore
+
+
+def crash(store: RoutedStore, subscriber: DistributedSubscriber) -> None:
+    branches = subscriber._branches.values()
+    sessions = {one._subscriber.members.session_id for one in branches if one._subscriber is not None}
+    if subscriber._use is not None:
+        own = subscriber._use._session
+        assert isinstance(own, RoutedSession)
+        sessions |= {session.session_id for session in own._sessions.values()}
+    for server in (DEFAULT, *store.others()):
+        one = store.store(server)
+        assert isinstance(one, MemoryStore)
+        for session in sessions:
+            one._memory.detach(session)
