@@ -11,11 +11,13 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
+from spark_jms.claims.barriers import BarrierWatch
 from spark_jms.claims.error_destination import ErrorDestination
 from spark_jms.claims.isolation import Isolation, pinned, waiting_in
-from spark_jms.claims.members import Members
+from spark_jms.claims.members import Held, Members
 from spark_jms.claims.offer import Offer
 from spark_jms.claims.planner import Planner, batch_shares
 from spark_jms.claims.positions import check_selector
@@ -142,6 +144,8 @@ class BatchMaker:
         self.previous = PreviousBatch(store, members, self.isolation, replayable=settings.replayable, clock_ms=clock_ms)
         self._limit = RedeliveryLimit(errors, members.session_id, members.label, clock_ms)
         self._work_planner = WorkPlanner(planner, errors, members.session_id, members.label, clock_ms)
+        self._barriers = BarrierWatch(table)
+        self.passed_barrier = False  # by the last batch: what was behind it may be available now
         self.planned_version = -1
         self._prepared: Mapping[int, Offer] = {}  # offers of a batch that is not concluded
         self._last_batch_s = time.monotonic()
@@ -217,6 +221,9 @@ class BatchMaker:
         self._prepared = {}
         self.previous.finish(prepared.start, prepared.missing)
         self._finish(begun)
+        self.passed_barrier = self._barriers.look(
+            snapshot, self._members.subscription, {m: partial(_state_of, one) for m, one in held.items()}
+        )
         for member in {*self._left_to_others(snapshot), *(self._members.borrowed() & set(changed))}:
             self._members.leave(member, snapshot.last_sequence(member))
         self._members.hand_over({m: snapshot.last_sequence(m) for m in self._members.held})
@@ -409,3 +416,7 @@ def unit_not_narrowed(destination: str) -> OptionError:
         f"option onPoison is 'isolate', and {destination} delivers units of work: a failing batch would be narrowed within a "
         "unit; use onPoison=fail"
     )
+
+
+def _state_of(held: Held) -> RecordSet:
+    return held.state

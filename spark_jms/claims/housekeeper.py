@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from spark_jms.claims.active_subscriptions import not_durable
+from spark_jms.claims.barriers import BarrierWatch
 from spark_jms.claims.leftovers import clear_leftovers
 from spark_jms.claims.record_sets import state_of
 from spark_jms.claims.stores import keep_servers, store_of, timed_stores
@@ -61,6 +63,7 @@ class Housekeeper:
         )
         self._live: dict[str, Subscription] = {}  # subscriptions that are not in the table
         self._transfers = Transfers(domain)
+        self._barriers = BarrierWatch(self._messages)
         self._looked_for_abandoned_s = time.monotonic()
 
     def live_names(self) -> list[str]:
@@ -110,6 +113,21 @@ class Housekeeper:
         names = [*snapshot.destination.subscription_names(), *self._live]
         recover_transfers(self._transfers, self._session, snapshot, self._state, names)
 
+    def _pass_barriers(self) -> None:
+        """Of records that no consumer holds any more."""
+        snapshot = self._messages.refresh()
+        declared = snapshot.destination
+        if declared.slots is None or not declared.slots.barriers:
+            return
+        for subscription in [*declared.subscription_names(), *self._live]:
+            members = {b.old for b in declared.slots.barriers}
+            states = {
+                member: partial(self._state, subscription, member)
+                for member in members
+                if record_server(declared, subscription, member) not in self._away
+            }
+            self._barriers.look(snapshot, subscription, states)
+
     def _delete_abandoned(self) -> None:
         """Temporary destinations of dead contexts (C15). The housekeeping of a temporary one has a store of its own."""
         now_s = time.monotonic()
@@ -140,6 +158,7 @@ class Housekeeper:
             self._away.clear()
             self.rounds.round()
             self.rounds.monitor.run("recovery of transfers", self._recover_transfers)
+            self.rounds.monitor.run("barriers of units of order", self._pass_barriers)
             self._report_away()
             self._delete_abandoned()
             self._publish(self._lease)

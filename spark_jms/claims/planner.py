@@ -174,6 +174,8 @@ class Planner:
         if waiting := state.waiting:
             late = units_of(self.table, member, waiting, table_id=snapshot.table_id)
             blocked.block_behind(late.first_of_units())
+        for barrier in snapshot.destination.barriers_before(self._subscription, member):
+            blocked.block_slots(barrier.slots, barrier.new_first)
         if member in self._refused:
             blocked.block_behind(self._refused[member].first_of_units(state))
 

@@ -184,7 +184,7 @@ class Subscriber:
     def has_more(self) -> bool:
         """The last plan did not get through all messages: the next one continues behind it."""
         with self._lock:
-            return any(self.planner.has_more(member) for member in self.members.held)
+            return self._batches.passed_barrier or any(self.planner.has_more(member) for member in self.members.held)
 
     def has_new_records(self) -> bool:
         """Another consumer has handed over a record that `next_batch` has not taken up yet."""

@@ -39,6 +39,8 @@ def _describe_destinations(settings: CommandSettings, names: tuple[str, ...]) ->
                     "epoch": d.epoch,
                     "subscriptions": sorted(d.subscriptions),
                     "paused": list(pause_rows(d)),
+                    "leaving": sorted(d.leaving),
+                    "barriers": [barrier.to_json() for barrier in d.slots.barriers] if d.slots else [],
                     "settings": describe_settings(d),
                 }
                 for d in found
@@ -55,6 +57,15 @@ def _describe_destinations(settings: CommandSettings, names: tuple[str, ...]) ->
         for pause in pause_rows(d):
             scope = d.name if pause.member is None else f"{d.name}, member {pause.member}"
             settings.out.say(f"{scope}: {pause.operation} is paused since {pause.since:%Y-%m-%d %H:%M:%SZ}")
+        for member in sorted(d.leaving):
+            settings.out.say(
+                f"{d.name}, member {member}: leaves when it is empty, and gets nothing new; apply again then"
+            )
+        for barrier in d.slots.barriers if d.slots else ():
+            settings.out.say(
+                f"{d.name}, member {barrier.new}: units of order of {len(barrier.slots)} slot(s) wait, from sequence "
+                f"{barrier.new_first:,} on, for those of member {barrier.old} up to {barrier.old_last:,}"
+            )
 
 
 def _list_settings(settings: CommandSettings) -> None:

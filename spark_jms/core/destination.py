@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import attrs
@@ -18,6 +18,7 @@ from spark_jms.core.outages import NO_OUTAGES, Outages
 from spark_jms.core.pause import INSERTION, PRODUCTION, Pauses
 from spark_jms.core.placement import HOME, Placement, placed_on
 from spark_jms.core.routing import Routing
+from spark_jms.core.slots import Barrier, SlotMap
 from spark_jms.errors import (
     DestinationPausedError,
     FormatVersionError,
@@ -29,7 +30,6 @@ from spark_jms.errors import (
     UnreadableTableError,
 )
 from spark_jms.settings.destination import (
-    KEYS,
     SINGLE_MESSAGE_DELIVERY,
     SYSTEM_GENERATED,
     DestinationSettings,
@@ -38,12 +38,11 @@ from spark_jms.settings.destination import (
     to_metadata,
 )
 
-FORMAT_VERSION = 3  # of replicated distributed topics; others whose members are on servers have 2, and all others 1
+FORMAT_VERSION = 4  # once slots have moved. Else: replicated distributed topics 3, others with servers 2, all others 1
 QUEUE_SUBSCRIPTION = "-"  # a queue has one set of positions, under this name
 TEMPORARY_PREFIX = "jmsq-temporary-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
 _PREFIX = "jmsq."
-SETTINGS = frozenset(_PREFIX + row.stored_name for row in KEYS.values())  # keys in a table's configuration
 
 
 @dataclass(frozen=True)
@@ -73,6 +72,8 @@ class Destination(DestinationSettings):
         factory=dict
     )  # server -> the newest term of its lease that is known here
     outages: Outages = NO_OUTAGES  # of a replicated topic
+    slots: SlotMap | None = None  # once slots of units of order have moved
+    leaving: frozenset[int] = frozenset()  # members that are to be removed and still have messages
 
     def __attrs_post_init__(self) -> None:
         check_name("destination", self.name)
@@ -109,7 +110,9 @@ class Destination(DestinationSettings):
     @property
     def can_lose_members(self) -> bool:
         """A member with units of order stays, unless the destination targets servers."""
-        return self.placement is not None or self.members > (self.slot_members or self.members)
+        return (
+            self.placement is not None or self.slots is not None or self.members > (self.slot_members or self.members)
+        )
 
     def server_of(self, member: int) -> str:
         """Of a removed member: HOME."""
@@ -143,6 +146,32 @@ class Destination(DestinationSettings):
         down = self.down_members
         return [member for member in self.member_ids if member not in down] or self.member_ids
 
+    @property
+    def slot_map(self) -> SlotMap:
+        if self.slots is not None:
+            return self.slots
+        return SlotMap.of(self.placement.slots if self.placement else range(self.slot_members or self.members))
+
+    def barriers_before(self, subscription: str, member: int) -> list[Barrier]:
+        """On the way of this subscription's units of order on the member."""
+        if self.slots is None:
+            return []
+        return self.slots.before(member, subscription, lambda m: self.start_floor(subscription, m))
+
+    def barriers_behind(self, subscription: str, member: int) -> list[Barrier]:
+        """That wait for what this subscription has on the member."""
+        if self.slots is None:
+            return []
+        return self.slots.behind(member, subscription, lambda m: self.start_floor(subscription, m))
+
+    def with_leaving(self, leaving: Collection[int], last: Callable[[int], int]) -> Destination:
+        """These members get nothing new, and their slots move to the others; units of work stay."""
+        staying = [member for member in self.member_ids if member not in leaving]
+        slots = self.slots
+        if not self.handles_units_of_work:
+            slots = self.slot_map.shared(staying, self.member_ids, last)
+        return attrs.evolve(self, leaving=frozenset(leaving), slots=slots, epoch=self.epoch + 1)
+
     def check_up(self, members: Iterable[int]) -> None:
         """Raises ServerDownError when one of these members is on a server that is down; of a replicated topic, when all servers
         are."""
@@ -172,7 +201,8 @@ class Destination(DestinationSettings):
     @property
     def route(self) -> Routing:
         ids, slots = (self.placement.ids, self.placement.slots) if self.placement else ((), ())
-        closed = self.pauses.closed(self.member_ids) | self.down_members
+        slots = self.slots.owners if self.slots else slots
+        closed = self.pauses.closed(self.member_ids) | self.down_members | self.leaving
         return Routing(self.epoch, self.members, self.routing, self.weights, self.slot_members, closed, ids, slots)
 
     def subscription_names(self) -> list[str]:
@@ -191,9 +221,12 @@ class Destination(DestinationSettings):
         known = self.subscriptions.get(subscription)
         return known.floors.get(member, 0) if known else 0
 
-    def changed_to(self, new: Destination, used: Iterable[int] = ()) -> Destination:
-        """This destination with newly declared settings: the epoch rises; ids, slots, subscriptions and pauses stay. `used`
-        are members that had messages before. Raises InvalidDestinationError."""
+    def changed_to(
+        self, new: Destination, used: Iterable[int] = (), last: Callable[[int], int] = lambda member: 0
+    ) -> Destination:
+        """This destination with newly declared settings: the epoch rises; ids, subscriptions and pauses stay, and slots move when
+        the members change. `used` are members that had messages before, `last` is a member's last sequence. Raises
+        InvalidDestinationError."""
         placement = None
         if new.servers:
             members = [(member, self.server_of(member)) for member in self.member_ids]
@@ -216,7 +249,15 @@ class Destination(DestinationSettings):
             subscriptions=self.subscriptions,
             pauses=self.pauses.within(ids),
             outages=self.outages,
+            slots=self._slots_of(new, ids, last),
         )
+
+    def _slots_of(self, new: Destination, ids: Sequence[int], last: Callable[[int], int]) -> SlotMap | None:
+        if set(ids) == set(self.member_ids) and not self.leaving:
+            return self.slots
+        if new.handles_units_of_work:
+            return None if self.slots is None else self.slots.inherited(ids)
+        return self.slot_map.shared(ids, ids, last)
 
     def same_declaration(self, other: Destination) -> bool:
         return self.name == other.name and to_metadata(self) == to_metadata(other)
@@ -270,7 +311,7 @@ class Destination(DestinationSettings):
         }
         terms = {server: term.to_json() for server, term in self.terms.items()}
         stored = {
-            "formatVersion": str(FORMAT_VERSION if self.is_replicated else 2 if self.placement else 1),
+            "formatVersion": str(self._format_version),
             "name": self.name,
             **to_metadata(self),
             "slotMembers": str(self.slot_members),
@@ -281,8 +322,16 @@ class Destination(DestinationSettings):
             **({"down": json.dumps(dict(self.stopped), sort_keys=True)} if self.placement else {}),
             **({"leaseTerms": json.dumps(terms, sort_keys=True)} if self.placement else {}),
             **({"outages": json.dumps(self.outages.to_json())} if self.is_replicated else {}),
+            **({"slotMap": json.dumps(self.slots.to_json())} if self.slots else {}),
+            **({"leaving": json.dumps(sorted(self.leaving))} if self.leaving else {}),
         }
         return {_PREFIX + key: value for key, value in stored.items()}
+
+    @property
+    def _format_version(self) -> int:
+        if self.slots is not None or self.leaving:
+            return FORMAT_VERSION
+        return 3 if self.is_replicated else 2 if self.placement else 1
 
     @staticmethod
     def from_configuration(configuration: Mapping[str, str], where: str) -> Destination:
@@ -309,6 +358,8 @@ class Destination(DestinationSettings):
                 stopped={str(server): int(since) for server, since in json.loads(stored.get("down", "{}")).items()},
                 terms={s: LeaseTerm.from_json(term) for s, term in json.loads(stored.get("leaseTerms", "{}")).items()},
                 outages=Outages.from_json(json.loads(stored.get("outages", "[]"))),
+                slots=SlotMap.from_json(json.loads(stored["slotMap"])) if "slotMap" in stored else None,
+                leaving=frozenset(json.loads(stored.get("leaving", "[]"))),
             )
         except (KeyError, ValueError, TypeError, AttributeError, ModuleFileError) as error:
             raise UnreadableTableError(

@@ -3,15 +3,13 @@
 A destination that targets servers has one member on each (uniform). Ids are given once: a server that is removed and added
 again gets a member with a new id, so no record set, offset or acknowledgement ever means another member than it meant.
 
-    the declaration ...        its member                            the slots of units of order
-    -------------------        ----------                            ---------------------------
-    keeps a server             keeps its id and its messages         stay
-    adds a server              gets the next id                      stay: a unit never leaves a member with messages
-    removes a server           goes, if it is empty                  of this member go to the others, in turn
+    the declaration ...        its member
+    -------------------        ----------
+    keeps a server             keeps its id and its messages
+    adds a server              gets the next id
+    removes a server           goes, if it is empty; else it leaves, and goes later
 
-A slot may leave a member only while the member is empty for every subscription. The commit that removes the member decides
-that on one version of the table, and senders that routed by the old placement route again at their commit; so every earlier
-message of the unit is finished before the first one at its new member.
+`slots` is the first map of the units of order. When members are added or removed, slots move, and slots.py has the map.
 """
 
 from __future__ import annotations

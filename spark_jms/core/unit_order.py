@@ -4,6 +4,7 @@ The messages of a unit are delivered in the order of their sequences, so none is
 
     the earlier message is                          it blocks
     claimed by another consumer, or moving          its whole unit
+    on the member that the unit's slot has left     what comes behind the move (slots.py)
     delayed: its delivery time, or a redelivery     what comes behind it
     refused by the consumer's selector, in a queue  what comes behind it, for this consumer
 
@@ -17,6 +18,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from spark_jms.core.routing import slot_of
 
 
 @dataclass(frozen=True)
@@ -80,14 +83,21 @@ def with_default_unit(rows: pa.RecordBatch, unit: str | None) -> pa.RecordBatch:
 
 
 class BlockedUnits:
-    """unit -> the sequence from which on its messages wait. A pass over a member fills it, and nothing is ever taken out:
-    what became available behind the pass must not come after what it blocked."""
+    """unit -> the sequence from which on its messages wait; and slots of units of which the same is known (slots.py). A pass
+    over a member fills it, and nothing is ever taken out: what became available behind the pass must not come after what it
+    blocked."""
 
     def __init__(self, since: Mapping[str, int] | None = None) -> None:
         self._since = dict(since or {})
+        self._since_of_slots: dict[int, int] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._since)
+        return bool(self._since or self._since_of_slots)
+
+    def block_slots(self, slots: Iterable[int], first: int) -> None:
+        """The units of these slots, from `first` on."""
+        for slot in slots:
+            self._since_of_slots[slot] = min(first, self._since_of_slots.get(slot, first))
 
     def block_units(self, messages: UnitMessages) -> None:
         """The whole units of these messages."""
@@ -101,9 +111,22 @@ class BlockedUnits:
 
     def waiting(self, sequences: pa.Int64Array, units: pa.StringArray) -> pa.BooleanArray | None:
         """Which of these messages wait; None: none of them."""
-        known = [unit for unit in pc.unique(units).to_pylist() if unit in self._since] if self._since else []
+        if not self:
+            return None
+        known = {
+            unit: since
+            for unit in pc.unique(units).to_pylist()
+            if unit is not None and (since := self._first(unit)) is not None
+        }
         if not known:
             return None
-        since = pa.array([self._since[unit] for unit in known], pa.int64())
-        found = pc.index_in(units, value_set=pa.array(known, pa.string()))
+        since = pa.array(list(known.values()), pa.int64())
+        found = pc.index_in(units, value_set=pa.array(list(known), pa.string()))
         return pc.fill_null(pc.greater_equal(sequences, since.take(found)), False)
+
+    def _first(self, unit: str) -> int | None:
+        since = self._since.get(unit)
+        if not self._since_of_slots:
+            return since
+        of_slot = self._since_of_slots.get(slot_of(unit))
+        return since if of_slot is None else of_slot if since is None else min(since, of_slot)

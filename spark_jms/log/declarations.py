@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 import pyarrow as pa
 
-from spark_jms.core.destination import SETTINGS, Destination, Subscription
+from spark_jms.core.destination import Destination, Subscription
 from spark_jms.core.lease_term import LeaseTerm
 from spark_jms.core.message import PARTITION_SCHEMA, STORED_SCHEMA
 from spark_jms.core.outages import Span
@@ -29,11 +29,11 @@ from spark_jms.core.subscription_place import check_durable
 from spark_jms.errors import InvalidDestinationError, JmsqError, MemberRemovalError, ModuleFileError
 from spark_jms.log.acknowledgements import ACKNOWLEDGEMENT_SCHEMA
 from spark_jms.log.checkpoints import commit_path
-from spark_jms.log.commit import Decision, commit_prepared
+from spark_jms.log.commit import Decision, commit, commit_prepared
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.register import RegisterEntry
-from spark_jms.log.snapshot import Snapshot
+from spark_jms.log.snapshot import DROPPED, Snapshot
 from spark_jms.log.storage import now_ms
 from spark_jms.log.table_schema import first_commit, with_columns
 from spark_jms.log.temporary import check_not_temporary
@@ -191,12 +191,16 @@ def _change(domain: Domain, wanted: Destination, empty: Callable[[str, int], boo
         now = snapshot.destination
         if now.same_declaration(wanted):
             return None
-        kept = now.changed_to(wanted, snapshot.numbered_members()).member_ids
-        removed = [member for member in now.member_ids if member not in kept]
+        removed = _removed(snapshot, wanted)
         return next((m for m in removed if snapshot.last_sequence(m) and not empty(wanted.name, m)), None)
 
     states = ServerStates.of(domain, wanted)
-    done = commit_prepared(domain.log(wanted.name), full_member, partial(decide_change, wanted, states=states))
+    log = domain.log(wanted.name)
+    try:
+        done = commit_prepared(log, full_member, partial(decide_change, wanted, states=states))
+    except MemberRemovalError:
+        commit(log, partial(decide_leaving, wanted))
+        raise
     if done is None:
         return DeclarationChange(wanted.name, "unchanged")
     return DeclarationChange(wanted.name, "changed", done.decision.difference)
@@ -240,7 +244,10 @@ def decide_change(
     """Pure. Raises InvalidDestinationError or MemberRemovalError when the destination cannot become `wanted`."""
     now = snapshot.destination
     if now.same_declaration(wanted):
-        return None
+        if not now.leaving:
+            return None
+        stay = now.with_leaving((), snapshot.last_sequence)
+        return ChangeDecision("SET TBLPROPERTIES", [metadata_action(snapshot, stay)], difference="no member leaves")
     if now.kind.removeprefix("distributed-") != wanted.kind.removeprefix("distributed-"):
         raise InvalidDestinationError(
             f"destination {wanted.name} is a {now.kind} and cannot become a {wanted.kind}: declare it under another name"
@@ -253,8 +260,9 @@ def decide_change(
     if full_member is not None:
         raise MemberRemovalError(
             f"destination {wanted.name} has {_members_of(now)} and the module says {_members_of(wanted)}, but member "
-            f"{full_member} still holds messages: consume them, move them (`jmsq move {now.name} {now.name} --member "
-            f"{full_member} --to-member …`), or `jmsq purge --member {full_member}`, then apply again"
+            f"{full_member} still holds messages. It gets no new ones, and its units of order have moved to the others: consume "
+            f"them, move them (`jmsq move {now.name} {now.name} --member {full_member} --to-member …`), or purge them (`jmsq "
+            f"purge --member {full_member}`), then apply again"
         )
     slots = now.slot_members or now.members
     if wanted.members < slots and not wanted.servers:
@@ -262,7 +270,7 @@ def decide_change(
             f"destination {wanted.name} was made with {slots} members, to which its units of order are bound: it can "
             f"grow beyond {slots} and shrink back to {slots}, but not to {wanted.members}"
         )
-    after = now.changed_to(wanted, snapshot.numbered_members())
+    after = now.changed_to(wanted, snapshot.numbered_members(), snapshot.last_sequence)
     new = set(after.servers_in_use()) - set(now.servers)
     after = states.on_new(attrs.evolve(after, subscriptions=_with_floors(snapshot, after.member_ids)), new)
     _check_subscriptions(now, after)
@@ -296,6 +304,21 @@ def _span(snapshot: Snapshot, member: int) -> Span:
     return Span(files.files[0].first if len(files) else last + 1, last)
 
 
+def decide_leaving(wanted: Destination, snapshot: Snapshot) -> Decision | None:
+    """Pure. The members that `wanted` lacks get nothing new, until they are empty and can be removed (T10)."""
+    now = snapshot.destination
+    removed = frozenset() if now.same_declaration(wanted) else frozenset(_removed(snapshot, wanted))
+    if removed <= now.leaving or removed >= set(now.member_ids):
+        return None
+    after = now.with_leaving(removed, snapshot.last_sequence)
+    return Decision("SET TBLPROPERTIES", [metadata_action(snapshot, after)])
+
+
+def _removed(snapshot: Snapshot, wanted: Destination) -> list[int]:
+    kept = snapshot.destination.changed_to(wanted, snapshot.numbered_members()).member_ids
+    return [member for member in snapshot.destination.member_ids if member not in kept]
+
+
 def _members_of(destination: Destination) -> str:
     on = f" (on {', '.join(destination.servers)})" if destination.servers else ""
     return f"{destination.members} members{on}"
@@ -320,8 +343,8 @@ def _difference(old: Destination, new: Destination) -> str:
 def metadata_action(snapshot: Snapshot, destination: Destination) -> dict[str, dict[str, Any]]:
     """The metaData action that makes `destination` the table's declaration. Properties that are promoted now become columns.
     Raises InvalidDestinationError when the table has such a column of another type."""
-    stored: dict[str, str] = snapshot.metadata.get("configuration") or {}
-    kept = {key: value for key, value in stored.items() if key not in SETTINGS}  # one without a value is not stored
+    stored: dict[str, str] = dict(snapshot.metadata.get("configuration") or {})
+    kept = {key: value for key, value in stored.items() if not key.startswith("jmsq.") or key == DROPPED}
     changed = {**kept, **_removed_retention(destination), **destination.to_configuration()}
     promoted = PromotedColumns.of(destination.promoted_properties)
     metadata = with_columns(snapshot.metadata, promoted.fields) if promoted else snapshot.metadata

@@ -46,7 +46,9 @@ def drop_subscription(log: DeltaLog, name: str) -> bool:
         declared = snapshot.destination
         if name not in declared.subscriptions:
             return None
-        after = attrs.evolve(declared, subscriptions={n: s for n, s in declared.subscriptions.items() if n != name})
+        rest = {n: s for n, s in declared.subscriptions.items() if n != name}
+        slots = declared.slots and declared.slots.without(name)
+        after = attrs.evolve(declared, subscriptions=rest, slots=slots)
         return Decision("SET TBLPROPERTIES", [metadata_action(snapshot, after)])
 
     return commit(log, decide) is not None

@@ -171,7 +171,7 @@ def test_destination_moves_from_its_domain_store_to_servers(tmp_path: Path) -> N
     spark_jms.apply(root, module("a", "home"))
     after = Domain(root).log("orders").refresh()
     assert after.destination.placement.members == ((2, "a"), (0, "home"))
-    assert after.metadata["configuration"]["jmsq.formatVersion"] == "2"
+    assert after.metadata["configuration"]["jmsq.formatVersion"] == "4"  # slots of units of order have moved
     assert {member for member, _ in send(root, "3", "4")} == {0, 2}
     with pytest.raises(InvalidDestinationError, match="cannot return to `members`"):
         spark_jms.apply(root, {"destinations": {"orders": {"kind": "distributed-queue", "members": 2}}})

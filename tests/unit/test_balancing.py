@@ -58,7 +58,7 @@ def test_address_takes_every_message(
     """D3: what is sent to a named server goes to its member, units of order too, also while it is down."""
     named = data.draw(st.sampled_from(servers))
     down = dict.fromkeys(data.draw(st.sets(st.sampled_from(servers))), 1)
-    declared = attrs.evolve(orders(*servers), down=down)
+    declared = attrs.evolve(orders(*servers), stopped=down)
     assert set(routed(Balancing(named), declared, groups, turn)) <= set(declared.members_on(named))
 
 
@@ -75,7 +75,7 @@ def test_preferences_narrow_open_members_and_leave_units_alone(
     """D2, D9: whatever a sender prefers, its units of order go to their own members, and everything else to members that are
     up, to those on its home server if one is; a sender that is balanced once uses one member."""
     down = dict.fromkeys(data.draw(st.sets(st.sampled_from(servers))), 1)
-    declared = attrs.evolve(orders(*servers), down=down)
+    declared = attrs.evolve(orders(*servers), stopped=down)
     plain = routed(ANY_MEMBER, declared, groups, turn)
     chosen = routed(balancing, declared, groups, turn)
     free = {member for member, group in zip(chosen, groups, strict=True) if group is None}
@@ -93,7 +93,7 @@ def test_sender_that_is_balanced_once_keeps_its_member(servers: list[str], sende
     declared, balancing = orders(*servers), Balancing(sender=sender)
     (first,) = routed(balancing, declared, [None])
     down = data.draw(st.sets(st.sampled_from(servers)))
-    less = attrs.evolve(declared, down=dict.fromkeys(down, 1))
+    less = attrs.evolve(declared, stopped=dict.fromkeys(down, 1))
     (second,) = routed(balancing, less, [None], data.draw(st.integers(0, 99)))
     if declared.server_of(first) not in down:
         assert second == first

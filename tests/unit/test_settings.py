@@ -187,6 +187,7 @@ STORED = {
     "jmsq.forwarding": "partitioned",
     "jmsq.storeEnabled": "true",
     "jmsq.unitOfWorkHandlingPolicy": "PassThrough",
+    "jmsq.promotedProperties": "[]",
     "jmsq.slotMembers": "2",
     "jmsq.epoch": "4",
     "jmsq.subscriptions": "{}",
@@ -202,6 +203,7 @@ LATER = (  # tables of earlier versions lack them
     "jmsq.forwarding",
     "jmsq.storeEnabled",
     "jmsq.unitOfWorkHandlingPolicy",
+    "jmsq.promotedProperties",
     "jmsq.paused",
 )
 ORDERS = Destination(

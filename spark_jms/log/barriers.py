@@ -1,0 +1,36 @@
+"""Passing barriers of units of order: commits to the metadata of the destination's table (T10). core/slots.py has the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import attrs
+
+from spark_jms.core.slots import Barrier
+from spark_jms.log.commit import Decision, commit
+from spark_jms.log.declarations import metadata_action
+from spark_jms.log.delta_log import DeltaLog
+from spark_jms.log.snapshot import Snapshot
+
+
+def pass_barriers(log: DeltaLog, subscription: str, passed: Collection[Barrier]) -> bool:
+    """False when others have done it already."""
+    return commit(log, lambda snapshot: decide_passed(snapshot, subscription, passed)) is not None
+
+
+def decide_passed(snapshot: Snapshot, subscription: str, passed: Collection[Barrier]) -> Decision | None:
+    """Pure. A topic's barrier goes when what is before it is purged: a subscription that begins earlier may come until then."""
+    declared = snapshot.destination
+    if declared.slots is None:
+        return None
+    slots = declared.slots.pass_by(passed, subscription, is_last=not declared.is_topic)
+    if declared.is_topic:
+        slots = replace(slots, barriers=tuple(b for b in slots.barriers if not _is_purged(snapshot, b)))
+    if slots == declared.slots:
+        return None
+    return Decision("SET TBLPROPERTIES", [metadata_action(snapshot, attrs.evolve(declared, slots=slots))])
+
+
+def _is_purged(snapshot: Snapshot, barrier: Barrier) -> bool:
+    return not any(snapshot.member_files(barrier.old).overlapping(1, barrier.old_last))

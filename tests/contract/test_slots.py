@@ -1,0 +1,261 @@
+"""Units of order keep their order while members are added and removed: slots move at once, behind barriers (T10, D1)."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from spark_jms import apply, connect
+from spark_jms.claims.batches import ConsumerSettings
+from spark_jms.claims.distributed import open_subscriber
+from spark_jms.claims.housekeeper import Housekeeper
+from spark_jms.client import Context
+from spark_jms.core.balancing import ANY_MEMBER
+from spark_jms.core.batch import Batch, Limits
+from spark_jms.core.destination import Destination
+from spark_jms.core.routing import slot_of
+from spark_jms.errors import FormatVersionError, MemberRemovalError
+from spark_jms.log.domain import Domain
+from spark_jms.log.message_writer import MessageWriter
+from spark_jms.log.send import send
+from spark_jms.log.subscriptions import drop_subscription
+from spark_jms.testing import memory_domain
+
+UNITS = [f"unit {n}" for n in range(60)]
+
+
+@pytest.fixture
+def context() -> Iterator[Context]:
+    queue = {"kind": "distributed-queue", "members": 2}
+    with (
+        memory_domain(orders=queue, prices={**queue, "kind": "distributed-topic"}) as root,
+        connect(root, housekeeping=False) as opened,
+    ):
+        yield opened
+
+
+def shape(context: Context, members: int, name: str = "orders", kind: str = "distributed-queue") -> None:
+    apply(context.root, {"destinations": {name: {"kind": kind, "members": members}}})
+
+
+def put(context: Context, round_: int, to: str = "orders") -> None:
+    context.producer(to).send_many([{"text": str(round_), "group_id": unit} for unit in UNITS])
+
+
+def declared(context: Context, name: str = "orders") -> Destination:
+    return Domain(context.root).log(name).refresh().destination
+
+
+def drained(
+    context: Context, members: list[int] | None = None, to: str = "orders", **how: Any
+) -> list[tuple[str, int]]:
+    """(unit, round) as they come, until none has come for a while."""
+    got = []
+    with context.consumer(to, members=members, acknowledge="auto", **how) as consumer:
+        while (message := consumer.receive(0.3)) is not None:
+            got.append((message.group_id or "", int(message.text or "")))
+    return got
+
+
+def in_order(got: list[tuple[str, int]]) -> bool:
+    newest: dict[str, int] = {}
+    for unit, round_ in got:
+        if newest.get(unit, -1) >= round_:
+            return False
+        newest[unit] = round_
+    return True
+
+
+def test_new_member_takes_its_share_of_slots_at_once(context: Context) -> None:
+    """T10, D1: and only what it needs of each."""
+    put(context, 0)
+    shape(context, 4)
+    put(context, 1)
+    owners = Counter(declared(context).route.slots)
+    assert owners == {0: 256, 1: 256, 2: 256, 3: 256}
+    moved = {m.group_id for m in context.browser("orders") if m.member > 1}
+    assert 15 < len(moved) < 45
+    assert all(m.text == "1" for m in context.browser("orders") if m.member > 1)
+
+
+def test_new_messages_wait_for_those_on_the_old_member(context: Context) -> None:
+    """T10: a consumer of the new member alone gets none of a moved unit before a consumer of the old one has finished."""
+    put(context, 0)
+    shape(context, 3)
+    put(context, 1)
+    assert drained(context, [2]) == []
+    first = drained(context, [0])
+    assert {round_ for _, round_ in first} == {0, 1}
+    assert in_order(first)
+    from_zero = {unit for unit, round_ in first if round_ == 0}
+    second = drained(context, [2])
+    assert second
+    assert {unit for unit, _ in second} <= from_zero
+    rest = drained(context)
+    assert in_order([*first, *second, *rest])
+    assert len([*first, *second, *rest]) == 120
+    assert declared(context).slots is not None
+    assert declared(context).slots.barriers == ()  # type: ignore[union-attr]
+
+
+def test_message_in_other_hands_holds_its_slot_back(context: Context) -> None:
+    """T10: claimed is not done; units of other slots go on."""
+    put(context, 0)
+    with context.consumer("orders", members=[0], acknowledge="individual", prefetch=1) as holder:
+        held = holder.receive(5)
+        assert held is not None
+        shape(context, 3)
+        put(context, 1)
+        got = drained(context)
+        assert in_order(got)
+        owner = declared(context).slot_map.owners[slot_of(held.group_id or "")]
+        assert (held.group_id, 1) not in got or owner == 0
+        held.acknowledge()
+    rest = drained(context)
+    assert in_order([(held.group_id or "", 0), *got, *rest])
+    assert len(got) + len(rest) == 119
+
+
+def test_messages_staged_before_the_move_go_to_the_new_member(context: Context) -> None:
+    """T10: also those that a task has staged without a note of their order."""
+    log = Domain(context.root).log("orders")
+    snapshot = log.refresh()
+    writer = MessageWriter(log.storage, snapshot.destination, 0)
+    import pyarrow as pa
+
+    rows = pa.table({"text": ["7"] * 64, "JMSXGroupID": [*UNITS, None, None, None, None]})
+    writer.write(rows.combine_chunks().to_batches()[0])
+    staged = writer.close()
+    put(context, 0)
+    shape(context, 3)
+    sent = send(log, staged, snapshot.route_id, balancing=ANY_MEMBER)
+    route = log.refresh().destination.route
+    for message in context.browser("orders"):
+        if message.text == "7" and message.group_id:
+            assert message.member == route.member_of_slot(slot_of(message.group_id))
+    assert sum(file.rows for file in sent.files) == 64
+    assert in_order([(u, r) for u, r in drained(context) if u])
+
+
+def test_member_that_has_messages_leaves_and_is_removed_when_empty(context: Context) -> None:
+    """D1, T10: it gets nothing new, its units go on elsewhere in order, and the next apply removes it."""
+    shape(context, 3)
+    put(context, 0)
+    with pytest.raises(MemberRemovalError, match="member 2 still holds messages. It gets no new ones"):
+        shape(context, 2)
+    assert declared(context).leaving == {2}
+    assert 2 in declared(context).member_ids
+    put(context, 1)
+    context.producer("orders").send_many([{"text": "9"} for _ in range(9)])
+    assert not [m for m in context.browser("orders") if m.member == 2 and m.text != "0"]
+    assert in_order([(u, r) for u, r in drained(context) if u])
+    shape(context, 2)
+    assert list(declared(context).member_ids) == [0, 1]
+    assert set(declared(context).route.slots) == {0, 1}
+    assert declared(context).leaving == frozenset()
+
+
+def test_leaving_member_stays_when_it_is_declared_again(context: Context) -> None:
+    """D1."""
+    shape(context, 3)
+    put(context, 0)
+    with pytest.raises(MemberRemovalError):
+        shape(context, 2)
+    shape(context, 3)
+    assert declared(context).leaving == frozenset()
+    assert set(declared(context).route.slots) == {0, 1, 2}
+    put(context, 1)
+    assert in_order(drained(context))
+
+
+def test_each_subscription_passes_by_itself(context: Context) -> None:
+    """T10, C10: one that was dropped and made again has passed nothing."""
+    for name in ("one", "two"):
+        context.consumer("prices", subscription=name, durable=True).close()
+    put(context, 0, "prices")
+    shape(context, 3, "prices", "distributed-topic")
+    put(context, 1, "prices")
+    got = drained(context, to="prices", subscription="one", durable=True)
+    assert in_order(got)
+    assert len(got) == 120
+    assert drained(context, [2], to="prices", subscription="two", durable=True) == []
+    slots = declared(context, "prices").slots
+    assert slots is not None
+    assert {frozenset(b.passed) for b in slots.barriers} == {frozenset({"one"})}
+    drop_subscription(Domain(context.root).log("prices"), "one")
+    slots = declared(context, "prices").slots
+    assert slots is not None
+    assert not any(b.passed for b in slots.barriers)
+    again = {"subscription": "one", "durable": True, "starting_position": "earliest"}
+    assert drained(context, [2], to="prices", **again) == []
+    assert in_order(drained(context, to="prices", **again))
+    late = context.consumer("prices", durable=False)
+    put(context, 2, "prices")
+    assert {late.receive(5).text for _ in range(60)} == {"2"}  # type: ignore[union-attr]
+
+
+def test_housekeeping_passes_what_no_consumer_looks_after(context: Context) -> None:
+    """T10: a consumer of the new member alone goes on."""
+    put(context, 0)
+    shape(context, 3)
+    put(context, 1)
+    settings = ConsumerSettings(replayable=False, members=frozenset({0, 1}))
+    subscriber = open_subscriber(Domain(context.root), context._store, "orders", None, "r", settings)
+    while batch := subscriber.next_batch(Batch("r"), Limits()):
+        for member, pick in batch.members.items():
+            subscriber.acknowledge({batch.claim: {member: pick.picks}})
+    subscriber.close()
+    slots = declared(context).slots
+    assert slots is not None
+    housekeeper = Housekeeper(Domain(context.root), context._store, "orders")
+    housekeeper.run()
+    housekeeper.close()
+    assert declared(context).slots.barriers == ()  # type: ignore[union-attr]
+    assert drained(context, [2])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_units_keep_their_order_through_many_changes(context: Context, seed: int) -> None:
+    """T10: members come and go, slots move on and return, consumers take turns and give back."""
+    draw = random.Random(seed)
+    got: list[tuple[str, int]] = []
+    rounds = 0
+    for _ in range(14):
+        what = draw.choice(["put", "put", "shape", "drain", "some"])
+        if what == "put":
+            put(context, rounds)
+            rounds += 1
+        elif what == "shape":
+            with suppress(MemberRemovalError):
+                shape(context, draw.randrange(2, 6))
+        elif what == "drain":
+            got += drained(context)
+        else:
+            members = draw.sample(list(declared(context).member_ids), 2)
+            with context.consumer("orders", members=members, acknowledge="individual", prefetch=7) as consumer:
+                for _ in range(draw.randrange(30)):
+                    message = consumer.receive(0)
+                    if message is None:
+                        break
+                    got.append((message.group_id or "", int(message.text or "")))
+                    message.acknowledge()
+    got += drained(context)
+    assert in_order(got)
+    assert len(got) == rounds * len(UNITS)
+
+
+def test_moved_slots_have_a_format_version_of_their_own(context: Context) -> None:
+    """C16: an earlier version that knows no barriers refuses the table by name; another table keeps its version."""
+    before = declared(context).to_configuration()
+    put(context, 0)
+    shape(context, 3)
+    after = declared(context).to_configuration()
+    assert (before["jmsq.formatVersion"], after["jmsq.formatVersion"]) == ("1", "4")
+    assert Destination.from_configuration(after, "here") == declared(context)
+    with pytest.raises(FormatVersionError):
+        Destination.from_configuration({**after, "jmsq.formatVersion": "5"}, "here")
