@@ -19,14 +19,15 @@ SHARING: tuple[Sharing, ...] = get_args(Sharing)
 @dataclass(frozen=True)
 class SubscriptionRequest:
     """`name` None: a subscription of this consumer alone, which is not durable. `selector`: the text, of a subscription that
-    is not durable. `server`: where one that is not durable shall be, of a replicated topic; None: on any server that answers.
-    The name of a durable one tells its server."""
+    is not durable. `server`: where one that is not durable shall be, of a replicated topic; None: on any server that answers,
+    preferably `home`. The name of a durable one tells its server."""
 
     name: str | None
     durable: bool = True
     exclusive: bool = False
     selector: str | None = None
     server: str | None = None
+    home: str | None = None
 
 
 def subscription_request(
@@ -38,9 +39,10 @@ def subscription_request(
     durable: bool | None = None,
     sharing: str = "sharable",
     server: str | None = None,
+    home: str | None = None,
 ) -> SubscriptionRequest | None:
-    """None for a queue. A durable subscription that is new is made. `server`: the consumer names it (`server@topic`). Raises
-    OptionError, InvalidDestinationError."""
+    """None for a queue. A durable subscription that is new is made. `server`: the consumer names it (`server@topic`); `home`:
+    its connection's home server. Raises OptionError, InvalidDestinationError."""
     if sharing not in SHARING:
         raise OptionError(f"sharing is {sharing!r}, but must be one of {', '.join(SHARING)}")
     destination = log.snapshot.destination
@@ -70,4 +72,5 @@ def subscription_request(
             check_kept(name)
         except ModuleFileError as error:
             raise OptionError(str(error)) from None
-    return SubscriptionRequest(name, False, sharing == "exclusive", text, server if destination.is_replicated else None)
+    where = server if destination.is_replicated else None
+    return SubscriptionRequest(name, False, sharing == "exclusive", text, where, home)

@@ -137,7 +137,7 @@ def _joined(
 
 
 def _name(request: SubscriptionRequest, known: Mapping[str, ActiveSubscription], answering: Sequence[str]) -> str:
-    server = server_for(request.name, known, answering) if answering else None
+    server = server_for(request.name, known, answering, request.home) if answering else None
     if request.name is None:
         return alone_name(known.keys(), server)
     return request.name if request.durable else shared_name(request.name, server)

@@ -22,7 +22,7 @@ from spark_jms.core.query_progress import PROGRESS, QueryProgress
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.record_names import consumer_record
 from spark_jms.core.record_set import RecordSet
-from spark_jms.core.subscription_place import record_server, record_servers
+from spark_jms.core.subscription_place import record_server, record_servers, recorded_on
 from spark_jms.errors import InvalidDestinationError, JmsqError
 from spark_jms.log.domain import Domain
 from spark_jms.log.snapshot import Snapshot
@@ -201,14 +201,17 @@ def _infos(store: Store, snapshot: Snapshot, subscription: str) -> dict[str, Rec
 
 
 def subscriptions(
-    domain: Domain, store: Store, destination: str, subscription: str | None = None
+    domain: Domain, store: Store, destination: str, subscription: str | None = None, *, server: str | None = None
 ) -> list[SubscriptionRow]:
+    """A row for each subscription and member; with `server`, those whose record sets are there."""
     out = []
     snapshot = domain.log(destination).refresh()
     labels = {key: info.label for key, info in store.sessions().items()}
     for name in subscriptions_of(domain, destination, subscription, store):
-        infos = _infos(store, snapshot, name)
-        for member in snapshot.destination.member_ids:
+        declared = snapshot.destination
+        placed = declared.member_ids if server is None else recorded_on(declared, server, name)
+        infos = _infos(store, snapshot, name) if placed else {}
+        for member in placed:
             known = _state_or_none(store, snapshot, name, member)
             state = known or _unknown(snapshot, name, member)
             last, info = snapshot.last_sequence(member), infos.get(record_of(snapshot, name, member))

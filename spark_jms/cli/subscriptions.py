@@ -26,9 +26,14 @@ def subscriptions(
     """List subscriptions with position, backlog and holder; the subscription of a queue is called '-'. One called '~…' is not
     durable: it ends with its last consumer. One called 'east@…' is on the server east, of a replicated distributed topic.
 
+    DEST may be server@destination: what is on that server. --drop east@prices/billing and --drop prices/east@billing are the
+    same.
+
     --drop removes a topic's durable subscription. It is refused while a consumer uses it.
     """
     from spark_jms.claims import views
+    from spark_jms.core.address import DestinationAddress
+    from spark_jms.core.subscription_place import kept_at
 
     if dry_run and drop is None:
         raise click.UsageError("--dry-run goes with --drop")
@@ -36,9 +41,12 @@ def subscriptions(
         if drop is not None:
             from spark_jms.claims.subscriptions import drop_subscription, droppable_subscription
 
-            topic, slash, name = drop.partition("/")
-            if not slash or not name or (destination or topic) != topic:
+            given, slash, name = drop.partition("/")
+            if not slash or not name or (destination or given) != given:
                 raise click.BadParameter(f"{drop!r} is not DEST/NAME, such as prices/billing", param_hint="--drop")
+            address = DestinationAddress.parse(given)
+            topic = address.destination
+            name = kept_at(domain.log(topic).refresh().destination, address.server, name)
             found = droppable_subscription(domain, store, topic, name)
             backlog = sum(row.backlog for row in found)
             what = f"subscription {name} of {topic} with a backlog of {backlog:,} message(s)"
@@ -51,8 +59,10 @@ def subscriptions(
                 settings.out.say(f"would drop {what}" if dry_run else f"dropped {what}")
             return
         rows = []
-        for shown in names_or_all(domain, (destination,) if destination else ()):
-            rows += views.subscriptions(domain, store, shown)
+        for shown in names_or_all(domain, (destination,) if destination else (), addresses=True):
+            address = DestinationAddress.parse(shown)
+            address.members(domain.log(address.destination).refresh().destination)
+            rows += views.subscriptions(domain, store, address.destination, server=address.server)
     if settings.as_json:
         settings.out.document(rows)
         return

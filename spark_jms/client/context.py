@@ -224,6 +224,7 @@ class Context:
             durable=durable,
             sharing=sharing,
             server=address.server,
+            home=self._choices.pinning.home,
         )
         consumer_name = f"client-{secrets.token_hex(6)}"
         store = self._store_of(destination)

@@ -45,14 +45,18 @@ def alone_name(used: Set[str], server: str | None = None) -> str:
     return next(kept for name in names if (kept := _ALONE + name) not in used)
 
 
-def server_for(name: str | None, known: Mapping[str, ActiveSubscription], answering: Sequence[str]) -> str:
+def server_for(
+    name: str | None, known: Mapping[str, ActiveSubscription], answering: Sequence[str], home: str | None = None
+) -> str:
     """Where a new use of a subscription that is not durable goes, on a replicated topic: to the server that has it, so that
-    its consumers share it; otherwise to the one with the fewest consumers, the first of several. `name` None: a consumer's
-    own."""
+    its consumers share it; otherwise to the consumer's home server, if it has one that answers; otherwise to the one with
+    the fewest consumers, the first of several. `name` None: a consumer's own."""
     if name is not None:
         having = [server for server in answering if shared_name(name, server) in known]
         if having:
             return having[0]
+    if home is not None and home in answering:
+        return home
     consumers = Counter[str]()
     for kept, entry in known.items():
         consumers[server_of_subscription(kept) or ""] += len(entry.users)

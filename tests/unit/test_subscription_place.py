@@ -74,8 +74,8 @@ def test_subscription_is_kept_on_the_server_that_the_consumer_names() -> None:
             check_durable(declared, name)
 
 
-def test_new_use_goes_to_its_subscription_or_to_the_emptiest_server() -> None:
-    """D6: consumers that name a subscription share it while its server answers."""
+def test_new_use_goes_to_its_subscription_or_home_or_to_the_emptiest_server() -> None:
+    """D6, D2: consumers that name a subscription share it while its server answers."""
 
     def known(**users: int) -> dict[str, ActiveSubscription]:
         return {
@@ -89,3 +89,6 @@ def test_new_use_goes_to_its_subscription_or_to_the_emptiest_server() -> None:
     assert server_for(None, entries, ["b", "c", "a"]) == "a"
     assert server_for(None, entries, ["b", "c"]) == "c"
     assert server_for(None, {}, ["b", "c"]) == "b"
+    assert server_for(None, entries, ["b", "c", "a"], home="b") == server_for("x", entries, ["b", "c"], home="b") == "b"
+    assert server_for(None, entries, ["a", "c"], home="b") == "a"
+    assert server_for("s", entries, ["a", "b"], home="a") == "b"

@@ -76,3 +76,35 @@ def test_connection_factories_on_the_command_line(servers: str, jmsq: Jmsq, js: 
     assert len({message["member"] for message in shown}) <= 1
     assert "no connection factory 'x'" in jmsq("receive", "orders", "--connection-factory", "x", code=1).stderr
     assert "two lists" in jmsq("list", "--factories", "--temporary", code=2).stderr
+
+
+def test_subscriptions_of_a_replicated_topic(root: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
+    """D6, C10, C14: receive, browse, list and drop take the subscription of a server; on the topic's name only what is not
+    durable."""
+    prices = {"kind": "distributed-topic", "servers": ["a", "b"], "forwarding": "replicated"}
+    spark_jms.apply(root, {"servers": MODULE["servers"], "destinations": {"prices": prices}})
+    assert "make it on one" in jmsq("receive", "prices", "--subscription", "s", "--timeout", "0", code=1).stderr
+    for server in "ab":
+        jmsq("receive", f"{server}@prices", "--subscription", "s", "--timeout", "0", code=3)
+    jmsq("receive", "prices", "--timeout", "0", code=3)
+    jmsq("send", "prices", "--text", "x", "--count", "4")
+    assert len(lines(jmsq("receive", "a@prices", "--subscription", "s", "--max", "3", "--json"))) == 3
+    assert len(lines(jmsq("browse", "a@prices", "--subscription", "s", "--json"))) == 1
+    assert len(lines(jmsq("browse", "prices", "--subscription", "b@s", "--json"))) == 4
+    rows = js("subscriptions", "prices")
+    assert [(row["subscription"], row["member"]) for row in rows] == [("a@s", 0), ("a@s", 1), ("b@s", 0), ("b@s", 1)]
+    assert sum(row["backlog"] for row in js("subscriptions", "a@prices")) == 1
+    assert {row["subscription"] for row in js("subscriptions", "b@prices")} == {"b@s"}
+    assert js("subscriptions", "--drop", "a@prices/s") == {"dropped": "a@prices/s", "backlog": 1}
+    assert js("subscriptions", "--drop", "prices/b@s") == {"dropped": "prices/b@s", "backlog": 4}
+    assert js("subscriptions", "prices") == []
+
+
+def test_subscriptions_on_one_server_of_a_partitioned_topic(root: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
+    """D7, C14: its part of each."""
+    prices = {"kind": "distributed-topic", "servers": ["a", "b"]}
+    spark_jms.apply(root, {"servers": MODULE["servers"], "destinations": {"prices": prices}})
+    jmsq("receive", "prices", "--subscription", "s", "--timeout", "0", code=3)
+    jmsq("send", "prices", "--text", "x", "--count", "4")
+    assert [(row["member"], row["backlog"]) for row in js("subscriptions", "prices")] == [(0, 2), (1, 2)]
+    assert [(row["member"], row["backlog"]) for row in js("subscriptions", "b@prices")] == [(1, 2)]
