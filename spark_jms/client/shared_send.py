@@ -36,7 +36,7 @@ from spark_jms.core.message import normalise
 from spark_jms.core.routing import route
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.core.unit_of_work import check_parts, routing_groups
-from spark_jms.core.unit_order import with_default_unit
+from spark_jms.core.unit_order import refuse_units, with_default_unit
 from spark_jms.errors import (
     DestinationPausedError,
     InsertionPausedError,
@@ -251,6 +251,8 @@ def _rows(parts: Sequence[Part], destination: Destination) -> pa.RecordBatch:
     rows = normalise(batch, pa.array(times, pa.int64()), destination.max_message_bytes)
     if destination.handles_units_of_work:
         check_parts(rows)
+    if destination.forward_delay_ms is not None:
+        refuse_units(rows, destination.name)
     if destination.default_unit_of_order is None:
         return rows
     slices = (

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_jms.core.routing import slot_of
+from spark_jms.errors import MessageFormatError
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,18 @@ def with_default_unit(rows: pa.RecordBatch, unit: str | None) -> pa.RecordBatch:
     if unit is None or not groups.null_count:
         return rows
     return rows.set_column(rows.schema.get_field_index("JMSXGroupID"), "JMSXGroupID", pc.fill_null(groups, unit))
+
+
+def refuse_units(rows: pa.RecordBatch, destination: str) -> None:
+    """For a destination that forwards messages between its members (D5). Raises MessageFormatError when a sender's row belongs
+    to a unit."""
+    units = rows.column("JMSXGroupID")
+    if units.null_count < len(units):
+        row = pc.index(pc.is_valid(units), True).as_py()
+        raise MessageFormatError(
+            f"row {row}: JMSXGroupID is {units[row].as_py()!r}, but {destination} forwards messages between its members "
+            "(forwardDelay), where a unit of order would lose its order: nothing was sent. Leave the unit out, or forwardDelay"
+        )
 
 
 class BlockedUnits:

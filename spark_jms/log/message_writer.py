@@ -15,7 +15,7 @@ from spark_jms.core.routing import Routing, route, split
 from spark_jms.core.sort_order import SortOrder
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.core.unit_of_work import check_parts, routing_groups
-from spark_jms.core.unit_order import with_default_unit
+from spark_jms.core.unit_order import refuse_units, with_default_unit
 from spark_jms.log.file_writer import ROW_GROUP_BYTES, SORTED_ROW_GROUP_BYTES, FileWriter
 from spark_jms.log.staged_file import discard
 from spark_jms.log.storage import Storage, now_ms
@@ -65,6 +65,8 @@ class MessageWriter:
         rows = normalise(batch, self._now, self._destination.max_message_bytes)
         if self._destination.handles_units_of_work:
             check_parts(rows)
+        if self._destination.forward_delay_ms is not None:
+            refuse_units(rows, self._destination.name)
         return self.write_normalised(rows)
 
     def write_normalised(self, rows: pa.RecordBatch) -> pa.RecordBatch:

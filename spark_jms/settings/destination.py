@@ -222,6 +222,21 @@ class DestinationSettings(Table):
         f"{MAX_PROMOTED}.",
         without="none",
     )
+    forward_delay_ms: int | None = setting(
+        "forwardDelay",
+        Duration(high="365 days"),
+        None,
+        "How long a member of a distributed queue that has messages and no consumers waits before `jmsq forward` brings them to "
+        "members that have consumers. Units of order and units of work are refused then.",
+        without="not forwarded (the texts' -1)",
+    )
+    reset_delivery_count_on_forward: bool = setting(
+        "resetDeliveryCountOnForward",
+        Flag(),
+        True,
+        "Whether a forwarded message counts its deliveries from the beginning. `false` is refused: counts are in the store of "
+        "the member that a message leaves.",
+    )
 
     def refusal(self, row: Setting, value: object, allowed: str) -> ModuleFileError:
         return ModuleFileError(f"destination {self.name}: {row.name} is {value!r}, but must be {allowed}")
@@ -277,6 +292,8 @@ def contradiction(settings: DestinationSettings) -> tuple[str, str] | None:
             f"unitOfWorkHandlingPolicy is {SINGLE_MESSAGE_DELIVERY}, and forwarding is replicated: a server that was down may "
             "lack messages of a unit, so leave one of the two out"
         )
+    if refused := _contradicts_forwarding(settings):
+        return refused
     if settings.routing != "weighted":
         if not weights:
             return None
@@ -288,6 +305,26 @@ def contradiction(settings: DestinationSettings) -> tuple[str, str] | None:
     if len(weights) != members or not any(weights):
         return "weights", (
             f"weights is {weights}, but must be a list of {members} weight(s), one for each member, not all 0"
+        )
+    return None
+
+
+def _contradicts_forwarding(settings: DestinationSettings) -> tuple[str, str] | None:
+    if not settings.reset_delivery_count_on_forward:
+        return "resetDeliveryCountOnForward", (
+            "resetDeliveryCountOnForward is false, but delivery counts are in the store of the member that a message leaves, and "
+            "one commit cannot bring both to another member: leave it out"
+        )
+    if settings.forward_delay_ms is None:
+        return None
+    if settings.kind != "distributed-queue":
+        return "forwardDelay", (
+            f"forwardDelay is given, but a {settings.kind} has no members that lack consumers: it is for a distributed-queue"
+        )
+    if settings.default_unit_of_order is not None or settings.unit_of_work_handling_policy == SINGLE_MESSAGE_DELIVERY:
+        return "forwardDelay", (
+            "forwardDelay is given with defaultUnitOfOrder or unitOfWorkHandlingPolicy, but messages of a unit stay on one "
+            "member: leave one of the two out"
         )
     return None
 

@@ -188,6 +188,7 @@ STORED = {
     "jmsq.storeEnabled": "true",
     "jmsq.unitOfWorkHandlingPolicy": "PassThrough",
     "jmsq.promotedProperties": "[]",
+    "jmsq.resetDeliveryCountOnForward": "true",
     "jmsq.slotMembers": "2",
     "jmsq.epoch": "4",
     "jmsq.subscriptions": "{}",
@@ -204,6 +205,7 @@ LATER = (  # tables of earlier versions lack them
     "jmsq.storeEnabled",
     "jmsq.unitOfWorkHandlingPolicy",
     "jmsq.promotedProperties",
+    "jmsq.resetDeliveryCountOnForward",
     "jmsq.paused",
 )
 ORDERS = Destination(

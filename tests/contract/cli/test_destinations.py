@@ -84,6 +84,7 @@ def test_list(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
         "storeEnabled": True,
         "unitOfWorkHandlingPolicy": "PassThrough",
         "promotedProperties": [],
+        "resetDeliveryCountOnForward": True,
         "subscriptions": [],
         "epoch": 1,
     }

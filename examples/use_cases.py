@@ -1,0 +1,72 @@
+"""The use cases of a distributed queue: paired, balanced and forwarded.
+
+python examples/use_cases.py            in a domain of its own, gone at the end
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+
+from spark_jms import apply, connect
+from spark_jms.client import ConnectionFactory, Consumer, Context
+
+MODULE = {
+    "servers": {"d1": {"store": "file"}, "d2": {"store": "file"}},
+    "destinations": {
+        "orders": {"kind": "distributed-queue", "servers": ["d1", "d2"]},
+        "invoices": {"kind": "distributed-queue", "servers": ["d1", "d2"], "forwardDelay": "1 s"},
+    },
+}
+
+
+def receive(consumer: Consumer, count: int) -> list[str]:
+    """So many messages."""
+    messages = [consumer.receive(timeout="30 s") for _ in range(count)]
+    return sorted(message.text or "" for message in messages if message)
+
+
+def paired(root: str) -> None:
+    """Each application has a producer and a consumer on the member of its own server, so no message waits for another
+    application. `server` is the home server, which both prefer: affinity."""
+    pairs = ConnectionFactory(load_balancing_enabled=False, pin_receivers=True)
+    for server in ("d1", "d2"):
+        with connect(root, connection_factory=pairs, server=server) as application:
+            application.producer("orders").send_many({"text": f"{server} {n}"} for n in range(3))
+            with application.consumer("orders", acknowledge="auto") as consumer:
+                print(f"paired: the consumer on {server} received {receive(consumer, 3)}")
+
+
+def balanced(context: Context) -> None:
+    """One producer, whose messages go to both members in turn; a consumer on each takes its part."""
+    producer = context.producer("orders")
+    for n in range(6):
+        producer.send(text=f"order {n}")
+    for server in ("d1", "d2"):
+        with context.consumer(f"{server}@orders", acknowledge="auto") as consumer:
+            print(f"balanced: {server} received {len(receive(consumer, 3))} of 6")
+
+
+def forwarded(root: str, context: Context) -> None:
+    """A producer on d1 and a consumer on d2: `jmsq forward` brings messages to the consumer that wait on d1 for a second."""
+    with context.consumer("d2@invoices", acknowledge="auto") as consumer:
+        context.producer("d1@invoices").send_many({"text": f"invoice {n}"} for n in range(3))
+        print(f"forwarding: at first the consumer on d2 receives {consumer.receive(timeout=0)}")
+        command = [sys.executable, "-m", "spark_jms.cli", "forward", "invoices", "--times", "3", "--root", root]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        print(f"forwarding: then it receives {receive(consumer, 3)}")
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        root = f"{folder}/domain"
+        apply(root, MODULE)
+        paired(root)
+        with connect(root) as context:
+            balanced(context)
+            forwarded(root, context)
+
+
+if __name__ == "__main__":
+    main()

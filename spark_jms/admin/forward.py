@@ -1,0 +1,115 @@
+"""Bring messages of members without consumers to members that have some, as a job (D5). core/forwarding.py has the rules.
+
+The messages go in transfers, as `jmsq move` takes them, so each is in one member at any time, whenever this process dies: the
+transfer that it leaves open is finished by the next process that opens the record. What is forgotten then is how long members
+have been idle: their waits begin again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from spark_jms.admin.move import MoveOrder, move
+from spark_jms.claims.member_consumers import ask_members
+from spark_jms.core.forwarding import Forward, IdleMembers, LookedAt, forwards
+from spark_jms.core.pause import CONSUMPTION, INSERTION, PRODUCTION
+from spark_jms.core.selector import Selector
+from spark_jms.errors import InsertionPausedError, MemberUnavailableError, ServerDownError, TransferError
+from spark_jms.log.domain import Domain
+from spark_jms.store import Store, StoreError
+
+FORWARDER = "jmsq forward"  # the consumer in the acknowledgement table
+ROUND = 10_000  # the most messages of a member in one round
+WAIT_S = 1.0  # for a record that a consumer holds
+_WITHOUT_UNIT = "JMSXGroupID IS NULL"  # those of before the declaration may have one, and stay
+log = logging.getLogger("spark_jms")
+
+
+@dataclass(frozen=True)
+class Forwarded:
+    """What one round has done to a destination. `problems`: why some messages were not forwarded; they are tried again."""
+
+    destination: str
+    moves: tuple[Forward, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+class MemberForwarder:
+    """Of one destination. Call `run` about once a second. Several processes may forward the same destination."""
+
+    def __init__(
+        self, domain: Domain, store: Store, destination: str, monotonic_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._domain, self._store, self._destination = domain, store, destination
+        self._monotonic_s = monotonic_s
+        self._idle = IdleMembers({})
+        self._turn = 0
+
+    def run(self) -> Forwarded:
+        """Does nothing for a destination without `forwardDelay`. Raises InvalidDestinationError when it was dropped."""
+        snapshot = self._domain.log(self._destination).refresh()
+        declared = snapshot.destination
+        if declared.forward_delay_ms is None:
+            self._idle = IdleMembers({})
+            return Forwarded(self._destination)
+        asked = ask_members(self._store, snapshot)
+        looks = [
+            LookedAt(one.member, one.state.available(1, snapshot.last_sequence(one.member)).count, one.consumers)
+            for one in asked.members
+        ]
+        now_s = self._monotonic_s()
+        self._idle = self._idle.after(looks, now_s)
+        self._turn += 1
+        plan = forwards(
+            looks,
+            self._idle.due(declared.forward_delay_ms / 1000, now_s),
+            not_consuming=declared.pauses.members(CONSUMPTION, declared.member_ids),
+            not_inserting=[
+                m for kind in (INSERTION, PRODUCTION) for m in declared.pauses.members(kind, declared.member_ids)
+            ],
+            turn=self._turn,
+        )
+        done: list[Forward] = []
+        problems = [f"server {server}: {why}" for server, why in asked.unreachable.items()]
+        for step in plan:
+            self._carry_out(step, done, problems)
+        return Forwarded(self._destination, tuple(done), tuple(problems))
+
+    def _carry_out(self, step: Forward, done: list[Forward], problems: list[str]) -> None:
+        order = MoveOrder(
+            self._destination,
+            self._destination,
+            members=(step.source,),
+            target_member=step.target,
+            selector=Selector.parse(_WITHOUT_UNIT),
+            limit=min(step.messages, ROUND),
+            actor=FORWARDER,
+        )
+        try:
+            moved = move(self._domain, self._store, order, WAIT_S).moved
+        except (InsertionPausedError, MemberUnavailableError, ServerDownError, TransferError, StoreError) as error:
+            problems.append(f"member {step.source} to {step.target}: {type(error).__name__}: {error}")
+            return
+        if moved:
+            done.append(Forward(step.source, step.target, moved))
+            log.info(
+                "%s: forwarded %d message(s) of member %d to %d", self._destination, moved, step.source, step.target
+            )
+
+
+class Forwarders:
+    """Of several destinations."""
+
+    def __init__(self, domain: Domain, store: Store, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        self._domain, self._store, self._monotonic_s = domain, store, monotonic_s
+        self._forwarders: dict[str, MemberForwarder] = {}
+
+    def run(self, destinations: list[str]) -> list[Forwarded]:
+        """One round."""
+        for name in destinations:
+            if name not in self._forwarders:
+                self._forwarders[name] = MemberForwarder(self._domain, self._store, name, self._monotonic_s)
+        return [self._forwarders[name].run() for name in destinations]

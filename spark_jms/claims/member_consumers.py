@@ -1,0 +1,69 @@
+"""How many consumers the members of a queue have now, server by server (D3, D5). Only reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+
+from spark_jms.claims.lane import Lane, LaneBusyError
+from spark_jms.claims.record_sets import state_of
+from spark_jms.claims.stores import prefix_of, record_of, store_of
+from spark_jms.core.destination import QUEUE_SUBSCRIPTION
+from spark_jms.core.record_set import RecordSet
+from spark_jms.log.snapshot import Snapshot
+from spark_jms.store import Store, StoreError
+
+ANSWER_S = 2.0
+_OF_A_QUEUE = (
+    f"/{QUEUE_SUBSCRIPTION} "  # in the label of a consumer's session, not in that of a command or of housekeeping
+)
+
+
+@dataclass(frozen=True)
+class AskedMember:
+    """`consumers`: live sessions that hold the member's record, wait for it or have taken messages from it."""
+
+    member: int
+    server: str
+    consumers: int
+    state: RecordSet
+
+
+@dataclass(frozen=True)
+class AskedMembers:
+    """`unreachable`: server -> why its members were not asked."""
+
+    members: tuple[AskedMember, ...] = ()
+    unreachable: dict[str, str] = field(default_factory=dict)
+
+
+def ask_members(store: Store, snapshot: Snapshot) -> AskedMembers:
+    """Those of servers that are up and answer within ANSWER_S."""
+    found: list[AskedMember] = []
+    unreachable: dict[str, str] = {}
+    for server in snapshot.destination.servers_in_use():
+        if server in snapshot.destination.down:
+            unreachable[server] = "it is down"
+            continue
+        lane = Lane(f"server {server}")
+        try:
+            found += lane.run(partial(_asked, store, snapshot, server), ANSWER_S)
+        except LaneBusyError:
+            unreachable[server] = f"its store does not answer within {ANSWER_S:g} s"
+        except StoreError as error:
+            unreachable[server] = f"{type(error).__name__}: {error}"
+        finally:
+            lane.close()
+    return AskedMembers(tuple(found), unreachable)
+
+
+def _asked(store: Store, snapshot: Snapshot, server: str) -> list[AskedMember]:
+    infos = store.infos(prefix_of(snapshot, QUEUE_SUBSCRIPTION, server))
+    live = {id for id, session in store_of(store, server).sessions().items() if _OF_A_QUEUE in session.label}
+    found = []
+    for member in snapshot.destination.members_on(server):
+        state = state_of(store, snapshot, QUEUE_SUBSCRIPTION, member)
+        info = infos.get(record_of(snapshot, QUEUE_SUBSCRIPTION, member))
+        near = {info.holder, *info.waiters} if info is not None else set()
+        found.append(AskedMember(member, server, len(live & {*near, *state.consumers.values()}), state))
+    return found

@@ -1,0 +1,57 @@
+"""`jmsq forward`: messages of members without consumers go to members that have some (D5, C14)."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from spark_jms.cli.settings import CommandSettings, DurationParameter, command, destinations_argument, names_or_all
+
+
+@command("forward", short_help="Forward messages of members without consumers.")
+@destinations_argument
+@click.option(
+    "--every",
+    "every_s",
+    type=DurationParameter(0.05),
+    default="1s",
+    show_default=True,
+    help="Pause between rounds.",
+)
+@click.option("--times", type=click.IntRange(1), help="Stop after this many rounds.")
+def forward(settings: CommandSettings, destinations: tuple[str, ...], every_s: float, times: int | None) -> None:
+    """Forward messages between the members of distributed queues that have `forwardDelay`, until interrupted: of all of them, or
+    of those named.
+
+    The messages of a member that has had no consumers for so long go to members that have some. Each message is in one member at
+    any time, also when this command is killed: start it again. It measures how long members are idle by itself, so a restart
+    begins to measure again.
+    """
+    from spark_jms.admin.forward import Forwarders
+
+    with settings.opened() as (domain, store):
+        forwarders = Forwarders(domain, store)
+        rounds = 0
+        told: dict[str, set[str]] = {}
+        while True:
+            for done in forwarders.run(names_or_all(domain, destinations)):
+                if settings.as_json:
+                    if done.moves or done.problems:
+                        settings.out.record(done)
+                    continue
+                for step in done.moves:
+                    settings.out.say(
+                        f"forwarded {step.messages:,} message(s) of {done.destination}, member {step.source}, to member "
+                        f"{step.target}"
+                    )
+                for problem in sorted(set(done.problems) - told.get(done.destination, set())):  # not in every round
+                    click.echo(f"jmsq: {done.destination}: {problem}", err=True)
+                told[done.destination] = set(done.problems)
+            rounds += 1
+            if times is not None and rounds >= times:
+                return
+            time.sleep(every_s)
+
+
+COMMANDS = (forward,)
