@@ -66,6 +66,8 @@ class Routing:
     def only(self, members: Collection[int]) -> Routing:
         """As if the destination had no other members, for units of order too."""
         ids = tuple(m for m in self.all_members if m in members)
+        if len(ids) == len(self.all_members):
+            return self  # with its slots: units of order go where they always do
         weights = tuple(self.weights_of(ids)) if self.weights else ()
         policy = self.policy if self.policy != "weighted" or any(weights) else "round-robin"
         return replace(self, members=len(ids), policy=policy, weights=weights, ids=ids, slots=ids)

@@ -117,3 +117,10 @@ def test_one_member_of_each_server_is_a_candidate_per_jvm() -> None:
     assert set(routed(Balancing(per_jvm=True), at_home, [None] * 9)) == {0}
     assert len(set(routed(Balancing(per_jvm=True), at_home, [str(n) for n in range(50)]))) == 3
     assert set(routed(Balancing(per_jvm=True), orders("a", "b"), [None] * 9)) == {0, 1}
+
+
+def test_address_of_all_members_changes_no_route() -> None:
+    """D3, T10: `home@orders` of a destination without servers is all of it, so units of order go where they always do."""
+    grown = Destination(name="orders", kind="distributed-queue", members=5, slot_members=3)
+    groups: list[str | None] = [str(n) for n in range(50)]
+    assert routed(Balancing("home"), grown, groups) == routed(ANY_MEMBER, grown, groups)
