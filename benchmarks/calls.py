@@ -27,14 +27,22 @@ def apply(root: Path, destinations: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 @contextlib.contextmanager
+def idle_senders() -> Iterator[None]:
+    """Inside, senders of this process do no housekeeping."""
+    with contextlib.ExitStack() as stack:
+        for name in ("DUE_VERSIONS", "OVERDUE_VERSIONS"):
+            stack.enter_context(patch(f"spark_jms.log.sender_housekeeping.{name}", NEVER))
+        yield
+
+
+@contextlib.contextmanager
 def committer(root: Path, destination: str, *, housekeeping: bool) -> Iterator[Callable[[], None]]:
     """A call that sends one message, durably, in one commit; without housekeeping, senders do none either."""
     import spark_jms
 
     with contextlib.ExitStack() as stack:
         if not housekeeping:
-            for name in ("DUE_VERSIONS", "OVERDUE_VERSIONS"):
-                stack.enter_context(patch(f"spark_jms.log.sender_housekeeping.{name}", NEVER))
+            stack.enter_context(idle_senders())
         context = stack.enter_context(spark_jms.connect(str(root), housekeeping=False))
         producer = context.producer(destination)
 
@@ -110,3 +118,28 @@ def version_and_files(root: Path, destination: str) -> tuple[int, int]:
         raise FileNotFoundError(f"no Delta table of {destination!r} under the root")
     table = DeltaTable(str(min(logs, key=lambda path: len(path.parts))))
     return table.version(), len(table.file_uris())
+
+
+@contextlib.contextmanager
+def finder(root: Path, destination: str, selector: str, matching: int) -> Iterator[Callable[[], int]]:
+    """A call that plans and claims all `matching` messages in one batch and returns how many; the end releases them."""
+    import spark_jms
+    from spark_jms.claims.batches import ConsumerSettings
+    from spark_jms.claims.subscriber import Subscriber
+    from spark_jms.core.batch import Batch, Limits
+    from spark_jms.core.selector import Selector
+
+    settings = ConsumerSettings(Selector.parse(selector), replayable=False)
+    with spark_jms.connect(str(root), housekeeping=False) as context, contextlib.ExitStack() as stack:
+
+        def find() -> int:
+            subscriber = Subscriber(context._domain, context._store, destination, "-", "bench", settings)
+            stack.callback(subscriber.close)
+            batch = subscriber.next_batch(Batch("bench"), Limits(min_messages=matching))
+            if batch is None:
+                return 0
+            picks = {member: part.picks for member, part in batch.members.items()}
+            stack.callback(subscriber.release, batch.claim, picks, delivered=False)
+            return batch.count
+
+        yield find

@@ -29,7 +29,20 @@ import psutil  # noqa: E402 - the path comes first
 from py4j.protocol import Py4JError  # noqa: E402
 from rich.console import Console  # noqa: E402
 
-from benchmarks import client, growth, jars, latency, machine, ranking, report, scaling, sorted_backlog, throughput  # noqa: E402
+from benchmarks import (  # noqa: E402
+    client,
+    growth,
+    jars,
+    latency,
+    machine,
+    ranking,
+    report,
+    scaling,
+    selective_backlog,
+    sorted_backlog,
+    subscriptions,
+    throughput,
+)
 from benchmarks.jmsq import JmsqPeer, ReplicatedPeer, replicated_door  # noqa: E402
 from benchmarks.measure import input_directory  # noqa: E402
 from benchmarks.peers import LatencyPeer, ThroughputPeer  # noqa: E402
@@ -138,6 +151,10 @@ def _parts(bench: Workbench, broker: Broker | None) -> None:
         client.run(bench)
     if options.wants("growth") and "jmsq" in only:
         growth.run(bench)
+    if options.wants("selectors") and "jmsq" in only:
+        selective_backlog.run(bench)
+    if options.wants("subscriptions") and "jmsq" in only:
+        subscriptions.run(bench)
 
 
 def _cells_of_kafka(options: BenchmarkOptions) -> list[tuple[str, str]]:

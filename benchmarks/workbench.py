@@ -12,8 +12,20 @@ from typing import Any
 from benchmarks.recorder import Recorder
 
 MASTER = "local[2]"
-PARTS = ("sink", "source", "sorted", "latency", "commit", "planning", "ranking", "client", "growth")
-SPARKLESS = ("ranking", "client", "growth")
+PARTS = (
+    "sink",
+    "source",
+    "sorted",
+    "latency",
+    "commit",
+    "planning",
+    "ranking",
+    "client",
+    "growth",
+    "selectors",
+    "subscriptions",
+)
+SPARKLESS = ("ranking", "client", "growth", "selectors", "subscriptions")
 FAMILIES = ("jmsq", "kafka", "delta")
 
 

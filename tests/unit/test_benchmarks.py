@@ -20,7 +20,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from benchmarks import calls, client, counting_daemon, growth, jars, latency, ranking, report, scaling
+from benchmarks import (
+    calls,
+    client,
+    counting_daemon,
+    growth,
+    jars,
+    latency,
+    ranking,
+    report,
+    scaling,
+    selective_backlog,
+    subscriptions,
+)
 from benchmarks.errors import CellFailedError
 from benchmarks.measure import BROKER, DRIVER, SteadyCpu
 from benchmarks.recorder import Recorder
@@ -405,6 +417,42 @@ def test_growth_compares_the_last_third_with_the_second(monkeypatch: pytest.Monk
     cells = ["sends 1,001 to 2,000", "sends 2,001 to 3,000"]
     assert recorder.results.cells("growth, send p99") == cells
     assert recorder.results.by_run("growth, active files", cells[0]) == {n: 100.0 + 10 * n for n in range(1, 11)}
+
+
+def test_selectors_are_measured_beside_counting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """C7: each cell finds the same messages in each run, one in a thousand of them."""
+    monkeypatch.setattr(selective_backlog, "SEND_MESSAGES", 500)
+    options = replace(OPTIONS, parts=("selectors",), rows=2_500, runs=1)
+    with Recorder(tmp_path / "lines.jsonl", Console(file=io.StringIO())) as recorder:
+        selective_backlog.run(Workbench(None, tmp_path, tmp_path, options, recorder))
+    results = recorder.results
+    assert results.absences == []
+    cells = [
+        selective_backlog.COUNT,
+        selective_backlog.COUNT_COLUMN,
+        *selective_backlog.FIND,
+        *selective_backlog.RECEIVE,
+    ]
+    assert results.cells(selective_backlog.TABLE) == cells
+    assert all(results.by_run(selective_backlog.TABLE, cell).keys() == {0, 1} for cell in cells)
+    bounds = {c.cell: c.bound for c in results.comparisons if c.bound}
+    assert list(bounds.values()) == [3.0, 1.0, 0.2]
+    assert {c.against for c in results.comparisons} == {selective_backlog.COUNT}
+
+
+def test_subscriptions_are_measured_by_time_and_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """C10: a message is stored once for all of them."""
+    monkeypatch.setattr(subscriptions, "SENDS", 2)
+    monkeypatch.setattr(subscriptions, "QUICK_MANY", 5)
+    options = replace(OPTIONS, parts=("subscriptions",), runs=1, quick=True)
+    with Recorder(tmp_path / "lines.jsonl", Console(file=io.StringIO())) as recorder:
+        subscriptions.run(Workbench(None, tmp_path, tmp_path, options, recorder))
+    results = recorder.results
+    assert results.absences == []
+    for table in (subscriptions.SEND_TIME, subscriptions.STORAGE, subscriptions.MAKING):
+        assert results.cells(table) == ["1 subscription", "5 subscriptions"]
+    (storage,) = [c for c in results.comparisons if c.table == subscriptions.STORAGE]
+    assert storage.verdict(results.ratio(storage)) == "met"
 
 
 def test_a_run_of_some_parts_replaces_only_their_sections() -> None:
