@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import Any
 
 from benchmarks.errors import CellFailedError
@@ -97,7 +98,7 @@ def _window(bench: Workbench, peer: LatencyPeer, run_number: int) -> None:
                 start_ns, sent = produce(send, bench.options.rate, bench.options.warm_s + bench.options.latency_s)
                 with window.changed:
                     whole = window.changed.wait_for(lambda: len(window.got) >= sent, DRAIN_TIMEOUT_S)
-                spent = _checkpoint_ms(query, bench.options.latency_s)
+                spent, batches = _checkpoint_ms(query, bench.options.latency_s), _batches_since(query, start_ns)
     finally:
         query.stop()
     peer.end(number)
@@ -111,6 +112,7 @@ def _window(bench: Workbench, peer: LatencyPeer, run_number: int) -> None:
         bench.recorder.sample(sample)
     spent_cpu = cpu.ms_per_message(bench.options.rate)
     by_role: dict[str, float | str] = {role: round(value, 2) for role, value in spent_cpu.items()}
+    by_role["messages in a batch"] = round(sent / max(batches, 1), 1)
     bench.recorder.sample(
         Sample(CPU, peer.latency_cell, run_number, sum(spent_cpu.values()), "ms", meter.seconds, meter.noise, by_role)
     )
@@ -136,6 +138,15 @@ def _checkpoint_ms(query: Any, latest_s: float) -> list[float]:
     if not rates:
         raise CellFailedError("no batch told what it spent on its checkpoint")
     return [float(ms) for ms in rates[-enough:]]
+
+
+def _batches_since(query: Any, start_ns: int) -> int:
+    """Batches with messages that began after this time."""
+    start = datetime.fromtimestamp(start_ns / 1e9, timezone.utc)
+    begun = (
+        datetime.fromisoformat(p["timestamp"].replace("Z", "+00:00")) for p in query.recentProgress if p["numInputRows"]
+    )
+    return sum(at >= start for at in begun)
 
 
 def produce(send: Sender, rate: int, seconds: float) -> tuple[int, int]:
