@@ -182,6 +182,7 @@ def _merge(log: DeltaLog, run: list[DataFile]) -> StagedFile:
                 _append(writer, pending, schema)
                 pending, size = [], 0
         _append(writer, pending, schema)
+        breathe()
         return writer.close()
     except BaseException:
         writer.abort()
@@ -228,6 +229,7 @@ def _pieces(log: DeltaLog, run: list[DataFile], columns: list[str]) -> Iterator[
                 yield _Piece(batch, file.bytes * batch.num_rows // file.rows)
         except (UnreadableTableError, OSError) as error:
             errors[file.path] = error
+        breathe()
     if errors:
         raise _UnreadFilesError(errors)
 
