@@ -17,7 +17,7 @@ from spark_jms.claims.member_consumers import ask_members
 from spark_jms.core.forwarding import Forward, IdleMembers, LookedAt, forwards
 from spark_jms.core.pause import CONSUMPTION, INSERTION, PRODUCTION
 from spark_jms.core.selector import Selector
-from spark_jms.errors import InsertionPausedError, MemberUnavailableError, ServerDownError, TransferError
+from spark_jms.errors import JmsqError
 from spark_jms.log.domain import Domain
 from spark_jms.store import Store, StoreError
 
@@ -90,7 +90,7 @@ class MemberForwarder:
         )
         try:
             moved = move(self._domain, self._store, order, WAIT_S).moved
-        except (InsertionPausedError, MemberUnavailableError, ServerDownError, TransferError, StoreError) as error:
+        except (JmsqError, StoreError, OSError) as error:
             problems.append(f"member {step.source} to {step.target}: {type(error).__name__}: {error}")
             return
         if moved:
@@ -108,8 +108,13 @@ class Forwarders:
         self._forwarders: dict[str, MemberForwarder] = {}
 
     def run(self, destinations: list[str]) -> list[Forwarded]:
-        """One round."""
-        for name in destinations:
-            if name not in self._forwarders:
-                self._forwarders[name] = MemberForwarder(self._domain, self._store, name, self._monotonic_s)
-        return [self._forwarders[name].run() for name in destinations]
+        """One round. What fails for one destination is in its `problems`, and the others continue."""
+        return [self._run(name) for name in destinations]
+
+    def _run(self, name: str) -> Forwarded:
+        if name not in self._forwarders:
+            self._forwarders[name] = MemberForwarder(self._domain, self._store, name, self._monotonic_s)
+        try:
+            return self._forwarders[name].run()
+        except (JmsqError, OSError) as error:
+            return Forwarded(name, problems=(f"{type(error).__name__}: {error}",))

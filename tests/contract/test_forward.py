@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import spark_jms
-from spark_jms.admin.forward import MemberForwarder
+from spark_jms.admin.forward import Forwarders, MemberForwarder
 from spark_jms.claims import views
 from spark_jms.cli.main import cli
 from spark_jms.client import Context
@@ -204,3 +204,17 @@ def test_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
         "forwarding: at first the consumer on d2 receives None",
         "forwarding: then it receives ['invoice 0', 'invoice 1', 'invoice 2']",
     ]
+
+
+def test_destination_that_fails_holds_up_no_other(tmp_path: Path) -> None:
+    """D5: a table that cannot be read is named, and the job continues with the other queues."""
+    bench = Bench(str(tmp_path / "root"), {**ON_SERVERS, "forwardDelay": "0"})
+    more = {"kind": "distributed-queue", "members": 2, "forwardDelay": "0"}
+    spark_jms.apply(bench.root, {"destinations": {"damaged": more}})
+    for file in (Path(bench.root) / "damaged" / "_delta_log").iterdir():
+        file.unlink()
+    with bench.context, bench.consumer(1), views.opened_store(bench.domain) as store:
+        bench.send(0, "1")
+        first, second = Forwarders(Domain(bench.root), store).run(["damaged", "orders"])
+        assert len(first.problems) == 1
+        assert [(step.source, step.target) for step in second.moves] == [(0, 1)]
