@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,21 @@ from spark_jms.errors import MemberRemovalError
 from spark_jms.log.domain import Domain
 from spark_jms.testing.waiting import wait_until
 
+LOST = "a consumer that lost its claim"
 APP = Path(__file__).with_name("unit_moves_app.py")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A message that a consumer received; without a unit: it acknowledged all that it had received, or, if `lost`, perhaps a
+    part of it."""
+
+    at: float
+    consumer: str
+    unit: str
+    number: int
+    again: bool
+    lost: bool
 
 
 @dataclass(frozen=True)
@@ -52,7 +67,7 @@ def run_unit_moves(tmp_path: Path, plan: Plan, seed: int) -> dict[str, int]:
 
     shape(names[:3])
     running: dict[str, subprocess.Popen[bytes]] = {}
-    killed: dict[str, float] = {}
+    killed: set[str] = set()
 
     def start(role: str, name: str, *counts: int) -> None:
         arguments = [sys.executable, str(APP), root, str(directory), role, name, *map(str, counts)]
@@ -81,7 +96,7 @@ def run_unit_moves(tmp_path: Path, plan: Plan, seed: int) -> dict[str, int]:
                 process = running.pop(victim)
                 process.kill()
                 process.wait()
-                killed[victim] = 1
+                killed.add(victim)
                 start("consume", f"c{consumers}")
                 consumers += 1
             else:
@@ -95,7 +110,7 @@ def run_unit_moves(tmp_path: Path, plan: Plan, seed: int) -> dict[str, int]:
             happened[what] += 1
         wait_until(lambda: all((directory / f"p{n}.done").exists() for n in range(2)), plan.limit_s)
         total = 2 * plan.units * plan.rounds
-        wait_until(lambda: len(acknowledged(directory)) == total, plan.limit_s)
+        wait_until(lambda: received(directory) == total, plan.limit_s)
         wait_until(lambda: shape(wanted), plan.limit_s)
         (directory / "stop").touch()
         for process in running.values():
@@ -105,51 +120,59 @@ def run_unit_moves(tmp_path: Path, plan: Plan, seed: int) -> dict[str, int]:
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)
                 process.wait()
-    check_account(directory, plan.rounds)
+    check_account(directory, plan.rounds, killed)
     return dict(happened)
 
 
-def _rows(directory: Path, name: str) -> list[dict[str, object]]:
-    lines = (directory / name).read_text().splitlines()
-    rows = []
-    for line in lines:
-        with suppress(ValueError):  # the last line of a killed consumer
-            rows.append(json.loads(line))
-    return rows
+def _rows(directory: Path) -> Iterator[Row]:
+    """In the order of time."""
+    found = []
+    for path in directory.glob("c*.jsonl"):
+        for line in path.read_text().splitlines():
+            with suppress(ValueError):  # the last line of a killed consumer
+                row = json.loads(line)
+                found.append(
+                    Row(
+                        row["at"],
+                        path.stem,
+                        row.get("unit", ""),
+                        row.get("number", -1),
+                        row.get("again", False),
+                        row.get("lost", False),
+                    )
+                )
+    return iter(sorted(found, key=lambda row: row.at))
 
 
-def acknowledged(directory: Path) -> set[tuple[str, int]]:
-    files = [path.name for path in directory.glob("c*.jsonl")]
-    return {(str(r["unit"]), int(str(r["number"]))) for f in files for r in _rows(directory, f) if r["acknowledged"]}
+def received(directory: Path) -> int:
+    return len({(row.unit, row.number) for row in _rows(directory) if row.unit})
 
 
-def check_account(directory: Path, rounds: int) -> None:
-    """Each unit arrives in order; what comes again is flagged, and not after it was acknowledged; nothing of a unit is received
-    while another consumer has an earlier message of it."""
-    seen: dict[str, list[tuple[float, str, int, bool, bool]]] = {}
-    for path in sorted(directory.glob("c*.jsonl")):
-        for row in _rows(directory, path.name):
-            entry = (
-                float(str(row["at"])),
-                path.stem,
-                int(str(row["number"])),
-                bool(row["again"]),
-                bool(row["acknowledged"]),
-            )
-            seen.setdefault(str(row["unit"]), []).append(entry)
-    for unit, entries in seen.items():
-        done: set[int] = set()
-        holder: tuple[str, int] | None = None  # received and not acknowledged
-        for _, consumer, number, again, is_acknowledged in sorted(entries):
-            if is_acknowledged:
-                assert holder == (consumer, number), (unit, number, consumer, holder)
-                done.add(number)
-                holder = None
-                continue
-            assert number == len(done), (
-                f"{unit}: message {number} came after {len(done)} were finished: {sorted(entries)}"
-            )
-            if holder is not None:  # its consumer died, or was fenced while its server was away
-                assert again, f"{unit}: message {number} is with {holder} and {consumer}: {sorted(entries)}"
-            holder = consumer, number
-        assert len(done) == rounds, (unit, sorted(done))
+def check_account(directory: Path, rounds: int, killed: Collection[str]) -> None:
+    """Each unit arrives in order, and whole. What comes again is flagged, and not after it was acknowledged. Nothing of a unit is
+    received while another consumer has an earlier message of it, unless that one died, or lost its claim with its server."""
+    done: Counter[str] = Counter()
+    holding: dict[str, tuple[str, int]] = {}  # unit -> who has how many of its messages, received and not acknowledged
+    for row in _rows(directory):
+        if not row.unit:
+            for unit in [unit for unit, (consumer, _) in holding.items() if consumer == row.consumer]:
+                if row.lost:
+                    holding[unit] = LOST, holding[unit][1]
+                else:
+                    done[unit] += holding.pop(unit)[1]
+            continue
+        consumer, count = holding.get(row.unit, (row.consumer, 0))
+        if consumer == row.consumer and row.number == done[row.unit] + count:
+            holding[row.unit] = consumer, count + 1
+            continue
+        if consumer in (*killed, LOST):  # it may have acknowledged some without a note of it
+            done[row.unit] = max(done[row.unit], min(row.number, done[row.unit] + count))
+        else:
+            assert row.again, f"{row}: {consumer} has {count} message(s) of the unit"
+        assert row.number == done[row.unit], f"{row}: {done[row.unit]} message(s) of the unit are finished"
+        holding[row.unit] = row.consumer, 1
+    whole = Counter(done)
+    for unit, (consumer, count) in holding.items():
+        assert consumer in (*killed, LOST), f"{unit}: {consumer} has {count} message(s), and did not acknowledge them"
+        whole[unit] += count
+    assert set(whole.values()) == {rounds}, whole
