@@ -208,8 +208,9 @@ def normalise(batch: pa.RecordBatch, now_ms: int | pa.Array, max_message_bytes: 
         "body": column("body", None),
     }
     _check_one_body(out["text"], out["body"])
-    _check_sizes(out, max_message_bytes)
-    return pa.RecordBatch.from_arrays(list(out.values()), names=list(out))
+    stored = pa.RecordBatch.from_arrays(list(out.values()), names=list(out))
+    check_message_sizes(stored, max_message_bytes)
+    return stored
 
 
 def _cast(name: str, array: pa.Array) -> pa.Array:
@@ -248,18 +249,17 @@ def _check_one_body(text: pa.Array, body: pa.Array) -> None:
 
 
 def check_message_sizes(rows: pa.RecordBatch, max_message_bytes: int) -> None:
-    """Raises MessageSizeError for stored rows that a destination of this limit does not take."""
-    columns = dict(zip(rows.schema.names, rows.columns, strict=True))
-    columns.pop("JMSMessageID", None)
-    _check_sizes(columns, max_message_bytes)
-
-
-def _check_sizes(columns: Mapping[str, pa.Array], max_message_bytes: int) -> None:
-    """Everything a message carries counts: body, names and values of properties, headers of text. The headers that are
-    numbers (40 bytes) and what spark-jms adds do not."""
-    if sum(array.nbytes for array in columns.values()) <= max_message_bytes:
-        return  # then no row carries more
-    sizes = {name: _bytes_by_row(array) for name, array in columns.items() if array.null_count < len(array)}
+    """Raises MessageSizeError for stored rows that a destination of this limit does not take. Everything a message carries
+    counts: body, names and values of properties, headers of text. The headers that are numbers (40 bytes) and what spark-jms
+    adds do not."""
+    if rows.get_total_buffer_size() * rows.num_columns <= max_message_bytes:
+        return  # no column has more than all buffers together, which columns may share
+    columns = zip(rows.schema.names, rows.columns, strict=True)
+    sizes = {
+        name: _bytes_by_row(array)
+        for name, array in columns
+        if name != "JMSMessageID" and array.null_count < len(array)
+    }
     carried = {name: by_row for name, by_row in sizes.items() if by_row is not None}
     if not carried:
         return
