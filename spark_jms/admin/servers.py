@@ -24,7 +24,7 @@ LOOK_S = 3.0  # of one call, where several stores are asked in turn
 
 @dataclass(frozen=True)
 class ServerRow:
-    """`store` as declared, without options and passwords; `members` as `member@destination`. `state` is up or down: down while
+    """`store` as declared, without options and passwords; `members` as `destination/member`. `state` is up or down: down while
     an administrator has `stopped` it, or its lease has `lapsed`, each with its beginning. `lease_age_s`: since the last renewal,
     by the clocks of two hosts; None when no process has renewed it. `away`: why its store does not answer this command, "" while
     it does."""
@@ -52,7 +52,7 @@ def list_servers(domain: Domain) -> list[ServerRow]:
     for name in domain.destinations():
         declared = domain.log(name).refresh().destination
         for member in declared.member_ids:
-            members.setdefault(declared.server_of(member), []).append(f"{member}@{name}")
+            members.setdefault(declared.server_of(member), []).append(f"{name}/{member}")
     names = [HOME, *domain.servers.names()]
     away = _why_away(domain, names)
     stopped, terms, leases = domain.servers.stopped(), domain.terms.newest(), ServerLeases(domain.storage)

@@ -33,9 +33,9 @@ def test_servers_are_listed_and_one_that_is_away_named(servers: str, jmsq: Jmsq,
     jmsq("send", "orders", "--text", "x", "--count", "4")
     rows = js("server", "list")
     assert [(row["server"], row["members"], row["away"]) for row in rows] == [
-        ("home", ["0@plain"], ""),
-        ("a", ["0@orders"], ""),
-        ("b", ["1@orders"], ""),
+        ("home", ["plain/0"], ""),
+        ("a", ["orders/0"], ""),
+        ("b", ["orders/1"], ""),
     ]
     jmsq("receive", "orders", "--max", "4", "--timeout", "10s")
     stores = Path(servers) / "_jmsq" / "stores"
