@@ -99,8 +99,10 @@ class Branch:
             self._away("an administrator has stopped it")
 
     def close(self) -> None:
+        """The session ends now, or when a call that hangs returns: its store would take it for a living one, which keeps its
+        records."""
         self._end_session()
-        self._lane.close()
+        self._lane.close(self._drop)
 
     def _end_session(self) -> None:
         with suppress(LaneBusyError, JmsqError):

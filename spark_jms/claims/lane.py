@@ -22,7 +22,7 @@ class Runs(Protocol):
 
     def run(self, work: Callable[[], T], timeout_s: float) -> T: ...
 
-    def close(self) -> None: ...
+    def close(self, last: Callable[[], object] | None = None) -> None: ...
 
 
 class _Work(Generic[T]):
@@ -77,8 +77,10 @@ class Lane:
         self._works.put(own)
         return own.wait(timeout_s)
 
-    def close(self) -> None:
-        """Ends the thread after the current work."""
+    def close(self, last: Callable[[], object] | None = None) -> None:
+        """Ends the thread after the current work, however long that takes, and after `last`. Does not wait."""
+        if last is not None:
+            self._works.put(_Work(last))
         self._works.put(None)
 
     def _loop(self) -> None:
@@ -94,5 +96,6 @@ class Inline:
     def run(self, work: Callable[[], T], timeout_s: float) -> T:
         return work()
 
-    def close(self) -> None:
-        pass
+    def close(self, last: Callable[[], object] | None = None) -> None:
+        if last is not None:
+            last()

@@ -1,0 +1,64 @@
+"""A consumer's branch on a server, and its lane (M10): claims/branch.py, claims/lane.py."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, cast
+
+import pytest
+
+from spark_jms.claims.branch import Branch, ServerAwayError
+from spark_jms.claims.lane import Inline, Lane, LaneBusyError
+from spark_jms.claims.subscriber import Subscriber
+from spark_jms.testing.waiting import wait_until
+
+SHORT_S, LONG_S = 0.05, 30.0
+
+
+class Session:
+    """In the place of a subscriber."""
+
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_session_ends_when_a_call_that_hangs_returns() -> None:
+    """M10, D4: a consumer is closed while its store hangs. When the store is back, its session must not count as living: it
+    would keep the records from all others."""
+    session, returns = Session(), threading.Event()
+    branch = Branch("east", lambda: cast(Subscriber, session), Lane("east"))
+
+    def hang(_: Any) -> None:
+        returns.wait(LONG_S)
+
+    with pytest.raises(ServerAwayError):
+        branch.call(hang, SHORT_S)
+    branch.close()
+    assert not session.closed
+    returns.set()
+    wait_until(lambda: session.closed)
+
+
+@pytest.mark.parametrize("lane", [Lane("east"), Inline()])
+def test_closed_lane_does_its_last_work(lane: Lane | Inline) -> None:
+    """M10: after the current work."""
+    done: list[str] = []
+    lane.run(lambda: done.append("first"), LONG_S)
+    lane.close(lambda: done.append("last"))
+    wait_until(lambda: done == ["first", "last"])
+
+
+def test_lane_does_one_work_at_a_time() -> None:
+    """M10: a caller learns that the work before has not returned."""
+    lane, returns = Lane("east"), threading.Event()
+    with pytest.raises(LaneBusyError):
+        lane.run(lambda: returns.wait(LONG_S), SHORT_S)
+    assert lane.busy
+    with pytest.raises(LaneBusyError):
+        lane.run(lambda: None, LONG_S)
+    returns.set()
+    wait_until(lambda: not lane.busy)
+    assert lane.run(lambda: "answer", LONG_S) == "answer"
+    lane.close()
