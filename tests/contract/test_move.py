@@ -17,6 +17,7 @@ from spark_jms.admin.restore import restore as restore_backup
 from spark_jms.claims import transfer, views
 from spark_jms.claims.housekeeper import Housekeeper
 from spark_jms.claims.record_sets import state_of
+from spark_jms.claims.stores import timed_stores
 from spark_jms.client.context import Context
 from spark_jms.core.record_names import member_record
 from spark_jms.core.selector import Selector
@@ -320,8 +321,9 @@ def test_housekeeping_reads_a_record_set_once_a_round(context: Context, monkeypa
     killed_move(context, monkeypatch, *STEPS["after the intent"], after=False)
     housekeeper = Housekeeper(context._domain, context._store, "orders")
     reads: list[str] = []
-    peek = context._store.peek
-    monkeypatch.setattr(context._store, "peek", lambda name: reads.append(name) or peek(name))
+    asked = timed_stores(context._store)
+    peek = asked.peek
+    monkeypatch.setattr(asked, "peek", lambda name: reads.append(name) or peek(name))
     for _ in range(2):
         reads.clear()
         housekeeper.run()
