@@ -221,7 +221,7 @@ class BatchMaker:
         self._prepared = {}
         self.previous.finish(prepared.start, prepared.missing)
         self._finish(begun)
-        self.passed_barrier = self._barriers.look(
+        self.passed_barrier = snapshot.destination.slots is not None and self._barriers.look(
             snapshot, self._members.subscription, {m: partial(_state_of, one) for m, one in held.items()}
         )
         for member in {*self._left_to_others(snapshot), *(self._members.borrowed() & set(changed))}:
