@@ -202,7 +202,9 @@ class Destination(DestinationSettings):
     def route(self) -> Routing:
         ids, slots = (self.placement.ids, self.placement.slots) if self.placement else ((), ())
         slots = self.slots.owners if self.slots else slots
-        closed = self.pauses.closed(self.member_ids) | self.down_members | self.leaving
+        closed = self.pauses.closed(self.member_ids) | self.down_members
+        if not set(self.member_ids) <= closed | self.leaving:  # else one that is leaving takes messages again
+            closed |= self.leaving
         return Routing(self.epoch, self.members, self.routing, self.weights, self.slot_members, closed, ids, slots)
 
     def subscription_names(self) -> list[str]:

@@ -124,3 +124,11 @@ def test_address_of_all_members_changes_no_route() -> None:
     grown = Destination(name="orders", kind="distributed-queue", members=5, slot_members=3)
     groups: list[str | None] = [str(n) for n in range(50)]
     assert routed(Balancing("home"), grown, groups) == routed(ANY_MEMBER, grown, groups)
+
+
+def test_member_that_is_leaving_takes_messages_while_all_others_are_down() -> None:
+    """D4, D9: a send does not fail while a server is up."""
+    declared = attrs.evolve(orders("a", "b", "c"), leaving=frozenset({1}))
+    assert set(routed(ANY_MEMBER, declared, [None] * 9)) == {0, 2}
+    assert set(routed(ANY_MEMBER, attrs.evolve(declared, stopped={"a": 1}), [None] * 9)) == {2}
+    assert set(routed(ANY_MEMBER, attrs.evolve(declared, stopped={"a": 1, "c": 1}), [None] * 9)) == {1}
