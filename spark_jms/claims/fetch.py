@@ -135,6 +135,7 @@ def _in_order(
     sequences = pa.concat_arrays([numbers for _, numbers in parts])
     again = pc.is_in(sequences, union(redelivered.values()).numbers())
     at = order.delivery(table.select(order.columns), sequences, again)
+    table = table.combine_chunks()  # once, or each `take` would join all chunks
     for start in range(0, len(at), _SORTED_ROWS):
         chosen = at[start : start + _SORTED_ROWS]
         for batch in table.take(chosen).combine_chunks().to_batches():
