@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from spark_jms.admin.move import MoveOrder, move
 from spark_jms.claims.member_consumers import ask_members
+from spark_jms.core.destination import Destination
 from spark_jms.core.forwarding import Forward, IdleMembers, LookedAt, forwards
 from spark_jms.core.pause import CONSUMPTION, INSERTION, PRODUCTION
 from spark_jms.core.selector import Selector
@@ -26,6 +27,12 @@ ROUND = 10_000  # the most messages of a member in one round
 WAIT_S = 1.0  # for a record that a consumer holds
 _WITHOUT_UNIT = "JMSXGroupID IS NULL"  # those of before the declaration may have one, and stay
 log = logging.getLogger("spark_jms")
+
+
+def _not_inserting(declared: Destination) -> frozenset[int]:
+    """Members that get no messages: paused ones, and those that are leaving."""
+    paused = (declared.pauses.members(operation, declared.member_ids) for operation in (INSERTION, PRODUCTION))
+    return declared.leaving.union(*paused)
 
 
 @dataclass(frozen=True)
@@ -67,9 +74,7 @@ class MemberForwarder:
             looks,
             self._idle.due(declared.forward_delay_ms / 1000, now_s),
             not_consuming=declared.pauses.members(CONSUMPTION, declared.member_ids),
-            not_inserting=[
-                m for kind in (INSERTION, PRODUCTION) for m in declared.pauses.members(kind, declared.member_ids)
-            ],
+            not_inserting=_not_inserting(declared),
             turn=self._turn,
         )
         done: list[Forward] = []

@@ -13,10 +13,13 @@ from click.testing import CliRunner
 
 import spark_jms
 from spark_jms.admin.forward import Forwarders, MemberForwarder
+from spark_jms.admin.pause import pause, resume
 from spark_jms.claims import views
 from spark_jms.cli.main import cli
 from spark_jms.client import Context
 from spark_jms.errors import MessageFormatError, ModuleFileError
+from spark_jms.log.commit import Decision, commit
+from spark_jms.log.declarations import metadata_action
 from spark_jms.log.domain import Domain
 from spark_jms.log.server_state import stop_server
 from spark_jms.testing.waiting import wait_until
@@ -218,3 +221,19 @@ def test_destination_that_fails_holds_up_no_other(tmp_path: Path) -> None:
         first, second = Forwarders(Domain(bench.root), store).run(["damaged", "orders"])
         assert len(first.problems) == 1
         assert [(step.source, step.target) for step in second.moves] == [(0, 1)]
+
+
+def test_nothing_goes_to_paused_and_leaving_members(tmp_path: Path) -> None:
+    """D5, T14: insertion or production paused, or on its way out: such a member gets nothing, although it has a consumer."""
+    bench = Bench(str(tmp_path / "root"), {**ON_SERVERS, "forwardDelay": "0"})
+    with bench.context, bench.consumer(1), bench.consumer(2), views.opened_store(bench.domain) as store:
+        forwarder = MemberForwarder(bench.domain, store, "orders")
+        pause(bench.domain, "orders", ["insertion"], [1])
+        bench.send(0, "1", "2")
+        assert {step.target for step in forwarder.run().moves} == {2}
+        resume(bench.domain, "orders")
+        log = bench.domain.log("orders")
+        changed = log.refresh().destination.with_leaving({2}, log.snapshot.last_sequence)
+        commit(log, lambda snapshot: Decision("SET TBLPROPERTIES", [metadata_action(snapshot, changed)]))
+        bench.send(0, "3", "4")
+        assert {step.target for step in forwarder.run().moves} == {1}

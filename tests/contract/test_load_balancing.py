@@ -13,6 +13,9 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 import spark_jms
+from spark_jms.admin.backup import back_up
+from spark_jms.admin.restore import restore
+from spark_jms.claims import views
 from spark_jms.client import ConnectionFactory, Context
 from spark_jms.core.balancing import Balancing
 from spark_jms.errors import DomainError, ModuleFileError, OptionError
@@ -255,3 +258,14 @@ def test_batch_of_the_sink_is_committed_once_on_other_members(root: str) -> None
     assert sorted(body for _, body in shown) == [b"1", b"2"]
     assert len({member for member, _ in shown}) == 1
     assert kept not in {member for member, _ in shown}
+
+
+def test_backup_has_the_connection_factories(root: str, tmp_path: Path) -> None:
+    """C19, D2: a restored domain has them."""
+    domain = Domain(root)
+    with views.opened_store(domain) as store:
+        back_up(domain, store, str(tmp_path / "backup"))
+    restore(str(tmp_path / "backup"), str(tmp_path / "restored"))
+    restored = Domain(str(tmp_path / "restored"))
+    assert restored.connection_factories.names() == sorted(FACTORIES)
+    assert restored.connection_factories.get("once") == ConnectionFactory(load_balancing_enabled=False)
