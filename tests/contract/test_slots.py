@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+import attrs
 import pytest
 
 from spark_jms import apply, connect
@@ -171,6 +172,16 @@ def test_leaving_member_stays_when_it_is_declared_again(context: Context) -> Non
     assert set(declared(context).route.slots) == {0, 1, 2}
     put(context, 1)
     assert in_order(drained(context))
+
+
+def test_leaving_member_takes_messages_when_no_other_can() -> None:
+    """D1, D9: while all that stay are down; units of order belong to those that stay."""
+    servers = ("a", "b")
+    orders = Destination("orders", "distributed-queue", 2, servers=servers).with_leaving((0,), lambda member: 9)
+    assert orders.route.open_members() == [1]
+    alone = attrs.evolve(orders, stopped={"b": 1})
+    assert alone.route.open_members() == [0]
+    assert set(alone.route.slots) == {1}
 
 
 def test_each_subscription_passes_by_itself(context: Context) -> None:
