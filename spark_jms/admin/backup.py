@@ -26,6 +26,7 @@ from spark_jms.admin.backup_files import (
     described,
     write_records,
 )
+from spark_jms.claims.left_out import LEFT_OUT
 from spark_jms.claims.acknowledgement_table import position_id
 from spark_jms.claims.record_sets import label_of
 from spark_jms.claims.stores import store_of
@@ -66,6 +67,7 @@ def back_up(domain: Domain, store: Store, target_uri: str) -> Manifest:
     if next(iter(target.list("")), None) is not None:
         raise BackupError(f"{target.uri} is not empty: name an empty or a new place for the backup")
     servers = {name: domain.servers.entry(name).store for name in domain.servers.names()}
+    left_out = _left_out(domain)  # before the stores: messages may be released meanwhile
     records = {server: _records(store, server) for server in (HOME, *servers)}
     store_read_ms = now_ms()
     files: list[CopiedFile] = []
@@ -93,6 +95,9 @@ def back_up(domain: Domain, store: Store, target_uri: str) -> Manifest:
         files.append(copy(domain.storage, path, target, f"{DOMAIN}/{path}"))
     files += [write_records(target, server, own.values()) for server, own in records.items()]
     files += _states_of_servers(domain, target, stopped)
+    for path in sorted(left_out | _left_out(domain)):
+        target.put(f"{DOMAIN}/{path}", b"")
+        files.append(described(target, f"{DOMAIN}/{path}"))
     target.sync([file.path for file in files])
     manifest = Manifest(
         domain.declaration,
@@ -105,6 +110,11 @@ def back_up(domain: Domain, store: Store, target_uri: str) -> Manifest:
     )
     manifest.write(target)
     return manifest
+
+
+def _left_out(domain: Domain) -> set[str]:
+    """The marks of queries: claims/left_out.py."""
+    return {info.path for info in domain.storage.list(LEFT_OUT)}
 
 
 def _records(store: Store, server: str) -> dict[str, DumpedRecord]:

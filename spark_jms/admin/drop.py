@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from spark_jms.claims import views
+from spark_jms.claims.left_out import LEFT_OUT
 from spark_jms.claims.stores import addressed
 from spark_jms.core.placement import HOME
 from spark_jms.core.record_names import lease_record, prefixes_of_table
@@ -101,6 +102,7 @@ def drop_destination(
         domain.register.replace(destination, entry)
     if entry.dropping:
         _empty_records(domain, store, entry.dropping, destination, wait_s)
+        domain.storage.delete_all(f"{LEFT_OUT}/{entry.dropping}")
     delete_dropped_table(domain.storage, entry.path)
     domain.storage.delete_all(entry.acknowledgements)
     domain.register.remove(destination)

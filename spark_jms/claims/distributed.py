@@ -19,10 +19,11 @@ acknowledged, the consumer is closed. One that is pinned to a server is closed w
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -32,6 +33,7 @@ from spark_jms.claims.branch import Branch, ServerAwayError
 from spark_jms.claims.distributed_isolation import Attempt, DistributedIsolation
 from spark_jms.claims.isolation import pinned
 from spark_jms.claims.lane import Lane, Runs
+from spark_jms.claims.left_out import LeftOut
 from spark_jms.claims.offer import Offer
 from spark_jms.claims.planner import batch_shares
 from spark_jms.claims.previous_batch import ProtectedPart
@@ -41,7 +43,7 @@ from spark_jms.claims.subscription_request import SubscriptionRequest
 from spark_jms.claims.subscription_use import SubscriptionUse, use_subscription
 from spark_jms.core.batch import Batch, Limits, MemberPick, claim_id, claim_number
 from spark_jms.core.destination import QUEUE_SUBSCRIPTION
-from spark_jms.core.poison import Messages, joined, without
+from spark_jms.core.poison import joined, without
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.subscription_name import server_of_subscription
 from spark_jms.core.subscription_place import record_server, record_servers, recorded_on
@@ -60,6 +62,7 @@ from spark_jms.log.storage import now_ms
 from spark_jms.store import Store
 
 T = TypeVar("T")
+log = logging.getLogger("spark_jms")
 ANSWER_S = 2.0  # a server that does not answer for so long is left out of a batch
 WRITE_S = 5.0  # the same for a write, whose outcome is unknown then
 ACKNOWLEDGE_S = 15.0
@@ -96,6 +99,8 @@ class DistributedSubscriber:
         self._claimed_in: dict[str, int] = {}  # server -> generation in which a client's messages were claimed
         self._unfinished: dict[int, Ranges] = {}  # a client's, by member
         self._isolation = DistributedIsolation(f"{destination}/{subscription}", narrows=settings.isolates_poison)
+        self._delivered = ""  # the claim of the newest batch that this instance has let Spark deliver
+        self._left_out = LeftOut(domain.storage, self.table_id, consumer)
         self._made_s: dict[str, float] = {}  # the newest claim -> when it was made
         self._last_batch_s = monotonic_s()
         self._lock = threading.RLock()
@@ -106,13 +111,16 @@ class DistributedSubscriber:
         with self._lock:
             self._follow(start)
             self._isolation.ends(start.claim)
+            start = self._left_out.delivered_of(start)
+            left_out = self._left_out.claims()
             prepared: dict[str, PreparedBatch] = {}
             for server, branch in self._branches.items():
                 part = start.part(self._members_on(server))
-                prepare = partial(Subscriber.prepare, start=part, limits=limits, targets=targets)
+                prepare = partial(Subscriber.prepare, start=part, limits=limits, targets=targets, left_out=left_out)
                 for found in self._answers(branch, prepare):
                     prepared[server] = found
             made, acknowledged, claim = self._concluded(start, prepared, limits, targets)
+            self._left_out.forget({member for server in acknowledged for member in prepared[server].changed})
             self._check_open()
             if not made:
                 return None
@@ -170,30 +178,49 @@ class DistributedSubscriber:
         return batch_shares(self.table.snapshot, planned, limits)
 
     def resume(self, batch: Batch) -> dict[int, Ranges]:
-        """As `Subscriber.resume`. Raises MemberUnavailableError when a server that has messages of this batch is away."""
+        """As `Subscriber.resume`. The messages of a server that is away are left out (left_out.py). Raises
+        MemberUnavailableError in their place when the query narrows failing batches."""
         with self._lock:
             self._follow(batch)
             parts: dict[str, ProtectedPart] = {}
             unseen: dict[int, Ranges] = {}
             made_s, delivered = self._made_s.get(batch.claim), batch.delivered
             trusted = made_s is not None and self._monotonic_s() - made_s <= TRUSTED_S
+            if not trusted:
+                self._left_out.look(batch.claim)
+            out = self._left_out.members(batch.claim)
             for server, branch in self._branches.items():
-                members = [m for m in self._members_on(server) if m in delivered]
+                members = [m for m in self._members_on(server) if m in delivered and m not in out]
                 if not members:
                     continue
                 protect = partial(Subscriber.protect, batch=batch.part(members))
+                down = server in self.table.snapshot.destination.down
                 try:
-                    parts[server] = self._insist(branch, protect, waits=not trusted)
+                    parts[server] = self._insist(branch, protect, waits=not trusted and not down)
                 except ServerAwayError as error:
-                    if not trusted:
+                    if trusted or batch.claim == self._delivered:
+                        unseen |= {m: delivered[m].picks for m in members}
+                    elif self.settings.isolates_poison:
                         raise self._unavailable(branch, error) from error
-                    unseen |= {m: delivered[m].picks for m in members}
+                    else:
+                        self._leave_out(batch.claim, members, server, error)
+            self._delivered, out = batch.claim, self._left_out.members(batch.claim)
             attempt = self._isolation.attempt(batch.claim, parts, unseen)
             if attempt.stored:
                 self._store_copies(attempt, parts.keys())
             self._isolation.begin(attempt)
-            lost: Messages = {m: ranges for part in parts.values() for m, ranges in part.lost.items()}
+            lost: dict[int, Ranges] = {m: ranges for part in parts.values() for m, ranges in part.lost.items()}
+            lost |= {m: delivered[m].picks for m in out if m in delivered}
             return dict(joined(lost, without(attempt.present, attempt.trial.tried)))
+
+    def _leave_out(self, claim: str, members: Sequence[int], server: str, error: ServerAwayError) -> None:
+        log.warning(
+            "%s: server %s is away: the batch is delivered without its messages, which come later, flagged (%s)",
+            self.destination,
+            server,
+            error,
+        )
+        self._left_out.add(claim, members)
 
     def _store_copies(self, attempt: Attempt, servers: Collection[str]) -> None:
         """Write the trial's copies: first the one that sets the poison message aside."""
@@ -250,6 +277,7 @@ class DistributedSubscriber:
         """`start` is not acknowledged on all its members yet: a server is away, or another consumer holds a record."""
         with self._lock:
             self._follow()
+            start = self._left_out.delivered_of(start)
             for server, branch in self._branches.items():
                 part = start.part(self._members_on(server))
                 if part.members:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Collection, Set
 from typing import NamedTuple
 
 from spark_jms.claims.isolation import Isolation
@@ -49,6 +49,7 @@ class PreviousBatch:
         self._left: dict[str, set[int]] = {}  # claim -> members where it still has to be acknowledged
         self._revoked: set[str] = set()  # claims revoked before we came back: there is nothing to acknowledge
         self._own: set[str] = set()  # claims that this instance made or has resumed
+        self.flagged: Collection[str] = ()  # logged claims whose batch was delivered without their messages
 
     # -- acknowledging --------------------------------------------------------------------------------------------
     def members_left(self, start: Batch) -> set[int]:
@@ -76,8 +77,8 @@ class PreviousBatch:
     def without_unlogged(self, state: RecordSet, held: RecordSet, live_sessions: Set[str]) -> RecordSet:
         """Drops the consumer's other claims, which Spark never logged. `held` is the state before this consumer attached.
         An older instance that is alive, or was when we started, may still run such a batch: its messages come back
-        flagged. So do those of a plain client's older session on this server: it continues in a new one only when it had
-        nothing to acknowledge, so it never got their claim's answer."""
+        flagged. So do those of a batch that was delivered without them, and those of a plain client's older session on this server:
+        it continues in a new one only when it had nothing to acknowledge, so it never got their claim's answer."""
         if not self._replayable:
             for claim in held.claims.values():
                 if claim.consumer == self._members.consumer and claim.session != self._members.session_id:
@@ -87,7 +88,8 @@ class PreviousBatch:
         kept = trial.claim if trial else None  # its messages come back as a batch of their own
         for claim in held.claims.values():
             ours = claim.consumer == self._members.consumer and claim.session != self._members.session_id
-            if ours and claim.id != kept and claim.session in self._met | live_sessions:
+            seen = ours and claim.id != kept and claim.session in self._met | live_sessions
+            if seen or claim.id in self.flagged:
                 state = state.release(claim.id, delivered=True)
         return state.drop(self._members.consumer, keep=kept)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Collection, Mapping, Set
 
 from spark_jms.claims.acknowledgement_table import AcknowledgementTable
 from spark_jms.claims.acknowledger import Acknowledger
@@ -104,10 +104,14 @@ class Subscriber:
             self._check_bound(start)
             return self._batches.next_batch(start, limits, targets)
 
-    def prepare(self, start: Batch, limits: Limits, targets: Mapping[int, int] | None) -> PreparedBatch:
-        """The first half of `next_batch`: everything but the claim, and nothing is written."""
+    def prepare(
+        self, start: Batch, limits: Limits, targets: Mapping[int, int] | None, left_out: Collection[str] = ()
+    ) -> PreparedBatch:
+        """The first half of `next_batch`: everything but the claim, and nothing is written. `left_out`: claims whose messages
+        were not delivered with their batch; they are released, flagged."""
         with self._lock:
             self._check_open()
+            self._batches.previous.flagged = left_out
             self._check_bound(start)
             return self._batches.prepare(start, limits, targets)
 

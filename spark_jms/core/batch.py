@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from spark_jms.core.ranges import Ranges
@@ -48,6 +48,10 @@ class Batch:
         """These members' messages, as a later batch names them while they are not acknowledged."""
         kept = set(members)
         return {m: replace(p, claim=p.claim or self.claim) for m, p in self.members.items() if m in kept}
+
+    def without(self, members: Collection[int]) -> Batch:
+        """Without what the batch itself delivers of these members; what it carries of them stays."""
+        return replace(self, members={m: p for m, p in self.members.items() if p.claim or m not in members})
 
     def part(self, members: Iterable[int]) -> Batch:
         """Of these members, which are on one server: their messages and the claim that these belong to."""

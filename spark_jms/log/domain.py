@@ -11,6 +11,7 @@ ROOT/_jmsq/connection-factories/<name>       its settings
 ROOT/_jmsq/stopped-servers/<server>          since when an administrator has stopped it
 ROOT/_jmsq/leases/<server>                   its lease: log/server_leases.py
 ROOT/_jmsq/lease-terms/<server>/             the terms of its lease: log/server_terms.py
+ROOT/_jmsq/left-out/<table id>/<consumer>/   messages left out of a batch: claims/left_out.py
 ROOT/_jmsq/store/                            the default file store
 ROOT/_jmsq/stores/<server>/                  the file store of a server
 """

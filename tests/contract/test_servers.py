@@ -22,7 +22,6 @@ from spark_jms.errors import (
     DomainError,
     InvalidDestinationError,
     MemberRemovalError,
-    MemberUnavailableError,
     ModuleFileError,
     ServerDownError,
 )
@@ -272,18 +271,6 @@ def test_restarted_query_acknowledges_what_its_offset_carries(root: str, query: 
         assert restarted.next_batch(second, Limits()) is None
     third = next_batch(restarted, second)
     assert {m: pick.picks.text() for m, pick in third.delivered.items()} == {1: "2"}
-
-
-def test_replayed_batch_waits_for_an_away_server(root: str, query: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """M10, C5: a batch that may have been revoked on an away server is not delivered again without asking it."""
-    send(root, *"123")
-    first = next_batch(query(), Batch("q", table=Domain(root).log("orders").refresh().table_id))
-    restarted = query()
-    monkeypatch.setattr(distributed, "RESUME_S", 0.2)
-    with Away(root, "b"), pytest.raises(MemberUnavailableError, match="server b, which is away"):
-        restarted.resume(first)
-    monkeypatch.setattr(distributed, "RESUME_S", 60.0)
-    assert restarted.resume(first) == {}
 
 
 def test_server_that_hangs_holds_up_no_other(root: str, query: Any, monkeypatch: pytest.MonkeyPatch) -> None:

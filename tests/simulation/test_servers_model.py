@@ -86,6 +86,7 @@ class Query:
             withheld = self.subscriber.resume(batch)
         except MemberUnavailableError:
             return
+        self._world.seen["left out"] += bool(self.subscriber._left_out.claims())
         rows = []
         for member, pick in batch.delivered.items():
             picks = pick.picks - withheld[member] if member in withheld else pick.picks
@@ -260,4 +261,4 @@ def test_model_is_full_of_faults() -> None:
     seen: Counter[str] = Counter()
     for seed in range(1, 21):
         seen += run(seed).seen
-    assert all(seen[what] > 3 for what in ("carried", "servers changed", "change refused", "stopped")), seen
+    assert all(seen[what] > 3 for what in ("carried", "left out", "servers changed", "change refused", "stopped")), seen

@@ -1,0 +1,190 @@
+"""A query that is restarted while a server of its last batch is away (C5, D4, M10): claims/left_out.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import spark_jms
+from spark_jms.admin.drop import drop_destination
+from spark_jms.claims import distributed
+from spark_jms.claims.batches import ConsumerSettings
+from spark_jms.claims.distributed import DistributedSubscriber
+from spark_jms.claims.left_out import LEFT_OUT
+from spark_jms.claims.stores import open_stores
+from spark_jms.core.batch import Batch, Limits
+from spark_jms.errors import MemberUnavailableError
+from spark_jms.log.domain import Domain
+from spark_jms.log.server_state import start_server, stop_server
+from spark_jms.testing.waiting import wait_until
+
+Instance = Callable[..., DistributedSubscriber]
+ON_B = 1
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    where = str(tmp_path / "root")
+    orders = {"kind": "distributed-queue", "servers": ["a", "b", "c"]}
+    servers = {name: {"store": "file"} for name in ("a", "b", "c")}
+    spark_jms.apply(where, {"servers": servers, "destinations": {"orders": orders}})
+    with spark_jms.connect(where, housekeeping=False) as context, context.producer("orders") as producer:
+        for _ in range(3):
+            producer.send(text="x")
+    return where
+
+
+@pytest.fixture
+def instance(root: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Instance]:
+    """Makes instances of one query; the one before has died."""
+    monkeypatch.setattr(distributed, "RESUME_S", 0.2)
+    domain = Domain(root)
+    opened: list[DistributedSubscriber] = []
+    with open_stores(domain) as store:
+
+        def made(**settings: bool) -> DistributedSubscriber:
+            for old in opened:
+                old.close()
+            opened.append(DistributedSubscriber(domain, store, "orders", "-", "q", ConsumerSettings(**settings)))
+            return opened[-1]
+
+        yield made
+        for one in opened:
+            one.close()
+
+
+class Away:
+    """Moves the folder of server b's file store away, and back."""
+
+    def __init__(self, root: str) -> None:
+        self._here = Path(root) / "_jmsq" / "stores" / "b"
+        self._there = self._here.with_name("away")
+
+    def __enter__(self) -> None:
+        self._here.rename(self._there)
+
+    def __exit__(self, *_: object) -> None:
+        self._there.rename(self._here)
+
+
+def next_batch(subscriber: DistributedSubscriber, start: Batch) -> Batch:
+    found: list[Batch] = []
+
+    def look() -> bool:
+        batch = subscriber.next_batch(start, Limits())
+        found.extend([batch] if batch else [])
+        return bool(found)
+
+    wait_until(look)
+    return Batch.from_json(found[0].to_json())
+
+
+def first_batch(subscriber: DistributedSubscriber) -> Batch:
+    batch = next_batch(subscriber, Batch("q", table=subscriber.table_id))
+    assert batch.delivered.keys() == {0, 1, 2}
+    return batch
+
+
+def marks(root: str) -> int:
+    return len(list(Domain(root).storage.list(LEFT_OUT)))
+
+
+def check_they_come_again_flagged(subscriber: DistributedSubscriber, start: Batch) -> Batch:
+    """The messages of b, once: in the next batch, flagged."""
+    again = next_batch(subscriber, start)
+    pick = again.delivered[ON_B]
+    assert {m: p.picks.text() for m, p in again.delivered.items()} == {ON_B: "1"}
+    assert [picks.text() for picks in pick.redelivered.values()] == ["1"]
+    return again
+
+
+def test_restarted_query_continues_without_an_away_server(root: str, instance: Instance) -> None:
+    """C5, D4, M10: the batch is delivered without the away server's messages; they come when it is back, flagged, and are
+    acknowledged then. Nothing else comes again."""
+    batch = first_batch(instance())
+    restarted = instance()
+    with Away(root):
+        withheld = restarted.resume(batch)
+        assert {m: picks.text() for m, picks in withheld.items()} == {ON_B: "1"}
+        assert restarted.next_batch(batch, Limits()) is None
+        assert not restarted.is_unacknowledged(batch)
+        assert marks(root) == 1
+    again = check_they_come_again_flagged(restarted, batch)
+    assert marks(root) == 0
+    assert restarted.resume(again) == {}
+    wait_until(lambda: restarted.next_batch(again, Limits()) is None and not any(restarted.backlog().values()))
+
+
+def test_left_out_messages_stay_left_out_when_the_server_is_back(root: str, instance: Instance) -> None:
+    """C5: a sink may have kept the batch without them, so another replay leaves them out too, and the batch's acknowledgement
+    does not finish them, in whichever instance."""
+    batch = first_batch(instance())
+    with Away(root):
+        assert instance().resume(batch).keys() == {ON_B}
+    second = instance()
+    assert second.resume(batch).keys() == {ON_B}
+    check_they_come_again_flagged(instance(), batch)
+
+
+def test_instance_that_stood_still_acknowledges_nothing_that_was_left_out(root: str, instance: Instance) -> None:
+    """C5: an instance that has delivered the whole batch finds, before it acknowledges, that a replay has left messages out:
+    the sink may have kept that one."""
+    first = instance()
+    batch = first_batch(first)
+    assert first.resume(batch) == {}
+    marker = DistributedSubscriber(Domain(root), first._store, "orders", "-", "q", ConsumerSettings())
+    marker._left_out.add(batch.claim, [ON_B])
+    check_they_come_again_flagged(first, batch)
+
+
+def test_replay_waits_a_moment_for_a_server(root: str, instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """M10: a server that answers in time takes part; one that is down by its table is not waited for."""
+    batch = first_batch(instance())
+    monkeypatch.setattr(distributed, "RESUME_S", 60.0)
+    restarted = instance()
+    away = Away(root)
+    away.__enter__()
+    calls = 0
+    each = DistributedSubscriber._each
+
+    def counted(self: DistributedSubscriber, act: Callable[..., object]) -> list[object]:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            away.__exit__()
+        return each(self, act)
+
+    monkeypatch.setattr(DistributedSubscriber, "_each", counted)
+    assert restarted.resume(batch) == {}
+    assert marks(root) == 0
+    stop_server(Domain(root), "b")
+    down = instance()
+    assert down.resume(batch).keys() == {ON_B}
+    start_server(Domain(root), "b")
+    check_they_come_again_flagged(down, batch)
+
+
+def test_narrowing_query_waits_for_its_servers(root: str, instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """M4: with onPoison=isolate a batch is not delivered in part, because its trial is stored on all its servers."""
+    batch = first_batch(instance())
+    restarted = instance(isolates_poison=True)
+    with Away(root), pytest.raises(MemberUnavailableError, match="server b, which is away"):
+        restarted.resume(batch)
+    monkeypatch.setattr(distributed, "RESUME_S", 60.0)
+    assert restarted.resume(batch) == {}
+
+
+def test_drop_removes_the_marks(root: str, instance: Instance) -> None:
+    """C14: nothing of a dropped destination stays."""
+    batch = first_batch(instance())
+    restarted = instance()
+    with Away(root):
+        restarted.resume(batch)
+    restarted.close()
+    assert marks(root) == 1
+    domain = Domain(root)
+    with open_stores(domain) as store:
+        drop_destination(domain, store, "orders", force=True)
+    assert marks(root) == 0
