@@ -26,8 +26,8 @@ from spark_jms.admin.backup_files import (
     described,
     write_records,
 )
-from spark_jms.claims.left_out import LEFT_OUT
 from spark_jms.claims.acknowledgement_table import position_id
+from spark_jms.claims.left_out import LEFT_OUT
 from spark_jms.claims.record_sets import label_of
 from spark_jms.claims.stores import store_of
 from spark_jms.core.placement import HOME

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 import spark_jms
+from spark_jms.admin.backup import back_up
 from spark_jms.admin.drop import drop_destination
+from spark_jms.admin.restore import restore
 from spark_jms.claims import distributed
 from spark_jms.claims.batches import ConsumerSettings
 from spark_jms.claims.distributed import DistributedSubscriber
@@ -188,3 +190,16 @@ def test_drop_removes_the_marks(root: str, instance: Instance) -> None:
     with open_stores(domain) as store:
         drop_destination(domain, store, "orders", force=True)
     assert marks(root) == 0
+
+
+def test_backup_has_the_marks(root: str, instance: Instance, tmp_path: Path) -> None:
+    """C19, C5: a restored query does not acknowledge what it has left out."""
+    batch = first_batch(instance())
+    restarted = instance()
+    with Away(root):
+        restarted.resume(batch)
+    domain = Domain(root)
+    with open_stores(domain) as store:
+        back_up(domain, store, str(tmp_path / "backup"))
+    restore(str(tmp_path / "backup"), str(tmp_path / "again"))
+    assert marks(str(tmp_path / "again")) == 1
