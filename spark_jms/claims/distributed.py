@@ -419,9 +419,11 @@ class DistributedSubscriber:
     def _lost(self, why: str) -> JmsqError:
         where = f"{self.settings.server}@{self.destination}"
         if self.settings.pinned:
+            again = "Messages that it has not acknowledged come again, flagged."
+            if self.settings.live is not None:
+                again = "Its subscription is not durable: it ends with its last consumer."
             return MemberLostException(
-                f"consumer {self.consumer} has lost {where}: {why}. Messages that it has not acknowledged come again, flagged. "
-                "Close this consumer and create a new one"
+                f"consumer {self.consumer} has lost {where}: {why}. {again} Close this consumer and create a new one"
             )
         return InvalidDestinationError(f"{where} cannot be consumed: {why}")
 
