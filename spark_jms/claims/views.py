@@ -46,6 +46,7 @@ class ClaimRow:
     attempts: int = 1  # how often a query's batch was given to its sink
     deaths: int = 0  # of these, attempts that ended with the driver
     withheld: int = 0  # messages that the batch does not deliver: it is narrowed to a poison message
+    ranges: str = ""  # "1-3, 7": its messages
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,7 @@ def claims(domain: Domain, store: Store, destination: str, subscription: str | N
                         trial.attempts if trial else 1,
                         trial.deaths if trial else 0,
                         (trial.withheld.get(member, EMPTY) & c.picks).count if trial else 0,
+                        str(c.picks),
                     )
                 )
     return out

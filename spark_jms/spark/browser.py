@@ -30,7 +30,7 @@ _VIEW_SCHEMAS = {
     "acknowledged timestamp, messages bigint, first bigint, last bigint, ranges string",
     "claims": "destination string, subscription string, member int, claim string, consumer string, session string, "
     "live boolean, messages bigint, first bigint, last bigint, made timestamp, in_doubt_since timestamp, attempts int, "
-    "deaths int, withheld bigint",
+    "deaths int, withheld bigint, ranges string",
     "subscriptions": "destination string, subscription string, member int, floor bigint, last_sequence bigint, "
     "backlog bigint, claimed bigint, holder string, epoch bigint, delayed bigint",
 }
