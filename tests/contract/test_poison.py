@@ -21,7 +21,7 @@ from spark_jms.spark import worker
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader
 from spark_jms.testing import memory_domain
-from tests.contract.poison_query import Query, Sink, numbers, received, send
+from tests.contract.poison_query import Query, Row, Sink, numbers, received, send
 
 QUEUES: dict[str, Any] = {
     "orders": {"kind": "queue", "error_destination": "failed", "redelivery_limit": 1},
@@ -168,6 +168,37 @@ def test_batch_is_not_narrowed_without_the_option(root: str) -> None:
     for _ in range(5):
         assert not query.run()
     assert sink.sizes == [10] * 5
+
+
+@pytest.mark.parametrize("option", ["fail", "isolate"])
+def test_replay_of_a_batch_raises_no_delivery_count(root: str, option: str) -> None:
+    """C8, M4: however often Spark repeats the batch, before or after the sink has failed on it; with a redelivery limit of 1
+    no message is taken for poison."""
+    send(root, "orders", *numbers(1, 6))
+    sink = Sink(dies_before={1, 2, 3, 4})
+    Query(root, "orders", sink, {"onPoison": option}).drain()
+    assert sink.sizes == [6] * 5
+    assert {(row["JMSXDeliveryCount"], row["JMSRedelivered"]) for row in sink.rows} == {(1, False)}
+    assert received(root, "failed") == []
+
+
+@pytest.mark.parametrize("destination", ["orders", "spread"])
+def test_withheld_messages_are_stored_before_spark_gets_the_batch(root: str, destination: str) -> None:
+    """M4: whatever dies after `partitions`, the store knows which part was delivered."""
+    send(root, destination, *numbers(1, 8))
+    seen: list[tuple[int, int]] = []
+    domain = Domain(root)
+
+    class LookingSink(Sink):
+        def take(self, number: int, rows: list[Row]) -> None:
+            with views.opened_store(domain) as store:
+                seen.append((len(rows), sum(row.withheld for row in views.claims(domain, store, destination))))
+            super().take(number, rows)
+
+    query = Query(root, destination, LookingSink(bad={"8"}))
+    query.drain()
+    assert seen[:3] == [(8, 0), (8, 0), (4, 4)]
+    assert len(query.sink.texts) == 7
 
 
 def test_isolation_needs_an_idempotent_sink() -> None:
