@@ -108,7 +108,8 @@ recording: $(INSTALLED) ## the pictures of the README, from real runs
 .PHONY: planted
 planted: $(INSTALLED) ## plants bugs, one at a time, and prints what catches each: simulator, queue model or a test
 	@$(PY) -m tests.simulation.planting $(ARGS)
-	@$(PY) -m pytest -q $(TWO_AT_ONCE) tests/simulation/test_planted_in_queues.py
+	@$(PY) -m pytest -q $(TWO_AT_ONCE) tests/simulation/test_planted_in_queues.py \
+	  tests/simulation/test_planted_in_servers.py
 
 .PHONY: clean
 clean: ## remove what builds and tests leave behind (keeps .venv and the cached jars)

@@ -104,13 +104,13 @@ class Trial:
         }
 
     def within(self, present: Messages) -> Trial:
-        """Without messages that the claim does not hold any more."""
+        """Without messages that the claim does not hold any more. What is still tried has not failed without them."""
         tried, withheld = common(self.tried, present), common(self.withheld, present)
         if (tried, withheld) == (self.tried, self.withheld):
             return self
-        return replace(
-            self, tried=tried, withheld=withheld, suspects=min(self.suspects, count(tried) + count(withheld))
-        )
+        failures = self.failures if tried == self.tried else 0
+        suspects = min(self.suspects, count(tried) + count(withheld))
+        return replace(self, tried=tried, withheld=withheld, suspects=suspects, failures=failures)
 
 
 class TrialReplay(NamedTuple):

@@ -2,20 +2,24 @@
 
 A seed is one run on the real layers core, log and claims, with the storage and the stores in memory. Two queries with emulated
 checkpoints and idempotent sinks share the queue. Stores refuse, or write and then fail to say so; queries crash between any
-two steps; servers leave the destination and join it. Then the faults end, and the queries must drain the queue: nothing is
-lost, and a message is in the sinks twice only when the second delivery was flagged. `SEEDS` and the seeds are fixed, so one
-commit has one result.
+two steps; servers leave the destination and join it; consumption is paused. Some messages are poison: the sinks refuse them,
+and the queries isolate them (M4). Then the faults end, and the queries must drain the queue: sent = in a sink + in the error
+destination, where only the poison is, and a message is in the sinks twice only when the second delivery was flagged.
+`SEEDS` and the seeds are fixed, so one commit has one result.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import re
 from collections import Counter
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from spark_jms.admin.pause import pause, resume
 from spark_jms.claims import batches, branch, distributed, members, previous_batch, progress
 from spark_jms.claims.batches import ConsumerSettings
 from spark_jms.claims.distributed import DistributedSubscriber
@@ -24,6 +28,7 @@ from spark_jms.claims.subscriber import Subscriber
 from spark_jms.claims.views import is_empty
 from spark_jms.core.batch import Batch, Limits
 from spark_jms.core.destination import Destination
+from spark_jms.core.pause import CONSUMPTION
 from spark_jms.errors import MemberRemovalError, MemberUnavailableError, ServerDownError
 from spark_jms.log import domain, storage
 from spark_jms.log.declarations import apply_destinations
@@ -53,7 +58,8 @@ class Query:
         self.name, self._world = name, world
         self.offsets: list[Batch] = []
         self.committed = 0
-        self.sink: dict[int, list[tuple[Key, bool]]] = {}
+        self.sink: dict[int, list[tuple[Key, bool]]] = {}  # by batch number
+        self.tried: dict[int, int] = {}  # batch number -> the smallest part of it that was delivered
         self.subscriber: DistributedSubscriber | None = None
 
     def step(self) -> None:
@@ -65,7 +71,7 @@ class Query:
                 "orders",
                 "-",
                 self.name,
-                ConsumerSettings(),
+                ConsumerSettings(isolates_poison=world.isolates),
                 world.clock.ms,
                 lane=lambda name: Inline(),
                 monotonic_s=world.clock.monotonic,
@@ -85,6 +91,9 @@ class Query:
         try:
             withheld = self.subscriber.resume(batch)
         except MemberUnavailableError:
+            if self._world.random.random() < 0.5:
+                self.subscriber.close()
+                self.subscriber = None
             return
         self._world.seen["left out"] += bool(self.subscriber._left_out.claims())
         rows = []
@@ -95,11 +104,28 @@ class Query:
         if self._world.random.random() < 0.1:
             self.crash()  # before the sink has the batch
             return
+        grown = self._world.isolates and len(rows) > self.tried.get(number, len(rows))
+        assert not grown, "what a batch delivers has grown"
+        self.tried[number] = len(rows)
+        if number not in self.sink and any(key in self._world.poison for key, _ in rows):
+            self.fail()
+            return
         self.sink.setdefault(number, rows)
+        if len(rows) > 2 and self._world.random.random() < self._world.failing:
+            self.fail()  # behind the sink's commit
+            return
         if self._world.random.random() < 0.1:
             self.crash()  # before Spark notes that it is done
             return
         self.committed += 1
+
+    def fail(self) -> None:
+        """The sink cannot take the batch: Spark ends the query."""
+        assert self.subscriber is not None
+        self._world.seen["failures"] += 1
+        self.subscriber.note_failure()
+        self.subscriber.close()
+        self.subscriber = None
 
     def crash(self) -> None:
         if self.subscriber is not None:
@@ -121,9 +147,17 @@ class World:
             self.domain.servers.add(name, ServerEntry(f"memory://{name}"))
         self.store = RoutedStore(self.stores["home"], self.stores.__getitem__, lambda: list("abc"))
         self.faults = Faults(self.stores)
+        failed = Destination("failed", "queue")
+        apply_destinations(self.domain, [failed], lambda name, member: False)
         self.apply("a", "b", "home")
         self.faults.install(patch)
         self.sent: set[Key] = set()
+        self.poison: set[Key] = set()
+        self.isolates = self.random.random() < 0.6
+        self.poisonous = self.random.choice([0, 0.02, 0.1]) if self.isolates else 0  # how many messages are poison
+        self.failing = self.random.choice(
+            [0, 0, 0.5]
+        )  # how many batches of more than two fail behind the sink's commit
         self.queries = [Query("q1", self), Query("q2", self)]
         self.seen: Counter[str] = Counter()
         clock.while_waiting = self.boundary
@@ -135,7 +169,7 @@ class World:
                 query.subscriber.hand_over()
 
     def apply(self, *servers: str) -> None:
-        wanted = Destination("orders", "distributed-queue", len(servers), servers=servers)
+        wanted = Destination("orders", "distributed-queue", len(servers), servers=servers, error_destination="failed")
         apply_destinations(self.domain, [wanted], lambda name, member: is_empty(self.domain, self.store, name, member))
 
     def send(self) -> None:
@@ -151,7 +185,9 @@ class World:
         except ServerDownError:
             assert set(log.snapshot.destination.servers) <= log.snapshot.destination.down.keys()
             return
-        self.sent |= {(m, n) for m, picks in sent.sequences.items() for n in picks.numbers().tolist()}
+        keys = [(m, n) for m, picks in sent.sequences.items() for n in picks.numbers().tolist()]
+        self.sent |= set(keys)
+        self.poison |= {key for key in keys if self.random.random() < self.poisonous}
 
     def work(self) -> None:
         self.random.choice(self.queries).step()
@@ -183,6 +219,12 @@ class World:
         for server in self.domain.servers.stopped():
             start_server(self.domain, server)
 
+    def pause(self) -> None:
+        pause(self.domain, "orders", (CONSUMPTION,))
+
+    def resume(self) -> None:
+        resume(self.domain, "orders", (CONSUMPTION,))
+
     def wait(self) -> None:
         self.clock.now_ms += self.random.choice([500, 12_000, 61_000])
 
@@ -198,9 +240,11 @@ class World:
             self.stop_server,
             self.start_servers,
             self.wait,
+            self.pause,
+            self.resume,
         ]
         for _ in range(STEPS):
-            (act,) = self.random.choices(acts, [10, 60, 2, 4, 4, 3, 2, 2, 2, 3])
+            (act,) = self.random.choices(acts, [10, 60, 2, 4, 4, 3, 2, 2, 2, 3, 1, 3])
             act()
             self.seen["carried"] += any(
                 p.claim for q in self.queries if q.offsets for p in q.offsets[-1].members.values()
@@ -208,7 +252,8 @@ class World:
             self.clock.now_ms += self.random.choice([1, 60, 600])
         self.faults.away, self.faults.forgetful = set(), ""
         self.start_servers()
-        for _ in range(200):
+        self.resume()
+        for _ in range(1000):
             for query in self.queries:
                 query.step()
             self.clock.now_ms += 5_000
@@ -218,11 +263,25 @@ class World:
 
     def is_drained(self) -> bool:
         busy = any(len(query.offsets) > query.committed for query in self.queries)
-        return not busy and {key for q in self.queries for rows in q.sink.values() for key, _ in rows} >= self.sent
+        taken = {key for q in self.queries for rows in q.sink.values() for key, _ in rows}
+        return not busy and taken | self.poison >= self.sent and len(self.set_aside()) >= len(self.poison)
+
+    def set_aside(self) -> list[Key]:
+        """Where the messages of the error destination come from."""
+        log = self.domain.log("failed")
+        found = []
+        for path in log.refresh().files:
+            with log.storage.open_input(path) as source:
+                texts = pq.ParquetFile(source).read(["properties"], use_threads=False).column("properties").to_pylist()
+            for text in texts:
+                member, _, number = re.search(r"orders/-/(\d+)(#)(\d+)", str(text)).groups()  # type: ignore[union-attr]
+                found.append((int(member), int(number)))
+        return found
 
     def check(self) -> None:
         delivered = [row for query in self.queries for rows in query.sink.values() for row in rows]
-        assert {key for key, _ in delivered} == self.sent, "messages were lost, or came from nowhere"
+        assert {key for key, _ in delivered} == self.sent - self.poison, "messages were lost, or came from nowhere"
+        assert sorted(self.set_aside()) == sorted(self.poison), "not the poison was set aside, or not once"
         first = Counter(key for key, flagged in delivered if not flagged)
         assert all(count == 1 for count in first.values()), "a message came twice, and not flagged"
 
@@ -261,4 +320,5 @@ def test_model_is_full_of_faults() -> None:
     seen: Counter[str] = Counter()
     for seed in range(1, 21):
         seen += run(seed).seen
-    assert all(seen[what] > 3 for what in ("carried", "left out", "servers changed", "change refused", "stopped")), seen
+    expected = ("carried", "left out", "servers changed", "change refused", "stopped", "failures")
+    assert all(seen[what] > 3 for what in expected), seen

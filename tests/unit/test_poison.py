@@ -97,6 +97,20 @@ def test_one_poison_message_among_a_thousand_takes_few_failures() -> None:
     assert worst <= 2 + 10 + 1
 
 
+def test_message_that_failed_beside_others_is_not_convicted_when_they_are_revoked() -> None:
+    """M4: the whole batch has failed twice, then its other messages go to another consumer. What is left has not failed
+    alone."""
+    trial = Trial("1-a", messages({0: {1}, 1: {1, 2}}))
+    for _ in range(2):
+        trial = replayed(failed(trial), narrows=False).trial
+    left = failed(trial).within(messages({0: {1}}))
+    after, convicted = replayed(left, narrows=True)
+    assert (listed(after.tried), convicted) == ([(0, 1)], {})
+    for fails in range(2):
+        after, convicted = replayed(failed(after), narrows=True)
+        assert bool(convicted) == (fails == 1)
+
+
 def test_all_messages_may_be_poison() -> None:
     """M4."""
     query = Query({(0, n) for n in range(1, 6)})

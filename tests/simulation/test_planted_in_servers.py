@@ -1,0 +1,29 @@
+"""The servers model finds each of the bugs that are planted in the isolation of several servers, one at a time (M4, M10)."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.simulation.planted_in_queues import PlantedInQueues
+from tests.simulation.planted_in_servers import PLANTED_IN_SERVERS
+from tests.simulation.test_servers_model import run
+
+SEEDS = range(1, 81)
+
+pytestmark = pytest.mark.usefixtures("quiet_model")
+
+
+@pytest.mark.parametrize("planted", PLANTED_IN_SERVERS, ids=str)
+def test_servers_model_finds_a_planted_bug(planted: PlantedInQueues, monkeypatch: pytest.MonkeyPatch) -> None:
+    """M4, M10: within 80 seeds, and for the right reason."""
+    planted.plant(monkeypatch)
+    for seed in SEEDS:
+        try:
+            run(seed)
+        except Exception as violation:  # noqa: BLE001 - the code under test may be the one that notices
+            text = f"{type(violation).__name__}: {violation}"
+            assert re.search(planted.text, text), f"seed {seed}: {text}"
+            return
+    pytest.fail(f"{planted.name}: not found in {len(SEEDS)} seeds")
