@@ -6,6 +6,7 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from spark_jms import connect
+from spark_jms.core.balancing import ANY_MEMBER
 from spark_jms.core.destination import Destination
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.errors import QueryIdError
@@ -35,7 +36,9 @@ def test_a_batch_without_one_query_id_is_refused(query_ids: tuple[str, ...]) -> 
     """C5: two queries that shared the id "" took each other's batch 7 for their own, and one of them was lost."""
     with memory_domain(orders="queue") as root:
         route = Domain(root).log("orders").refresh().route_id
-        tasks = [StagedMessage(i, query_id, route, staged(root, str(i))) for i, query_id in enumerate(query_ids)]
+        tasks = [
+            StagedMessage(i, query_id, route, staged(root, str(i)), ANY_MEMBER) for i, query_id in enumerate(query_ids)
+        ]
         with pytest.raises(QueryIdError, match="nothing was sent"):
             sink(root).commit(list(tasks), 7)
         assert Domain(root).log("orders").refresh().last_sequence(0) == 0
@@ -46,7 +49,7 @@ def test_queries_do_not_share_transactions() -> None:
     with memory_domain(orders="queue") as root:
         route = Domain(root).log("orders").refresh().route_id
         for query_id in ("q", "r", "q"):
-            sink(root).commit([StagedMessage(0, query_id, route, staged(root, query_id))], 7)
+            sink(root).commit([StagedMessage(0, query_id, route, staged(root, query_id), ANY_MEMBER)], 7)
         sink(root).commit([], 8)
         with connect(root, housekeeping=False) as context, context.consumer("orders") as consumer:
             first, second = consumer.receive(timeout=5), consumer.receive(timeout=5)

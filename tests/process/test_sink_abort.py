@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql.types import StringType, StructType
 
+from spark_jms.core.balancing import ANY_MEMBER
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.log.domain import Domain
 from spark_jms.log.message_writer import MessageWriter
@@ -27,7 +28,7 @@ def test_abort_after_the_commit_keeps_its_files(tmp_path: Path) -> None:
     domain = make_queue(tmp_path)
     options = parse_options({"root": str(tmp_path), "destination": QUEUE})
     files = staged(domain, 0)
-    messages = [StagedMessage(0, "query", domain.log(QUEUE).snapshot.route_id, files)]
+    messages = [StagedMessage(0, "query", domain.log(QUEUE).snapshot.route_id, files, ANY_MEMBER)]
     writer = JmsqStreamWriter(options, StructType().add("text", StringType()), overwrite=False)
     writer.commit([*messages], 0)
     writer.abort([*messages], 0)
@@ -40,5 +41,5 @@ def test_abort_without_all_tasks_deletes_staged_files(tmp_path: Path) -> None:
     options = parse_options({"root": str(tmp_path), "destination": QUEUE})
     files = staged(domain, 0)
     writer = JmsqStreamWriter(options, StructType().add("text", StringType()), overwrite=False)
-    writer.abort([StagedMessage(0, "query", writer.route_id, files), None], 0)
+    writer.abort([StagedMessage(0, "query", writer.route_id, files, ANY_MEMBER), None], 0)
     assert not any((tmp_path / QUEUE / file.path).exists() for file in files)
