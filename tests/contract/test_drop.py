@@ -220,6 +220,8 @@ DROP_STEPS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 
 
 def delete_one_file(path: Path) -> None:
+    if not Path(path).exists():
+        raise FileNotFoundError(path)
     next(file for file in sorted(Path(path).rglob("*")) if file.is_file()).unlink()
     raise KeyboardInterrupt
 

@@ -12,14 +12,15 @@ from tests.pages import block, blocks
 from tests.walks import Walk
 
 README, OPERATING = "README.md", "docs/OPERATING.md"
-ENDLESS = ("--watch", "--every")  # the reader ends them with Ctrl-C
+ENDLESS = ("jmsq forward", "--watch", "--every")  # the reader ends them with Ctrl-C
 ASKING = ("jmsq purge orders", "jmsq drop invoices")
 PLACEHOLDERS = (
     "657f648552586e8a",
     "prices/billing",
     "postgresql://db",
     "jmsq redrive failed",
-)  # a claim, a subscription, a server, an error destination of the reader's
+    "east",
+)  # a claim, a subscription, a database, an error destination, a server of the reader's
 
 pytestmark = pytest.mark.timeout(900)
 

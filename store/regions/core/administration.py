@@ -36,6 +36,7 @@ class PendingRemoval:
     until_ms: float
     region_id: str = ""  # once it is known
     asked_ms: float = -1e9
+    discarding: bool = False  # the damaged entry; a look in the meantime may find none
 
 
 class RegionAdministration:
@@ -140,11 +141,12 @@ class RegionAdministration:
 
     def _looked(self, removal: PendingRemoval, seen: Seen) -> None:
         message, now_ms = removal.message, self._shared.clock.now_ms
-        if removal not in self._removals:
+        if removal not in self._removals or removal.discarding:
             return
         if seen.known:
             self._act(removal, seen.entry)
         elif isinstance(seen.error, RegionEntryDamagedError) and message.force:
+            removal.discarding = True
             self._shared.directory.discard(message.name, partial(self._discarded, removal))
         elif not removal.region_id or isinstance(seen.error, UNREADABLE):
             self._fail(removal, type(seen.error).__name__, *(seen.error.args if seen.error else ()))
