@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.errors import CommitConflictError, DestinationReplacedError, InvalidDestinationError
+from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.message_writer import MessageWriter
 from spark_jms.log.send import TransactionId, send
@@ -43,6 +47,14 @@ class _NotedWriter(MessageWriter):
                 texts[i] for i in pc.indices_nonzero(pc.equal(members, member)).tolist()
             )
         super().write_routed(rows, members)
+
+
+def _texts(log: DeltaLog, file: StagedFile) -> list[str]:
+    """Of a file that was routed again: the members have changed since it was staged."""
+    data = log.storage.get(file.path)
+    assert data is not None, "a committed file is missing"
+    texts: list[str] = pq.read_table(io.BytesIO(data), columns=["text"])["text"].to_pylist()
+    return texts
 
 
 @dataclass
@@ -128,8 +140,10 @@ class Senders:
         assert shipment.route.table_id == table_id, "messages that were routed for another table were sent"
         got = {member: sequences.numbers().tolist() for member, sequences in sent.sequences.items()}
         assert sum(map(len, got.values())) == sum(map(len, shipment.texts.values()))
+        committed = {file.path: shipment.texts.get(file.path) or _texts(log, file) for file in sent.files}
+        assert sorted(chain.from_iterable(committed.values())) == sorted(chain.from_iterable(shipment.texts.values()))
         for file in sent.files:
-            texts = shipment.texts[file.path]
+            texts = committed[file.path]
             numbers, got[file.member] = got[file.member][: len(texts)], got[file.member][len(texts) :]
             assert numbers == list(range(numbers[0], numbers[0] + len(texts))), "a file's messages have gaps"
             self.tables.enter(table_id, file.member, numbers[0], texts)
