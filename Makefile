@@ -55,7 +55,7 @@ demo: setup classes ## a year of flights through queues and topics, with a kill 
 	@$(SPARK_RUN) -m spark_jms.demo $(ARGS)
 
 .PHONY: test
-test: $(INSTALLED) java ## everything CI runs: set-up, lint, every test layer (about 27 minutes)
+test: $(INSTALLED) java ## everything CI runs: set-up, lint, every test layer (about 25 minutes)
 	@said=$$(mktemp); set -m; $(SIMULATIONS) $(ARGS) >"$$said" 2>&1 & simulations=$$!; set +m; \
 	  trap 'kill -- "-$$simulations" 2>/dev/null || true; rm -f "$$said"' EXIT; \
 	  $(MAKE) stages; \
