@@ -25,7 +25,7 @@ from spark_jms.store.contract import (
     Store,
     StoreStatistics,
 )
-from spark_jms.store.errors import NameInvalidError, StoreClosedError, StoreError, TransactionUnknownError
+from spark_jms.store.errors import FencedError, NameInvalidError, StoreClosedError, StoreError, TransactionUnknownError
 
 DEFAULT = ""
 
@@ -169,7 +169,11 @@ class RoutedSession(Session):
 
     def open(self, name: str, timeout_ms: int = 0) -> Handle:
         store, plain = split_address(name)
-        handle = self._session(store).open(plain, timeout_ms)
+        try:
+            handle = self._session(store).open(plain, timeout_ms)
+        except FencedError:
+            self._forget(store)
+            raise
         with self._lock:
             self._store_of[handle] = store
         return handle
@@ -199,6 +203,12 @@ class RoutedSession(Session):
                 with suppress(StoreError):  # it cannot be reached; the session ends by itself
                     session.close()
         self._sessions[DEFAULT].close()
+
+    def _forget(self, store: str) -> None:
+        """The session there has ended: the next call begins another. That of the default store is this one's own."""
+        if store != DEFAULT:
+            with self._lock:
+                self._sessions.pop(store, None)
 
     def _session(self, store: str) -> Session:
         with self._lock:

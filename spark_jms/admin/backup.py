@@ -66,7 +66,8 @@ def back_up(domain: Domain, store: Store, target_uri: str) -> Manifest:
         raise BackupError(f"{target.uri} lies inside the domain {domain.root}: write the backup somewhere else")
     if next(iter(target.list("")), None) is not None:
         raise BackupError(f"{target.uri} is not empty: name an empty or a new place for the backup")
-    servers = {name: domain.servers.entry(name).store for name in domain.servers.names()}
+    entries = {name: domain.servers.entry(name) for name in domain.servers.names()}
+    servers = {name: entry.store for name, entry in entries.items()}
     left_out = _left_out(domain)  # before the stores: messages may be released meanwhile
     records = {server: _records(store, server) for server in (HOME, *servers)}
     store_read_ms = now_ms()
@@ -81,6 +82,8 @@ def back_up(domain: Domain, store: Store, target_uri: str) -> Manifest:
         acknowledged = history.copy(target)
         messages = _Table(domain.log(name), entry.path)
         snapshot = messages.copy(target)
+        if added := set(snapshot.destination.servers_in_use()) - records.keys():
+            raise BackupError(f"server {min(added)} was added while the backup was made: back up again")
         backlog = 0
         for place, state in _restored_states(records, name, snapshot, acknowledged):
             backlog += state.unfinished(1, snapshot.last_sequence(place.member)).count
@@ -107,6 +110,7 @@ def back_up(domain: Domain, store: Store, target_uri: str) -> Manifest:
         tuple(tables),
         tuple(files),
         servers,
+        {name: entry.lease_ms for name, entry in entries.items()},
     )
     manifest.write(target)
     return manifest

@@ -59,6 +59,7 @@ class Manifest:
     tables: tuple[TableCopy, ...]
     files: tuple[CopiedFile, ...]
     servers: Mapping[str, str] = field(default_factory=dict)  # name -> its store, as the module file has it
+    lease_ms: Mapping[str, int] = field(default_factory=dict)  # name -> the length of its lease
 
     @property
     def bytes(self) -> int:
@@ -67,7 +68,7 @@ class Manifest:
     def write(self, target: Storage) -> None:
         value = {"formatVersion": FORMAT_VERSION if self.servers else 1, **asdict(self)}
         if not self.servers:
-            del value["servers"]
+            del value["servers"], value["lease_ms"]
         data = json.dumps(value).encode()
         target.create(MANIFEST, data, durable=True)
 

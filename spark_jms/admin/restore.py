@@ -15,7 +15,7 @@ from spark_jms.core.placement import HOME
 from spark_jms.errors import BackupError, JmsqError
 from spark_jms.log.domain import DOMAIN_FILE, Domain, server_store_uri, store_uri
 from spark_jms.log.root import open_storage
-from spark_jms.log.servers import ServerEntry, Servers
+from spark_jms.log.servers import DEFAULT_LEASE_MS, ServerEntry, Servers
 from spark_jms.log.storage import Storage
 from spark_jms.store import StoreError, open_store
 from spark_jms.store.admin import load
@@ -78,7 +78,7 @@ def restore(
         if not file.bytes:
             target.put(to, b"")
     for name, own in plan.servers.items():
-        Servers(target).add(name, ServerEntry(own))
+        Servers(target).add(name, ServerEntry(own, plan.manifest.lease_ms.get(name, DEFAULT_LEASE_MS)))
     target.sync([file.path.removeprefix(f"{DOMAIN}/") for file in plan.manifest.files if not is_records(file.path)])
     for server, uri in stores.items():
         load(read_records(backup, server), uri)

@@ -94,7 +94,7 @@ def _why_away(domain: Domain, servers: Sequence[str]) -> dict[str, str]:
 
     def ask(server: str) -> None:
         try:
-            with open_stores(domain) as stores:
+            with open_stores(domain, ANSWER_S) as stores:
                 store_of(stores, server).sessions()
         except StoreError as error:
             found[server] = f"{type(error).__name__}: {error}"

@@ -55,6 +55,9 @@ class Branch:
         self._subscriber: Subscriber | None = None
         self._unknown = False  # a call that writes did not return in time
         self._pause_s, self._retry_s = 0.0, monotonic_s()
+        self.older_self: QueryRunningError | None = (
+            None  # it is away because an older session of this query lives there
+        )
         self._older_self_until_s: float | None = None
 
     def call(self, act: Callable[[Subscriber], T], wait_s: float, *, writes: bool = False) -> T:
@@ -69,16 +72,18 @@ class Branch:
         except RecordCorruptError:
             raise
         except QueryRunningError as error:
-            now = self._monotonic_s()
+            now, self.older_self = self._monotonic_s(), error
             self._older_self_until_s = self._older_self_until_s or now + _OLDER_SELF_S
             if now > self._older_self_until_s:
                 raise
             raise self._paused(error) from error
         except (StoreError, SessionEndedException) as error:
+            self.older_self, self._older_self_until_s = None, None
             raise self._paused(error) from error
         if self.why_away:
             log.warning("server %s answers again", self.server)
-        self.why_away, self._pause_s, self._older_self_until_s = "", 0.0, None
+        self.why_away, self._pause_s = "", 0.0
+        self.older_self, self._older_self_until_s = None, None
         return result
 
     def is_due(self) -> bool:

@@ -10,8 +10,8 @@ that answer, and claims them on each under one claim id, one write a server. Wha
     or a record was held                  again, and acknowledged when the server answers
 
 A claim whose server did not answer in time is in no offset: it was never delivered, so it is dropped when the server answers,
-like one that Spark has not logged. A query that is restarted while its last batch has messages of an away server waits for
-that server: only its store knows whether they still belong to the query.
+like one that Spark has not logged. A query that is restarted while its last batch has messages of an away server goes on without
+them (left_out.py).
 
 A plain client keeps nothing across sessions. When a server loses the session in which it has delivered messages that are not
 acknowledged, the consumer is closed. One that is pinned to a server is closed whenever it cannot reach it (D3).
@@ -179,7 +179,8 @@ class DistributedSubscriber:
 
     def resume(self, batch: Batch) -> dict[int, Ranges]:
         """As `Subscriber.resume`. The messages of a server that is away are left out (left_out.py). Raises
-        MemberUnavailableError in their place when the query narrows failing batches."""
+        MemberUnavailableError in their place when the query narrows failing batches, and QueryRunningError when another
+        instance of the query runs."""
         with self._lock:
             self._follow(batch)
             parts: dict[str, ProtectedPart] = {}
@@ -200,6 +201,8 @@ class DistributedSubscriber:
                 except ServerAwayError as error:
                     if trusted or batch.claim == self._delivered:
                         unseen |= {m: delivered[m].picks for m in members}
+                    elif branch.older_self is not None:  # it runs, and may have given the whole batch to the sink
+                        raise branch.older_self from error
                     elif self.settings.isolates_poison:
                         raise self._unavailable(branch, error) from error
                     else:
@@ -210,7 +213,9 @@ class DistributedSubscriber:
                 self._store_copies(attempt, parts.keys())
             self._isolation.begin(attempt)
             lost: dict[int, Ranges] = {m: ranges for part in parts.values() for m, ranges in part.lost.items()}
-            lost |= {m: delivered[m].picks for m in out if m in delivered}
+            # A member that was removed was empty: others have finished its messages since this query died.
+            gone = delivered.keys() - self.table.snapshot.destination.member_ids
+            lost |= {m: delivered[m].picks for m in {*out, *gone} if m in delivered}
             return dict(joined(lost, without(attempt.present, attempt.trial.tried)))
 
     def _leave_out(self, claim: str, members: Sequence[int], server: str, error: ServerAwayError) -> None:

@@ -77,6 +77,11 @@ class Lane:
         self._works.put(own)
         return own.wait(timeout_s)
 
+    def follow(self, last: Callable[[], object]) -> None:
+        """Does `last` after the current work, without waiting; the lane is busy until then."""
+        self._current = _Work(last)
+        self._works.put(self._current)
+
     def close(self, last: Callable[[], object] | None = None) -> None:
         """Ends the thread after the current work, however long that takes, and after `last`. Does not wait."""
         if last is not None:

@@ -27,7 +27,7 @@ from spark_jms.claims.store_questions import StoreQuestions, monotonic_ms
 from spark_jms.core.health import BackgroundFailure
 from spark_jms.core.lease_term import HELD, LeaseTerm
 from spark_jms.core.placement import HOME
-from spark_jms.errors import InvalidDestinationError
+from spark_jms.errors import InvalidDestinationError, JmsqError
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.monitor import Monitor
@@ -168,15 +168,28 @@ class ServerKeeper:
             lane.run(partial(self._watched, what, work), 0.0)
 
     def _commit_everywhere(self, server: str, term: LeaseTerm) -> None:
+        failed: list[Exception] = []
         for name in self._domain.destinations():
             if self._stop.is_set():
                 return
-            with suppress(InvalidDestinationError):  # dropped meanwhile
-                follow_term(self._domain.log(name), server, term)
+            try:
+                with suppress(InvalidDestinationError):  # dropped meanwhile
+                    follow_term(self._domain.log(name), server, term)
+            except (JmsqError, OSError) as error:  # the others follow all the same
+                failed.append(error)
+        if failed:
+            raise failed[0]
         self._domain.terms.note_done(server, term)
         self._committed[server] = term
 
 
 def _follow(tables: list[DeltaLog], server: str, term: LeaseTerm) -> None:
+    failed: list[Exception] = []
     for table in tables:
-        follow_term(table, server, term)
+        try:
+            with suppress(InvalidDestinationError):  # dropped meanwhile
+                follow_term(table, server, term)
+        except (JmsqError, OSError) as error:
+            failed.append(error)
+    if failed:
+        raise failed[0]

@@ -39,7 +39,10 @@ class StoreQuestions:
         return self._contact
 
     def ask(self, now_ms: float) -> None:
-        """The one question that may be under way has an answer."""
+        """Nothing while another question is under way. The lane is busy for a moment longer than that: a question that it
+        refused would count as one without an answer, for ever."""
+        if self._asking.busy:
+            return
         with self._lock:
             self._contact = self._contact.asked(now_ms)
         with suppress(LaneBusyError):

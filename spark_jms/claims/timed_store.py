@@ -1,7 +1,8 @@
 """One server's store, asked in a thread of its own and for a limited time, so that one that hangs holds up nobody (M10, C14).
 
 After a call that does not return in time, all others fail at once until it has returned. A write that does not return in time
-raises OutcomeUnknownError: it may still be kept.
+raises OutcomeUnknownError: it may still be kept. What is opened too late, or closed meanwhile, is closed when the call has returned:
+the session lives, so its record would be nobody's.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from spark_jms.store import (
 )
 
 T = TypeVar("T")
+C = TypeVar("C", Session, Handle)
 _POLL_S = 0.01
 
 
@@ -48,6 +50,40 @@ class _Asked:
                 return self._lane.run(work, self._limit_s)
             except LaneBusyError:
                 raise StoreBusyError(self._silent) from None
+
+    def open(self, work: Callable[[], C], cancel: Callable[[], object] = lambda: None) -> C:
+        """What is opened too late is closed; what still waits is cancelled."""
+        with self._lock:
+            self._check()
+            if self._lane.busy:
+                raise StoreBusyError(self._silent)
+            opened: list[C] = []
+
+            def open_one() -> C:
+                opened.append(work())
+                return opened[0]
+
+            def close() -> None:
+                for one in opened:
+                    one.close()
+                if not opened:
+                    cancel()
+
+            try:
+                return self._lane.run(open_one, self._limit_s)
+            except LaneBusyError:
+                self._lane.follow(close)
+                raise StoreBusyError(self._silent) from None
+
+    def end(self, work: Callable[[], object]) -> None:
+        """At once, or behind the call that hangs."""
+        with self._lock:
+            self._check()
+            if self._lane.busy:
+                self._lane.follow(work)
+                return
+            with suppress(LaneBusyError):  # it continues
+                self._lane.run(work, self._limit_s)
 
     def write(self, work: Callable[[], T]) -> T:
         with self._lock:
@@ -81,7 +117,7 @@ class TimedStore(Store):
         self._store: Store | None = None
 
     def connect(self, label: str = "") -> Session:
-        return _TimedSession(self._asked.run(lambda: self._inner().connect(label)), self._asked)
+        return _TimedSession(self._asked.open(lambda: self._inner().connect(label)), self._asked)
 
     def sessions(self) -> dict[str, SessionInfo]:
         return self._asked.run(lambda: self._inner().sessions())
@@ -137,9 +173,10 @@ class _TimedSession(Session):
         """Waits for the record outside the lane: others ask the store meanwhile."""
         deadline_s = time.monotonic() + timeout_ms / 1000
         self._cancelled.discard(name)
+        cancel = partial(self.inner.cancel, name)
         while True:
             try:
-                return _TimedHandle(self._asked.run(partial(self.inner.open, name)), self._asked)
+                return _TimedHandle(self._asked.open(partial(self.inner.open, name), cancel), self._asked)
             except RecordHeldError:
                 if time.monotonic() >= deadline_s or name in self._cancelled:
                     raise
@@ -147,7 +184,7 @@ class _TimedSession(Session):
 
     def cancel(self, name: str) -> None:
         self._cancelled.add(name)
-        self._asked.run(partial(self.inner.cancel, name))
+        self._asked.end(partial(self.inner.cancel, name))
 
     def commit(self, changes: Mapping[Handle, Sequence[Operation]]) -> None:
         self._asked.write(partial(self.inner.commit, _plain(changes)))
@@ -159,7 +196,7 @@ class _TimedSession(Session):
         return self.inner.statistics()
 
     def close(self) -> None:
-        self._asked.run(self.inner.close)
+        self._asked.end(self.inner.close)
 
 
 class _TimedHandle(Handle):
@@ -188,7 +225,7 @@ class _TimedHandle(Handle):
         return self._asked.run(self.handle.waiters)
 
     def close(self) -> None:
-        self._asked.run(self.handle.close)
+        self._asked.end(self.handle.close)
 
 
 def _plain(changes: Mapping[Handle, Sequence[Operation]]) -> dict[Handle, Sequence[Operation]]:
