@@ -9,22 +9,26 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from spark_jms.admin.move import MoveOrder, move
-from spark_jms.claims.member_consumers import ask_members
+from spark_jms.claims.member_consumers import AskedMember, ask_members
 from spark_jms.core.destination import Destination
-from spark_jms.core.forwarding import Forward, IdleMembers, LookedAt, forwards
+from spark_jms.core.forwarding import Forward, IdleMembers, LookedAt, forwards, staying
 from spark_jms.core.pause import CONSUMPTION, INSERTION, PRODUCTION
+from spark_jms.core.ranges import Ranges
 from spark_jms.core.selector import Selector
 from spark_jms.errors import JmsqError
 from spark_jms.log.domain import Domain
+from spark_jms.log.snapshot import Snapshot
+from spark_jms.log.storage import now_ms
 from spark_jms.store import Store, StoreError
 
 FORWARDER = "jmsq forward"  # the consumer in the acknowledgement table
 ROUND = 10_000  # the most messages of a member in one round
 WAIT_S = 1.0  # for a record that a consumer holds
+STORE_LIMIT_S = 15.0  # of one call of a store: one that hangs must not hold up the other destinations
 _WITHOUT_UNIT = "JMSXGroupID IS NULL"  # those of before the declaration may have one, and stay
 log = logging.getLogger("spark_jms")
 
@@ -33,6 +37,12 @@ def _not_inserting(declared: Destination) -> frozenset[int]:
     """Members that get no messages: paused ones, and those that are leaving."""
     paused = (declared.pauses.members(operation, declared.member_ids) for operation in (INSERTION, PRODUCTION))
     return declared.leaving.union(*paused)
+
+
+def _movable(one: AskedMember, snapshot: Snapshot) -> Ranges:
+    """With claims of dead consumers: `move` revokes them, because no consumer comes that would."""
+    available = one.state.available(1, snapshot.last_sequence(one.member))
+    return (available | one.left_behind) - staying(one.state, snapshot.destination.redelivery_limit, now_ms())
 
 
 @dataclass(frozen=True)
@@ -63,10 +73,7 @@ class MemberForwarder:
             self._idle = IdleMembers({})
             return Forwarded(self._destination)
         asked = ask_members(self._store, snapshot)
-        looks = [
-            LookedAt(one.member, one.state.available(1, snapshot.last_sequence(one.member)).count, one.consumers)
-            for one in asked.members
-        ]
+        looks = [LookedAt(one.member, _movable(one, snapshot).count, one.consumers) for one in asked.members]
         now_s = self._monotonic_s()
         self._idle = self._idle.after(looks, now_s)
         self._turn += 1
@@ -92,6 +99,7 @@ class MemberForwarder:
             selector=Selector.parse(_WITHOUT_UNIT),
             limit=min(step.messages, ROUND),
             actor=FORWARDER,
+            forwards=True,
         )
         try:
             moved = move(self._domain, self._store, order, WAIT_S).moved
@@ -112,14 +120,18 @@ class Forwarders:
         self._domain, self._store, self._monotonic_s = domain, store, monotonic_s
         self._forwarders: dict[str, MemberForwarder] = {}
 
-    def run(self, destinations: list[str]) -> list[Forwarded]:
-        """One round. What fails for one destination is in its `problems`, and the others continue."""
-        return [self._run(name) for name in destinations]
+    def run(self, destinations: Sequence[str] = ()) -> list[Forwarded]:
+        """One round of these destinations, or of all. What fails for one is in its `problems`, and the others continue."""
+        try:
+            names = list(dict.fromkeys(destinations)) or self._domain.destinations()
+        except (JmsqError, OSError) as error:
+            return [Forwarded("", problems=(f"{type(error).__name__}: {error}",))]
+        return [self._run(name) for name in names]
 
     def _run(self, name: str) -> Forwarded:
         if name not in self._forwarders:
             self._forwarders[name] = MemberForwarder(self._domain, self._store, name, self._monotonic_s)
         try:
             return self._forwarders[name].run()
-        except (JmsqError, OSError) as error:
+        except (JmsqError, StoreError, OSError) as error:
             return Forwarded(name, problems=(f"{type(error).__name__}: {error}",))

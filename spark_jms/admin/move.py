@@ -17,9 +17,11 @@ from spark_jms.claims.fetch import fetch
 from spark_jms.claims.open_records import OpenRecords, opened_records
 from spark_jms.claims.record_sets import label_of, state_of
 from spark_jms.claims.scan import Question, ScanBounds, scan
-from spark_jms.claims.stores import record_of
+from spark_jms.claims.stores import record_of, sessions_beside
 from spark_jms.claims.transfer import Movement, Transfers, TransfersEnded
 from spark_jms.core.claim import Claim
+from spark_jms.core.destination import Destination
+from spark_jms.core.forwarding import staying
 from spark_jms.core.pause import INSERTION
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.record_set import RecordSet
@@ -47,6 +49,7 @@ class MoveOrder:
     selector: Selector | None = None
     limit: int | None = None
     actor: str = MOVER  # the consumer in the acknowledgement table
+    forwards: bool = False  # claims of dead consumers are revoked; what is delayed or was delivered too often stays
     convert: Callable[[pa.RecordBatch], pa.RecordBatch] = lambda rows: rows
 
 
@@ -90,7 +93,11 @@ def move(domain: Domain, store: Store, request: MoveOrder, wait_s: float) -> Mov
             with opened_records(store, labels, wait_s, "move") as records:
                 _finish(transfers, records, record)
                 state = records.states[record].start_at(snapshot.destination.start_floor(subscription, member))
-                picks = selected(domain, request.source, question, state, member, last, left)
+                if request.forwards:
+                    state = _swept(store, snapshot.destination, records, record, state)
+                limit = snapshot.destination.redelivery_limit
+                stays = staying(state, limit, now_ms()) if request.forwards else EMPTY
+                picks = selected(domain, request.source, question, state, member, last, left, stays)
                 if picks:
                     _transfer(domain, transfers, records, record, request, state, member, picks)
                 claimed += 0 if picks else state.claimed.count
@@ -134,10 +141,11 @@ def selected(
     member: int,
     last: int,
     limit: int | None,
+    stays: Ranges = EMPTY,
 ) -> Ranges:
-    """The first available messages of a member that the question takes; delayed ones too."""
+    """The first available messages of a member that the question takes, without those that stay; delayed ones too."""
     found = EMPTY
-    for window in state.available_windows(1, last):
+    for window in filter(None, (window - stays for window in state.available_windows(1, last))):
         enough = None if limit is None else limit - found.count
         if enough is not None and enough <= 0:
             break
@@ -168,6 +176,14 @@ def _transfer(
     )
     epoch = records.handles[record].epoch
     _check_ended(transfers.carry_out(claimed, movement, epoch, lambda after: records.change({record: after})))
+
+
+def _swept(store: Store, declared: Destination, records: OpenRecords, record: str, state: RecordSet) -> RecordSet:
+    """As a consumer would: claims of dead clients are revoked at once, those of queries after their in-doubt time."""
+    live = set(sessions_beside(store, record))
+    swept = state.sweep(live, now_ms(), declared.in_doubt_timeout_ms, declared.redelivery_delay_ms)
+    records.change({record: swept})
+    return swept
 
 
 def fetched(domain: Domain, source: str, member: int, picks: Ranges) -> Iterator[pa.RecordBatch]:

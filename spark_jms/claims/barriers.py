@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 from spark_jms.claims.scan import units_of
+from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.routing import slot_of
 from spark_jms.core.slots import Barrier
@@ -20,7 +23,9 @@ from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.snapshot import Snapshot
 
 MAX_ROWS_READ = 200_000  # unfinished messages whose units are looked at; with more, the barrier is not passed yet
-_LOOK_S = 0.5  # between two looks at unfinished messages
+_LOOK_S = 0.5  # at least, between two looks at unfinished messages
+_NARROW_S = 5.0  # between two commits for a part of the slots, unless it is half of them
+_LOOK_SHARE = 9  # and so often the time that the look took
 log = logging.getLogger("spark_jms")
 
 
@@ -29,24 +34,43 @@ class BarrierWatch:
 
     def __init__(self, table: DeltaLog, look_s: float = _LOOK_S) -> None:
         self._table, self._look_s = table, look_s
-        self._looked_s: dict[Barrier, float] = {}
+        self._looked: dict[tuple[str, int], _Look] = {}  # subscription, old member -> the newest look at its units
 
-    def look(self, snapshot: Snapshot, subscription: str, states: Mapping[int, Callable[[], RecordSet]]) -> bool:
-        """Whether a barrier was passed. `states` are record sets by member, as the store has them. A commit that fails is tried
-        again with the next look."""
+    def look(
+        self,
+        snapshot: Snapshot,
+        subscription: str,
+        states: Mapping[int, Callable[[], RecordSet]],
+        floors: Mapping[int, int] | None = None,
+        *,
+        at_once: bool = False,
+    ) -> bool:
+        """Whether slots have passed a barrier: plan again. `states` are record sets by member, as the store has them; `floors` see
+        `Destination.barriers_behind`. `at_once`: however short ago it looked. A table that cannot be read or written is tried
+        again with the next look: the consumer has claimed its batch by now, so this may not fail it."""
         declared = snapshot.destination
         if declared.slots is None or not declared.slots.barriers:
             return False
-        passed = [
-            barrier
-            for member, state in states.items()
-            for barrier in declared.barriers_behind(subscription, member)
-            if self._is_done(snapshot, barrier, state())
-        ]
+        passed: list[Barrier] = []
+        for member, state in states.items():
+            behind = declared.barriers_behind(subscription, member, floors)
+            if not behind:
+                continue
+            held = state()
+            try:
+                passed += self._done(snapshot, subscription, member, behind, held, at_once)
+            except (JmsqError, OSError) as error:
+                log.warning(
+                    "%s/%s/%d: whether barriers of units of order are passed is not known yet: %s",
+                    declared.name,
+                    subscription,
+                    member,
+                    error,
+                )
         if not passed:
             return False
         try:
-            return pass_barriers(self._table, subscription, passed)
+            pass_barriers(self._table, subscription, passed)  # or another process has, behind this snapshot
         except (JmsqError, OSError) as error:
             log.warning(
                 "%s/%s has passed %d barrier(s) of units of order, and could not tell its table yet: %s",
@@ -56,14 +80,56 @@ class BarrierWatch:
                 error,
             )
             return False
+        return True
 
-    def _is_done(self, snapshot: Snapshot, barrier: Barrier, state: RecordSet) -> bool:
-        left = state.unfinished(1, barrier.old_last)
-        if not left:
-            return True
-        now_s = time.monotonic()
-        if left.count > MAX_ROWS_READ or now_s - self._looked_s.get(barrier, -self._look_s) < self._look_s:
-            return False
-        self._looked_s[barrier] = now_s
-        units = units_of(self._table, barrier.old, left, table_id=snapshot.table_id).first_of_units()
-        return not any(slot_of(unit) in barrier.slots for unit in units)
+    def _done(
+        self,
+        snapshot: Snapshot,
+        subscription: str,
+        member: int,
+        behind: Sequence[Barrier],
+        state: RecordSet,
+        at_once: bool,
+    ) -> list[Barrier]:
+        """The units are read once for all barriers behind the member, and not again while the same messages are unfinished."""
+        left = state.unfinished(1, max(b.old_last for b in behind))
+        counts = {b: left.between(1, b.old_last).count for b in behind}
+        done = [b for b in behind if not counts[b]]
+        open_ = [b for b in behind if 0 < counts[b] <= MAX_ROWS_READ]
+        if not open_:
+            return done
+        wanted = left.between(1, max(b.old_last for b in open_))
+        known, now_s = self._looked.get((subscription, member)), time.monotonic()
+        if known is not None:
+            same = known.left == wanted and known.barriers == open_
+            if same or (not at_once and now_s < known.again_s):
+                return done
+        units = units_of(self._table, member, wanted, table_id=snapshot.table_id)
+        firsts: dict[int, int] = {}  # slot -> its first unfinished message
+        for unit, sequence in units.first_of_units().items():
+            slot = slot_of(unit)
+            firsts[slot] = min(sequence, firsts.get(slot, sequence))
+        hurries = at_once or known is None or now_s - known.passed_s >= _NARROW_S
+        found, pending = [], False
+        for b in open_:
+            free = frozenset(slot for slot in b.slots if firsts.get(slot, b.old_last + 1) > b.old_last)
+            if free and (hurries or 2 * len(free) >= len(b.slots)):
+                found.append(replace(b, slots=free))
+            pending |= bool(free)
+        ended_s = time.monotonic()
+        self._looked[subscription, member] = _Look(
+            EMPTY if pending else wanted,
+            open_,
+            ended_s + max(self._look_s, _LOOK_SHARE * (ended_s - now_s)),
+            now_s if found or known is None else known.passed_s,
+        )
+        return done + found
+
+
+class _Look(NamedTuple):
+    """`left`: the unfinished messages, of which each slot of `barriers` has some. `passed_s`: when slots passed last."""
+
+    left: Ranges
+    barriers: list[Barrier]
+    again_s: float
+    passed_s: float

@@ -41,6 +41,7 @@ from spark_jms.errors import (
     DestinationReplacedError,
     IllegalStateException,
     InvalidDestinationError,
+    MemberLostException,
     OptionError,
     RecordSetError,
 )
@@ -80,6 +81,7 @@ class PreparedBatch:
     planned: Mapping[int, Offer]
     missing: frozenset[int]
     waiting: frozenset[int]  # members whose records a narrowed batch needs, all at once
+    draining: bool = False  # it is asked for what was there at some moment, and no more
 
     @property
     def trial(self) -> Trial | None:
@@ -169,6 +171,7 @@ class BatchMaker:
         snapshot = self._table.refresh()
         self.planned_version = snapshot.version
         self._check_subscription(snapshot)
+        self._check_pinned(snapshot.destination)
         progress = self.previous.checked_progress(start)
         self.isolation.ends(start)
         needed = self.previous.members_left(start)
@@ -186,7 +189,8 @@ class BatchMaker:
         narrowed = progress.trial is not None
         planned = {} if missing or narrowed else self._plan(snapshot, changed, leaving, limits, targets)
         self._prepared = planned
-        return PreparedBatch(start, snapshot, progress, changed, planned, missing, frozenset(waiting))
+        draining = targets is not None
+        return PreparedBatch(start, snapshot, progress, changed, planned, missing, frozenset(waiting), draining)
 
     def conclude(
         self,
@@ -222,7 +226,11 @@ class BatchMaker:
         self.previous.finish(prepared.start, prepared.missing)
         self._finish(begun)
         self.passed_barrier = snapshot.destination.slots is not None and self._barriers.look(
-            snapshot, self._members.subscription, {m: partial(_state_of, one) for m, one in held.items()}
+            snapshot,
+            self._members.subscription,
+            {m: partial(_state_of, one) for m, one in held.items()},
+            self._settings.live.subscription.floors if self._settings.live else None,
+            at_once=prepared.draining,
         )
         for member in {*self._left_to_others(snapshot), *(self._members.borrowed() & set(changed))}:
             self._members.leave(member, snapshot.last_sequence(member))
@@ -250,6 +258,15 @@ class BatchMaker:
         if known is not None:  # it may have been dropped, and made again with another selector
             selector = self._settings.selector
             check_selector(known, destination, selector.text.strip() if selector else None)
+
+    def _check_pinned(self, declared: Destination) -> None:
+        """A consumer that is pinned to a member of the domain's own store ends with it; it was empty, so nothing is lost."""
+        only = self._settings.members
+        if self._settings.pinned and only is not None and not only & set(declared.member_ids):
+            raise MemberLostException(
+                f"consumer {self._members.consumer} has lost member {min(only)} of {declared.name}: it was removed. Close this "
+                "consumer and create a new one"
+            )
 
     def _check_use(self) -> None:
         used = self._settings.live

@@ -8,8 +8,8 @@ from functools import partial
 from spark_jms.claims.active_subscriptions import not_durable
 from spark_jms.claims.barriers import BarrierWatch
 from spark_jms.claims.leftovers import clear_leftovers
-from spark_jms.claims.record_sets import state_of
-from spark_jms.claims.stores import keep_servers, store_of, timed_stores
+from spark_jms.claims.record_sets import label_of, read_state
+from spark_jms.claims.stores import keep_servers, record_of, store_of, timed_stores
 from spark_jms.claims.transfer import Transfers, recover_transfers
 from spark_jms.core.destination import Subscription, is_temporary
 from spark_jms.core.health import BackgroundFailure, Health, failures_from_bytes
@@ -22,7 +22,17 @@ from spark_jms.log.domain import Domain
 from spark_jms.log.housekeeping import HousekeepingRounds
 from spark_jms.log.sender_housekeeping import DUE_VERSIONS, published_sender_failures
 from spark_jms.log.storage import now_ms
-from spark_jms.store import Delete, FencedError, Handle, Put, RecordCorruptError, RecordHeldError, Store, StoreError
+from spark_jms.store import (
+    Delete,
+    FencedError,
+    Handle,
+    Put,
+    RecordCorruptError,
+    RecordHeldError,
+    Store,
+    StoreBusyError,
+    StoreError,
+)
 
 HEALTH_KEY = "health"
 
@@ -90,19 +100,23 @@ class Housekeeper:
             return False
 
     def _is_done(self, subscription: str, member: int, sequences: Ranges) -> bool:
-        live = self._live.get(subscription)
-        if live is not None:
-            floor = live.floors.get(member, 0)
-        else:
-            floor = self._messages.snapshot.destination.start_floor(subscription, member)
+        floor = self._floor(subscription, member)
         return sequences.last <= floor or self._state(subscription, member).is_done(sequences)
 
+    def _floor(self, subscription: str, member: int) -> int:
+        live = self._live.get(subscription)
+        if live is not None:
+            return live.floors.get(member, 0)
+        return self._messages.snapshot.destination.start_floor(subscription, member)
+
     def _state(self, subscription: str, member: int) -> RecordSet:
-        """Read once a round."""
+        """Read once a round. The uses of subscriptions were read by `live_names`, once for all."""
         snapshot = self._messages.snapshot
         key = (snapshot.table_id, subscription, member)
         if key not in self._states:
-            self._states[key] = state_of(self._store, snapshot, subscription, member)
+            label = label_of(self._destination, subscription, member)
+            found = read_state(self._store, record_of(snapshot, subscription, member), label)
+            self._states[key] = found.start_at(self._floor(subscription, member))
         return self._states[key]
 
     def _clear_leftovers(self) -> None:
@@ -126,7 +140,8 @@ class Housekeeper:
                 for member in members
                 if record_server(declared, subscription, member) not in self._away
             }
-            self._barriers.look(snapshot, subscription, states)
+            live = self._live.get(subscription)
+            self._barriers.look(snapshot, subscription, states, live.floors if live else None)
 
     def _delete_abandoned(self) -> None:
         """Temporary destinations of dead contexts (C15). The housekeeping of a temporary one has a store of its own."""
@@ -156,6 +171,7 @@ class Housekeeper:
             self._lease.objects()  # raises when the lease was taken from us
             self._states.clear()
             self._away.clear()
+            self._leave_stopped()
             self.rounds.round()
             self.rounds.monitor.run("recovery of transfers", self._recover_transfers)
             self.rounds.monitor.run("barriers of units of order", self._pass_barriers)
@@ -166,10 +182,16 @@ class Housekeeper:
             return self._reconnect()
         return True
 
+    def _leave_stopped(self) -> None:
+        """Their administrator may do with their stores what he likes: nothing asks them, and nothing there counts as done."""
+        for server in self._messages.refresh().destination.stopped:
+            self._away[server] = StoreBusyError(f"an administrator has stopped server {server}")
+
     def _report_away(self) -> None:
-        for server in self._messages.snapshot.destination.servers_in_use():
+        declared = self._messages.snapshot.destination
+        for server in declared.servers_in_use():
             what, error = f"housekeeping on server {server}", self._away.get(server)
-            if error is not None:
+            if error is not None and server not in declared.stopped:
                 self.rounds.monitor.failed(what, error)
             else:
                 self.rounds.monitor.succeeded(what)

@@ -27,7 +27,8 @@ def clear_leftovers(store: Store, session: Session, log: DeltaLog) -> list[str]:
         return []
     forget_dead_uses(store, session, log.snapshot.table_id)
     cleared, errors = [], []
-    for server in log.snapshot.destination.servers_in_use():
+    declared = log.snapshot.destination
+    for server in (server for server in declared.servers_in_use() if server not in declared.stopped):
         try:
             cleared += _clear_on(server, store, session, log)
         except StoreError as error:
@@ -39,9 +40,12 @@ def clear_leftovers(store: Store, session: Session, log: DeltaLog) -> list[str]:
 
 def _clear_on(server: str, store: Store, session: Session, log: DeltaLog) -> list[str]:
     cleared = []
+    live = active_subscriptions(store, log.snapshot.table_id).keys()  # once: each look at it reads all uses
     for name in store.names(addressed(server, f"members/{log.snapshot.table_id}/")):
+        if _subscription_of(name) in live or _subscription_of(name) in log.snapshot.destination.subscriptions:
+            continue
         known = read_state(store, name)
-        if not _is_dropped(store, log, name) or known == known.cleared():
+        if known == known.cleared():
             continue
         try:
             handle = session.open(name)
@@ -58,7 +62,11 @@ def _clear_on(server: str, store: Store, session: Session, log: DeltaLog) -> lis
 
 
 def _is_dropped(store: Store, log: DeltaLog, name: str) -> bool:
-    subscription = name.rsplit("/", 2)[-2]
+    subscription = _subscription_of(name)
     if not is_durable(subscription):
         return subscription not in active_subscriptions(store, log.snapshot.table_id)
     return subscription not in log.snapshot.destination.subscriptions
+
+
+def _subscription_of(record: str) -> str:
+    return record.rsplit("/", 2)[-2]

@@ -9,6 +9,7 @@ from spark_jms.claims.lane import Lane, LaneBusyError
 from spark_jms.claims.record_sets import state_of
 from spark_jms.claims.stores import prefix_of, record_of, store_of
 from spark_jms.core.destination import QUEUE_SUBSCRIPTION
+from spark_jms.core.ranges import EMPTY, Ranges, union
 from spark_jms.core.record_set import RecordSet
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.store import Store, StoreError
@@ -21,12 +22,14 @@ _OF_A_QUEUE = (
 
 @dataclass(frozen=True)
 class AskedMember:
-    """`consumers`: live sessions that hold the member's record, wait for it or have taken messages from it."""
+    """`consumers`: live sessions that hold the member's record, wait for it or have taken messages from it. `left_behind`: what
+    dead sessions have claimed there."""
 
     member: int
     server: str
     consumers: int
     state: RecordSet
+    left_behind: Ranges = EMPTY
 
 
 @dataclass(frozen=True)
@@ -59,11 +62,14 @@ def ask_members(store: Store, snapshot: Snapshot) -> AskedMembers:
 
 def _asked(store: Store, snapshot: Snapshot, server: str) -> list[AskedMember]:
     infos = store.infos(prefix_of(snapshot, QUEUE_SUBSCRIPTION, server))
-    live = {id for id, session in store_of(store, server).sessions().items() if _OF_A_QUEUE in session.label}
+    sessions = store_of(store, server).sessions()
+    live = {id for id, session in sessions.items() if _OF_A_QUEUE in session.label}
     found = []
     for member in snapshot.destination.members_on(server):
         state = state_of(store, snapshot, QUEUE_SUBSCRIPTION, member)
         info = infos.get(record_of(snapshot, QUEUE_SUBSCRIPTION, member))
         near = {info.holder, *info.waiters} if info is not None else set()
-        found.append(AskedMember(member, server, len(live & {*near, *state.consumers.values()}), state))
+        consumers = len(live & {*near, *state.consumers.values()})
+        dead = union(claim.picks for claim in state.claims.values() if claim.session not in sessions)
+        found.append(AskedMember(member, server, consumers, state, dead))
     return found

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from spark_jms.claims.record_sets import opened_state, operations
+from spark_jms.claims.stores import sessions_beside
 from spark_jms.core.record_set import RecordSet
 from spark_jms.errors import MemberUnavailableError
 from spark_jms.store import Handle, Operation, RecordHeldError, Store
@@ -58,7 +59,7 @@ def opened_records(store: Store, labels: Mapping[str, str], wait_s: float, purpo
                     break
                 except RecordHeldError as error:
                     if left_ms == 0:
-                        holder = store.sessions().get(error.holder or "")
+                        holder = sessions_beside(store, name).get(error.holder or "")
                         raise MemberUnavailableError(
                             f"{labels[name]} is held by {holder.label if holder else 'another session'} and was not "
                             f"handed over within {wait_s:g} s: nothing was changed; try again with a longer "

@@ -78,11 +78,13 @@ class Planner:
         name: Callable[[int], str],
         clock_ms: Callable[[], int],
         subscription: str = QUEUE_SUBSCRIPTION,
+        floors: Mapping[int, int] | None = None,
     ) -> None:
+        """`floors`: where a subscription starts that is not durable."""
         self.table, self.consumer, self.selector = table, consumer, selector
         self._refused: dict[int, RefusedMessages] = {}
         self._fail_on_data_loss, self._name, self._clock_ms = fail_on_data_loss, name, clock_ms
-        self._subscription = subscription
+        self._subscription, self._floors = subscription, floors
         self._passes: dict[int, _Pass] = {}
         self._sorted = SortedBacklogs(table)
 
@@ -174,7 +176,7 @@ class Planner:
         if waiting := state.waiting:
             late = units_of(self.table, member, waiting, table_id=snapshot.table_id)
             blocked.block_behind(late.first_of_units())
-        for barrier in snapshot.destination.barriers_before(self._subscription, member):
+        for barrier in snapshot.destination.barriers_before(self._subscription, member, self._floors):
             blocked.block_slots(barrier.slots, barrier.new_first)
         if member in self._refused:
             blocked.block_behind(self._refused[member].first_of_units(state))

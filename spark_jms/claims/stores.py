@@ -14,9 +14,9 @@ from spark_jms.core.subscription_place import record_server
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.snapshot import Snapshot
-from spark_jms.store import Store, StoreError, open_store
+from spark_jms.store import SessionInfo, Store, StoreError, open_store
 from spark_jms.store.absence import absence
-from spark_jms.store.routed import DEFAULT, RoutedStore, address
+from spark_jms.store.routed import DEFAULT, RoutedStore, address, split_address
 from spark_jms.store.uri import places_of
 
 HOUSEKEEPING_S = 2.0
@@ -101,6 +101,12 @@ def why_silent(store: Store, server: str, wait_s: float) -> str:
     finally:
         lane.close()
     return ""
+
+
+def sessions_beside(store: Store, record: str) -> dict[str, SessionInfo]:
+    """The live sessions of the store that has this record; no other store is asked."""
+    of_record = store.store(split_address(record)[0]) if isinstance(store, RoutedStore) else store
+    return of_record.sessions()
 
 
 def home_of(store: Store) -> Store:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from spark_jms.claims.active_subscriptions import live_entries
 from spark_jms.claims.positions import check_selector, start_floors
 from spark_jms.claims.record_sets import opened_state, operations
-from spark_jms.claims.stores import addressed, home_of, names_everywhere, why_silent
+from spark_jms.claims.stores import addressed, home_of, names_everywhere, timed_stores, why_silent
 from spark_jms.claims.subscription_request import SubscriptionRequest
 from spark_jms.core.active_subscription import (
     ActiveSubscription,
@@ -79,8 +79,9 @@ def use_subscription(
 ) -> SubscriptionUse:
     """Enter a use of a topic's subscription. While another consumer excludes this one, it waits up to `wait_s`, then raises
     SubscriptionInUseError. A durable subscription must exist. On a replicated topic, one that is not durable goes to a server
-    that answers; when there is none, MemberUnavailableError."""
-    deadline = time.monotonic() + wait_s
+    that answers; when there is none, MemberUnavailableError. A server's store that hangs holds up nothing: the record with the
+    uses is open meanwhile, and all consumers of the topic need it."""
+    store, deadline = timed_stores(store), time.monotonic() + wait_s
     while True:
         answering = answering_servers(store, log.snapshot.destination, request)
         session = store.connect(f"subscription {request.name or '(its own)'} of {log.name}")
@@ -101,14 +102,18 @@ def answering_servers(store: Store, declared: Destination, request: Subscription
     if request.durable or not declared.is_replicated:
         return []
     wanted = declared.servers_in_use() if request.server is None else [request.server]
-    silent = {
-        server: "it is stopped" if server in declared.down else why_silent(store, server, ANSWER_S) for server in wanted
-    }
+    silent = {server: _why_down(declared, server) or why_silent(store, server, ANSWER_S) for server in wanted}
     answering = [server for server, why in silent.items() if not why]
     if not answering:
         why = "; ".join(f"{server}: {why}" for server, why in silent.items())
         raise MemberUnavailableError(f"{declared.name}: no server can take the subscription ({why}): try again later")
     return random.sample(answering, len(answering))
+
+
+def _why_down(declared: Destination, server: str) -> str:
+    if server in declared.stopped:
+        return "it is stopped"
+    return "its lease has lapsed" if server in declared.down else ""
 
 
 def _joined(
@@ -121,6 +126,8 @@ def _joined(
             name = _name(request, known, answering)
             entry = known.get(name, ActiveSubscription(name, selector=request.selector, created_ms=now_ms()))
             joined = entry.joined(session.session_id, exclusive=request.exclusive)
+            for other in _elsewhere(request, name, known):
+                other.joined(session.session_id, exclusive=request.exclusive)
             if not is_durable(name):
                 check_selector(entry.as_subscription(), log.name, request.selector)
             if joined.floors is None and not is_durable(name):
@@ -141,6 +148,17 @@ def _name(request: SubscriptionRequest, known: Mapping[str, ActiveSubscription],
     if request.name is None:
         return alone_name(known.keys(), server)
     return request.name if request.durable else shared_name(request.name, server)
+
+
+def _elsewhere(
+    request: SubscriptionRequest, name: str, known: Mapping[str, ActiveSubscription]
+) -> list[ActiveSubscription]:
+    """Those of this name on other servers of a replicated topic, when the consumer names no server: an exclusive one excludes
+    it there too, although its server does not answer this process."""
+    if request.durable or request.name is None or request.server is not None:
+        return []
+    found = ((kept, shared_name(request.name, server_of_subscription(kept))) for kept in known)
+    return [known[kept] for kept, same in found if kept == same != name]
 
 
 def forget_dead_uses(store: Store, session: Session, table_id: str) -> None:
@@ -166,12 +184,23 @@ def _opened(session: Session, name: str, wait_s: float) -> Iterator[Handle]:
 
 
 def _clear(store: Store, session: Session, table_id: str, subscription: str, wait_s: float) -> None:
-    """The record sets of a subscription that has no consumer."""
+    """The record sets of a subscription that has no consumer. Those on a server that is away stay: a new subscription of this
+    name starts behind their messages, and housekeeping clears them."""
     prefix, server = members_prefix(table_id, subscription), server_of_subscription(subscription)
     for name in names_everywhere(store, prefix) if server is None else store.names(addressed(server, prefix)):
-        if not store.peek(name):
-            continue
-        with _opened(session, name, wait_s) as handle:
-            state = opened_state(handle)
-            if state != state.cleared():
-                handle.commit(operations(state, state.cleared()))
+        try:
+            _clear_one(store, session, name, wait_s)
+        except RecordHeldError:
+            raise
+        except StoreError:
+            if server is not None or not name.startswith("@"):
+                raise
+
+
+def _clear_one(store: Store, session: Session, name: str, wait_s: float) -> None:
+    if not store.peek(name):
+        return
+    with _opened(session, name, wait_s) as handle:
+        state = opened_state(handle)
+        if state != state.cleared():
+            handle.commit(operations(state, state.cleared()))

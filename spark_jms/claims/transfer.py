@@ -224,6 +224,8 @@ def recover_transfers(
     away: set[str] = set()
     for subscription in snapshot.destination.subscription_names() if subscriptions is None else subscriptions:
         for member in sorted(snapshot.numbered_members()):
+            if record_server(snapshot.destination, subscription, member) in snapshot.destination.stopped:
+                continue  # nothing asks its store
             record = record_of(snapshot, subscription, member)
             try:
                 if not state_of(subscription, member).intents:

@@ -21,7 +21,7 @@ from spark_jms.claims.offer import Offer
 from spark_jms.claims.planner import Planner
 from spark_jms.core.batch import Limits
 from spark_jms.core.claim import Claim
-from spark_jms.core.ranges import EMPTY, Ranges
+from spark_jms.core.ranges import EMPTY, Ranges, union
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.unit_of_work import NO_PARTS, PART_COLUMNS, WorkVerdict, judge, parts, work_order
 from spark_jms.errors import DataLossError, JmsqError
@@ -40,9 +40,8 @@ class _Known:
     parts: pa.Table = field(default_factory=lambda: NO_PARTS)
 
     def unfinished(self, state: RecordSet) -> _Known:
-        left = state.unfinished_of(self.looked_at)
-        kept = pc.is_in(self.parts["sequence"], left.numbers())
-        return _Known(left, self.parts.filter(kept))
+        kept = pc.is_in(self.parts["sequence"], state.unfinished_of(self.sequences).numbers())
+        return _Known(state.unfinished_of(self.looked_at), self.parts.filter(kept))
 
     @property
     def sequences(self) -> Ranges:
@@ -73,12 +72,17 @@ class WorkPlanner:
         destination, now = snapshot.destination, self._clock_ms()
         state = self._look(snapshot, member, state, last)
         known = self._known[member]
-        state, singles = self._planner.picks(snapshot, member, state, last, limits, epoch, apart=known.sequences)
+        sequences = known.sequences
+        state, singles = self._planner.picks(snapshot, member, state, last, limits, epoch, apart=sequences)
         if not known.parts.num_rows:
             return state, singles
         kept_back = state.waiting | state.beyond_limit(destination.redelivery_limit)
         verdict = judge(
-            known.parts, state.available(1, last) - kept_back, now, destination.incomplete_work_expiration_ms
+            known.parts,
+            (state.available(1, last) - kept_back) & sequences,
+            now,
+            destination.incomplete_work_expiration_ms,
+            destination.due_ms(member, now),
         )
         state = self._set_aside(snapshot, member, state, verdict, epoch)
         state = self._without_unwanted(snapshot, member, state, verdict)
@@ -125,7 +129,9 @@ class WorkPlanner:
             return state
         for reason, picks in verdict.faulty.items():
             claim = f"unit-of-work-{secrets.token_hex(8)}"
-            counts = {count - 1: ranges for count, ranges in state.redelivered(picks).items()}
+            again = state.redelivered(picks)
+            never = picks - union(again.values())
+            counts = {count - 1: ranges for count, ranges in again.items()} | ({0: never} if never else {})
             failed = FailedMessages(member, claim, picks, counts, JUDGE, reason)
             claimed = state.claim(Claim(claim, JUDGE, self._session, picks, now, replayable=False))
             try:

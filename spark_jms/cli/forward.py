@@ -28,14 +28,15 @@ def forward(settings: CommandSettings, destinations: tuple[str, ...], every_s: f
     any time, also when this command is killed: start it again. It measures how long members are idle by itself, so a restart
     begins to measure again.
     """
-    from spark_jms.admin.forward import Forwarders
+    from spark_jms.admin.forward import STORE_LIMIT_S, Forwarders
 
-    with settings.opened() as (domain, store):
+    with settings.opened(STORE_LIMIT_S) as (domain, store):
+        names_or_all(domain, destinations)  # a wrong name ends the command now, and one that is dropped later does not
         forwarders = Forwarders(domain, store)
         rounds = 0
         told: dict[str, set[str]] = {}
         while True:
-            for done in forwarders.run(names_or_all(domain, destinations)):
+            for done in forwarders.run(destinations):
                 if settings.as_json:
                     if done.moves or done.problems:
                         settings.out.record(done)

@@ -57,7 +57,7 @@ class Balancing:
         if self.sender is not None and self.used in usable:
             return [self.used]
         if self.sender is not None:
-            weights = dict(zip(usable, route.weights_of(usable), strict=False))
+            weights = dict(zip(route.all_members, route.weights, strict=False))
             return [min(usable, key=lambda m: (-math.log(self._share(m)) / (weights.get(m, 1) or 1), m))]
         return usable
 

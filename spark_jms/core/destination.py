@@ -38,7 +38,9 @@ from spark_jms.settings.destination import (
     to_metadata,
 )
 
-FORMAT_VERSION = 4  # once slots have moved. Else: replicated distributed topics 3, others with servers 2, all others 1
+FORMAT_VERSION = (
+    4  # units of work, or slots that have moved. Else: replicated topics 3, others with servers 2, all others 1
+)
 QUEUE_SUBSCRIPTION = "-"  # a queue has one set of positions, under this name
 TEMPORARY_PREFIX = "jmsq-temporary-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
@@ -152,17 +154,21 @@ class Destination(DestinationSettings):
             return self.slots
         return SlotMap.of(self.placement.slots if self.placement else range(self.slot_members or self.members))
 
-    def barriers_before(self, subscription: str, member: int) -> list[Barrier]:
-        """On the way of this subscription's units of order on the member."""
+    def barriers_before(self, subscription: str, member: int, floors: Mapping[int, int] | None = None) -> list[Barrier]:
+        """On the way of this subscription's units of order on the member. `floors`: where it starts, if it is not durable and
+        the table does not know it."""
         if self.slots is None:
             return []
-        return self.slots.before(member, subscription, lambda m: self.start_floor(subscription, m))
+        return self.slots.before(member, subscription, lambda m: self._start(subscription, m, floors))
 
-    def barriers_behind(self, subscription: str, member: int) -> list[Barrier]:
+    def barriers_behind(self, subscription: str, member: int, floors: Mapping[int, int] | None = None) -> list[Barrier]:
         """That wait for what this subscription has on the member."""
         if self.slots is None:
             return []
-        return self.slots.behind(member, subscription, lambda m: self.start_floor(subscription, m))
+        return self.slots.behind(member, subscription, lambda m: self._start(subscription, m, floors))
+
+    def _start(self, subscription: str, member: int, floors: Mapping[int, int] | None) -> int:
+        return self.start_floor(subscription, member) if floors is None else floors.get(member, 0)
 
     def with_leaving(self, leaving: Collection[int], last: Callable[[int], int]) -> Destination:
         """These members get nothing new, and their slots move to the others; units of work stay."""
@@ -331,7 +337,7 @@ class Destination(DestinationSettings):
 
     @property
     def _format_version(self) -> int:
-        if self.slots is not None or self.leaving:
+        if self.slots is not None or self.leaving or self.handles_units_of_work:
             return FORMAT_VERSION
         return 3 if self.is_replicated else 2 if self.placement else 1
 

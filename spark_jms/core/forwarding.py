@@ -6,6 +6,8 @@
     no consumers at every look for `forwardDelay`
     has consumers, and is paused for nothing                     a target
 
+Messages whose redelivery is delayed, or that were delivered too often, stay: the store of their member alone knows that.
+
 A member whose server did not answer, or is down, is neither, and its wait begins again. Where no member has consumers, nothing
 is forwarded. Each source's messages are shared evenly among the targets.
 """
@@ -15,14 +17,24 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from spark_jms.core.ranges import Ranges, union
+from spark_jms.core.record_set import RecordSet
+
 
 @dataclass(frozen=True)
 class LookedAt:
-    """A member that answered. `messages` are available and belong to no consumer."""
+    """A member that answered. `messages` are available, belong to no consumer and do not stay."""
 
     member: int
     messages: int
     consumers: int
+
+
+def staying(state: RecordSet, redelivery_limit: int, now_ms: int) -> Ranges:
+    """Available messages that do not go to another member. Delays that are over count for nothing: a member without consumers
+    has nobody who ends them."""
+    delayed = union(ranges.all() for until_ms, ranges in state.delays.items() if until_ms > now_ms)
+    return delayed | state.beyond_limit(redelivery_limit)
 
 
 @dataclass(frozen=True)

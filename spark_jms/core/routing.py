@@ -44,7 +44,7 @@ class Routing:
             raise ValueError(f"weighted routing needs {self.members} weights, not all 0")
 
     def member_of_slot(self, slot: int) -> int:
-        """Members added later get no slots: a unit of order never leaves a member that has messages."""
+        """Of the first members; a destination whose slots have moved has a map of them (slots.py)."""
         if self.slots:
             return self.slots[slot % len(self.slots)]
         return slot % (self.slot_members or self.members)

@@ -11,7 +11,7 @@ sequence of every member, so it splits the messages of these slots in two:
 A barrier holds these two numbers. The messages behind it wait until the subscription has finished those before it: done by
 whatever means, so a transfer that takes them elsewhere, an expiration or a purge counts. Then the barrier is *passed* by this
 subscription: a commit to the table says so, after the store has it. Nothing that is done is ever available again, so a passed
-barrier stays passed.
+barrier stays passed. It may be passed for some of its slots first: one message that waits for long holds back its own slot.
 
 Barriers chain. When a slot moves from A to B and on to C, its messages on C wait for those on B and for those on A: B may
 have none of its own by which C would wait for A. A slot that returns to A waits there from `new_first` on, but not its old
@@ -41,6 +41,11 @@ class Barrier:
     new: int
     new_first: int
     passed: frozenset[str] = frozenset()
+
+    @property
+    def place(self) -> tuple[int, int, int, int]:
+        """Several barriers may have it, for different slots."""
+        return self.old, self.old_last, self.new, self.new_first
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -111,20 +116,26 @@ class SlotMap:
         return [b for b in self.barriers if b.old == member and not _is_passed(b, subscription, floor)]
 
     def pass_by(self, passed: Iterable[Barrier], subscription: str, *, is_last: bool) -> SlotMap:
-        """`is_last`: no other subscription will ever come, as in a queue."""
-        done = {replace(barrier, passed=frozenset()) for barrier in passed}
+        """`passed`: barriers, each with all or some of its slots: those of which nothing is left before it. `is_last`: no other
+        subscription will ever come, as in a queue."""
+        done: dict[tuple[int, int, int, int], frozenset[int]] = {}
+        for barrier in passed:
+            done[barrier.place] = done.get(barrier.place, frozenset()) | barrier.slots
         kept = []
         for barrier in self.barriers:
-            if replace(barrier, passed=frozenset()) in done:
-                if is_last:
-                    continue
-                barrier = replace(barrier, passed=barrier.passed | {subscription})
-            kept.append(barrier)
-        return SlotMap(self.owners, tuple(kept))
+            common = barrier.slots & done.get(barrier.place, frozenset())
+            if not common or subscription in barrier.passed:
+                kept.append(barrier)
+                continue
+            if rest := barrier.slots - common:
+                kept.append(replace(barrier, slots=rest))
+            if not is_last:
+                kept.append(replace(barrier, slots=common, passed=barrier.passed | {subscription}))
+        return SlotMap(self.owners, _joined(kept))
 
     def without(self, subscription: str) -> SlotMap:
         """The subscription was dropped: another one of its name has passed nothing."""
-        return SlotMap(self.owners, tuple(replace(b, passed=b.passed - {subscription}) for b in self.barriers))
+        return SlotMap(self.owners, _joined(replace(b, passed=b.passed - {subscription}) for b in self.barriers))
 
     def to_json(self) -> dict[str, Any]:
         owners = {str(m): _runs([s for s, o in enumerate(self.owners) if o == m]) for m in sorted(set(self.owners))}
@@ -140,6 +151,16 @@ class SlotMap:
         if -1 in owners:
             raise ValueError("a slot has no member")
         return SlotMap(tuple(owners), tuple(map(Barrier.from_json, stored["barriers"])))
+
+
+def _joined(barriers: Iterable[Barrier]) -> tuple[Barrier, ...]:
+    """Those that differ in their slots alone as one."""
+    found: dict[tuple[tuple[int, int, int, int], frozenset[str]], Barrier] = {}
+    for barrier in barriers:
+        known = found.get((barrier.place, barrier.passed))
+        slots = barrier.slots | known.slots if known else barrier.slots
+        found[barrier.place, barrier.passed] = replace(barrier, slots=slots)
+    return tuple(found.values())
 
 
 def _is_passed(barrier: Barrier, subscription: str, floor: Callable[[int], int]) -> bool:

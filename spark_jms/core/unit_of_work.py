@@ -140,8 +140,11 @@ def _numbers(texts: Any) -> Any:
 
 
 # -- the verdict -------------------------------------------------------------------------------------------------------
-def judge(parts: pa.Table, available: Ranges, now_ms: int, expires_after_ms: int | None) -> WorkVerdict:
+def judge(
+    parts: pa.Table, available: Ranges, now_ms: int, expires_after_ms: int | None, due_ms: int | None = None
+) -> WorkVerdict:
     """`parts`: all unfinished ones of one member, in the order of their sequences. `available`: those that may be claimed.
+    `due_ms`: messages with a later delivery time are delayed; it is earlier than `now_ms` while insertion is paused.
     `expires_after_ms`: when an incomplete unit expires, counted from the sending of its first part (None: never)."""
     if not parts.num_rows:
         return WorkVerdict(NO_PARTS)
@@ -152,7 +155,9 @@ def judge(parts: pa.Table, available: Ranges, now_ms: int, expires_after_ms: int
     if not good.num_rows:
         return WorkVerdict(NO_PARTS, faulty=faulty)
     over = pc.and_(pc.greater(good["expires_ms"], 0), pc.less_equal(good["expires_ms"], now_ms))
-    rows = good.append_column("over", over).append_column("due", pc.less_equal(good["due_ms"], now_ms))
+    rows = good.append_column("over", over).append_column(
+        "due", pc.less_equal(good["due_ms"], now_ms if due_ms is None else due_ms)
+    )
     units = rows.group_by("unit", use_threads=False).aggregate(
         [
             ("number", "count"),

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import attrs
 
+from spark_jms.core.active_subscription import is_durable
 from spark_jms.core.slots import Barrier
 from spark_jms.log.commit import Decision, commit
 from spark_jms.log.declarations import metadata_action
@@ -20,9 +21,12 @@ def pass_barriers(log: DeltaLog, subscription: str, passed: Collection[Barrier])
 
 
 def decide_passed(snapshot: Snapshot, subscription: str, passed: Collection[Barrier]) -> Decision | None:
-    """Pure. A topic's barrier goes when what is before it is purged: a subscription that begins earlier may come until then."""
+    """Pure. A topic's barrier goes when what is before it is purged: a subscription that begins earlier may come until then.
+    One that was dropped meanwhile has passed nothing, or another one of its name would have."""
     declared = snapshot.destination
     if declared.slots is None:
+        return None
+    if declared.is_topic and is_durable(subscription) and subscription not in declared.subscriptions:
         return None
     slots = declared.slots.pass_by(passed, subscription, is_last=not declared.is_topic)
     if declared.is_topic:

@@ -257,18 +257,18 @@ def decide_change(
             f"destination {wanted.name} is a {now.forwarding} distributed topic and cannot become a {wanted.forwarding} one: its "
             "subscriptions have their positions elsewhere. Declare another topic"
         )
+    if _is_below_first_members(now, wanted):
+        slots = now.slot_members or now.members
+        raise MemberRemovalError(
+            f"destination {wanted.name} was made with {slots} members, to which its units of order are bound: it can "
+            f"grow beyond {slots} and shrink back to {slots}, but not to {wanted.members}"
+        )
     if full_member is not None:
         raise MemberRemovalError(
             f"destination {wanted.name} has {_members_of(now)} and the module says {_members_of(wanted)}, but member "
             f"{full_member} still holds messages. It gets no new ones, and its units of order have moved to the others: consume "
             f"them, move them (`jmsq move {now.name} {now.name} --member {full_member} --to-member …`), or purge them (`jmsq "
             f"purge --member {full_member}`), then apply again"
-        )
-    slots = now.slot_members or now.members
-    if wanted.members < slots and not wanted.servers:
-        raise MemberRemovalError(
-            f"destination {wanted.name} was made with {slots} members, to which its units of order are bound: it can "
-            f"grow beyond {slots} and shrink back to {slots}, but not to {wanted.members}"
         )
     after = now.changed_to(wanted, snapshot.numbered_members(), snapshot.last_sequence)
     new = set(after.servers_in_use()) - set(now.servers)
@@ -307,11 +307,17 @@ def _span(snapshot: Snapshot, member: int) -> Span:
 def decide_leaving(wanted: Destination, snapshot: Snapshot) -> Decision | None:
     """Pure. The members that `wanted` lacks get nothing new, until they are empty and can be removed (T10)."""
     now = snapshot.destination
+    if _is_below_first_members(now, wanted):
+        return None  # refused for good: it changes nothing
     removed = frozenset() if now.same_declaration(wanted) else frozenset(_removed(snapshot, wanted))
     if removed <= now.leaving or removed >= set(now.member_ids):
         return None
     after = now.with_leaving(removed, snapshot.last_sequence)
     return Decision("SET TBLPROPERTIES", [metadata_action(snapshot, after)])
+
+
+def _is_below_first_members(now: Destination, wanted: Destination) -> bool:
+    return wanted.members < (now.slot_members or now.members) and not wanted.servers
 
 
 def _removed(snapshot: Snapshot, wanted: Destination) -> list[int]:
