@@ -7,7 +7,8 @@ with connect(root) as context:
 
 from spark_jms.client.browser import Browser
 from spark_jms.client.consumer import Consumer
-from spark_jms.client.context import Context, ContextStatistics, StartingPosition, connect
+from spark_jms.client.consumer_arguments import StartingPosition
+from spark_jms.client.context import Context, ContextStatistics, connect
 from spark_jms.client.delivery import ConsumerStatistics
 from spark_jms.client.message import MapValue, Message, MessageArguments, MessageHeaders, PropertyValue
 from spark_jms.client.producer import Producer, ProducerStatistics, SendReport

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
-import json
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
@@ -26,7 +23,14 @@ from spark_jms.claims.subscription_request import Sharing, subscription_request
 from spark_jms.claims.subscriptions import drop_subscription, droppable_subscription
 from spark_jms.client.browser import Browser
 from spark_jms.client.choices import Choices, choices_of
-from spark_jms.client.consumer import DEFAULT_PREFETCH, MAX_PREFETCH, MODES, Consumer
+from spark_jms.client.consumer import DEFAULT_PREFETCH, Consumer
+from spark_jms.client.consumer_arguments import (
+    StartingPosition,
+    check_delivery,
+    check_listeners,
+    named_members,
+    starting_position_option,
+)
 from spark_jms.client.durations import seconds_of
 from spark_jms.client.listener import ExceptionListener, ListenerThread, MessageListener
 from spark_jms.client.message import Message, MessageArguments
@@ -64,7 +68,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 T = TypeVar("T", Producer, Consumer)
-StartingPosition = str | datetime | Mapping[str, Any]
 
 HAND_OVER_EVERY_S = 0.1
 HOUSEKEEPING_EVERY_S = 2.0
@@ -205,21 +208,16 @@ class Context:
         address = DestinationAddress.parse(destination)
         destination = address.destination
         log = self._use(destination)
-        if acknowledge not in MODES:
-            raise OptionError(f"acknowledge is {acknowledge!r}, but must be one of {', '.join(MODES)}")
-        if type(prefetch) is not int or not 1 <= prefetch <= MAX_PREFETCH:
-            raise OptionError(f"prefetch is {prefetch!r}, but must be a whole number from 1 to {MAX_PREFETCH}")
-        _check_listener("listener", listener)
-        _check_listener("exception_listener", exception_listener)
-        if exception_listener is not None and listener is None:
-            raise OptionError("an exception_listener needs a listener: without one, receive() raises the errors")
+        check_delivery(acknowledge, prefetch)
+        check_listeners(listener, exception_listener)
         wanted = Selector.parse(selector)
-        settings = ConsumerSettings(wanted, False, fail_on_data_loss, members=_pinned(log, members))
-        settings = self._choices.pinning.receiver(settings, self._store_of(destination), log, address, pin)
+        settings = ConsumerSettings(wanted, False, fail_on_data_loss, members=named_members(log, members))
+        store = self._store_of(destination)
+        settings = self._choices.pinning.receiver(settings, store, log, address, pin)
         request = subscription_request(
             log,
             self._kept(log, subscription),
-            _position(starting_position),
+            starting_position_option(starting_position),
             wanted,
             durable=durable,
             sharing=sharing,
@@ -227,20 +225,13 @@ class Context:
             home=self._choices.pinning.home,
         )
         consumer_name = f"client-{secrets.token_hex(6)}"
-        store = self._store_of(destination)
         subscriber = open_subscriber(self._domain, store, destination, request, consumer_name, settings)
         if settings.pinned:
             _take_up(subscriber)
         bell, check = threading.Event(), partial(self._check_consumer, consumer_name)
         receiver = Receiver(subscriber, acknowledge, prefetch, check, bell, self._replies.send)
         thread = ListenerThread(receiver, listener, exception_listener) if listener is not None else None
-        consumer = Consumer(receiver, thread, partial(self._consumer_closed, receiver, bell))
-        self._watch.add(log, bell.set)
-        self._keep(self._consumers, consumer)
-        self._background.add_consumer(consumer_name, receiver.hand_over, HAND_OVER_EVERY_S, receiver.flush_outbox)
-        if thread is not None:
-            thread.start()
-        return consumer
+        return self._started(log, receiver, thread, bell)
 
     def browser(
         self,
@@ -400,6 +391,17 @@ class Context:
 
         return forget
 
+    def _started(
+        self, log: DeltaLog, receiver: Receiver, thread: ListenerThread | None, bell: threading.Event
+    ) -> Consumer:
+        consumer = Consumer(receiver, thread, partial(self._consumer_closed, receiver, bell))
+        self._watch.add(log, bell.set)
+        self._keep(self._consumers, consumer)
+        self._background.add_consumer(receiver.name, receiver.hand_over, HAND_OVER_EVERY_S, receiver.flush_outbox)
+        if thread is not None:
+            thread.start()
+        return consumer
+
     def _consumer_closed(self, receiver: Receiver, bell: threading.Event, consumer: Consumer) -> None:
         self._watch.remove(bell.set)
         self._background.remove(receiver.hand_over)
@@ -470,24 +472,6 @@ class Context:
         return f"<Context {self.root}: {'closed' if self._closed else made}>"
 
 
-def _check_listener(name: str, listener: object) -> None:
-    if listener is not None and (not callable(listener) or inspect.iscoroutinefunction(listener)):
-        raise OptionError(f"{name} is {listener!r}, but must be a function of one argument that is not async")
-
-
-def _position(given: StartingPosition | None) -> str | None:
-    """As the option startingPosition has it."""
-    if given is None or isinstance(given, str):
-        return given
-    try:
-        return json.dumps({"time": given.isoformat()} if isinstance(given, datetime) else given)
-    except (TypeError, ValueError):
-        raise OptionError(
-            f'starting_position is {given!r}, but must be "latest", "earliest", a datetime, {{"sequence": 17}} or '
-            '{"sequence": {0: 17, 2: 5}} by member'
-        ) from None
-
-
 def _take_up(subscriber: AnySubscriber) -> None:
     """A pinned consumer that cannot take up its member is not made."""
     try:
@@ -495,14 +479,3 @@ def _take_up(subscriber: AnySubscriber) -> None:
     except BaseException:
         subscriber.close()
         raise
-
-
-def _pinned(log: DeltaLog, members: int | Iterable[int] | None) -> frozenset[int] | None:
-    if members is None:
-        return None
-    pinned = frozenset([members] if isinstance(members, int) else members)
-    there = log.snapshot.destination.member_ids
-    if not pinned or not all(type(m) is int and m in there for m in pinned):
-        shown = f"{there[0]} to {there[-1]}" if isinstance(there, range) else ", ".join(map(str, there))
-        raise OptionError(f"members is {members!r}, but {log.name} has the members {shown}: name some of them")
-    return pinned

@@ -1,0 +1,57 @@
+"""What `Context.consumer` is given, checked and brought into the form that the rest has (C11)."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from spark_jms.client.consumer import MAX_PREFETCH, MODES
+from spark_jms.errors import OptionError
+from spark_jms.log.delta_log import DeltaLog
+
+StartingPosition = str | datetime | Mapping[str, Any]
+
+
+def check_delivery(acknowledge: object, prefetch: object) -> None:
+    """Raises OptionError."""
+    if acknowledge not in MODES:
+        raise OptionError(f"acknowledge is {acknowledge!r}, but must be one of {', '.join(MODES)}")
+    if type(prefetch) is not int or not 1 <= prefetch <= MAX_PREFETCH:
+        raise OptionError(f"prefetch is {prefetch!r}, but must be a whole number from 1 to {MAX_PREFETCH}")
+
+
+def check_listeners(listener: object, exception_listener: object) -> None:
+    """Raises OptionError."""
+    for name, given in (("listener", listener), ("exception_listener", exception_listener)):
+        if given is not None and (not callable(given) or inspect.iscoroutinefunction(given)):
+            raise OptionError(f"{name} is {given!r}, but must be a function of one argument that is not async")
+    if exception_listener is not None and listener is None:
+        raise OptionError("an exception_listener needs a listener: without one, receive() raises the errors")
+
+
+def starting_position_option(given: StartingPosition | None) -> str | None:
+    """As the option startingPosition has it. Raises OptionError."""
+    if given is None or isinstance(given, str):
+        return given
+    try:
+        return json.dumps({"time": given.isoformat()} if isinstance(given, datetime) else given)
+    except (TypeError, ValueError):
+        raise OptionError(
+            f'starting_position is {given!r}, but must be "latest", "earliest", a datetime, {{"sequence": 17}} or '
+            '{"sequence": {0: 17, 2: 5}} by member'
+        ) from None
+
+
+def named_members(log: DeltaLog, members: int | Iterable[int] | None) -> frozenset[int] | None:
+    """None: all. Raises OptionError."""
+    if members is None:
+        return None
+    named = frozenset([members] if isinstance(members, int) else members)
+    there = log.snapshot.destination.member_ids
+    if not named or not all(type(m) is int and m in there for m in named):
+        shown = f"{there[0]} to {there[-1]}" if isinstance(there, range) else ", ".join(map(str, there))
+        raise OptionError(f"members is {members!r}, but {log.name} has the members {shown}: name some of them")
+    return named
