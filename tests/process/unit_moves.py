@@ -25,7 +25,7 @@ APP = Path(__file__).with_name("unit_moves_app.py")
 @dataclass(frozen=True)
 class Row:
     """A message that a consumer received; without a unit: it acknowledged all that it had received, or, if `lost`, perhaps a
-    part of it."""
+    part of it. `acknowledging`: it begins to, so from then on another consumer may have the next message."""
 
     at: float
     consumer: str
@@ -33,6 +33,7 @@ class Row:
     number: int
     again: bool
     lost: bool
+    acknowledging: bool
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,7 @@ def _rows(directory: Path) -> Iterator[Row]:
                         row.get("number", -1),
                         row.get("again", False),
                         row.get("lost", False),
+                        row.get("acknowledging", False),
                     )
                 )
     return iter(sorted(found, key=lambda row: row.at))
@@ -153,8 +155,13 @@ def check_account(directory: Path, rounds: int, killed: Collection[str]) -> None
     received while another consumer has an earlier message of it, unless that one died, or lost its claim with its server."""
     done: Counter[str] = Counter()
     holding: dict[str, tuple[str, int]] = {}  # unit -> who has how many of its messages, received and not acknowledged
+    acknowledging: set[str] = set()
     for row in _rows(directory):
+        if row.acknowledging:
+            acknowledging.add(row.consumer)
+            continue
         if not row.unit:
+            acknowledging.discard(row.consumer)
             for unit in [unit for unit, (consumer, _) in holding.items() if consumer == row.consumer]:
                 if row.lost:
                     holding[unit] = LOST, holding[unit][1]
@@ -167,6 +174,8 @@ def check_account(directory: Path, rounds: int, killed: Collection[str]) -> None
             continue
         if consumer in (*killed, LOST):  # it may have acknowledged some without a note of it
             done[row.unit] = max(done[row.unit], min(row.number, done[row.unit] + count))
+        elif consumer in acknowledging and row.number == done[row.unit] + count:  # its acknowledgement is kept already
+            done[row.unit] += count
         else:
             assert row.again, f"{row}: {consumer} has {count} message(s) of the unit"
         assert row.number == done[row.unit], f"{row}: {done[row.unit]} message(s) of the unit are finished"

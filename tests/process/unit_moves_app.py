@@ -1,7 +1,7 @@
 """A client of the test of moving units: `python unit_moves_app.py ROOT DIRECTORY produce NAME UNITS ROUNDS`, or `consume NAME`.
 
 A producer sends message 0, 1, 2 … of each of its units and writes `done` at its end. A consumer writes a line for each message
-that it receives and one after each acknowledgement, and ends when a file `stop` appears.
+that it receives and one before and after each acknowledgement, and ends when a file `stop` appears.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ def consume(context: Context, directory: Path, name: str) -> None:
                         note(unit=message.group_id, number=int(message.text or ""), again=message.redelivered)
                         newest, waiting = message, waiting + 1
                     if waiting and (message is None or waiting == ACKNOWLEDGED_TOGETHER):
+                        note(acknowledging=True)
                         newest.acknowledge()
                         note(acknowledged=True)
                         waiting = 0
