@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 
 from spark_jms.errors import DomainError, OptionError
+from spark_jms.log.named_files import NamedFiles
 from spark_jms.log.storage import Storage
 from spark_jms.settings.connection_factory import ConnectionFactory, from_stored, to_stored
 
@@ -16,30 +17,27 @@ class ConnectionFactories:
     """Thread-safe: every call reads or writes the storage."""
 
     def __init__(self, storage: Storage) -> None:
-        self._storage = storage
+        self._root, self._files = storage.uri, NamedFiles(storage, CONNECTION_FACTORIES)
 
     def names(self) -> list[str]:
-        names = (info.path.rsplit("/", 1)[1] for info in self._storage.list(CONNECTION_FACTORIES))
-        return sorted(name for name in names if not name.startswith("."))  # a dot marks a temporary file
+        return self._files.names()
 
     def get(self, name: str) -> ConnectionFactory:
         """Raises DomainError, which lists the connection factories."""
-        data = self._storage.get(f"{CONNECTION_FACTORIES}/{name}")
+        data = self._files.get(name)
         if data is None:
             raise DomainError(
-                f"{self._storage.uri} has no connection factory {name!r} (there are: {', '.join(self.names()) or 'none'}): add it "
+                f"{self._root} has no connection factory {name!r} (there are: {', '.join(self.names()) or 'none'}): add it "
                 "under `connectionFactories:` in the module file"
             )
         try:
             return from_stored(json.loads(data))
         except (ValueError, KeyError, TypeError, AttributeError, OptionError) as error:
             raise DomainError(
-                f"{self._storage.uri}/{CONNECTION_FACTORIES}/{name} is damaged, or a later spark-jms wrote it ({error!r}): apply "
+                f"{self._files.shown(name)} is damaged, or a later spark-jms wrote it ({error!r}): apply "
                 "the module file again, or install that version"
             ) from error
 
     def put(self, name: str, factory: ConnectionFactory) -> None:
         """Durable on return."""
-        path = f"{CONNECTION_FACTORIES}/{name}"
-        self._storage.put(path, json.dumps(to_stored(factory), indent=1).encode())
-        self._storage.sync([path])
+        self._files.put(name, json.dumps(to_stored(factory), indent=1).encode())

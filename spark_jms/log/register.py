@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import PurePosixPath
 
 from spark_jms.errors import DomainError
+from spark_jms.log.named_files import NamedFiles
 from spark_jms.log.storage import Storage
 
 REGISTER = "_jmsq/destinations"
@@ -37,16 +38,15 @@ class Register:
     """Thread-safe: every call reads or writes the storage."""
 
     def __init__(self, storage: Storage) -> None:
-        self._storage = storage
+        self._files = NamedFiles(storage, REGISTER)
 
     def names(self) -> list[str]:
         """Those that are being dropped too."""
-        names = (info.path.rsplit("/", 1)[1] for info in self._storage.list(REGISTER))
-        return sorted(name for name in names if not name.startswith("."))  # a dot marks a temporary file
+        return self._files.names()
 
     def entry(self, name: str) -> RegisterEntry | None:
         """None when there is no such destination. Raises DomainError when its entry is damaged."""
-        data = self._storage.get(f"{REGISTER}/{name}")
+        data = self._files.get(name)
         if data is None:
             return None
         if not data.strip():
@@ -55,24 +55,20 @@ class Register:
             return _from_bytes(data)
         except (ValueError, TypeError) as error:
             raise DomainError(
-                f"{self._storage.uri}/{REGISTER}/{name} is damaged ({error}): restore it from a copy, or write into it "
+                f"{self._files.shown(name)} is damaged ({error}): restore it from a copy, or write into it "
                 f"{json.dumps(asdict(RegisterEntry.by_name(name)))} with the paths of the two tables below the root"
             ) from error
 
     def add(self, name: str, entry: RegisterEntry) -> bool:
         """False when there is such a destination already. Durable on return."""
-        added = self._storage.create(f"{REGISTER}/{name}", _to_bytes(entry))
-        self._storage.sync([f"{REGISTER}/{name}"])
-        return added
+        return self._files.create(name, _to_bytes(entry))
 
     def replace(self, name: str, entry: RegisterEntry) -> None:
         """Durable on return."""
-        self._storage.put(f"{REGISTER}/{name}", _to_bytes(entry))
-        self._storage.sync([f"{REGISTER}/{name}"])
+        self._files.put(name, _to_bytes(entry))
 
     def remove(self, name: str) -> None:
-        self._storage.delete(f"{REGISTER}/{name}")
-        self._storage.sync([REGISTER])
+        self._files.delete(name)
 
     def paths(self) -> set[str]:
         """The paths of all tables that have a name."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from spark_jms.core.placement import HOME
 from spark_jms.errors import DomainError
+from spark_jms.log.named_files import NamedFiles
 from spark_jms.log.storage import Storage
 from spark_jms.settings.destination import ServerSettings
 from spark_jms.settings.table import settings_of
@@ -34,19 +35,19 @@ class Servers:
     """Thread-safe: every call reads or writes the storage."""
 
     def __init__(self, storage: Storage) -> None:
-        self._storage = storage
+        self._root = storage.uri
+        self._files, self._stopped = NamedFiles(storage, SERVERS), NamedFiles(storage, STOPPED)
 
     def names(self) -> list[str]:
         """Without HOME."""
-        names = (info.path.rsplit("/", 1)[1] for info in self._storage.list(SERVERS))
-        return sorted(name for name in names if not name.startswith("."))  # a dot marks a temporary file
+        return self._files.names()
 
     def entry(self, name: str) -> ServerEntry:
         """Raises DomainError, which lists the servers."""
-        data = self._storage.get(f"{SERVERS}/{name}")
+        data = self._files.get(name)
         if data is None:
             raise DomainError(
-                f"{self._storage.uri} has no server {name!r} (there are: {', '.join([HOME, *self.names()])}): add it under "
+                f"{self._root} has no server {name!r} (there are: {', '.join([HOME, *self.names()])}): add it under "
                 "`servers:` in the module file"
             )
         try:
@@ -54,42 +55,32 @@ class Servers:
             return ServerEntry(str(stored["store"]), int(stored.get("leaseMs", DEFAULT_LEASE_MS)))
         except (ValueError, KeyError, TypeError) as error:
             raise DomainError(
-                f"{self._storage.uri}/{SERVERS}/{name} is damaged ({error!r}): restore it from a copy, or write into it "
+                f"{self._files.shown(name)} is damaged ({error!r}): restore it from a copy, or write into it "
                 '{"store": …} with the store of the module file'
             ) from error
 
     def stopped(self) -> dict[str, int]:
         """server -> since when, ms. What destinations get that come to a server later."""
-        found = {}
-        for info in self._storage.list(STOPPED):
-            name = info.path.rsplit("/", 1)[1]
-            data = None if name.startswith(".") else self._storage.get(f"{STOPPED}/{name}")
-            if data is not None:
-                found[name] = int(data)
-        return found
+        return {name: int(data) for name in self._stopped.names() if (data := self._stopped.get(name)) is not None}
 
     def stop(self, name: str, since_ms: int) -> None:
         """Leaves an earlier stop unchanged. Durable on return."""
-        self._storage.create(f"{STOPPED}/{name}", str(since_ms).encode())
-        self._storage.sync([f"{STOPPED}/{name}"])
+        self._stopped.create(name, str(since_ms).encode())
 
     def start(self, name: str) -> None:
-        self._storage.delete(f"{STOPPED}/{name}")
-        self._storage.sync([STOPPED])
+        self._stopped.delete(name)
 
     def add(self, name: str, entry: ServerEntry) -> None:
         """Leaves the store of one that exists unchanged. Durable on return. Raises DomainError when it has another store."""
-        path, data = f"{SERVERS}/{name}", _stored(entry)
-        self._storage.create(path, data)
+        self._files.create(name, _stored(entry))
         known = self.entry(name)
         if known.store != entry.store:
             raise DomainError(
-                f"server {name} of {self._storage.uri} keeps its state in the store {shown_uri(known.store)!r}; it cannot be "
+                f"server {name} of {self._root} keeps its state in the store {shown_uri(known.store)!r}; it cannot be "
                 f"changed to {shown_uri(entry.store)!r} by apply: take another name"
             )
         if known != entry:
-            self._storage.put(path, data)
-        self._storage.sync([path])
+            self._files.put(name, _stored(entry))
 
 
 def _stored(entry: ServerEntry) -> bytes:

@@ -33,6 +33,7 @@ from spark_jms.errors import (
 from spark_jms.log.commit import commit
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.dropped_table import decide_drop, delete_dropped_table
+from spark_jms.log.named_files import NamedFiles
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.storage import Storage
 
@@ -68,7 +69,7 @@ class TemporaryTables:
     """The temporary destinations of a domain. Thread-safe. `own` has the names of those that this process has created."""
 
     def __init__(self, storage: Storage) -> None:
-        self._storage = storage
+        self._storage, self._owners = storage, NamedFiles(storage, OWNERS)
         self._lock = threading.Lock()
         self._logs: OrderedDict[str, TemporaryLog] = OrderedDict()
         self.own: set[str] = set()
@@ -87,20 +88,16 @@ class TemporaryTables:
     def entries(self) -> list[TemporaryEntry]:
         """Those of all contexts. One that is damaged is left out, with a warning."""
         found = []
-        for name in self._entered():
-            data = self._storage.get(f"{OWNERS}/{name}")
+        for name in self._owners.names():
+            data = self._owners.get(name)
             if data is None:  # deleted meanwhile
                 continue
             try:
                 found.append(TemporaryEntry(**json.loads(data)))
             except (ValueError, TypeError) as error:
-                where = f"{self._storage.uri}/{OWNERS}/{name}"
+                where = self._owners.shown(name)
                 log.warning("%s is damaged (%s): delete it, and housekeeping deletes its destination", where, error)
         return found
-
-    def _entered(self) -> list[str]:
-        names = (info.path.rsplit("/", 1)[1] for info in self._storage.list(OWNERS))
-        return sorted(name for name in names if not name.startswith("."))  # a dot marks a file that is being written
 
     def own_log(self, name: str) -> TemporaryLog:
         """Raises TemporaryDestinationError when another context has created it."""
@@ -147,7 +144,7 @@ class TemporaryTables:
         live = live_sessions()
         gone = [entry.name for entry in entries if entry.session not in live]
         # An owner enters the destination before it creates a table.
-        for name in (*gone, *sorted(written.difference(self._entered()))):
+        for name in (*gone, *sorted(written.difference(self._owners.names()))):
             self.delete(name)
         return gone
 
