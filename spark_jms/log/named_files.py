@@ -29,8 +29,9 @@ class NamedFiles:
         self._storage.sync([self._path(name)])
 
     def delete(self, name: str) -> None:
-        self._storage.delete(self._path(name))
-        self._storage.sync([self._folder])
+        if self._storage.exists(self._path(name)):  # without any file there is no folder to sync
+            self._storage.delete(self._path(name))
+            self._storage.sync([self._folder])
 
     def shown(self, name: str) -> str:
         """Where the file is, for people."""

@@ -60,6 +60,11 @@ def test_servers_are_listed_and_one_that_is_away_named(servers: str, jmsq: Jmsq,
     assert "orders" not in jmsq("list").stdout
 
 
+def test_starting_a_server_that_was_never_stopped_changes_nothing(servers: str, jmsq: Jmsq) -> None:
+    """D4, C14: also in a domain in which no server was stopped before."""
+    assert "server b is up; changed: nothing" in jmsq("server", "start", "b").stdout
+
+
 def test_server_that_is_away_is_listed_as_down(servers: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
     """D4, C14: the list has the state, the reason with its beginning, and the age of the lease."""
     stores = Path(servers) / "_jmsq" / "stores"
