@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 
-from spark_jms.claims.stores import open_stores, store_of, why_silent
+from spark_jms.claims.stores import open_stores, why_silent
 from spark_jms.claims.views import moment
 from spark_jms.core.placement import HOME
 from spark_jms.core.server_lease import LeaseFile
 from spark_jms.log.domain import Domain
 from spark_jms.log.server_leases import ServerLeases
 from spark_jms.log.storage import now_ms
-from spark_jms.store import Store, StoreError
+from spark_jms.settings.extras import MissingExtraError
+from spark_jms.store import Store
 from spark_jms.store.shown_uri import shown_uri
 
 ANSWER_S = 5.0
@@ -55,11 +56,11 @@ def list_servers(domain: Domain) -> list[ServerRow]:
             members.setdefault(declared.server_of(member), []).append(f"{name}/{member}")
     names = [HOME, *domain.servers.names()]
     away = _why_away(domain, names)
-    stopped, terms, leases = domain.servers.stopped(), domain.terms.newest(), ServerLeases(domain.storage)
+    stopped, lapsed, leases = domain.servers.stopped(), domain.terms.lapsed(), ServerLeases(domain.storage)
     rows = []
     for server in names:
         declared_store = domain.store if server == HOME else domain.servers.entry(server).store
-        lapsed_ms = terms[server].term.lapsed_ms if server in terms else None
+        lapsed_ms = lapsed[server].lapsed_ms if server in lapsed else None
         rows.append(
             ServerRow(
                 server,
@@ -89,24 +90,12 @@ def silent_servers(domain: Domain, store: Store, destinations: Iterable[str]) ->
 
 def _why_away(domain: Domain, servers: Sequence[str]) -> dict[str, str]:
     """server -> why its store does not answer, or ""."""
-    silent = f"its store does not answer within {ANSWER_S:g} s"
-    found = dict.fromkeys(servers, silent)
+    with open_stores(domain, ANSWER_S) as stores, ThreadPoolExecutor(len(servers)) as threads:
+        return dict(zip(servers, threads.map(partial(_why_silent, stores), servers), strict=True))
 
-    def ask(server: str) -> None:
-        try:
-            with open_stores(domain, ANSWER_S) as stores:
-                store_of(stores, server).sessions()
-        except StoreError as error:
-            found[server] = f"{type(error).__name__}: {error}"
-        else:
-            found[server] = ""
 
-    asked = [
-        threading.Thread(target=ask, args=(server,), name=f"jmsq server {server}", daemon=True) for server in servers
-    ]
-    for thread in asked:
-        thread.start()
-    deadline_s = time.monotonic() + ANSWER_S
-    for thread in asked:
-        thread.join(max(deadline_s - time.monotonic(), 0.0))
-    return dict(found)
+def _why_silent(stores: Store, server: str) -> str:
+    try:
+        return why_silent(stores, server, ANSWER_S)
+    except MissingExtraError as error:  # this host may lack what one server's store needs
+        return str(error)

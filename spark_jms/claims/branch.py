@@ -22,7 +22,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from spark_jms.claims.lane import LaneBusyError, Runs
+from spark_jms.claims.lane import LaneBusyError, Runs, ServerAwayError
 from spark_jms.claims.subscriber import Subscriber
 from spark_jms.errors import JmsqError, QueryRunningError, SessionEndedException
 from spark_jms.store import RecordCorruptError, StoreError
@@ -32,10 +32,6 @@ log = logging.getLogger("spark_jms")
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
 _CLOSE_S = 5.0
 _OLDER_SELF_S = 15.0  # how long an older session of this query may take to end
-
-
-class ServerAwayError(Exception):
-    """The server cannot be asked now. `args`: why."""
 
 
 class Branch:
@@ -55,9 +51,8 @@ class Branch:
         self._subscriber: Subscriber | None = None
         self._unknown = False  # a call that writes did not return in time
         self._pause_s, self._retry_s = 0.0, monotonic_s()
-        self.older_self: QueryRunningError | None = (
-            None  # it is away because an older session of this query lives there
-        )
+        # It is away because an older session of this query lives there.
+        self.older_self: QueryRunningError | None = None
         self._older_self_until_s: float | None = None
 
     def call(self, act: Callable[[Subscriber], T], wait_s: float, *, writes: bool = False) -> T:

@@ -29,10 +29,10 @@ from functools import partial
 from typing import TypeVar
 
 from spark_jms.claims.batches import ConsumerSettings, PreparedBatch, continuation, unit_not_narrowed
-from spark_jms.claims.branch import Branch, ServerAwayError
+from spark_jms.claims.branch import Branch
 from spark_jms.claims.distributed_isolation import Attempt, DistributedIsolation
 from spark_jms.claims.isolation import pinned
-from spark_jms.claims.lane import Lane, Runs
+from spark_jms.claims.lane import Lane, Runs, ServerAwayError
 from spark_jms.claims.left_out import LeftOut
 from spark_jms.claims.offer import Offer
 from spark_jms.claims.planner import batch_shares

@@ -1,4 +1,4 @@
-"""A thread that asks one server's store, so that a store that hangs holds up no other (M10)."""
+"""A thread that asks one server's store, so that a store that hangs holds up no other (M10). `ask_once` needs one for a moment."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ import threading
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
+from spark_jms.store import StoreError
+
 T = TypeVar("T")
 
 
 class LaneBusyError(Exception):
     """The work has not returned in time, or work before it has not. It continues."""
+
+
+class ServerAwayError(Exception):
+    """The server cannot be asked now. `args`: why."""
 
 
 class Runs(Protocol):
@@ -91,6 +97,19 @@ class Lane:
     def _loop(self) -> None:
         while (work := self._works.get()) is not None:
             work.work()
+
+
+def ask_once(server: str, work: Callable[[], T], wait_s: float) -> T:
+    """What the work returns. Raises ServerAwayError when the server's store fails, or has not answered within `wait_s`."""
+    lane = Lane(f"server {server}")
+    try:
+        return lane.run(work, wait_s)
+    except LaneBusyError:
+        raise ServerAwayError(f"its store does not answer within {wait_s:g} s") from None
+    except StoreError as error:
+        raise ServerAwayError(f"{type(error).__name__}: {error}") from error
+    finally:
+        lane.close()
 
 
 class Inline:

@@ -5,19 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 
-from spark_jms.claims.lane import Lane, LaneBusyError
+from spark_jms.claims.lane import ServerAwayError, ask_once
 from spark_jms.claims.record_sets import state_of
 from spark_jms.claims.stores import prefix_of, record_of, store_of
 from spark_jms.core.destination import QUEUE_SUBSCRIPTION
 from spark_jms.core.ranges import EMPTY, Ranges, union
 from spark_jms.core.record_set import RecordSet
 from spark_jms.log.snapshot import Snapshot
-from spark_jms.store import Store, StoreError
+from spark_jms.store import Store
 
 ANSWER_S = 2.0
-_OF_A_QUEUE = (
-    f"/{QUEUE_SUBSCRIPTION} "  # in the label of a consumer's session, not in that of a command or of housekeeping
-)
+# In the label of a consumer's session, not in that of a command or of housekeeping.
+_OF_A_QUEUE = f"/{QUEUE_SUBSCRIPTION} "
 
 
 @dataclass(frozen=True)
@@ -48,15 +47,10 @@ def ask_members(store: Store, snapshot: Snapshot) -> AskedMembers:
         if server in snapshot.destination.down:
             unreachable[server] = "it is down"
             continue
-        lane = Lane(f"server {server}")
         try:
-            found += lane.run(partial(_asked, store, snapshot, server), ANSWER_S)
-        except LaneBusyError:
-            unreachable[server] = f"its store does not answer within {ANSWER_S:g} s"
-        except StoreError as error:
-            unreachable[server] = f"{type(error).__name__}: {error}"
-        finally:
-            lane.close()
+            found += ask_once(server, partial(_asked, store, snapshot, server), ANSWER_S)
+        except ServerAwayError as error:
+            unreachable[server] = str(error)
     return AskedMembers(tuple(found), unreachable)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import partial
 
-from spark_jms.claims.lane import Lane, LaneBusyError
+from spark_jms.claims.lane import ServerAwayError, ask_once
 from spark_jms.claims.server_keeper import ServerKeeper
 from spark_jms.claims.timed_store import TimedStore
 from spark_jms.core.placement import HOME
@@ -91,15 +91,10 @@ def store_of(store: Store, server: str) -> Store:
 
 def why_silent(store: Store, server: str, wait_s: float) -> str:
     """Why a server's store cannot be asked now; "" when it answers within `wait_s`."""
-    lane = Lane(f"server {server}")
     try:
-        lane.run(lambda: store_of(store, server).sessions(), wait_s)
-    except LaneBusyError:
-        return f"its store does not answer within {wait_s:g} s"
-    except StoreError as error:
-        return f"{type(error).__name__}: {error}"
-    finally:
-        lane.close()
+        ask_once(server, lambda: store_of(store, server).sessions(), wait_s)
+    except ServerAwayError as error:
+        return str(error)
     return ""
 
 

@@ -16,9 +16,9 @@ from spark_jms.admin.restore import restore
 from spark_jms.admin.servers import list_servers
 from spark_jms.claims import distributed, server_keeper, stores
 from spark_jms.claims.batches import ConsumerSettings
-from spark_jms.claims.branch import Branch, ServerAwayError
+from spark_jms.claims.branch import Branch
 from spark_jms.claims.distributed import DistributedSubscriber
-from spark_jms.claims.lane import Inline, LaneBusyError
+from spark_jms.claims.lane import Inline, LaneBusyError, ServerAwayError
 from spark_jms.claims.left_out import LEFT_OUT
 from spark_jms.claims.server_keeper import ServerKeeper
 from spark_jms.claims.store_questions import StoreQuestions

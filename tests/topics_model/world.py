@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 import pytest
 
-from spark_jms.claims import batches, branch, distributed, members, previous_batch, progress, stores, subscription_use
+from spark_jms.claims import batches, branch, distributed, lane, members, previous_batch, progress, subscription_use
 from spark_jms.claims.distributed import DistributedSubscriber
 from spark_jms.claims.housekeeper import Housekeeper
 from spark_jms.claims.lane import Inline
@@ -311,7 +311,7 @@ def _in_memory(files: MemoryStorage, clock: Clock) -> Iterator[pytest.MonkeyPatc
         ):
             patch.setattr(module, "time", clock)
         patch.setattr(subscription_use, "random", random.Random(0))
-        patch.setattr(stores, "Lane", lambda name: Inline())
+        patch.setattr(lane, "Lane", lambda name: Inline())
         defaults = DistributedSubscriber.__init__.__kwdefaults__
         patch.setitem(defaults, "lane", lambda name: Inline())
         patch.setitem(defaults, "monotonic_s", clock.monotonic)

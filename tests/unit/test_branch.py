@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from spark_jms.claims.branch import Branch, ServerAwayError
-from spark_jms.claims.lane import Inline, Lane, LaneBusyError
+from spark_jms.claims.branch import Branch
+from spark_jms.claims.lane import Inline, Lane, LaneBusyError, ServerAwayError
 from spark_jms.claims.subscriber import Subscriber
 from spark_jms.testing.waiting import wait_until
 
