@@ -46,10 +46,6 @@ class KeptServer:
         self._view = LeaseView(length_ms, due_share)
         self._looked_ms = self._asked_ms = self._terms_ms = float("-inf")
 
-    @property
-    def length_ms(self) -> float:
-        return self._view.length_ms
-
     def changed_to(self, length_ms: float) -> None:
         self._view = LeaseView(length_ms, self._view.due_share) if length_ms != self._view.length_ms else self._view
 

@@ -12,13 +12,13 @@ another thread:
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 
 from spark_jms.claims.kept_server import KeptServer
@@ -35,13 +35,23 @@ from spark_jms.log.server_leases import ServerLeases
 from spark_jms.log.server_state import follow_term
 from spark_jms.log.storage import now_ms
 
-log = logging.getLogger("spark_jms")
 _TICK_S = 0.05
 _SETTINGS_EVERY_MS = 5_000.0
 _ADOPT_AFTER_MS = 5_000.0  # so long the process that has begun a term may take to commit it everywhere
 _ADDRESS_S = 1.0
 _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 500, 5_000  # while the domain's storage fails
 _chance = random.Random()  # our own, so that a program's seeded sequence does not depend on it
+
+
+@dataclass
+class _UsedServer:
+    """`settings_ms`: when the length of its lease was read last. `term`: the newest that we know, since `term_ms`."""
+
+    lease: KeptServer
+    questions: StoreQuestions
+    settings_ms: float
+    term_ms: float
+    term: LeaseTerm = HELD
 
 
 class ServerKeeper:
@@ -53,10 +63,7 @@ class ServerKeeper:
         self._leases = ServerLeases(domain.storage, f"{socket.gethostname()}:{os.getpid()}")
         self._lock = threading.Lock()
         self._used: dict[str, DeltaLog] = {}
-        self._kept: dict[str, KeptServer] = {}
-        self._questions: dict[str, StoreQuestions] = {}
-        self._settings_ms: dict[str, float] = {}
-        self._followed: dict[str, tuple[LeaseTerm, float]] = {}  # server -> its newest term, and since when we know it
+        self._kept: dict[str, _UsedServer] = {}
         self._committed: dict[str, LeaseTerm] = {}  # server -> the term that all destinations have
         self._commits, self._everywhere = Lane("lease terms"), Lane("lease terms of all destinations")
         self._monitor = Monitor(f"servers of {domain.root}")
@@ -79,8 +86,8 @@ class ServerKeeper:
             thread = self._thread
         if thread is not None and threading.current_thread() is not thread:
             thread.join(timeout=10)
-        for questions in self._questions.values():
-            questions.close()
+        for kept in self._kept.values():
+            kept.questions.close()
         self._commits.close()
         self._everywhere.close()
 
@@ -112,53 +119,44 @@ class ServerKeeper:
             self._forget(server)
 
     def _watched(self, what: str, work: Callable[[], object]) -> None:
-        if not self._monitor.is_due(what):
-            return
-        try:
-            work()
-        except Exception as error:  # noqa: BLE001 - the monitor logs it
-            self._monitor.failed(what, error, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
-        else:
-            self._monitor.succeeded(what)
+        self._monitor.run(what, work, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
 
     def _keep(self, server: str, tables: list[DeltaLog]) -> None:
         now = monotonic_ms()
         kept = self._kept.get(server)
-        if now - self._settings_ms.get(server, float("-inf")) >= _SETTINGS_EVERY_MS:
-            length_ms = self._domain.servers.entry(server).lease_ms
-            self._settings_ms[server] = now
-            if kept is None:
-                kept = self._kept[server] = self._made(server, length_ms)
-            kept.changed_to(length_ms)
-        assert kept is not None
+        if kept is None:
+            kept = self._kept[server] = self._made(server, now)
+        elif now - kept.settings_ms >= _SETTINGS_EVERY_MS:
+            kept.lease.changed_to(self._domain.servers.entry(server).lease_ms)
+            kept.settings_ms = now
         terms = [table.snapshot.destination.terms.get(server, HELD) for table in tables]
-        kept.tick(now, max(terms, key=lambda term: term.number))
+        kept.lease.tick(now, max(terms, key=lambda term: term.number))
         self._commit(server, kept, tables, now)
 
-    def _made(self, server: str, length_ms: int) -> KeptServer:
+    def _made(self, server: str, now: float) -> _UsedServer:
+        length_ms = self._domain.servers.entry(server).lease_ms
         ask, find = partial(self._ask, server), partial(self._find_absence, server, _ADDRESS_S)
-        questions = self._questions[server] = StoreQuestions(server, ask, find)
-        share = _chance.uniform(0.0, 0.25)
-        return KeptServer(server, questions, self._leases, self._domain.terms, length_ms, share, now_ms)
+        questions, share = StoreQuestions(server, ask, find), _chance.uniform(0.0, 0.25)
+        lease = KeptServer(server, questions, self._leases, self._domain.terms, length_ms, share, now_ms)
+        return _UsedServer(lease, questions, now, now)
 
     def _forget(self, server: str) -> None:
         """To begin again when it is started, or used again."""
-        if self._kept.pop(server, None) is not None:
-            self._questions.pop(server).close()
-            self._settings_ms.pop(server, None)
-            self._followed.pop(server, None)
+        kept = self._kept.pop(server, None)
+        if kept is not None:
+            kept.questions.close()
 
     # -- the tables -----------------------------------------------------------------------------------------------
-    def _commit(self, server: str, kept: KeptServer, tables: list[DeltaLog], now: float) -> None:
-        term = kept.known.term
-        if self._followed.get(server, (HELD, 0.0))[0] != term:
-            self._followed[server] = (term, now)
+    def _commit(self, server: str, kept: _UsedServer, tables: list[DeltaLog], now: float) -> None:
+        known = kept.lease.known
+        if kept.term != known.term:
+            kept.term, kept.term_ms = known.term, now
+        term = known.term
         behind = [t for t in tables if t.snapshot.destination.terms.get(server, HELD).number < term.number]
         if behind:
             self._run(self._commits, f"terms of server {server}", lambda: _follow(behind, server, term))
-        begun_ms = self._followed.get(server, (HELD, now))[1]
-        adopted = kept.has_begun or now - begun_ms >= _ADOPT_AFTER_MS
-        if adopted and not kept.known.done and self._committed.get(server) != term:
+        adopted = kept.lease.has_begun or now - kept.term_ms >= _ADOPT_AFTER_MS
+        if adopted and not known.done and self._committed.get(server) != term:
             work = partial(self._commit_everywhere, server, term)
             self._run(self._everywhere, f"terms of server {server} in all destinations", work)
 

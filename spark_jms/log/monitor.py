@@ -22,14 +22,20 @@ class Monitor:
         self._clock_ms = clock_ms
         self._lock = threading.Lock()
 
-    def run(self, what: str, work: Callable[[], object]) -> None:
+    def run(
+        self,
+        what: str,
+        work: Callable[[], object],
+        first_pause_ms: int = FIRST_PAUSE_MS,
+        longest_ms: int = LONGEST_PAUSE_MS,
+    ) -> None:
         """Do the work, unless it failed and its pause is not over. Its errors are recorded, not raised."""
         if not self.is_due(what):
             return
         try:
             work()
         except Exception as error:  # noqa: BLE001 - `failed` logs it; statistics and `jmsq stat` show it
-            self.failed(what, error)
+            self.failed(what, error, first_pause_ms, longest_ms)
         else:
             self.succeeded(what)
 
