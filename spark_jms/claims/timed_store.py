@@ -27,6 +27,7 @@ from spark_jms.store import (
     Store,
     StoreBusyError,
     StoreClosedError,
+    StoreError,
     StoreStatistics,
 )
 
@@ -44,19 +45,15 @@ class _Asked:
         self._closed = False
 
     def run(self, work: Callable[[], T]) -> T:
-        with self._lock:
-            self._check()
-            try:
-                return self._lane.run(work, self._limit_s)
-            except LaneBusyError:
-                raise StoreBusyError(self._silent) from None
+        return self._run(work, StoreBusyError)
+
+    def write(self, work: Callable[[], T]) -> T:
+        return self._run(work, OutcomeUnknownError)
 
     def open(self, work: Callable[[], C], cancel: Callable[[], object] = lambda: None) -> C:
         """What is opened too late is closed; what still waits is cancelled."""
         with self._lock:
-            self._check()
-            if self._lane.busy:
-                raise StoreBusyError(self._silent)
+            self._check_free()
             opened: list[C] = []
 
             def open_one() -> C:
@@ -85,20 +82,23 @@ class _Asked:
             with suppress(LaneBusyError):  # it continues
                 self._lane.run(work, self._limit_s)
 
-    def write(self, work: Callable[[], T]) -> T:
-        with self._lock:
-            self._check()
-            if self._lane.busy:
-                raise StoreBusyError(self._silent)
-            try:
-                return self._lane.run(work, self._limit_s)
-            except LaneBusyError:
-                raise OutcomeUnknownError(self._silent) from None
-
     def close(self) -> None:
         with self._lock:
             self._closed = True
             self._lane.close()
+
+    def _run(self, work: Callable[[], T], late: type[StoreError]) -> T:
+        with self._lock:
+            self._check_free()
+            try:
+                return self._lane.run(work, self._limit_s)
+            except LaneBusyError:
+                raise late(self._silent) from None
+
+    def _check_free(self) -> None:
+        self._check()
+        if self._lane.busy:
+            raise StoreBusyError(self._silent)
 
     def _check(self) -> None:
         if self._closed:
