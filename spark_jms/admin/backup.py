@@ -153,7 +153,7 @@ def _states_of_servers(domain: Domain, target: Storage, stopped: Mapping[str, in
     for server, since_ms in stopped.items():
         here.stop(server, since_ms)
     copies = ServerTerms(target.child(DOMAIN))
-    for server, known in ServerTerms(domain.storage).newest().items():
+    for server, known in domain.terms.newest().items():
         copies.begin(server, known.term)
     found = [info.path for where in (STOPPED, TERMS) for info in target.list(f"{DOMAIN}/{where}")]
     return [described(target, path) for path in found]

@@ -7,6 +7,8 @@ once more, and a new subscription of the same name would take the messages they 
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from spark_jms.claims.active_subscriptions import active_subscriptions
 from spark_jms.claims.record_sets import opened_state, operations, read_state
 from spark_jms.claims.stores import addressed
@@ -26,11 +28,12 @@ def clear_leftovers(store: Store, session: Session, log: DeltaLog) -> list[str]:
     if not log.refresh().destination.is_topic:
         return []
     forget_dead_uses(store, session, log.snapshot.table_id)
+    live = active_subscriptions(store, log.snapshot.table_id).keys()  # once: each look at it reads all uses
     cleared, errors = [], []
     declared = log.snapshot.destination
     for server in (server for server in declared.servers_in_use() if server not in declared.stopped):
         try:
-            cleared += _clear_on(server, store, session, log)
+            cleared += _clear_on(server, store, session, log, live)
         except StoreError as error:
             errors.append(error)
     if errors:
@@ -38,9 +41,9 @@ def clear_leftovers(store: Store, session: Session, log: DeltaLog) -> list[str]:
     return cleared
 
 
-def _clear_on(server: str, store: Store, session: Session, log: DeltaLog) -> list[str]:
+def _clear_on(server: str, store: Store, session: Session, log: DeltaLog, live: Collection[str]) -> list[str]:
+    """`live` may be old: whether a record is left over is decided while it is open."""
     cleared = []
-    live = active_subscriptions(store, log.snapshot.table_id).keys()  # once: each look at it reads all uses
     for name in store.names(addressed(server, f"members/{log.snapshot.table_id}/")):
         if _subscription_of(name) in live or _subscription_of(name) in log.snapshot.destination.subscriptions:
             continue
