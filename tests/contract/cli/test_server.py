@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 import spark_jms
+from spark_jms.claims import stores
 from spark_jms.log.domain import Domain
 from spark_jms.log.servers import ServerEntry
+from spark_jms.settings.extras import MissingExtraError
 from spark_jms.store.shown_uri import shown_uri
 from spark_jms.testing.waiting import wait_until
 from tests.contract.cli.commands import Jmsq
@@ -112,3 +114,19 @@ def test_passwords_of_stores_are_not_shown(servers: str, jmsq: Jmsq) -> None:
 def test_shown_uri_has_no_password(uri: str, shown: str) -> None:
     """C14: everything else of the URI stays."""
     assert shown_uri(uri) == shown
+
+
+def test_extra_that_one_server_lacks_is_named(
+    servers: str, js: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C11, C14: the others are listed although this host lacks what the store of b needs."""
+    real, away = stores.open_store, Domain(servers).server_uri("b")
+
+    def opened(uri: str, **more: Any) -> Any:
+        if uri == away:
+            raise MissingExtraError("postgresql", "sqlalchemy")
+        return real(uri, **more)
+
+    monkeypatch.setattr(stores, "open_store", opened)
+    missing = "sqlalchemy is not installed: pip install 'spark-jms[postgresql]'"
+    assert [(row["server"], row["away"]) for row in js("server", "list")] == [("home", ""), ("a", ""), ("b", missing)]
