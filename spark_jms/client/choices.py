@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from dataclasses import dataclass
 
 from spark_jms.client.pinning import Pinning
 from spark_jms.core.balancing import Balancing, balancing_of
-from spark_jms.core.placement import HOME
 from spark_jms.log.domain import Domain
+from spark_jms.log.servers import home_server
 from spark_jms.settings.connection_factory import ConnectionFactory
-from spark_jms.settings.environment import SERVER_VARIABLE
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,6 @@ class Choices:
 
 def choices_of(domain: Domain, factory: str | ConnectionFactory | None, server: str | None) -> Choices:
     """Raises DomainError when the domain has no connection factory or server of that name."""
-    if server is not None and server != HOME:
-        domain.servers.entry(server)
+    home = home_server(domain.servers, server)
     made = domain.connection_factories.get(factory) if isinstance(factory, str) else factory or ConnectionFactory()
-    return Choices(made, server or os.environ.get(SERVER_VARIABLE) or None)
+    return Choices(made, home)

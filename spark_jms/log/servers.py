@@ -7,6 +7,7 @@ domain's own.
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 
 from spark_jms.core.placement import HOME
@@ -14,6 +15,7 @@ from spark_jms.errors import DomainError
 from spark_jms.log.named_files import NamedFiles
 from spark_jms.log.storage import Storage
 from spark_jms.settings.destination import ServerSettings
+from spark_jms.settings.environment import SERVER_VARIABLE
 from spark_jms.settings.table import settings_of
 from spark_jms.store.shown_uri import shown_uri
 
@@ -81,6 +83,14 @@ class Servers:
             )
         if known != entry:
             self._files.put(name, _stored(entry))
+
+
+def home_server(servers: Servers, given: str | None) -> str | None:
+    """The server that senders and pinned receivers of this process prefer: the one `given`, else that of the environment variable
+    JMSQ_SERVER, which need not exist. None: they prefer none. Raises DomainError when the domain has no server that is given."""
+    if given is not None and given != HOME:
+        servers.entry(given)
+    return given or os.environ.get(SERVER_VARIABLE) or None
 
 
 def _stored(entry: ServerEntry) -> bytes:

@@ -21,18 +21,17 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from spark_jms.core.balancing import Balancing, balancing_of
 from spark_jms.core.pause import PRODUCTION
-from spark_jms.core.placement import HOME
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.errors import DuplicateTransactionError, OptionError, QueryIdError
 from spark_jms.log.domain import Domain
 from spark_jms.log.message_writer import MessageWriter
 from spark_jms.log.send import TransactionId, send
 from spark_jms.log.sender_housekeeping import SenderHousekeeping
+from spark_jms.log.servers import home_server
 from spark_jms.log.snapshot import RouteId
 from spark_jms.log.staged_file import discard, patience_ms
 from spark_jms.log.storage import now_ms
 from spark_jms.settings.connection_factory import ConnectionFactory
-from spark_jms.settings.environment import SERVER_VARIABLE
 from spark_jms.settings.options import Options
 from spark_jms.spark.options import address_of
 from spark_jms.spark.worker import freeze_loaded
@@ -53,20 +52,13 @@ class StagedMessage(WriterCommitMessage):
     balancing: Balancing
 
 
-def _factory(options: Options) -> ConnectionFactory:
+def _factory(domain: Domain, options: Options) -> ConnectionFactory:
     """The named connection factory, with the options that are given instead of its settings."""
     name = options.connection_factory
-    named = Domain(options.root).connection_factories.get(name) if name else ConnectionFactory()
+    named = domain.connection_factories.get(name) if name else ConnectionFactory()
     own = ("load_balancing_enabled", "server_affinity_enabled", "producer_load_balancing_policy")
     given = {field: getattr(options, field) for field in own if getattr(options, field) is not None}
     return attrs.evolve(named, **given)
-
-
-def _home_server(options: Options) -> str | None:
-    """Raises DomainError when the option names a server that the domain does not have."""
-    if options.server is not None and options.server != HOME:
-        Domain(options.root).servers.entry(options.server)
-    return options.server or os.environ.get(SERVER_VARIABLE) or None
 
 
 def _arrow_schema(schema: StructType) -> pa.Schema:
@@ -106,9 +98,10 @@ class _Writer:
         self.options, self.address = options, address_of(options)
         check_sendable(_arrow_schema(schema))
         self.domain_root = options.root
-        snapshot = Domain(options.root).log(self.address.destination).refresh()
+        domain = Domain(options.root)
+        snapshot = domain.log(self.address.destination).refresh()
         self.destination, self.route_id = snapshot.destination, snapshot.route_id
-        self.factory, self.home = _factory(options), _home_server(options)
+        self.factory, self.home = _factory(domain, options), home_server(domain.servers, options.server)
         self.address.members(self.destination)  # a name that fits no member fails before anything is written
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
