@@ -19,13 +19,13 @@ from spark_jms.errors import InvalidDestinationError
 
 def record_server(declared: Destination, subscription: str, member: int) -> str:
     """The server with the record set of this subscription and member."""
-    own = server_of_subscription(subscription) if declared.is_replicated else None
+    own = _own_server(declared, subscription)
     return declared.server_of(member) if own is None else own
 
 
 def record_servers(declared: Destination, subscription: str) -> list[str]:
     """The servers with record sets of a subscription, as far as the destination is on them."""
-    own = server_of_subscription(subscription) if declared.is_replicated else None
+    own = _own_server(declared, subscription)
     return [server for server in declared.servers_in_use() if own in (None, server)]
 
 
@@ -43,8 +43,13 @@ def kept_at(declared: Destination, server: str | None, kept: str) -> str:
 
 def missed(declared: Destination, subscription: str, member: int, last: int) -> Ranges:
     """The messages up to `last` that were sent while the subscription's server was down."""
-    own = server_of_subscription(subscription) if declared.is_replicated else None
+    own = _own_server(declared, subscription)
     return EMPTY if own is None else declared.outages.missed(own, member, last)
+
+
+def _own_server(declared: Destination, subscription: str) -> str | None:
+    """The one that has all its record sets; None: they are with the members."""
+    return server_of_subscription(subscription) if declared.is_replicated else None
 
 
 def check_durable(declared: Destination, kept: str) -> None:
