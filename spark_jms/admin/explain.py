@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from spark_jms.claims import views
 from spark_jms.claims.scan import Condition, Question, Scan, refuted, scan
@@ -34,13 +34,8 @@ class PromotedReading:
     """How a promoted property is read of the messages that are not skipped: from its column, or from the map of properties,
     because their files lack the column or it is not complete."""
 
-    by_column: int = 0
-    by_properties: int = 0
-
-    def after(self, count: int, *, column: bool) -> PromotedReading:
-        return replace(
-            self, **({"by_column": self.by_column + count} if column else {"by_properties": self.by_properties + count})
-        )
+    by_column: int
+    by_properties: int
 
 
 @dataclass(frozen=True)
@@ -67,11 +62,11 @@ def explain(
     states = views.states(domain, store, destination, subscription)
     declared = PromotedColumns.of(snapshot.destination.promoted_properties).names
     columns = frozenset(declared).union(*(file.promoted for held in snapshot.members.values() for file in held.files))
-    promoted = {name: PromotedReading() for name in sorted(columns & selector.identifiers)}
+    promoted = columns & selector.identifiers
     covered = {*STATISTICS_COLUMNS, *promoted}
     conditions = [str(Condition(*each)) for each in selector.prunable() if each[0] in covered]
-    read = dict.fromkeys(selector.columns_with(frozenset(promoted)))
-    skipped_by: Counter[str] = Counter()
+    read = dict.fromkeys(selector.columns_with(promoted))
+    skipped_by, by_column, by_properties = Counter[str](), Counter[str](), Counter[str]()
     members = []
     for member, held in sorted(snapshot.members.items()):
         backlog = Ranges.of(*((file.first, file.last) for file in held.files))
@@ -83,7 +78,8 @@ def explain(
             why, count = refuted(file, selector), backlog.between(file.first, file.last).count
             if why is None:
                 read |= dict.fromkeys(selector.columns_with(file.promoted))
-                promoted = {n: each.after(count, column=n in file.promoted) for n, each in promoted.items()}
+                by_column.update(dict.fromkeys(promoted & file.promoted, count))
+                by_properties.update(dict.fromkeys(promoted - file.promoted, count))
             else:
                 skipped_by[str(why)] += count
                 skipped_files, skipped = skipped_files + 1, skipped + count
@@ -100,6 +96,6 @@ def explain(
         tuple(read),
         {condition: skipped_by[condition] for condition in conditions},
         tuple(sorted(selector.identifiers - covered)),
-        promoted,
+        {name: PromotedReading(by_column[name], by_properties[name]) for name in sorted(promoted)},
         tuple(members),
     )
