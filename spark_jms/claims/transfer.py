@@ -224,7 +224,8 @@ def recover_transfers(
     away: set[str] = set()
     for subscription in snapshot.destination.subscription_names() if subscriptions is None else subscriptions:
         for member in sorted(snapshot.numbered_members()):
-            if record_server(snapshot.destination, subscription, member) in snapshot.destination.stopped:
+            server = record_server(snapshot.destination, subscription, member)
+            if server in snapshot.destination.stopped:
                 continue  # nothing asks its store
             record = record_of(snapshot, subscription, member)
             try:
@@ -235,7 +236,6 @@ def recover_transfers(
                 session.cancel(record)
                 continue
             except StoreError as error:
-                server = record_server(snapshot.destination, subscription, member)
                 if server == HOME:
                     raise
                 away.add(f"server {server}: {error}")

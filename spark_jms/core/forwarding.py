@@ -74,7 +74,7 @@ def forwards(
     )
     sources = [look for look in looks if look.member in due and look.member not in not_consuming]
     found = []
-    for look in sources if targets else ():
+    for look in sources:
         for place in range(len(targets)):
             share = (look.messages + place) // len(targets)
             if share:
