@@ -47,7 +47,8 @@ class Browser:
         self._domain, self._store, self._subscription = domain, store, subscription
         self._selector, self._limit, self._check = selector, limit, check
         self._include_finished = include_finished
-        self._states()  # raises now if the subscription does not exist
+        # Raises now if the subscription does not exist.
+        self._states(domain.log(self.destination).refresh().destination)
 
     def __iter__(self) -> Iterator[Message]:
         return itertools.islice(self._messages(), self._limit)
@@ -56,9 +57,9 @@ class Browser:
         of = f"{self._shown.address}/{self._subscription}" if self._subscription else self._shown.address
         return f"<Browser of {of}{f', selector {self._selector.text}' if self._selector else ''}>"
 
-    def _states(self) -> dict[int, RecordSet]:
+    def _states(self, declared: Destination) -> dict[int, RecordSet]:
         self._check()
-        members = self._shown.members(self._domain.log(self.destination).refresh().destination)
+        members = self._shown.members(declared)
         if self._include_finished:
             return {}
         with self._shown.losing():
@@ -66,9 +67,9 @@ class Browser:
 
     def _messages(self) -> Iterator[Message]:
         table = self._domain.log(self.destination)
-        table_id = table.refresh().table_id
-        states = self._states()
-        snapshot = table.refresh()
+        before = table.refresh()
+        states = self._states(before.destination)
+        snapshot, table_id = table.refresh(), before.table_id
         if snapshot.table_id != table_id:
             raise DestinationReplacedError()
         only = self._shown.members(snapshot.destination)

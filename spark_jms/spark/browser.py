@@ -24,6 +24,10 @@ from spark_jms.spark.worker import freeze_loaded
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
+    from spark_jms.core.destination import Destination
+    from spark_jms.log.delta_log import DeltaLog
+    from spark_jms.log.domain import Domain
+
 _TARGET_PARTITION_BYTES = 128 * 2**20
 _VIEW_SCHEMAS = {
     "acknowledgements": "destination string, subscription string, member int, consumer string, claim string, epoch bigint, "
@@ -58,21 +62,24 @@ class JmsqReader(DataSourceReader):
 
         o = self.options
         domain = Domain(o.root)
-        name = self._address.destination
-        only = self._address.read_members(domain.log(name).refresh().destination)
+        table = domain.log(self._address.destination)
+        declared = table.refresh().destination
+        only, subscription = self._address.read_members(declared), self._subscription(declared)
         if o.view in ("acknowledgements", "claims", "subscriptions"):
             with views.opened_store(domain) as store:
-                rows = getattr(views, o.view)(domain, store, name, self._subscription(domain))
+                rows = getattr(views, o.view)(domain, store, table.name, subscription)
             return [ViewPartition([views.as_row(row) for row in rows if only is None or row.member in only])]
-        return self._message_partitions(domain, name, only)
+        return self._message_partitions(domain, table, only, subscription)
 
-    def _subscription(self, domain: Any) -> str | None:
+    def _subscription(self, declared: Destination) -> str | None:
         from spark_jms.core.subscription_place import kept_at
 
-        kept, declared = browsed_subscription(self.options), domain.log(self._address.destination).snapshot.destination
+        kept = browsed_subscription(self.options)
         return None if kept is None else kept_at(declared, self._address.server, kept)
 
-    def _message_partitions(self, domain: Any, name: str, only: list[int] | None) -> list[InputPartition]:
+    def _message_partitions(
+        self, domain: Domain, table: DeltaLog, only: list[int] | None, subscription: str | None
+    ) -> list[InputPartition]:
         from spark_jms.claims import views
         from spark_jms.claims.scan import Question, scan
         from spark_jms.core.ranges import EMPTY, Ranges
@@ -80,12 +87,10 @@ class JmsqReader(DataSourceReader):
         from spark_jms.core.subscription_place import missed
 
         o = self.options
-        table = domain.log(name)
-        snapshot = table.refresh()
-        states, subscription = {}, self._subscription(domain)
+        snapshot, states = table.snapshot, {}
         if o.view == "messages":
             with views.opened_store(domain) as store:
-                states = views.states(domain, store, name, subscription, only)
+                states = views.states(domain, store, table.name, subscription, only)
         selector = Selector.parse(o.selector)
         out: list[InputPartition] = []
         for member, files in sorted(snapshot.members.items()):
@@ -107,7 +112,7 @@ class JmsqReader(DataSourceReader):
                 out.append(
                     MemberPartition(
                         o.root,
-                        name,
+                        table.name,
                         member,
                         o.columns,
                         part,
