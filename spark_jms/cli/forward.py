@@ -6,19 +6,12 @@ import time
 
 import click
 
-from spark_jms.cli.settings import CommandSettings, DurationParameter, command, destinations_argument, names_or_all
+from spark_jms.cli.settings import CommandSettings, command, destinations_argument, every_option, names_or_all
 
 
 @command("forward", short_help="Forward messages of members without consumers.")
 @destinations_argument
-@click.option(
-    "--every",
-    "every_s",
-    type=DurationParameter(0.05),
-    default="1s",
-    show_default=True,
-    help="Pause between rounds.",
-)
+@every_option("1s", 0.05)
 @click.option("--times", type=click.IntRange(1), help="Stop after this many rounds.")
 def forward(settings: CommandSettings, destinations: tuple[str, ...], every_s: float, times: int | None) -> None:
     """Forward messages between the members of distributed queues that have `forwardDelay`, until interrupted: of all of them, or

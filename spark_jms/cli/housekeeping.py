@@ -8,9 +8,9 @@ import click
 
 from spark_jms.cli.settings import (
     CommandSettings,
-    DurationParameter,
     command,
     destinations_argument,
+    every_option,
     names_or_all,
 )
 
@@ -18,14 +18,7 @@ from spark_jms.cli.settings import (
 @command("housekeep", short_help="Purge, compact, checkpoint and clean up.")
 @destinations_argument
 @click.option("--once", is_flag=True, help="One round, with clean-up, then stop.")
-@click.option(
-    "--every",
-    "every_s",
-    type=DurationParameter(0.1),
-    default="5s",
-    show_default=True,
-    help="Pause between rounds.",
-)
+@every_option("5s", 0.1)
 def housekeep(settings: CommandSettings, destinations: tuple[str, ...], once: bool, every_s: float) -> None:
     """Purge finished messages, compact small files, write Delta checkpoints and clean up, until interrupted.
 

@@ -201,6 +201,18 @@ def wait_option(function: _Function) -> _Function:
     )(function)
 
 
+def every_option(default: str, low_s: float) -> Callable[[_Function], _Function]:
+    """Of a command that works in rounds."""
+    return click.option(
+        "--every",
+        "every_s",
+        type=DurationParameter(low_s),
+        default=default,
+        show_default=True,
+        help="Pause between rounds.",
+    )
+
+
 def dry_run_option(function: _Function) -> _Function:
     return click.option("--dry-run", is_flag=True, help="Only show what would go; change nothing.")(function)
 
