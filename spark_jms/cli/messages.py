@@ -157,8 +157,8 @@ def send(
     messages: list[MessageArguments] = [{**headers, **body} for body in bodies]
     with _connect(settings, factory) as context:
         producer = context.producer(destination)
+        groups = _lines(sys.stdin.buffer, headers) if lines else _repeated(messages, count)
         if unit is not None:
-            groups = _lines(sys.stdin.buffer, headers) if lines else _repeated(messages, count)
             sent_unit = producer.send_unit_of_work(itertools.chain.from_iterable(groups), unit)
             _report_sent(settings, destination, sent_unit.messages, {"commits": sent_unit.commits})
             return
@@ -172,7 +172,7 @@ def send(
             )
             return
         with settings.out.progress(f"sending to {destination}", None if lines else len(messages) * count) as bar:
-            for part in _lines(sys.stdin.buffer, headers) if lines else _repeated(messages, count):
+            for part in groups:
                 bar.advance(producer.send_many(part, chunk_messages=_CHUNK_MESSAGES).messages)
         _report_sent(settings, destination, bar.done, _commits(producer))
 

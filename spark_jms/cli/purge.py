@@ -49,20 +49,19 @@ def purge(
     deleted at once, or when the destination's retention has passed.
     """
     from spark_jms.admin.purge import Purged, drop_backlog, plan_purge, purge_files
+    from spark_jms.core.address import DestinationAddress
 
     if acknowledged_only and (member is not None or subscription is not None or "@" in destination):
         raise click.UsageError(
             "--acknowledged-only deletes the finished files of all members and subscriptions: name the whole destination, and "
             "leave out --member and --subscription"
         )
-    from spark_jms.core.address import DestinationAddress
-
     address = DestinationAddress.parse(destination)
-    destination, what = address.destination, str(address)
+    destination = address.destination
     with settings.opened() as (domain, store):
         members = _members(address, domain.log(destination).refresh().destination, member)
         plan = plan_purge(domain, store, destination, subscription, () if acknowledged_only else members)
-        what = f"{plan.dropped:,} message(s) of {what}"
+        what = f"{plan.dropped:,} message(s) of {address}"
         what += "" if subscription is None else f", subscription {subscription}"
         what += "" if member is None else f", member {member}"
         if dry_run:

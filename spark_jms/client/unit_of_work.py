@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from spark_jms.client.encoding import Undecodable, compose
 from spark_jms.client.message import Message, MessageArguments, Receipt
@@ -46,9 +46,8 @@ class _PartOfUnit:
 
     def reply(self, message: Message, arguments: Any) -> Message:
         self._refuse("reply to")
-        raise AssertionError
 
-    def _refuse(self, purpose: str) -> None:
+    def _refuse(self, purpose: str) -> NoReturn:
         raise IllegalStateException(
             f"this message is part of the unit of work {self.unit!r}, which is acknowledged, rejected and replied to as one: "
             f"{purpose} the message that was received"
@@ -82,14 +81,10 @@ def _one(parts: list[Message], receipt: Receipt) -> Message:
         text=None,
         body=None,
         map=None,
-        expiration_ms=min(_expirations(parts), default=0),
+        expiration_ms=min((part.expiration_ms for part in parts if part.expiration_ms), default=0),
         delivery_time_ms=max(part.delivery_time_ms for part in parts),
         redelivered=any(part.redelivered for part in parts),
         delivery_count=max(part.delivery_count for part in parts),
         unit_of_work=tuple(replace(part, _receipt=part_receipt) for part in parts),
         _receipt=receipt,
     )
-
-
-def _expirations(parts: Iterable[Message]) -> Iterator[int]:
-    return (part.expiration_ms for part in parts if part.expiration_ms)
