@@ -175,13 +175,14 @@ class Receiver:
             self._write(0)
             raise
         count = len(messages) + len(undecodable)
-        read = {key for message in messages for key in keys_of(message)} | {(b.member, b.sequence) for b in undecodable}
         if self._table.snapshot.destination.handles_units_of_work:
             messages, undecodable = in_units(messages, undecodable, receipt)
         with self._lock:
             self._delivery.add(messages, batch.claim)
             self._delivery.aside += [Aside(batch.claim, bad.member, bad.sequence, bad.reason) for bad in undecodable]
             if count < batch.count:  # deleted, and fail_on_data_loss is False: finished
+                read = {key for message in messages for key in keys_of(message)}
+                read.update((bad.member, bad.sequence) for bad in undecodable)
                 claimed = ((m, n) for m, pick in batch.members.items() for n in pick.picks.numbers().tolist())
                 self._delivery.finished.update({key: batch.claim for key in claimed if key not in read})
 
