@@ -9,7 +9,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.streaming.datasource import ReadMaxRows
 
 import spark_jms
 from spark_jms.client import Context
@@ -27,23 +26,15 @@ from spark_jms.log.send import send as send_files
 from spark_jms.log.server_state import start_server, stop_server
 from spark_jms.spark.browser import JmsqReader, ViewPartition
 from spark_jms.spark.options import parse_options
-from spark_jms.spark.source import JmsqStreamReader, MemberPartition, read_partition
+from spark_jms.spark.source import JmsqStreamReader, MemberPartition
 from spark_jms.testing.waiting import wait_until
-
-SERVERS = {name: {"store": "file"} for name in "abc"}
-LIMIT = ReadMaxRows(1000)
-
-
-def module(*servers: str) -> dict[str, Any]:
-    orders = {"kind": "distributed-queue", "servers": list(servers)}
-    return {"servers": SERVERS, "destinations": {"orders": orders}}
+from tests.contract.servers import Away, applied, queue_on, stopped
+from tests.contract.source_steps import LIMIT, next_offset, texts_of
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> str:
-    where = str(tmp_path / "root")
-    spark_jms.apply(where, module("a", "b", "c"))
-    return where
+    return applied(tmp_path, queue_on("a", "b", "c"))
 
 
 @pytest.fixture
@@ -110,7 +101,7 @@ def test_removed_member_is_refused_by_name(root: str, context: Context) -> None:
     """D3, D1: an open producer, and a consumer that waits, learn that the member they name was removed."""
     producer, consumer = context.producer("b@orders"), context.consumer("b@orders")
     assert consumer.receive(0) is None
-    spark_jms.apply(root, module("a", "c"))
+    spark_jms.apply(root, queue_on("a", "c"))
     with pytest.raises(InvalidDestinationError, match="no member on a server 'b'"):
         producer.send(text="x")
     with pytest.raises(MemberLostException, match="its member there was removed"):
@@ -132,8 +123,8 @@ def test_consumer_of_a_member_takes_no_other(context: Context) -> None:
         context.consumer("b@orders", members=0)
 
 
-@pytest.mark.parametrize("how", ["stopped", "away"])
-def test_lost_member_closes_its_consumers(root: str, context: Context, how: str) -> None:
+@pytest.mark.parametrize("lost", [stopped, Away])
+def test_lost_member_closes_its_consumers(root: str, context: Context, lost: Any) -> None:
     """D3: a synchronous receiver gets the exception itself, a listener's exception listener a ConsumerClosedException with it as
     the cause; a new consumer works when the server is back."""
     reported: list[Exception] = []
@@ -145,24 +136,16 @@ def test_lost_member_closes_its_consumers(root: str, context: Context, how: str)
     wait_until(lambda: heard == ["1"])
     waiting = context.consumer("b@orders")
     assert waiting.receive(0) is None
-    stores = Path(root) / "_jmsq" / "stores"
-    if how == "stopped":
-        stop_server(Domain(root), "b")
-    else:
-        (stores / "b").rename(stores / "gone")
-    with pytest.raises(MemberLostException, match="has lost b@orders"):
-        waiting.receive(60)
-    with pytest.raises(MemberLostException):
-        waiting.receive(0)
-    wait_until(lambda: bool(reported))
-    assert type(reported[-1]) is ConsumerClosedException
-    assert isinstance(reported[-1].__cause__, MemberLostException)
-    listening.close()
-    waiting.close()
-    if how == "stopped":
-        start_server(Domain(root), "b")
-    else:
-        (stores / "gone").rename(stores / "b")
+    with lost(root, "b"):
+        with pytest.raises(MemberLostException, match="has lost b@orders"):
+            waiting.receive(60)
+        with pytest.raises(MemberLostException):
+            waiting.receive(0)
+        wait_until(lambda: bool(reported))
+        assert type(reported[-1]) is ConsumerClosedException
+        assert isinstance(reported[-1].__cause__, MemberLostException)
+        listening.close()
+        waiting.close()
     context.producer("b@orders").send(text="2")
     with context.consumer("b@orders") as again:
         found = again.receive(30)
@@ -176,9 +159,8 @@ def test_browser_shows_the_named_member(root: str, context: Context) -> None:
         context.producer(f"{server}@orders").send(text=f"on {server}")
     assert [m.text for m in context.browser("b@orders")] == ["on b"]
     assert [m.text for m in context.browser("b@orders", include_finished=True)] == ["on b"]
-    stores = Path(root) / "_jmsq" / "stores"
-    (stores / "a").rename(stores / "gone")
-    assert [m.text for m in context.browser("c@orders")] == ["on c"]
+    with Away(root, "a"):
+        assert [m.text for m in context.browser("c@orders")] == ["on c"]
 
 
 def test_spark_reads_and_browses_the_named_member(root: str, context: Context) -> None:
@@ -190,15 +172,15 @@ def test_spark_reads_and_browses_the_named_member(root: str, context: Context) -
     try:
         start = source.initialOffset()
         assert source.latestOffset(start, LIMIT) == start
-        first = _logged(source, start)
-        assert _texts(source, start, first) == ["on b", "on b"]
+        first = next_offset(source, start)
+        assert texts_of(source, start, first) == ["on b", "on b"]
     finally:
         source.stop()
     whole = JmsqStreamReader(parse_options({"root": root, "destination": "orders"}))
     try:
         start = whole.initialOffset()
         assert whole.latestOffset(start, LIMIT) == start
-        everything = _logged(whole, start)
+        everything = next_offset(whole, start)
     finally:
         whole.stop()
     narrow = JmsqStreamReader(parse_options({"root": root, "destination": "b@orders"}))
@@ -216,14 +198,3 @@ def test_spark_reads_and_browses_the_named_member(root: str, context: Context) -
                 assert [row[2] for row in partition.rows] == [2]
     with pytest.raises(InvalidDestinationError, match="no member on a server 'd'"):
         JmsqReader(parse_options({"root": root, "destination": "d@orders"})).partitions()
-
-
-def _logged(source: JmsqStreamReader, start: dict[str, Any]) -> dict[str, Any]:
-    ends: list[dict[str, Any]] = []
-    wait_until(lambda: bool(ends.append(source.latestOffset(start, LIMIT)) or ends[-1] != start))
-    return ends[-1]
-
-
-def _texts(source: JmsqStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[str]:
-    partitions = [one for one in source.partitions(start, end) if isinstance(one, MemberPartition)]
-    return sorted(row["text"] for one in partitions for batch in read_partition(one) for row in batch.to_pylist())

@@ -24,6 +24,7 @@ from spark_jms.log.purge import purge
 from spark_jms.log.server_state import start_server, stop_server
 from spark_jms.log.storage import now_ms
 from spark_jms.store import StoreInUseError
+from tests.contract.servers import Away, applied
 
 SERVERS = {name: {"store": "file"} for name in ("a", "b")}
 MODULE: dict[str, Any] = {
@@ -38,9 +39,7 @@ Received = dict[str, bool]  # text -> redelivered
 
 @pytest.fixture
 def root(tmp_path: Path) -> str:
-    where = str(tmp_path / "root")
-    spark_jms.apply(where, MODULE)
-    return where
+    return applied(tmp_path, MODULE)
 
 
 @pytest.fixture
@@ -140,13 +139,11 @@ def test_messages_finished_between_the_stores_and_the_tables_are_flagged(
 def test_backup_needs_every_server(root: str, backup: str) -> None:
     """C19, M10: a server that is away is named, and there is no half backup."""
     send(root, "orders", *texts("o", 3))
-    store = Path(root) / "_jmsq" / "stores" / "b"
-    store.rename(store.with_name("away"))
-    with pytest.raises(BackupError, match="store of server b cannot be read"):
-        backed_up(root, backup)
-    with pytest.raises(BackupError, match="not a complete backup"):
-        restore(backup, f"{root}-restored")
-    store.with_name("away").rename(store)
+    with Away(root, "b"):
+        with pytest.raises(BackupError, match="store of server b cannot be read"):
+            backed_up(root, backup)
+        with pytest.raises(BackupError, match="not a complete backup"):
+            restore(backup, f"{root}-restored")
     backed_up(root, backup)
 
 

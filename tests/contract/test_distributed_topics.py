@@ -38,8 +38,8 @@ from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader
 from spark_jms.store import OutcomeUnknownError
 from spark_jms.testing.waiting import wait_until
+from tests.contract.servers import SERVERS, Away, applied
 from tests.contract.source_steps import LIMIT, next_offset, texts_of
-from tests.contract.test_servers import SERVERS, Away
 
 PROJECT = Path(__file__).parents[2]
 
@@ -51,9 +51,7 @@ def module(*servers: str, **more: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def root(tmp_path: Path) -> str:
-    where = str(tmp_path / "root")
-    spark_jms.apply(where, module("a", "b", "c"))
-    return where
+    return applied(tmp_path, module("a", "b", "c"))
 
 
 @pytest.fixture
@@ -252,8 +250,7 @@ def test_consumers_of_their_own_are_spread_over_the_servers(context: Context) ->
 
 def test_topic_without_stores_has_no_durable_subscriptions(tmp_path: Path) -> None:
     """D6: storeEnabled: false; and it cannot be set while there are some."""
-    where = str(tmp_path / "root")
-    spark_jms.apply(where, module("a", "b"))
+    where = applied(tmp_path, module("a", "b"))
     with spark_jms.connect(where, housekeeping=False) as context:
         context.consumer("a@prices", subscription="billing").close()
         with pytest.raises(InvalidDestinationError, match="storeEnabled: false, so its subscriptions are not durable"):
@@ -326,8 +323,7 @@ def test_sends_fail_only_when_all_servers_are_down(context: Context) -> None:
 
 def test_topic_without_stores_loses_what_was_sent_meanwhile(tmp_path: Path) -> None:
     """D6: with storeEnabled: false, whatever the delivery mode."""
-    where = str(tmp_path / "root")
-    spark_jms.apply(where, module("a", "b", storeEnabled=False))
+    where = applied(tmp_path, module("a", "b", storeEnabled=False))
     with spark_jms.connect(where, housekeeping=False) as context:
         consumer = context.consumer("a@prices")  # it does not look while the server is down
         send(context, "before")
@@ -475,8 +471,7 @@ def test_claim_whose_answer_is_lost_comes_again(context: Context, monkeypatch: p
 def test_messages_of_a_removed_member_are_purged(tmp_path: Path) -> None:
     """D1, C13: it was finished for all subscriptions when it was removed, so its files go like others; also of a partitioned
     topic, whose record sets on the removed server are not looked at any more."""
-    where = str(tmp_path / "root")
-    spark_jms.apply(where, module("a", "b", "c", forwarding="partitioned"))
+    where = applied(tmp_path, module("a", "b", "c", forwarding="partitioned"))
     with spark_jms.connect(where, housekeeping=False) as context:
         with context.consumer("prices", subscription="billing") as consumer:
             send(context, *"123")

@@ -23,8 +23,8 @@ from spark_jms.log.declarations import metadata_action
 from spark_jms.log.domain import Domain
 from spark_jms.log.server_state import stop_server
 from spark_jms.testing.waiting import wait_until
+from tests.contract.servers import SERVERS
 
-SERVERS = {name: {"store": "file"} for name in "abc"}
 ON_SERVERS = {"kind": "distributed-queue", "servers": ["a", "b", "c"], "forwardDelay": "10 s"}
 AT_HOME = {"kind": "distributed-queue", "members": 3, "forwardDelay": "10 s"}
 

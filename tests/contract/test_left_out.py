@@ -21,6 +21,7 @@ from spark_jms.errors import MemberUnavailableError
 from spark_jms.log.domain import Domain
 from spark_jms.log.server_state import start_server, stop_server
 from spark_jms.testing.waiting import wait_until
+from tests.contract.servers import Away, applied, next_batch, queue_on
 
 Instance = Callable[..., DistributedSubscriber]
 ON_B = 1
@@ -28,10 +29,7 @@ ON_B = 1
 
 @pytest.fixture
 def root(tmp_path: Path) -> str:
-    where = str(tmp_path / "root")
-    orders = {"kind": "distributed-queue", "servers": ["a", "b", "c"]}
-    servers = {name: {"store": "file"} for name in ("a", "b", "c")}
-    spark_jms.apply(where, {"servers": servers, "destinations": {"orders": orders}})
+    where = applied(tmp_path, queue_on("a", "b", "c"))
     with spark_jms.connect(where, housekeeping=False) as context, context.producer("orders") as producer:
         for _ in range(3):
             producer.send(text="x")
@@ -57,34 +55,13 @@ def instance(root: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Instance]:
             one.close()
 
 
-class Away:
-    """Moves the folder of server b's file store away, and back."""
-
-    def __init__(self, root: str) -> None:
-        self._here = Path(root) / "_jmsq" / "stores" / "b"
-        self._there = self._here.with_name("away")
-
-    def __enter__(self) -> None:
-        self._here.rename(self._there)
-
-    def __exit__(self, *_: object) -> None:
-        self._there.rename(self._here)
-
-
-def next_batch(subscriber: DistributedSubscriber, start: Batch) -> Batch:
-    found: list[Batch] = []
-
-    def look() -> bool:
-        batch = subscriber.next_batch(start, Limits())
-        found.extend([batch] if batch else [])
-        return bool(found)
-
-    wait_until(look)
-    return Batch.from_json(found[0].to_json())
+def logged_batch(subscriber: DistributedSubscriber, start: Batch) -> Batch:
+    """The next one, as Spark's offset log gives it back."""
+    return Batch.from_json(next_batch(subscriber, start).to_json())
 
 
 def first_batch(subscriber: DistributedSubscriber) -> Batch:
-    batch = next_batch(subscriber, Batch("q", table=subscriber.table_id))
+    batch = logged_batch(subscriber, Batch("q", table=subscriber.table_id))
     assert batch.delivered.keys() == {0, 1, 2}
     return batch
 
@@ -95,7 +72,7 @@ def marks(root: str) -> int:
 
 def check_they_come_again_flagged(subscriber: DistributedSubscriber, start: Batch) -> Batch:
     """The messages of b, once: in the next batch, flagged."""
-    again = next_batch(subscriber, start)
+    again = logged_batch(subscriber, start)
     pick = again.delivered[ON_B]
     assert {m: p.picks.text() for m, p in again.delivered.items()} == {ON_B: "1"}
     assert [picks.text() for picks in pick.redelivered.values()] == ["1"]
@@ -107,7 +84,7 @@ def test_restarted_query_continues_without_an_away_server(root: str, instance: I
     acknowledged then. Nothing else comes again."""
     batch = first_batch(instance())
     restarted = instance()
-    with Away(root):
+    with Away(root, "b"):
         withheld = restarted.resume(batch)
         assert {m: picks.text() for m, picks in withheld.items()} == {ON_B: "1"}
         assert restarted.next_batch(batch, Limits()) is None
@@ -123,7 +100,7 @@ def test_left_out_messages_stay_left_out_when_the_server_is_back(root: str, inst
     """C5: a sink may have kept the batch without them, so another replay leaves them out too, and the batch's acknowledgement
     does not finish them, in whichever instance."""
     batch = first_batch(instance())
-    with Away(root):
+    with Away(root, "b"):
         assert instance().resume(batch).keys() == {ON_B}
     second = instance()
     assert second.resume(batch).keys() == {ON_B}
@@ -146,7 +123,7 @@ def test_replay_waits_a_moment_for_a_server(root: str, instance: Instance, monke
     batch = first_batch(instance())
     monkeypatch.setattr(distributed, "RESUME_S", 60.0)
     restarted = instance()
-    away = Away(root)
+    away = Away(root, "b")
     away.__enter__()
     calls = 0
     each = DistributedSubscriber._each
@@ -172,7 +149,7 @@ def test_narrowing_query_waits_for_its_servers(root: str, instance: Instance, mo
     """M4: with onPoison=isolate a batch is not delivered in part, because its trial is stored on all its servers."""
     batch = first_batch(instance())
     restarted = instance(isolates_poison=True)
-    with Away(root), pytest.raises(MemberUnavailableError, match="server b, which is away"):
+    with Away(root, "b"), pytest.raises(MemberUnavailableError, match="server b, which is away"):
         restarted.resume(batch)
     monkeypatch.setattr(distributed, "RESUME_S", 60.0)
     assert restarted.resume(batch) == {}
@@ -182,7 +159,7 @@ def test_drop_removes_the_marks(root: str, instance: Instance) -> None:
     """C14: nothing of a dropped destination stays."""
     batch = first_batch(instance())
     restarted = instance()
-    with Away(root):
+    with Away(root, "b"):
         restarted.resume(batch)
     restarted.close()
     assert marks(root) == 1
@@ -196,7 +173,7 @@ def test_backup_has_the_marks(root: str, instance: Instance, tmp_path: Path) -> 
     """C19, C5: a restored query does not acknowledge what it has left out."""
     batch = first_batch(instance())
     restarted = instance()
-    with Away(root):
+    with Away(root, "b"):
         restarted.resume(batch)
     domain = Domain(root)
     with open_stores(domain) as store:

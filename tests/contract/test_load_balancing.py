@@ -24,8 +24,8 @@ from spark_jms.log.message_writer import MessageWriter
 from spark_jms.log.server_state import start_server, stop_server
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.sink import JmsqStreamWriter, JmsqWriter, StagedMessage
+from tests.contract.servers import SERVERS, applied
 
-SERVERS = {name: {"store": "file"} for name in "abc"}
 TEXT = StructType([StructField("text", StringType())])
 FACTORIES = {
     "once": {"loadBalancingEnabled": False},
@@ -47,9 +47,7 @@ def module(*servers: str, **factories: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def root(tmp_path: Path) -> str:
-    where = str(tmp_path / "root")
-    spark_jms.apply(where, module("a", "b", "c"))
-    return where
+    return applied(tmp_path, module("a", "b", "c"))
 
 
 @pytest.fixture

@@ -23,26 +23,23 @@ from spark_jms.errors import (
 from spark_jms.log.domain import Domain
 from spark_jms.log.server_state import start_server, stop_server
 from spark_jms.testing.waiting import wait_until
+from tests.contract.servers import Away, applied, queue_on
 
-SERVERS = {name: {"store": "file"} for name in "abc"}
-PLACED = {"servers": SERVERS, "destinations": {"orders": {"kind": "distributed-queue", "servers": ["a", "b", "c"]}}}
+PLACED = queue_on("a", "b", "c")
 AT_HOME = {"destinations": {"orders": {"kind": "distributed-queue", "members": 3}, "prices": {"kind": "topic"}}}
 
 
 @pytest.fixture(params=["servers", "home"])
 def anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Context]:
     """A context of a queue with three members: on servers, or in the domain's own store."""
-    root = str(tmp_path / "root")
-    spark_jms.apply(root, PLACED if request.param == "servers" else AT_HOME)
+    root = applied(tmp_path, PLACED if request.param == "servers" else AT_HOME)
     with spark_jms.connect(root, housekeeping=False) as opened:
         yield opened
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> str:
-    where = str(tmp_path / "root")
-    spark_jms.apply(where, PLACED)
-    return where
+    return applied(tmp_path, PLACED)
 
 
 @pytest.fixture
@@ -141,21 +138,19 @@ def test_lost_member_is_replaced_by_creating_again(root: str, context: Context) 
 
 def test_creation_fails_by_name_while_no_member_is_there(root: str, context: Context) -> None:
     """D3: the error names every server and why it cannot be used; later it works."""
-    stores = Path(root) / "_jmsq" / "stores"
     stop_server(Domain(root), "a")
-    for server in "bc":
-        (stores / server).rename(stores / f"{server}-gone")
-    for make in (context.consumer, context.browser):
-        with pytest.raises(
-            MemberUnavailableError, match=r"server a: it is down; server b: StoreNotFoundError.*server c: "
-        ):
-            make("orders", pin=True)
-    (stores / "c-gone").rename(stores / "c")
-    with context.consumer("orders", pin=True) as receiver:
-        context.producer("c@orders").send(text="x")
-        message = receiver.receive(30)
-        assert message is not None
-        assert message.member == 2
+    with Away(root, "b"):
+        with Away(root, "c"):
+            for make in (context.consumer, context.browser):
+                with pytest.raises(
+                    MemberUnavailableError, match=r"server a: it is down; server b: StoreNotFoundError.*server c: "
+                ):
+                    make("orders", pin=True)
+        with context.consumer("orders", pin=True) as receiver:
+            context.producer("c@orders").send(text="x")
+            message = receiver.receive(30)
+            assert message is not None
+            assert message.member == 2
 
 
 def test_browser_is_pinned_to_one_member(root: str, context: Context) -> None:
@@ -185,7 +180,5 @@ def test_browser_loses_the_store_of_its_member(root: str, context: Context) -> N
     with spark_jms.connect(root, housekeeping=False) as other:
         pinned = other.browser(f"{'abc'[member]}@orders")
         assert len(list(pinned)) == 3
-    stores = Path(root) / "_jmsq" / "stores"
-    (stores / "abc"[member]).rename(stores / "gone")
-    with pytest.raises(MemberLostException, match="has lost it"):
+    with Away(root, "abc"[member]), pytest.raises(MemberLostException, match="has lost it"):
         list(browser)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from spark_jms.log.server_state import start_server, stop_server
 from spark_jms.spark import worker
 from spark_jms.store import MemoryStore, OutcomeUnknownError, StoreBusyError
 from tests.contract.poison_query import Query, Sink, numbers, received, send
+from tests.contract.servers import stopped
 
 SERVERS = ("a", "b", "c")
 
@@ -50,16 +50,6 @@ def sent(root: str, count: int) -> list[str]:
     with spark_jms.connect(root, housekeeping=False) as context:
         places = {str(n): context.producer("orders").send(text=str(n)) for n in range(1, count + 1)}
     return sorted(places, key=lambda text: (places[text].member, places[text].sequence))
-
-
-@contextmanager
-def stopped(root: str, server: str) -> Iterator[None]:
-    """The server answers nothing meanwhile."""
-    stop_server(Domain(root), server)
-    try:
-        yield
-    finally:
-        start_server(Domain(root), server)
 
 
 def check(sink: Sink, texts: list[str], bad: set[str]) -> None:

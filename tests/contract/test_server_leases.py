@@ -22,6 +22,7 @@ from spark_jms.log.server_state import start_server, stop_server
 from spark_jms.store.absence import Endpoint, absence
 from spark_jms.store.uri import places_of
 from spark_jms.testing.waiting import wait_until
+from tests.contract.servers import Away, applied
 
 MODULE: dict[str, Any] = {
     "servers": {name: {"store": "file", "lease": "2 s"} for name in ("a", "b", "c")},
@@ -35,29 +36,13 @@ ON_B = 1
 
 @pytest.fixture
 def root(tmp_path: Path) -> str:
-    where = str(tmp_path / "root")
-    spark_jms.apply(where, MODULE)
-    return where
+    return applied(tmp_path, MODULE)
 
 
 @pytest.fixture
 def context(root: str) -> Iterator[spark_jms.Context]:
     with spark_jms.connect(root, housekeeping=False) as opened:
         yield opened
-
-
-class Away:
-    """Moves the folder of a server's file store away, and back."""
-
-    def __init__(self, root: str, server: str) -> None:
-        self._here = Path(root) / "_jmsq" / "stores" / server
-        self._there = self._here.with_name(f"{server}-away")
-
-    def __enter__(self) -> None:
-        self._here.rename(self._there)
-
-    def __exit__(self, *_: object) -> None:
-        self._there.rename(self._here)
 
 
 def down(root: str, destination: str = "orders") -> dict[str, int]:

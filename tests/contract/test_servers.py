@@ -32,22 +32,13 @@ from spark_jms.log.server_state import start_server, stop_server
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader
 from spark_jms.testing.waiting import wait_until
+from tests.contract.servers import SERVERS, Away, applied, next_batch, queue_on
 from tests.contract.source_steps import LIMIT, next_offset, texts_of
-
-EVERYTHING = Limits()
-SERVERS = {name: {"store": "file"} for name in ("a", "b", "c")}
-
-
-def module(*servers: str, **more: Any) -> dict[str, Any]:
-    orders = {"kind": "distributed-queue", "servers": list(servers), **more}
-    return {"servers": SERVERS, "destinations": {"orders": orders}}
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> str:
-    where = str(tmp_path / "root")
-    spark_jms.apply(where, module("a", "b", "c"))
-    return where
+    return applied(tmp_path, queue_on("a", "b", "c"))
 
 
 def send(root: str, *texts: str, group: str | None = None) -> list[tuple[int, int]]:
@@ -62,20 +53,6 @@ def received(consumer: Any, count: int) -> list[str]:
         found.append(message.text)
         message.acknowledge()
     return found
-
-
-class Away:
-    """Moves the folder of a server's file store away, and back."""
-
-    def __init__(self, root: str, server: str) -> None:
-        self._here = Path(root) / "_jmsq" / "stores" / server
-        self._there = self._here.with_name(f"{server}-away")
-
-    def __enter__(self) -> None:
-        self._here.rename(self._there)
-
-    def __exit__(self, *_: object) -> None:
-        self._there.rename(self._here)
 
 
 @pytest.fixture
@@ -98,18 +75,6 @@ def query(root: str) -> Iterator[Any]:
     store.close()
 
 
-def next_batch(subscriber: DistributedSubscriber, start: Batch, limits: Limits = EVERYTHING) -> Batch:
-    found: list[Batch] = []
-
-    def look() -> bool:
-        batch = subscriber.next_batch(start, limits)
-        found.extend([batch] if batch else [])
-        return bool(found)
-
-    wait_until(look)
-    return found[0]
-
-
 def test_uniform_destination_has_a_member_on_each_server(root: str) -> None:
     """D1: one member on each targeted server, whose record set is in that server's store."""
     declared = Domain(root).log("orders").refresh().destination
@@ -129,14 +94,14 @@ def test_uniform_destination_has_a_member_on_each_server(root: str) -> None:
 
 def test_member_ids_are_never_used_again(root: str) -> None:
     """D1: a server that is removed and added again gets a member with a new id; the others keep theirs."""
-    spark_jms.apply(root, module("a", "c"))
-    spark_jms.apply(root, module("a", "c", "b"))
+    spark_jms.apply(root, queue_on("a", "c"))
+    spark_jms.apply(root, queue_on("a", "c", "b"))
     declared = Domain(root).log("orders").refresh().destination
     assert {m: declared.server_of(m) for m in declared.member_ids} == {0: "a", 2: "c", 3: "b"}
     assert {m for m, _ in send(root, *"123456")} == {0, 2, 3}
     with spark_jms.connect(root) as ctx, ctx.consumer("orders") as consumer:
         assert sorted(received(consumer, 6)) == list("123456")
-    assert [change.what for change in spark_jms.apply(root, module("a", "c", "b"))] == ["unchanged"]
+    assert [change.what for change in spark_jms.apply(root, queue_on("a", "c", "b"))] == ["unchanged"]
 
 
 def test_member_with_messages_is_not_removed(root: str) -> None:
@@ -145,10 +110,10 @@ def test_member_with_messages_is_not_removed(root: str) -> None:
     (sent,) = {member for member, _ in send(root, "1", "2", group="unit")}
     kept = [server for server, member in (("a", 0), ("b", 1), ("c", 2)) if member != sent]
     with pytest.raises(MemberRemovalError, match=f"member {sent} still holds messages"):
-        spark_jms.apply(root, module(*kept))
+        spark_jms.apply(root, queue_on(*kept))
     with spark_jms.connect(root) as ctx, ctx.consumer("orders") as consumer:
         assert received(consumer, 2) == ["1", "2"]
-    spark_jms.apply(root, module(*kept))
+    spark_jms.apply(root, queue_on(*kept))
     ((heir, first),) = send(root, "3", group="unit")
     assert heir != sent
     assert first == 1
@@ -164,10 +129,10 @@ def test_destination_moves_from_its_domain_store_to_servers(tmp_path: Path) -> N
     assert before.metadata["configuration"]["jmsq.formatVersion"] == "1"
     send(root, "1", "2")
     with pytest.raises(MemberRemovalError):
-        spark_jms.apply(root, module("a", "home"))
+        spark_jms.apply(root, queue_on("a", "home"))
     with spark_jms.connect(root) as ctx, ctx.consumer("orders") as consumer:
         assert sorted(received(consumer, 2)) == ["1", "2"]
-    spark_jms.apply(root, module("a", "home"))
+    spark_jms.apply(root, queue_on("a", "home"))
     after = Domain(root).log("orders").refresh()
     assert after.destination.placement.members == ((2, "a"), (0, "home"))
     assert after.metadata["configuration"]["jmsq.formatVersion"] == "4"  # slots of units of order have moved
@@ -179,7 +144,7 @@ def test_destination_moves_from_its_domain_store_to_servers(tmp_path: Path) -> N
 def test_weighted_destination_works_and_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """D1, D2: weights go with the servers in their order; a weighted destination is deprecated, and applying one says so."""
     root = str(tmp_path / "root")
-    spark_jms.apply(root, module("b", "a", routing="weighted", weights=[1, 0]))
+    spark_jms.apply(root, queue_on("b", "a", routing="weighted", weights=[1, 0]))
     assert "weighted distributed destinations are deprecated" in caplog.text
     declared = Domain(root).log("orders").refresh().destination
     assert {declared.server_of(member) for member, _ in send(root, *"123456")} == {"b"}
@@ -193,8 +158,8 @@ def test_weighted_destination_works_and_warns(tmp_path: Path, caplog: pytest.Log
         ({"servers": {"a": {"store": 5}}}, "servers.a.store is 5"),
         ({"servers": {"a": {"shop": "x"}}}, "unknown key 'shop' in servers.a"),
         ({"servers": {"a": {"store": "/x"}, "b": {"store": "/x"}}}, "servers.b.store is that of server a"),
-        (module("a", "a"), "must name each server once"),
-        (module("a", "b", members=3), "members is 3, but must be 2 or left out"),
+        (queue_on("a", "a"), "must name each server once"),
+        (queue_on("a", "b", members=3), "members is 3, but must be 2 or left out"),
         ({"destinations": {"orders": {"kind": "queue", "servers": ["a", "b"]}}}, "a queue is on one server"),
     ],
 )
@@ -207,11 +172,11 @@ def test_wrong_declarations_of_servers_are_refused(tmp_path: Path, wrong: dict[s
 def test_server_keeps_its_store(root: str) -> None:
     """D1: an unknown server, another store for a known one and the store of another one are refused by name."""
     with pytest.raises(DomainError, match="no server 'd'"):
-        spark_jms.apply(root, module("a", "d"))
-    other = {**module("a", "b", "c"), "servers": {"a": {"store": "memory://elsewhere"}}}
+        spark_jms.apply(root, queue_on("a", "d"))
+    other = {**queue_on("a", "b", "c"), "servers": {"a": {"store": "memory://elsewhere"}}}
     with pytest.raises(DomainError, match="cannot be changed"):
         spark_jms.apply(root, other)
-    same = {**module("a", "b", "c"), "servers": {"d": {"store": f"{root}/_jmsq/stores/a"}}}
+    same = {**queue_on("a", "b", "c"), "servers": {"d": {"store": f"{root}/_jmsq/stores/a"}}}
     with pytest.raises(DomainError, match="has the store of server a"):
         spark_jms.apply(root, same)
 
@@ -409,12 +374,12 @@ def test_server_that_is_stopped_stays_so_for_new_members(root: str) -> None:
     """D4: a destination that comes to a stopped server finds it down; `home` cannot be stopped."""
     domain = Domain(root)
     stop_server(domain, "c")
-    more = module("a", "c")
+    more = queue_on("a", "c")
     more["destinations"]["bills"] = {"kind": "queue", "servers": ["c"]}
     spark_jms.apply(root, more)
     assert domain.log("bills").refresh().destination.stopped.keys() == {"c"}
-    spark_jms.apply(root, module("a"))
-    spark_jms.apply(root, module("a", "c"))
+    spark_jms.apply(root, queue_on("a"))
+    spark_jms.apply(root, queue_on("a", "c"))
     assert domain.log("orders").refresh().destination.stopped.keys() == {"c"}
     assert start_server(domain, "c") == ["bills", "orders"]
     for wrong in ("home", "d"):

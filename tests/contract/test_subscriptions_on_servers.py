@@ -23,18 +23,15 @@ from spark_jms.errors import SubscriptionInUseError
 from spark_jms.log.purge import TOPIC_WITHOUT_SUBSCRIPTIONS_RETENTION_MS, purge
 from spark_jms.log.storage import now_ms
 from spark_jms.testing.waiting import wait_until
-from tests.contract.test_distributed_topics import messages_in_files, received, send, uses
-from tests.contract.test_servers import SERVERS
+from tests.contract.servers import applied
+from tests.contract.test_distributed_topics import messages_in_files, module, received, send, uses
 
 LATER_MS = TOPIC_WITHOUT_SUBSCRIPTIONS_RETENTION_MS + 3_600_000
 
 
 @pytest.fixture(params=["partitioned", "replicated"])
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    where = str(tmp_path / "root")
-    prices = {"kind": "distributed-topic", "servers": ["a", "b", "c"], "forwarding": request.param}
-    spark_jms.apply(where, {"servers": SERVERS, "destinations": {"prices": prices}})
-    return where
+    return applied(tmp_path, module("a", "b", "c", forwarding=request.param))
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from spark_jms.store.file.backend import FileBackend
 from spark_jms.testing.waiting import wait_until
 from tests.contract.cli.commands import Jmsq
 from tests.contract.cli.conftest import jmsq, js  # noqa: F401
+from tests.contract.servers import applied, queue_on
 
 
 class Hanging:
@@ -53,11 +54,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
 
 @pytest.fixture
 def root(tmp_path: Path) -> str:
-    where = str(tmp_path / "root")
-    orders = {"kind": "distributed-queue", "servers": ["a", "b", "c"]}
-    servers = {name: {"store": "file"} for name in ("a", "b", "c")}
-    spark_jms.apply(where, {"servers": servers, "destinations": {"orders": orders}})
-    return where
+    return applied(tmp_path, queue_on("a", "b", "c"))
 
 
 def test_calls_of_a_hung_store_end_in_time() -> None:
