@@ -16,6 +16,10 @@ MODULE = {
         "invoices": {"kind": "queue"},
     }
 }
+ON_SERVERS = {
+    "servers": {"a": {"store": "file"}, "b": {"store": "file"}},
+    "destinations": {"orders": {"kind": "distributed-queue", "servers": ["a", "b"]}, "plain": {"kind": "queue"}},
+}
 
 
 Jmsq = Callable[..., Result]

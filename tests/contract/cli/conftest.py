@@ -16,12 +16,19 @@ from spark_jms.claims.subscriber import Subscriber
 from spark_jms.cli.main import cli
 from spark_jms.core.batch import Batch, Limits
 from spark_jms.log.domain import Domain
-from tests.contract.cli.commands import MODULE, Jmsq
+from tests.contract.cli.commands import MODULE, ON_SERVERS, Jmsq
 
 
 @pytest.fixture
 def domain(root: str) -> str:
     apply(root, MODULE)
+    return root
+
+
+@pytest.fixture
+def servers(root: str) -> str:
+    """A domain on the servers a and b."""
+    apply(root, ON_SERVERS)
     return root
 
 

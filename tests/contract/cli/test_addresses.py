@@ -5,21 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 import spark_jms
-from tests.contract.cli.commands import Jmsq, lines
-
-MODULE = {
-    "servers": {"a": {"store": "file"}, "b": {"store": "file"}},
-    "destinations": {"orders": {"kind": "distributed-queue", "servers": ["a", "b"]}, "plain": {"kind": "queue"}},
-}
-
-
-@pytest.fixture
-def servers(root: str) -> str:
-    spark_jms.apply(root, MODULE)
-    return root
+from tests.contract.cli.commands import ON_SERVERS, Jmsq, lines
 
 
 def test_commands_take_a_member_by_name(servers: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
@@ -62,7 +49,7 @@ def test_connection_factories_on_the_command_line(servers: str, jmsq: Jmsq, js: 
     """D2, D3: they are listed, and send, receive and browse take one by name."""
     assert js("list", "--factories") == []
     spark_jms.apply(
-        servers, {**MODULE, "connectionFactories": {"once": {"loadBalancingEnabled": False, "pinReceivers": True}}}
+        servers, {**ON_SERVERS, "connectionFactories": {"once": {"loadBalancingEnabled": False, "pinReceivers": True}}}
     )
     (shown,) = js("list", "--factories")
     assert (shown["name"], shown["loadBalancingEnabled"], shown["producerLoadBalancingPolicy"]) == (
@@ -82,7 +69,7 @@ def test_subscriptions_of_a_replicated_topic(root: str, jmsq: Jmsq, js: Callable
     """D6, C10, C14: receive, browse, list and drop take the subscription of a server; on the topic's name only what is not
     durable."""
     prices = {"kind": "distributed-topic", "servers": ["a", "b"], "forwarding": "replicated"}
-    spark_jms.apply(root, {"servers": MODULE["servers"], "destinations": {"prices": prices}})
+    spark_jms.apply(root, {"servers": ON_SERVERS["servers"], "destinations": {"prices": prices}})
     assert "make it on one" in jmsq("receive", "prices", "--subscription", "s", "--timeout", "0", code=1).stderr
     for server in "ab":
         jmsq("receive", f"{server}@prices", "--subscription", "s", "--timeout", "0", code=3)
@@ -103,7 +90,7 @@ def test_subscriptions_of_a_replicated_topic(root: str, jmsq: Jmsq, js: Callable
 def test_subscriptions_on_one_server_of_a_partitioned_topic(root: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
     """D7, C14: its part of each."""
     prices = {"kind": "distributed-topic", "servers": ["a", "b"]}
-    spark_jms.apply(root, {"servers": MODULE["servers"], "destinations": {"prices": prices}})
+    spark_jms.apply(root, {"servers": ON_SERVERS["servers"], "destinations": {"prices": prices}})
     jmsq("receive", "prices", "--subscription", "s", "--timeout", "0", code=3)
     jmsq("send", "prices", "--text", "x", "--count", "4")
     assert [(row["member"], row["backlog"]) for row in js("subscriptions", "prices")] == [(0, 2), (1, 2)]

@@ -16,17 +16,7 @@ from spark_jms.settings.extras import MissingExtraError
 from spark_jms.store.shown_uri import shown_uri
 from spark_jms.testing.waiting import wait_until
 from tests.contract.cli.commands import Jmsq
-
-MODULE = {
-    "servers": {"a": {"store": "file"}, "b": {"store": "file"}},
-    "destinations": {"orders": {"kind": "distributed-queue", "servers": ["a", "b"]}, "plain": {"kind": "queue"}},
-}
-
-
-@pytest.fixture
-def servers(root: str) -> str:
-    spark_jms.apply(root, MODULE)
-    return root
+from tests.contract.servers import Away
 
 
 def test_servers_are_listed_and_one_that_is_away_named(servers: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
@@ -40,16 +30,14 @@ def test_servers_are_listed_and_one_that_is_away_named(servers: str, jmsq: Jmsq,
         ("b", ["orders/1"], ""),
     ]
     jmsq("receive", "orders", "--max", "4", "--timeout", "10s")
-    stores = Path(servers) / "_jmsq" / "stores"
-    (stores / "b").rename(stores / "gone")
-    assert "StoreNotFoundError" in js("server", "list")[2]["away"]
-    (shown,) = js("stat", "orders")["destinations"]
-    assert [(row["member"], row["backlog"], row["holder"]) for row in shown["subscriptions"]] == [
-        (0, 0, None),
-        (1, 2, "(server b is away)"),
-    ]
-    assert not js("claims")
-    (stores / "gone").rename(stores / "b")
+    with Away(servers, "b"):
+        assert "StoreNotFoundError" in js("server", "list")[2]["away"]
+        (shown,) = js("stat", "orders")["destinations"]
+        assert [(row["member"], row["backlog"], row["holder"]) for row in shown["subscriptions"]] == [
+            (0, 0, None),
+            (1, 2, "(server b is away)"),
+        ]
+        assert not js("claims")
     assert sum(row["backlog"] for row in js("stat", "orders")["destinations"][0]["subscriptions"]) == 0
     assert [row["state"] for row in js("server", "list")] == ["up", "up", "up"]
     assert js("server", "stop", "b") == {"server": "b", "state": "down", "changed": ["orders"]}
@@ -69,10 +57,9 @@ def test_starting_a_server_that_was_never_stopped_changes_nothing(servers: str, 
 
 def test_server_that_is_away_is_listed_as_down(servers: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
     """D4, C14: the list has the state, the reason with its beginning, and the age of the lease."""
-    stores = Path(servers) / "_jmsq" / "stores"
     with spark_jms.connect(servers, housekeeping=False) as context, context.consumer("orders"):
         wait_until(lambda: js("server", "list")[2]["lease_age_s"] is not None)
-        (stores / "b").rename(stores / "gone")
+        Away(servers, "b").__enter__()  # to the end of the test
         wait_until(lambda: js("server", "list")[2]["state"] == "down")
     row = js("server", "list")[2]
     assert row["stopped"] is None
