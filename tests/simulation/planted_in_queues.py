@@ -3,11 +3,9 @@ tests/queue_model must notice it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
-
-import pytest
 
 from spark_jms.claims import planner
 from spark_jms.claims.batches import BatchMaker
@@ -29,21 +27,7 @@ from spark_jms.log.data_file import DataFile
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.send import TransactionId
 from spark_jms.log.snapshot import Snapshot
-
-Patch = pytest.MonkeyPatch
-
-
-@dataclass(frozen=True)
-class PlantedInQueues:
-    """`text`: a pattern that the violation must match. `often`: actions that the bug takes, ten times as often as usual."""
-
-    name: str
-    text: str
-    plant: Callable[[Patch], None]
-    often: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return self.name.replace(" ", "-")
+from tests.simulation.planted_patch import Patch, PlantedPatch
 
 
 # -- core -----------------------------------------------------------------------------------------------------------------
@@ -210,77 +194,75 @@ LOST = r"lost: |gone \(sequence|not drained"
 DOUBLED = r"delivered twice|received again|same sequence|two claims|two transfers|have gaps"
 
 PLANTED_IN_QUEUES = (
-    PlantedInQueues("redelivery is not flagged", DOUBLED, redelivery_is_not_flagged),
-    PlantedInQueues("second redelivery is not counted", DOUBLED, second_redelivery_is_not_counted, ("crash", "start")),
-    PlantedInQueues("part acknowledges the whole claim", LOST, part_acknowledges_the_whole_claim),
-    PlantedInQueues(
+    PlantedPatch("redelivery is not flagged", DOUBLED, redelivery_is_not_flagged),
+    PlantedPatch("second redelivery is not counted", DOUBLED, second_redelivery_is_not_counted, ("crash", "start")),
+    PlantedPatch("part acknowledges the whole claim", LOST, part_acknowledges_the_whole_claim),
+    PlantedPatch(
         "transfer returns what has arrived",
         r"received again|not drained",
         transfer_returns_what_has_arrived,
         ("move", "move_back"),
     ),
-    PlantedInQueues(
+    PlantedPatch(
         "sequences begin behind the files",
         DOUBLED + "|store knows message",
         sequences_begin_behind_the_files,
         ("purge",),
     ),
-    PlantedInQueues("transaction is not looked up", r"AssertionError", transaction_is_not_looked_up),
-    PlantedInQueues("purge asks for no subscription", LOST, purge_asks_for_no_subscription, ("purge",)),
-    PlantedInQueues(
+    PlantedPatch("transaction is not looked up", r"AssertionError", transaction_is_not_looked_up),
+    PlantedPatch("purge asks for no subscription", LOST, purge_asks_for_no_subscription, ("purge",)),
+    PlantedPatch(
         "compaction changes the order",
         r"another message's content|out of order",
         compaction_changes_the_order,
         ("compact",),
     ),
-    PlantedInQueues(
+    PlantedPatch(
         "compaction leaves out a row", r"another message's content", compaction_leaves_out_a_row, ("compact",)
     ),
-    PlantedInQueues(
+    PlantedPatch(
         "old staged files are sent",
         LOST,
         old_staged_files_are_sent,
         ("stage", "wait_hours", "clean_up", "commit_staged"),
     ),
-    PlantedInQueues(
+    PlantedPatch(
         "staged files of another table are sent",
         r"routed for another table",
         staged_files_of_another_table_are_sent,
         ("stage", "drop", "apply", "commit_staged"),
     ),
-    PlantedInQueues(
+    PlantedPatch(
         "claim numbers come again", r"gives claim number \d+ again", claim_numbers_come_again, ("crash", "start")
     ),
-    PlantedInQueues(
+    PlantedPatch(
         "older checkpoint is accepted", r"was not refused", older_checkpoint_is_accepted, ("copy", "crash", "start")
     ),
-    PlantedInQueues(
+    PlantedPatch(
         "copy runs beside its original",
         r"without a record of its own|beside another instance",
         copy_runs_beside_its_original,
         ("copy",),
     ),
-    PlantedInQueues(
+    PlantedPatch(
         "checkpoint of another table is accepted",
         r"AssertionError",
         checkpoint_of_another_table_is_accepted,
         ("drop", "apply", "start", "crash"),
     ),
-    PlantedInQueues(
+    PlantedPatch(
         "consumer does not look for a new table",
         r"a destination that was dropped",
         consumer_does_not_look_for_a_new_table,
         ("drop", "apply"),
     ),
-    PlantedInQueues("units of others are claimed", r"got units of order", units_of_others_are_claimed),
-    PlantedInQueues(
+    PlantedPatch("units of others are claimed", r"got units of order", units_of_others_are_claimed),
+    PlantedPatch(
         "undeliverable messages block no unit", r"before an earlier one", undeliverable_messages_block_no_unit
     ),
-    PlantedInQueues(
-        "unlogged claims are kept", r"not drained|two claims", unlogged_claims_are_kept, ("crash", "start")
-    ),
-    PlantedInQueues("moved messages are acknowledged first", LOST, moved_messages_are_acknowledged_first),
-    PlantedInQueues(
+    PlantedPatch("unlogged claims are kept", r"not drained|two claims", unlogged_claims_are_kept, ("crash", "start")),
+    PlantedPatch("moved messages are acknowledged first", LOST, moved_messages_are_acknowledged_first),
+    PlantedPatch(
         "intent is written after the append", DOUBLED, intent_is_written_after_the_append, ("move", "move_back")
     ),
 )

@@ -9,7 +9,7 @@ from spark_jms.claims.isolation import Isolation
 from spark_jms.claims.subscriber import Subscriber
 from spark_jms.core.batch import Batch
 from spark_jms.core.poison import Trial
-from tests.simulation.planted_in_queues import Patch, PlantedInQueues
+from tests.simulation.planted_patch import Patch, PlantedPatch
 
 LOST, POISON, TWICE = r"messages were lost", r"not the poison was set aside", r"a message came twice, and not flagged"
 
@@ -44,9 +44,9 @@ def servers_claim_the_rest_unflagged(patch: Patch) -> None:
 
 
 PLANTED_IN_SERVERS = (
-    PlantedInQueues("copies of a trial are not written", rf"{LOST}|{POISON}", copies_are_not_written),
-    PlantedInQueues("server acknowledges withheld messages", LOST, server_acknowledges_what_was_withheld),
-    PlantedInQueues("death of a driver counts as a failure", POISON, attempt_of_a_dead_driver_counts_as_a_failure),
-    PlantedInQueues("carried messages are forgotten", TWICE, carried_messages_are_forgotten),
-    PlantedInQueues("rest is claimed unflagged", TWICE, servers_claim_the_rest_unflagged),
+    PlantedPatch("copies of a trial are not written", rf"{LOST}|{POISON}", copies_are_not_written),
+    PlantedPatch("server acknowledges withheld messages", LOST, server_acknowledges_what_was_withheld),
+    PlantedPatch("death of a driver counts as a failure", POISON, attempt_of_a_dead_driver_counts_as_a_failure),
+    PlantedPatch("carried messages are forgotten", TWICE, carried_messages_are_forgotten),
+    PlantedPatch("rest is claimed unflagged", TWICE, servers_claim_the_rest_unflagged),
 )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
-import pytest
 
 from spark_jms.claims import distributed, scan, stores, subscription_use
 from spark_jms.claims.housekeeper import Housekeeper
@@ -16,20 +14,7 @@ from spark_jms.core.destination import Destination
 from spark_jms.core.outages import Outages
 from spark_jms.errors import ServerDownError
 from spark_jms.log import server_state
-
-Patch = pytest.MonkeyPatch
-
-
-@dataclass(frozen=True)
-class PlantedInTopics:
-    """`text`: a pattern that the violation must match."""
-
-    name: str
-    text: str
-    plant: Callable[[Patch], None]
-
-    def __str__(self) -> str:
-        return self.name.replace(" ", "-")
+from tests.simulation.planted_patch import Patch, PlantedPatch
 
 
 def outages_are_not_noted(patch: Patch) -> None:
@@ -79,25 +64,25 @@ def members_are_looked_for_at_their_server(patch: Patch) -> None:
 
 
 PLANTED_IN_TOPICS = [
-    PlantedInTopics("outages are not noted", "got what its server has missed", outages_are_not_noted),
-    PlantedInTopics("outages end with the outage", "got what its server has missed", outages_end_with_the_outage),
-    PlantedInTopics("an outage begins late", "got what its server has missed", outage_begins_late),
-    PlantedInTopics(
+    PlantedPatch("outages are not noted", "got what its server has missed", outages_are_not_noted),
+    PlantedPatch("outages end with the outage", "got what its server has missed", outages_end_with_the_outage),
+    PlantedPatch("an outage begins late", "got what its server has missed", outage_begins_late),
+    PlantedPatch(
         "persistent messages are skipped", "has lost|which it has not received", persistent_messages_are_skipped_too
     ),
-    PlantedInTopics("one down server stops senders", "one server is enough", one_server_that_is_down_stops_senders),
-    PlantedInTopics("purge does not ask who listens", "DataLossError|has lost", purge_does_not_ask_who_listens),
-    PlantedInTopics(
+    PlantedPatch("one down server stops senders", "one server is enough", one_server_that_is_down_stops_senders),
+    PlantedPatch("purge does not ask who listens", "DataLossError|has lost", purge_does_not_ask_who_listens),
+    PlantedPatch(
         "positions are looked for at the member",
         "the purge has left|which it has not received|was purged|DataLossError",
         positions_are_looked_for_at_the_member,
     ),
-    PlantedInTopics(
+    PlantedPatch(
         "a new subscription begins at the front",
         "got what was sent before it began",
         new_subscription_begins_at_the_front,
     ),
-    PlantedInTopics(
+    PlantedPatch(
         "members are looked for at their server", "has lost|got a message twice", members_are_looked_for_at_their_server
     ),
 ]

@@ -7,7 +7,8 @@ import re
 import pytest
 
 from tests.queue_model import run
-from tests.simulation.planted_in_queues import PLANTED_IN_QUEUES, PlantedInQueues
+from tests.simulation.planted_in_queues import PLANTED_IN_QUEUES
+from tests.simulation.planted_patch import PlantedPatch, first_violation
 
 SEEDS = range(40)
 
@@ -15,20 +16,11 @@ SEEDS = range(40)
 pytestmark = pytest.mark.usefixtures("quiet_model")
 
 
-def first_violation(planted: PlantedInQueues) -> tuple[int, str]:
-    for seed in SEEDS:
-        try:
-            run(seed, often=planted.often)
-        except Exception as violation:  # noqa: BLE001 - the code under test may be the one that notices
-            return seed, f"{type(violation).__name__}: {violation}"
-    pytest.fail(f"{planted.name}: not found in {len(SEEDS)} seeds")
-
-
 @pytest.mark.parametrize("planted", PLANTED_IN_QUEUES, ids=str)
-def test_queue_model_finds_a_planted_bug(planted: PlantedInQueues, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queue_model_finds_a_planted_bug(planted: PlantedPatch, monkeypatch: pytest.MonkeyPatch) -> None:
     """C5, C8, C9, C13, C18: within 40 seeds, and for the right reason."""
     planted.plant(monkeypatch)
-    seed, text = first_violation(planted)
+    seed, text = first_violation(planted, lambda seed: run(seed, often=planted.often), SEEDS)
     assert re.search(planted.text, text), f"seed {seed}: {text}"
 
 
