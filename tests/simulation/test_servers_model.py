@@ -20,17 +20,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from spark_jms.admin.pause import pause, resume
-from spark_jms.claims import batches, branch, distributed, members, previous_batch, progress
 from spark_jms.claims.batches import ConsumerSettings
 from spark_jms.claims.distributed import DistributedSubscriber
-from spark_jms.claims.lane import Inline
-from spark_jms.claims.subscriber import Subscriber
 from spark_jms.claims.views import is_empty
-from spark_jms.core.batch import Batch, Limits
+from spark_jms.core.batch import Batch
 from spark_jms.core.destination import Destination
 from spark_jms.core.pause import CONSUMPTION
-from spark_jms.errors import MemberRemovalError, MemberUnavailableError, ServerDownError
-from spark_jms.log import domain, storage
+from spark_jms.core.ranges import Ranges
+from spark_jms.errors import MemberRemovalError, ServerDownError
+from spark_jms.log import domain
 from spark_jms.log.declarations import apply_destinations
 from spark_jms.log.domain import Domain
 from spark_jms.log.message_writer import MessageWriter
@@ -41,67 +39,42 @@ from spark_jms.store import MemoryStore, OutcomeUnknownError, StoreBusyError
 from spark_jms.store.routed import RoutedStore
 from spark_jms.testing.memory_storage import MemoryStorage
 from tests.queue_model.clock import Clock
+from tests.topics_model.emulated_query import EmulatedQuery
 from tests.topics_model.faults import Faults
+from tests.topics_model.in_memory import in_memory
+from tests.topics_model.life import Delivery, Key, deliveries
 
 ROOT = "memory://servers-model"
 SEEDS = int(os.environ.get("JMSQ_SEEDS", "2000")) // 10
 STEPS = 60
-Key = tuple[int, int]  # member, sequence
 
 pytestmark = pytest.mark.usefixtures("quiet_model")
 
 
-class Query:
-    """A streaming query: its offset log and commit log outlive a crash, and so does the sink."""
+class Query(EmulatedQuery):
+    """Its sink outlives a crash, as its logs do."""
 
     def __init__(self, name: str, world: World) -> None:
-        self.name, self._world = name, world
-        self.offsets: list[Batch] = []
-        self.committed = 0
-        self.sink: dict[int, list[tuple[Key, bool]]] = {}  # by batch number
+        super().__init__(name, world.store, world.random)
+        self._world = world
+        self.sink: dict[int, list[Delivery]] = {}  # by batch number
         self.tried: dict[int, int] = {}  # batch number -> the smallest part of it that was delivered
-        self.subscriber: DistributedSubscriber | None = None
 
-    def step(self) -> None:
-        world = self._world
-        if self.subscriber is None:
-            self.subscriber = DistributedSubscriber(
-                world.domain,
-                world.store,
-                "orders",
-                "-",
-                self.name,
-                ConsumerSettings(isolates_poison=world.isolates),
-                world.clock.ms,
-                lane=lambda name: Inline(),
-                monotonic_s=world.clock.monotonic,
-            )
-        if len(self.offsets) > self.committed:
-            self._run(self.committed, self.offsets[-1])
-            return
-        start = self.offsets[-1] if self.offsets else Batch(self.name, table=self.subscriber.table_id)
-        batch = self.subscriber.next_batch(start, Limits(max_messages=world.random.choice([1, 3, None])))
-        if batch is not None and world.random.random() > 0.1:  # or Spark dies before it logs the offset
-            self.offsets.append(Batch.from_json(batch.to_json()))
-        elif batch is not None:
-            self.crash()
+    def _opened(self) -> DistributedSubscriber:
+        settings = ConsumerSettings(isolates_poison=self._world.isolates)
+        return DistributedSubscriber(self._world.domain, self._world.store, "orders", "-", self.name, settings)
 
-    def _run(self, number: int, batch: Batch) -> None:
+    def _cannot_resume(self) -> None:
         assert self.subscriber is not None
-        try:
-            withheld = self.subscriber.resume(batch)
-        except MemberUnavailableError:
-            if self._world.random.random() < 0.5:
-                self.subscriber.close()
-                self.subscriber = None
-            return
+        if self._chance.random() < 0.5:
+            self.subscriber.close()
+            self.subscriber = None
+
+    def _run(self, number: int, batch: Batch, withheld: dict[int, Ranges]) -> None:
+        assert self.subscriber is not None
         self._world.seen["left out"] += bool(self.subscriber._left_out.claims())
-        rows = []
-        for member, pick in batch.delivered.items():
-            picks = pick.picks - withheld[member] if member in withheld else pick.picks
-            flagged = {n for some in pick.redelivered.values() for n in some.numbers().tolist()}
-            rows += [((member, n), n in flagged) for n in picks.numbers().tolist()]
-        if self._world.random.random() < 0.1:
+        rows = deliveries(batch.delivered, withheld)
+        if self._chance.random() < 0.1:
             self.crash()  # before the sink has the batch
             return
         grown = self._world.isolates and len(rows) > self.tried.get(number, len(rows))
@@ -111,10 +84,10 @@ class Query:
             self.fail()
             return
         self.sink.setdefault(number, rows)
-        if len(rows) > 2 and self._world.random.random() < self._world.failing:
+        if len(rows) > 2 and self._chance.random() < self._world.failing:
             self.fail()  # behind the sink's commit
             return
-        if self._world.random.random() < 0.1:
+        if self._chance.random() < 0.1:
             self.crash()  # before Spark notes that it is done
             return
         self.committed += 1
@@ -125,15 +98,6 @@ class Query:
         self._world.seen["failures"] += 1
         self.subscriber.note_failure()
         self.subscriber.close()
-        self.subscriber = None
-
-    def crash(self) -> None:
-        if self.subscriber is not None:
-            for one in self.subscriber._branches.values():
-                if one._subscriber is not None:
-                    session = one._subscriber.members.session_id
-                    for store in self._world.stores.values():
-                        store._memory.detach(session)
         self.subscriber = None
 
 
@@ -165,8 +129,7 @@ class World:
     def boundary(self) -> None:
         """What each process's background thread does, also while another one waits."""
         for query in self.queries:
-            if query.subscriber is not None:
-                query.subscriber.hand_over()
+            query.hand_over()
 
     def apply(self, *servers: str) -> None:
         wanted = Destination("orders", "distributed-queue", len(servers), servers=servers, error_destination="failed")
@@ -262,7 +225,7 @@ class World:
         self.check()
 
     def is_drained(self) -> bool:
-        busy = any(len(query.offsets) > query.committed for query in self.queries)
+        busy = any(query.is_busy for query in self.queries)
         taken = {key for q in self.queries for rows in q.sink.values() for key, _ in rows}
         return not busy and taken | self.poison >= self.sent and len(self.set_aside()) >= len(self.poison)
 
@@ -288,18 +251,7 @@ class World:
 
 def run(seed: int) -> World:
     files, clock = MemoryStorage(), Clock()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(domain, "open_storage", lambda root: files)
-        for module in (batches, branch, distributed, members, previous_batch, progress, storage):
-            patch.setattr(module, "time", clock)
-        real = DistributedSubscriber._opened
-
-        def opened(self: DistributedSubscriber, server: str) -> Subscriber:
-            made = real(self, server)
-            made.members._monotonic_s = clock.monotonic
-            return made
-
-        patch.setattr(DistributedSubscriber, "_opened", opened)
+    with in_memory(files, clock) as patch:
         world = World(files, clock, seed, patch)
         world.run()
     return world

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from spark_jms.core.batch import MemberPick
+from spark_jms.core.ranges import Ranges
+
 Key = tuple[int, int]  # member, sequence
+Delivery = tuple[Key, bool]  # with whether it is flagged as redelivered
+
+
+def deliveries(members: Mapping[int, MemberPick], withheld: Mapping[int, Ranges] | None = None) -> list[Delivery]:
+    """The messages of a batch, without those that are withheld."""
+    found: list[Delivery] = []
+    for member, pick in members.items():
+        flagged = {n for some in pick.redelivered.values() for n in some.numbers().tolist()}
+        picks = pick.picks - withheld[member] if withheld and member in withheld else pick.picks
+        found += [((member, n), n in flagged) for n in picks.numbers().tolist()]
+    return found
 
 
 @dataclass(frozen=True)
@@ -28,7 +42,7 @@ class Life:
     keeps: bool
     begin: int  # how many messages were sent before
     users: set[str] = field(default_factory=set)
-    got: list[tuple[Key, bool]] = field(default_factory=list)  # with whether it was flagged
+    got: list[Delivery] = field(default_factory=list)
 
     def expected(self, sent: Sequence[SentMessage]) -> set[Key]:
         return {message.key for message in sent[self.begin :]} - self.skipped(sent)
@@ -37,9 +51,6 @@ class Life:
         """What it misses because its server was down."""
         missed = (message for message in sent[self.begin :] if self.server in message.down)
         return {message.key for message in missed if not (message.persistent and self.keeps)}
-
-    def receive(self, keys: Iterable[Key], flagged: Collection[Key]) -> None:
-        self.got += [(key, key in flagged) for key in keys]
 
     def check(self, sent: Sequence[SentMessage]) -> None:
         """At any moment: nothing from nowhere, nothing that was to be skipped, nothing twice that was not flagged."""

@@ -15,7 +15,7 @@ from spark_jms.log.domain import Domain
 from spark_jms.store import StoreError
 from spark_jms.store.routed import RoutedStore
 from tests.topics_model.crash import crash
-from tests.topics_model.life import Life
+from tests.topics_model.life import Life, deliveries
 from tests.topics_model.lives import Lives
 from tests.topics_model.query import TOPIC
 
@@ -74,10 +74,8 @@ class Listener:
         assert self.life is not None
         limits = Limits(max_messages=self._chance.choice([1, 3, 10]))
         batch = self.subscriber.next_batch(Batch(self.subscriber.consumer), limits)
-        for member, pick in batch.members.items() if batch else ():
-            flagged = {(member, n) for some in pick.redelivered.values() for n in some.numbers().tolist()}
-            self.life.receive([(member, n) for n in pick.picks.numbers().tolist()], flagged)
         if batch:
+            self.life.got += deliveries(batch.members)
             self._pending[batch.claim] = {member: pick.picks for member, pick in batch.members.items()}
 
     def acknowledge(self) -> None:

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
 
-from spark_jms.claims import batches, branch, distributed, lane, members, previous_batch, progress, subscription_use
-from spark_jms.claims.distributed import DistributedSubscriber
 from spark_jms.claims.housekeeper import Housekeeper
-from spark_jms.claims.lane import Inline
 from spark_jms.claims.leftovers import clear_leftovers
 from spark_jms.claims.positions import ensure_subscription
 from spark_jms.claims.record_sets import read_state, state_of
-from spark_jms.claims.subscriber import Subscriber
 from spark_jms.claims.views import is_empty
 from spark_jms.core.destination import Destination
 from spark_jms.core.lease_term import LeaseTerm
@@ -25,7 +20,7 @@ from spark_jms.core.message import NON_PERSISTENT, PERSISTENT
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.subscription_name import server_of_subscription
 from spark_jms.errors import MemberRemovalError, ServerDownError
-from spark_jms.log import breath, domain, storage
+from spark_jms.log import domain
 from spark_jms.log.declarations import apply_destinations
 from spark_jms.log.domain import Domain
 from spark_jms.log.message_writer import MessageWriter
@@ -38,6 +33,7 @@ from spark_jms.store.routed import RoutedStore
 from spark_jms.testing.memory_storage import MemoryStorage
 from tests.queue_model.clock import Clock
 from tests.topics_model.faults import Faults
+from tests.topics_model.in_memory import in_memory
 from tests.topics_model.life import Key, Life, SentMessage
 from tests.topics_model.listener import Listener
 from tests.topics_model.lives import Lives
@@ -287,40 +283,7 @@ class World:
 def run(seed: int) -> World:
     kind = KINDS[seed % len(KINDS)]
     files, clock = MemoryStorage(), Clock()
-    with _in_memory(files, clock) as patch:
+    with in_memory(files, clock) as patch:
         world = World(files, clock, seed, kind, patch)
         world.run()
     return world
-
-
-@contextmanager
-def _in_memory(files: MemoryStorage, clock: Clock) -> Iterator[pytest.MonkeyPatch]:
-    """Storage in memory, the model's clock everywhere, and no threads."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(domain, "open_storage", lambda root: files)
-        for module in (
-            batches,
-            branch,
-            breath,
-            distributed,
-            members,
-            previous_batch,
-            progress,
-            storage,
-            subscription_use,
-        ):
-            patch.setattr(module, "time", clock)
-        patch.setattr(subscription_use, "random", random.Random(0))
-        patch.setattr(lane, "Lane", lambda name: Inline())
-        defaults = DistributedSubscriber.__init__.__kwdefaults__
-        patch.setitem(defaults, "lane", lambda name: Inline())
-        patch.setitem(defaults, "monotonic_s", clock.monotonic)
-        opened = DistributedSubscriber._opened
-
-        def on_the_clock(self: DistributedSubscriber, server: str) -> Subscriber:
-            made = opened(self, server)
-            made.members._monotonic_s = clock.monotonic
-            return made
-
-        patch.setattr(DistributedSubscriber, "_opened", on_the_clock)
-        yield patch
