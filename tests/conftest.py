@@ -78,15 +78,10 @@ def root(tmp_path: Path) -> str:
 @pytest.fixture(scope="session")
 def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivatePostgresql]:
     """One server of our own for the whole run, on a port of its own; a test takes a schema of its own (`uri`)."""
-    from spark_jms.setup.errors import PostgresqlNotFoundError
-    from spark_jms.testing.postgresql import PrivatePostgresql
+    from tests.databases import private_postgresql
 
-    try:
-        server = PrivatePostgresql()
-    except PostgresqlNotFoundError as error:
-        pytest.skip(f"no PostgreSQL server: {error}")
-    yield server
-    server.close()
+    with private_postgresql() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -9,10 +9,19 @@ from pathlib import Path
 import pytest
 
 from spark_jms.store.regions.memory_lock import can_lock
+from spark_jms.testing.postgresql import PrivatePostgresql
+from tests.databases import private_postgresql
 from tests.process.regions_cluster import FaultyDaemons, Make
 
 if not can_lock(2 << 30):  # an ordinary user: tests that start daemons without `jmsq store up`
     os.environ.setdefault("RS_LOCK_MEMORY", "false")
+
+
+@pytest.fixture
+def database() -> Iterator[PrivatePostgresql]:
+    """One that the test may stop."""
+    with private_postgresql() as server:
+        yield server
 
 
 @pytest.fixture

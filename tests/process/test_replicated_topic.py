@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
-
-import pytest
 
 import spark_jms
 from spark_jms.client import Consumer, Context
 from spark_jms.errors import MemberLostException, MemberUnavailableError
 from spark_jms.log.domain import Domain
-from spark_jms.setup.errors import PostgresqlNotFoundError
 from spark_jms.testing.postgresql import PrivatePostgresql
 from spark_jms.testing.waiting import wait_until
 
 LIMIT_S = 120.0
-
-
-@pytest.fixture
-def database() -> Iterator[PrivatePostgresql]:
-    try:
-        server = PrivatePostgresql()
-    except PostgresqlNotFoundError as error:
-        pytest.skip(f"no PostgreSQL server: {error}")
-    yield server
-    server.close()
 
 
 def send(context: Context, phase: str) -> None:

@@ -7,20 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from spark_jms.setup.errors import PostgresqlNotFoundError
 from spark_jms.testing.postgresql import PrivatePostgresql
 from tests.daemons import Daemons
 from tests.process.three_servers import make_domain, run_faults
-
-
-@pytest.fixture
-def database() -> Iterator[PrivatePostgresql]:
-    try:
-        server = PrivatePostgresql()
-    except PostgresqlNotFoundError as error:
-        pytest.skip(f"no PostgreSQL server: {error}")
-    yield server
-    server.close()
 
 
 @pytest.fixture
