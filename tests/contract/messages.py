@@ -1,4 +1,4 @@
-"""Short ways to send and receive texts."""
+"""Short ways to send, receive and reject messages."""
 
 from __future__ import annotations
 
@@ -10,6 +10,13 @@ def texts(consumer: Consumer, count: int) -> list[str | None]:
     got = [consumer.receive(timeout=10) for _ in range(count)]
     assert all(got)
     return [m.text for m in got if m]
+
+
+def reject_next(consumer: Consumer, count: int) -> None:
+    for _ in range(count):
+        message = consumer.receive(5)
+        assert message is not None
+        message.reject()
 
 
 def send_texts(context: Context, *values: str, to: str = "orders") -> None:

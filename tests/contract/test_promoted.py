@@ -35,7 +35,7 @@ from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.table_schema import column_types
 from spark_jms.testing import memory_domain
-from tests.contract.messages import texts, texts_now
+from tests.contract.messages import reject_next, texts, texts_now
 
 SELECTORS = (
     "amount > 50",
@@ -240,10 +240,7 @@ def test_moves_between_destinations_with_other_promotions(context: Context) -> N
     assert move(context._domain, context._store, MoveOrder("orders", "others", limit=3), wait_s=5).moved == 3
     assert [(f.rows, f.promoted) for f in files(context, "others")] == [(3, {"region"})]
     with context.consumer("orders") as consumer:
-        for _ in range(3):
-            message = consumer.receive(5)
-            assert message is not None
-            message.reject()
+        reject_next(consumer, 3)
         assert consumer.receive(0) is None
     assert {f.promoted for f in files(context, "others")} == {frozenset(["region"])}
     assert sum(f.rows for f in files(context, "others")) == 6

@@ -30,6 +30,7 @@ from spark_jms.errors import (
 from spark_jms.log.declarations import apply_destinations
 from spark_jms.log.storage import now_ms
 from spark_jms.testing import memory_domain
+from tests.contract.messages import reject_next
 
 QUEUES: dict[str, Any] = {
     "orders": {"kind": "queue", "redelivery_limit": 2, "error_destination": "failed"},
@@ -310,10 +311,7 @@ def failed_ones(context: Context) -> None:
     for n in range(4):
         context.producer("bills").send(text=f"b{n}", properties={"n": n}, time_to_live="1 h")
     with context.consumer("bills") as consumer:
-        for _ in range(4):
-            message = consumer.receive(5)
-            assert message is not None
-            message.reject()
+        reject_next(consumer, 4)
     context.producer("orders").send(text="o", priority=3)
     fail(context, "orders", 3)
     assert take(context, "bills") is None

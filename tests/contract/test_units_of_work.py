@@ -33,6 +33,7 @@ from spark_jms.log.compaction import compact
 from spark_jms.log.domain import Domain
 from spark_jms.log.storage import now_ms
 from spark_jms.testing import memory_domain
+from tests.contract.messages import reject_next
 
 WHOLE: dict[str, Any] = {"kind": "queue", "unit_of_work_handling_policy": "SingleMessageDelivery"}
 QUEUES: dict[str, Any] = {
@@ -159,10 +160,7 @@ def test_unit_beyond_the_redelivery_limit_moves_whole(context: Context) -> None:
     """T12, C8: to the error destination, which passes its parts through."""
     put(context, part("a", 1), part("a", 2, end=True), to="failing")
     with context.consumer("failing") as consumer:
-        for _ in range(2):
-            message = consumer.receive(5)
-            assert message is not None
-            message.reject()
+        reject_next(consumer, 2)
         assert consumer.receive(0) is None
     assert received(context, "errors") == ["a1", "a2"]
 

@@ -9,6 +9,7 @@ import pytest
 
 from spark_jms import apply, connect
 from tests.contract.cli.commands import Jmsq, files_of
+from tests.contract.messages import reject_next
 
 MODULE = {
     "destinations": {
@@ -25,10 +26,7 @@ def failed(root: str) -> str:
     with connect(root, housekeeping=False) as context:
         context.producer("orders").send_many({"text": f"m{n}", "properties": {"n": n}} for n in range(5))
         with context.consumer("orders") as consumer:
-            for _ in range(5):
-                message = consumer.receive(5)
-                assert message is not None
-                message.reject()
+            reject_next(consumer, 5)
             assert consumer.receive(0) is None
     return root
 
