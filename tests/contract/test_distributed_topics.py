@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import runpy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +39,6 @@ from spark_jms.store import OutcomeUnknownError
 from spark_jms.testing.waiting import wait_until
 from tests.contract.servers import SERVERS, Away, applied
 from tests.contract.source_steps import LIMIT, next_offset, texts_of
-
-PROJECT = Path(__file__).parents[2]
 
 
 def module(*servers: str, **more: Any) -> dict[str, Any]:
@@ -90,12 +87,11 @@ def messages_in_files(context: Context) -> int:
 
 
 # -- partitioned (D7) --------------------------------------------------------------------------------------------------
-def test_example_of_copies_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_of_copies_runs(run_example: Callable[[str], str]) -> None:
     """D7, D10: examples/topic_copies.py: one copy per application is a subscription that its instances share, one copy per
     instance a subscription for each; on one server and on two."""
-    runpy.run_path(str(PROJECT / "examples" / "topic_copies.py"), run_name="__main__")
     expected = "billing has 12, screen-1 has 12, screen-2 has 12 of 12 messages"
-    assert capsys.readouterr().out.splitlines() == [f"on one server: {expected}", f"on two servers: {expected}"]
+    assert run_example("topic_copies.py").splitlines() == [f"on one server: {expected}", f"on two servers: {expected}"]
 
 
 def test_topics_are_partitioned_unless_they_say_otherwise(tmp_path: Path) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import runpy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -196,10 +195,9 @@ def test_forward_command(tmp_path: Path) -> None:
         assert CliRunner().invoke(cli, command).stdout == ""
 
 
-def test_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_runs(run_example: Callable[[str], str]) -> None:
     """D10: examples/use_cases.py: paired, balanced, forwarding."""
-    runpy.run_path(str(Path(__file__).parents[2] / "examples" / "use_cases.py"), run_name="__main__")
-    assert capsys.readouterr().out.splitlines() == [
+    assert run_example("use_cases.py").splitlines() == [
         "paired: the consumer on d1 received ['d1 0', 'd1 1', 'd1 2']",
         "paired: the consumer on d2 received ['d2 0', 'd2 1', 'd2 2']",
         "balanced: d1 received 3 of 6",

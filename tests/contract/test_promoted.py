@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-import runpy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -319,9 +318,8 @@ def test_acknowledgement_table_has_no_promoted_columns(context: Context) -> None
     assert sum(row.messages for row in views.acknowledgements(context._domain, context._store, "new")) == 9
 
 
-def test_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_runs(run_example: Callable[[str], str]) -> None:
     """C7: examples/client_promoted.py."""
-    runpy.run_path(str(Path(__file__).parents[2] / "examples" / "client_promoted.py"), run_name="__main__")
-    told = capsys.readouterr().out
+    told = run_example("client_promoted.py")
     assert "amount > 970: 31 messages, 'sent before' and 'a whole number' among them" in told
     assert "amount > 970: skips 900 message(s) by statistics" in told

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import runpy
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +32,6 @@ from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader
 from spark_jms.testing import memory_domain, wait_until
 
-PROJECT = Path(__file__).parents[2]
 LIMIT_S = 30
 Answer = Callable[[Message], object]
 
@@ -323,7 +321,6 @@ def test_requests_continue_after_their_queue_was_deleted(context: Context, serve
     assert name not in folders(context.root)
 
 
-def test_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_runs(run_example: Callable[[str], str]) -> None:
     """C15, M10: examples/client_request.py."""
-    runpy.run_path(str(PROJECT / "examples" / "client_request.py"), run_name="__main__")
-    assert "21 + 21 = 42" in capsys.readouterr().out
+    assert "21 + 21 = 42" in run_example("client_request.py")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import runpy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -299,10 +298,9 @@ def _raises(consumer: Any) -> bool:
     return False
 
 
-def test_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_runs(run_example: Callable[[str], str]) -> None:
     """D4, M10: examples/servers.py."""
-    runpy.run_path(str(Path(__file__).parents[2] / "examples" / "servers.py"), run_name="__main__")
-    without, back = capsys.readouterr().out.splitlines()[1:]
+    without, back = run_example("servers.py").splitlines()[1:]
     assert len(without.split(",")) == len(back.split(",")) == 2
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import runpy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -365,10 +364,9 @@ def test_settings_that_contradict_are_refused(tmp_path: Path) -> None:
         context.producer("nowhere")
 
 
-def test_example_prints_each_unit_when_it_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_prints_each_unit_when_it_is_complete(run_example: Callable[[str], str]) -> None:
     """T12: examples/client_unit_of_work.py."""
-    runpy.run_path(str(Path(__file__).parents[2] / "examples" / "client_unit_of_work.py"), run_name="__main__")
-    assert capsys.readouterr().out.splitlines() == [
+    assert run_example("client_unit_of_work.py").splitlines() == [
         "complete: helmet 8 ['helmet', 'strap']",
         "the bicycle waits: None",
         "complete: bicycle 7 ['frame', 'wheels', 'bell']",
