@@ -123,6 +123,16 @@ class Query:
             self.committed_hook()
 
 
+def drained_by_dying_driver(root: str, attempt: int) -> tuple[list[str], Sink]:
+    """Sends eight texts, the sixth of them poison, and drains them with a driver that dies at this attempt: before the sink
+    commits if its number is odd, else after it. Returns the texts, and the sink."""
+    texts = [f"{attempt}/{n}" for n in range(8)]
+    send(root, "orders", *texts)
+    sink = Sink(bad={texts[5]}, **{"dies_before" if attempt % 2 else "dies_after": {attempt}})
+    Query(root, "orders", sink).drain()
+    return texts, sink
+
+
 def send(root: str, to: str, *texts: str, group: str | None = None) -> None:
     with connect(root, housekeeping=False) as context:
         context.producer(to).send_many({"text": text, "group_id": group} for text in texts)

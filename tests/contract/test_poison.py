@@ -21,7 +21,7 @@ from spark_jms.spark import worker
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader
 from spark_jms.testing import memory_domain
-from tests.contract.poison_query import Query, Row, Sink, numbers, received, send
+from tests.contract.poison_query import Query, Row, Sink, drained_by_dying_driver, numbers, received, send
 
 QUEUES: dict[str, Any] = {
     "orders": {"kind": "queue", "error_destination": "failed", "redelivery_limit": 1},
@@ -264,11 +264,7 @@ def test_sink_that_committed_before_the_crash_gets_withheld_messages_again_flagg
 def test_driver_that_dies_at_any_attempt_loses_nothing(root: str) -> None:
     """M4: before or after the sink's commit, in every attempt of an isolation: only flagged messages come twice."""
     for number in range(1, 13):
-        texts = [f"{number}/{n}" for n in range(8)]
-        send(root, "orders", *texts)
-        when = {"dies_before" if number % 2 else "dies_after": {number}}
-        sink = Sink(bad={f"{number}/5"}, **when)
-        Query(root, "orders", sink).drain()
+        texts, sink = drained_by_dying_driver(root, number)
         assert set(sink.texts) == set(texts) - sink.bad
         seen = Counter(sink.texts)
         flagged = {row["text"] for row in sink.rows if row["JMSRedelivered"]}

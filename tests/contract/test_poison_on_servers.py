@@ -18,7 +18,7 @@ from spark_jms.log.domain import Domain
 from spark_jms.log.server_state import start_server, stop_server
 from spark_jms.spark import worker
 from spark_jms.store import MemoryStore, OutcomeUnknownError, StoreBusyError
-from tests.contract.poison_query import Query, Sink, numbers, received, send
+from tests.contract.poison_query import Query, Sink, drained_by_dying_driver, numbers, received, send
 from tests.contract.servers import stopped
 
 SERVERS = ("a", "b", "c")
@@ -82,10 +82,7 @@ def test_poison_messages_of_several_servers_are_set_aside(root: str, bad: set[st
 def test_driver_that_dies_at_any_attempt_loses_nothing_on_servers(root: str) -> None:
     """M4, M10: before or after the sink's commit, in every attempt."""
     for number in range(1, 11):
-        texts = [f"{number}/{n}" for n in range(8)]
-        send(root, "orders", *texts)
-        sink = Sink(bad={f"{number}/5"}, **{"dies_before" if number % 2 else "dies_after": {number}})
-        Query(root, "orders", sink).drain()
+        texts, sink = drained_by_dying_driver(root, number)
         check(sink, texts, sink.bad)
         assert [m.text for m in received(root, "failed")] == [f"{number}/5"]
         assert received(root, "orders") == []
