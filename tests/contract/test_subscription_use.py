@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +21,7 @@ from spark_jms.log.purge import TOPIC_WITHOUT_SUBSCRIPTIONS_RETENTION_MS, purge
 from spark_jms.log.storage import now_ms
 from spark_jms.store import MemoryStore
 from spark_jms.testing import memory_domain, wait_until
+from tests.contract.killed import killed_client
 from tests.contract.messages import texts_now
 
 LIMIT_S = 30.0
@@ -276,32 +273,21 @@ def test_consumer_whose_subscription_has_ended_fails(context: Context) -> None:
         consumer.receive(timeout=0)
 
 
-_CHILD = """
-import sys, time
-from spark_jms import connect
-context = connect(sys.argv[1], housekeeping=False)
+_CLIENT = """
 alone = context.consumer("prices")
 shared = context.consumer("prices", subscription="s", durable=False, sharing="exclusive")
 context.producer("prices").send(text="x")
 assert alone.receive(timeout=20) and shared.receive(timeout=20)
-print("ready", flush=True)
-time.sleep(600)
 """
 
 
 def test_killed_process_leaves_nothing_behind() -> None:
     """C10: after kill -9 the next housekeeping clears its subscriptions, and an exclusive one can be used again."""
     with memory_domain("file", prices="topic") as root, connect(root, housekeeping=False) as context:
-        child = subprocess.Popen([sys.executable, "-c", _CHILD, root], stdout=subprocess.PIPE, text=True)
-        try:
-            assert child.stdout is not None
-            assert child.stdout.readline() == "ready\n"
+        with killed_client(root, _CLIENT):
             assert uses(context) == {"~~1", "~s"}
             with pytest.raises(SubscriptionInUseError):
                 context.consumer("prices", subscription="s", durable=False)
-        finally:
-            os.kill(child.pid, signal.SIGKILL)
-            child.communicate()
         wait_until(lambda: uses(context) == set(), LIMIT_S)
         assert filled_records(context) != []
         with context._store.connect("housekeeping") as session:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +19,7 @@ from spark_jms.errors import SubscriptionInUseError
 from spark_jms.log.purge import TOPIC_WITHOUT_SUBSCRIPTIONS_RETENTION_MS, purge
 from spark_jms.log.storage import now_ms
 from spark_jms.testing.waiting import wait_until
+from tests.contract.killed import killed_client
 from tests.contract.servers import applied
 from tests.contract.test_distributed_topics import messages_in_files, module, received, send, uses
 
@@ -121,32 +118,21 @@ def test_purge_beside_a_new_subscription_removes_nothing_of_it(
     assert received(opened[0], 3) == ["4", "5", "6"]
 
 
-_CHILD = """
-import sys, time
-from spark_jms import connect
-context = connect(sys.argv[1], housekeeping=False)
+_CLIENT = """
 alone = context.consumer("prices")
 shared = context.consumer("prices", subscription="s", durable=False, sharing="exclusive")
 for _ in range(3):
     context.producer("prices").send(text="x")
 assert alone.receive(timeout=60) and shared.receive(timeout=60)
-print("ready", flush=True)
-time.sleep(600)
 """
 
 
 def test_killed_process_leaves_nothing_behind(root: str, context: Context) -> None:
     """C10, D6, D7: after kill -9 the next housekeeping clears its subscriptions on every server."""
-    child = subprocess.Popen([sys.executable, "-c", _CHILD, root], stdout=subprocess.PIPE, text=True)
-    try:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "ready\n"
+    with killed_client(root, _CLIENT):
         assert len(uses(context)) == 2
         with pytest.raises(SubscriptionInUseError):
             context.consumer("prices", subscription="s", durable=False)
-    finally:
-        os.kill(child.pid, signal.SIGKILL)
-        child.communicate()
     wait_until(lambda: uses(context) == set(), 60)
     assert left_behind(context) != []
     with context._store.connect("housekeeping") as session:
