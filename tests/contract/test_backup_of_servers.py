@@ -163,6 +163,14 @@ def test_stopped_server_is_stopped_in_the_restored_domain(root: str, backup: str
     assert Domain(root).servers.stopped() == {}
 
 
+def test_restored_servers_have_their_leases(root: str, backup: str, tmp_path: Path) -> None:
+    """C19, D4: the length of a lease is a setting of the server."""
+    spark_jms.apply(root, {**MODULE, "servers": {"b": {"store": "file", "lease": "3 s"}}})
+    backed_up(root, backup)
+    restore(backup, str(tmp_path / "again"))
+    assert Domain(str(tmp_path / "again")).servers.entry("b").lease_ms == 3_000
+
+
 def test_restore_names_the_stores_of_servers(root: str, backup: str, tmp_path: Path) -> None:
     """C14, C19: each may get another store; unknown, shared and used ones are refused by name."""
     send(root, "orders", *texts("o", 6))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from spark_jms.log.declarations import metadata_action
 from spark_jms.log.domain import Domain
 from spark_jms.log.server_state import stop_server
 from spark_jms.testing.waiting import wait_until
+from tests.contract.killed import killed_client
 from tests.contract.servers import SERVERS
 
 ON_SERVERS = {"kind": "distributed-queue", "servers": ["a", "b", "c"], "forwardDelay": "10 s"}
@@ -125,6 +127,43 @@ def test_member_with_a_consumer_waits_again_when_it_leaves(bench: Bench, forward
         False,
         1,
     )  # it was delivered on member 0
+
+
+def test_forwarding_leaves_messages_whose_redelivery_is_delayed(tmp_path: Path) -> None:
+    """D5, C8: with `delay`, no consumer gets it before the delay is over."""
+    bench = Bench(str(tmp_path / "root"), ON_SERVERS)
+    with bench.context, views.opened_store(bench.domain) as store:
+        forwarder = MemberForwarder(bench.domain, store, "orders", bench.clock)
+        bench.send(0, "1")
+        with bench.context.consumer("a@orders", acknowledge="individual") as own:
+            message = own.receive(30)
+            assert message is not None
+            message.reject(delay="1 h")
+        target = bench.consumer(1)
+        forwarder.run()
+        bench.clock.now_s += 60
+        assert forwarder.run().moves == ()
+        assert target.receive(1) is None
+
+
+def test_claims_of_a_dead_consumer_are_forwarded(tmp_path: Path) -> None:
+    """D5: a member whose only consumer was killed has messages and no consumers."""
+    bench = Bench(str(tmp_path / "root"), ON_SERVERS)
+    with bench.context, views.opened_store(bench.domain) as store:
+        forwarder = MemberForwarder(bench.domain, store, "orders", bench.clock)
+        bench.send(0, *"12345")
+        with killed_client(bench.root, 'assert context.consumer("a@orders").receive(timeout=60)'):
+            pass
+        with bench.consumer(1) as target:
+            texts = set()
+            deadline = time.monotonic() + 30
+            while len(texts) < 5 and time.monotonic() < deadline:
+                forwarder.run()
+                bench.clock.now_s += 60
+                message = target.receive(0.2)
+                if message is not None:
+                    texts.add(message.text)
+            assert texts == set("12345"), texts
 
 
 def test_nothing_comes_from_or_goes_to_a_server_that_cannot_be_asked(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import spark_jms
 from spark_jms.claims.housekeeper import Housekeeper
 from spark_jms.client import shared_send
 from spark_jms.client.context import Context
+from spark_jms.core.active_subscription import ActiveSubscription
 from spark_jms.log import breath, compaction, recent_rows
 from spark_jms.log.compaction import compact
 from spark_jms.log.delta_log import DeltaLog
@@ -152,6 +153,29 @@ def test_purge_reads_the_register_once_a_round_not_once_a_file(
         assert len(asked) <= counts[-1]
     finally:
         housekeeper.close()
+
+
+def test_uses_are_not_read_for_each_record_set(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C10, C13: a round of housekeeping reads each use a few times, however many subscriptions there are."""
+    count = 12
+    spark_jms.apply(context.root, {"destinations": {"prices": {"kind": "topic"}}})
+    for _ in range(count):
+        context.consumer("prices")
+    context.producer("prices").send(text="x")
+    housekeeper = Housekeeper(context._domain, context._store, "prices")
+    read = 0
+    real = ActiveSubscription.from_bytes
+
+    def counted(name: str, data: bytes) -> ActiveSubscription:
+        nonlocal read
+        read += 1
+        return real(name, data)
+
+    monkeypatch.setattr(ActiveSubscription, "from_bytes", staticmethod(counted))
+    housekeeper.run()
+    monkeypatch.undo()
+    housekeeper.close()
+    assert read <= 4 * count, read
 
 
 def test_sends_leave_no_work_for_the_garbage_collector(context: Context) -> None:

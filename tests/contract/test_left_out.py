@@ -1,4 +1,4 @@
-"""A query that is restarted while a server of its last batch is away (C5, D4, M10): claims/left_out.py."""
+"""A query that is restarted while a server of its last batch is away (C5, C9, D4, M10): claims/left_out.py."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 import spark_jms
 from spark_jms.admin.backup import back_up
+from spark_jms.admin.claims import find_claim, release_claim
 from spark_jms.admin.drop import drop_destination
 from spark_jms.admin.restore import restore
 from spark_jms.claims import distributed
@@ -17,7 +18,7 @@ from spark_jms.claims.distributed import DistributedSubscriber
 from spark_jms.claims.left_out import LEFT_OUT
 from spark_jms.claims.stores import open_stores
 from spark_jms.core.batch import Batch, Limits
-from spark_jms.errors import MemberUnavailableError
+from spark_jms.errors import MemberUnavailableError, QueryRunningError
 from spark_jms.log.domain import Domain
 from spark_jms.log.server_state import start_server, stop_server
 from spark_jms.testing.waiting import wait_until
@@ -143,6 +144,44 @@ def test_replay_waits_a_moment_for_a_server(root: str, instance: Instance, monke
     assert down.resume(batch).keys() == {ON_B}
     start_server(Domain(root), "b")
     check_they_come_again_flagged(down, batch)
+
+
+def test_copied_checkpoint_leaves_nothing_out(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C9: a copy beside its running original is refused. It makes no mark, which the original would obey."""
+    monkeypatch.setattr(distributed, "RESUME_S", 0.2)
+    domain = Domain(root)
+    with open_stores(domain) as store, open_stores(domain) as other:
+        original = DistributedSubscriber(domain, store, "orders", "-", "q", ConsumerSettings())
+        batch = first_batch(original)
+        assert original.resume(batch) == {}
+        copied = DistributedSubscriber(domain, other, "orders", "-", "q", ConsumerSettings())
+        try:
+            with pytest.raises(QueryRunningError):
+                copied.resume(batch)
+        finally:
+            copied.close()
+        assert not list(domain.storage.list(LEFT_OUT))
+        wait_until(lambda: original.next_batch(batch, Limits()) is None and not any(original.backlog().values()))
+        original.close()
+
+
+def test_messages_of_a_removed_member_are_not_delivered_again(root: str) -> None:
+    """C5, D1: others have finished them since the query died, and its server was removed."""
+    domain = Domain(root)
+    with open_stores(domain) as store:
+        old = DistributedSubscriber(domain, store, "orders", "-", "q", ConsumerSettings())
+        batch = first_batch(old)
+        old.close()
+        rows = [row for row in find_claim(domain, store, ["orders"], batch.claim) if row.member == ON_B]
+        release_claim(domain, store, rows, 5.0)
+        with spark_jms.connect(root, housekeeping=False) as context, context.consumer("b@orders") as consumer:
+            message = consumer.receive(30)
+            assert message is not None
+            message.acknowledge()
+        spark_jms.apply(root, queue_on("a", "c"))
+        restarted = DistributedSubscriber(domain, store, "orders", "-", "q", ConsumerSettings())
+        assert restarted.resume(batch).keys() == {ON_B}
+        restarted.close()
 
 
 def test_narrowing_query_waits_for_its_servers(root: str, instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -148,3 +149,15 @@ def test_growing_sets_the_floor_of_older_subscriptions() -> None:
     changed = TableMetadata(decision.actions[0]["metaData"], "prices").destination
     assert {name: dict(s.floors) for name, s in changed.subscriptions.items()} == {"s": {0: 4, 2: 5}, "t": {0: 1, 2: 5}}
     assert changed.start_floor("s", 3) == 0
+
+
+def test_refused_removal_changes_nothing(tmp_path: Path) -> None:
+    """C3: units of order are bound to the first members, so the removal can never succeed: it must not leave members on their
+    way out."""
+    root = str(tmp_path / "root")
+    apply(root, {"destinations": {"orders": {"kind": "distributed-queue", "members": 4}}})
+    with pytest.raises(MemberRemovalError, match="was made with 4 members"):
+        apply(root, {"destinations": {"orders": {"kind": "distributed-queue", "members": 2}}})
+    declared = Domain(root).log("orders").refresh().destination
+    assert declared.leaving == frozenset()
+    assert declared.route.open_members() == [0, 1, 2, 3]

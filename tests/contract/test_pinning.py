@@ -136,6 +136,23 @@ def test_lost_member_is_replaced_by_creating_again(root: str, context: Context) 
         assert (found[0].message_id, found[0].redelivered) == (first.message_id, True)
 
 
+def test_receiver_pinned_at_home_loses_a_removed_member(tmp_path: Path) -> None:
+    """D3, D1: only the receiver of that member."""
+    root = str(tmp_path / "root")
+    for members in (2, 3):
+        spark_jms.apply(root, {"destinations": {"orders": {"kind": "distributed-queue", "members": members}}})
+    with spark_jms.connect(root, housekeeping=False) as context:
+        receivers = [context.consumer("orders", pin=True) for _ in range(3)]
+        spark_jms.apply(root, {"destinations": {"orders": {"kind": "distributed-queue", "members": 2}}})
+        lost = 0
+        for one in receivers:
+            try:
+                assert one.receive(1) is None
+            except MemberLostException:
+                lost += 1
+        assert lost == 1
+
+
 def test_creation_fails_by_name_while_no_member_is_there(root: str, context: Context) -> None:
     """D3: the error names every server and why it cannot be used; later it works."""
     stop_server(Domain(root), "a")

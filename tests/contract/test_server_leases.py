@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import spark_jms
+from spark_jms.claims import server_keeper
+from spark_jms.claims.lane import LaneBusyError
 from spark_jms.claims.server_keeper import ServerKeeper
+from spark_jms.claims.store_questions import StoreQuestions
 from spark_jms.core.lease_term import HELD, LeaseTerm
 from spark_jms.errors import ModuleFileError, ServerDownError
 from spark_jms.log.domain import Domain
@@ -194,6 +197,47 @@ def test_failing_storage_pauses_the_keeper(root: str, monkeypatch: pytest.Monkey
     fail[0] = False
     wait_until(lambda: not keeper.failures and domain.storage.exists(f"{LEASES}/b"))
     keeper.close()
+
+
+def test_term_reaches_all_destinations_but_the_one_that_fails(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """D4: bills cannot be read, so orders still learns that b is away."""
+    real = server_keeper.follow_term
+
+    def follow(log: Any, server: str, term: LeaseTerm) -> bool:
+        if log.name == "bills":
+            raise OSError("damaged")
+        return real(log, server, term)
+
+    monkeypatch.setattr(server_keeper, "follow_term", follow)
+    keeper = ServerKeeper(Domain(root), lambda server: None, lambda server, timeout_s: "")
+    with pytest.raises(OSError, match="damaged"):
+        keeper._commit_everywhere("b", LeaseTerm(1, 5))
+    keeper.close()
+    assert Domain(root).log("orders").refresh().destination.down == {"b": 5}
+
+
+class BusyLane:
+    """A lane whose last work has answered and has not ended."""
+
+    def __init__(self, _: str) -> None:
+        self.busy = False
+
+    def run(self, work: Callable[[], Any], timeout_s: float) -> Any:
+        if self.busy:
+            raise LaneBusyError
+        return work()
+
+    def close(self, last: Callable[[], object] | None = None) -> None: ...
+
+
+def test_question_that_the_lane_refuses_is_not_under_way() -> None:
+    """D4: else no question is asked ever again, and the store counts as silent."""
+    questions = StoreQuestions("b", lambda: None, lambda: "", BusyLane, lambda: 0.0)
+    questions.ask(0.0)
+    questions._asking.busy = True  # type: ignore[misc]
+    questions.ask(1_000.0)
+    questions._asking.busy = False  # type: ignore[misc]
+    assert questions.contact.asked_ms is None
 
 
 def test_absence_is_known_of_what_refuses_or_is_missing(tmp_path: Path) -> None:

@@ -30,6 +30,9 @@ from spark_jms.log.send import send as send_files
 from spark_jms.log.server_state import start_server, stop_server
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader
+from spark_jms.store import MemoryStore
+from spark_jms.store.errors import SessionLostError
+from spark_jms.store.routed import RoutedStore
 from spark_jms.testing.waiting import wait_until
 from tests.contract.servers import SERVERS, Away, applied, next_batch, queue_on
 from tests.contract.source_steps import LIMIT, next_offset, texts_of
@@ -428,3 +431,18 @@ def test_topic_on_servers(tmp_path: Path, durable: bool) -> None:
     with views.opened_store(domain) as store:
         stored = [name for server in "ab" for name in store.names(f"@{server}/members/") if state(store, name).floor]
         assert len(stored) == (4 if durable else 0)
+
+
+def test_routed_session_begins_another_where_its_own_has_ended() -> None:
+    """M10: housekeeping goes on with a server that has lost its session."""
+    home, other = MemoryStore("away-home"), MemoryStore("r1-other")
+    session: Any = RoutedStore(home, lambda name: other).connect()
+    session.open("@b/r").close()
+
+    def lost(*_: Any) -> Any:
+        raise SessionLostError("session gone")
+
+    session._sessions["b"].open = lost
+    with pytest.raises(SessionLostError):
+        session.open("@b/r")
+    session.open("@b/r").close()

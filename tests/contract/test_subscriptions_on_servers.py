@@ -139,3 +139,23 @@ def test_killed_process_leaves_nothing_behind(root: str, context: Context) -> No
         clear_leftovers(context._store, session, context._domain.log("prices"))
     assert left_behind(context) == []
     context.consumer("prices", subscription="s", durable=False).close()
+
+
+def test_exclusive_consumer_excludes_on_all_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """D6, C10: with sharing="exclusive" a consumer is the only one, durable or not."""
+    root = applied(tmp_path, module("a", "b"))
+
+    def exclusive(context: Any) -> Any:
+        return context.consumer("prices", subscription="audit", durable=False, sharing="exclusive")
+
+    with spark_jms.connect(root, housekeeping=False) as first, spark_jms.connect(root, housekeeping=False) as second:
+        one = exclusive(first)
+        own = one._receiver._subscriber.settings.server
+        real = subscription_use.why_silent
+        monkeypatch.setattr(
+            subscription_use,
+            "why_silent",
+            lambda store, server, wait_s: "slow" if server == own else real(store, server, wait_s),
+        )
+        with pytest.raises(SubscriptionInUseError):
+            exclusive(second)

@@ -1,8 +1,9 @@
-"""A server's store that hangs: asked for a limited time (M10, C13, C14). The contract of stores runs on it too."""
+"""A server's store that hangs: asked for a limited time (C10, C13, C14, D4, M10). The contract of stores runs on it too."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,20 @@ import pytest
 
 import spark_jms
 from spark_jms.admin.housekeeping import Rounds
+from spark_jms.admin.move import MoveOrder, move
 from spark_jms.claims import stores
-from spark_jms.claims.stores import open_stores
+from spark_jms.claims.housekeeper import Housekeeper
+from spark_jms.claims.stores import open_stores, record_of
 from spark_jms.claims.timed_store import TimedStore
+from spark_jms.errors import MemberUnavailableError
 from spark_jms.log.domain import Domain
+from spark_jms.log.server_state import stop_server
 from spark_jms.store import MemoryStore, OutcomeUnknownError, Put, StoreBusyError, StoreClosedError
 from spark_jms.store.file.backend import FileBackend
 from spark_jms.testing.waiting import wait_until
 from tests.contract.cli.commands import Jmsq
 from tests.contract.cli.conftest import jmsq, js  # noqa: F401
-from tests.contract.servers import applied, queue_on
+from tests.contract.servers import SERVERS, applied, queue_on
 
 
 class Hanging:
@@ -85,6 +90,37 @@ def test_calls_of_a_hung_store_end_in_time() -> None:
     inner.close()
 
 
+def test_record_of_a_handle_that_was_closed_while_the_store_hung_is_free() -> None:
+    """M10: housekeeping holds no record for ever because its close found the store busy."""
+    free, inner = threading.Event(), MemoryStore("away-close")
+    timed = TimedStore("b", lambda: inner, 0.05)
+    handle = timed.connect().open("r")
+    with pytest.raises(StoreBusyError):
+        timed._asked.run(lambda: free.wait(60))
+    handle.close()
+    free.set()
+    inner.connect().open("r", 2_000)
+
+
+def test_record_that_was_opened_too_late_is_free() -> None:
+    """M10: what a caller has given up opens later, for nobody: it is closed then."""
+    free, inner = threading.Event(), MemoryStore("away-open")
+    timed = TimedStore("b", lambda: inner, 0.05)
+    session: Any = timed.connect()
+    real = session.inner.open
+
+    def late(name: str) -> Any:
+        free.wait(60)
+        return real(name)
+
+    session.inner.open = late
+    with pytest.raises(StoreBusyError):
+        session.open("r")
+    free.set()
+    wait_until(lambda: not timed._asked._lane.busy)
+    inner.connect().open("r", 2_000)
+
+
 def test_housekeeping_continues_beside_a_hung_store(
     root: str, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,6 +155,91 @@ def test_housekeeping_continues_beside_a_hung_store(
 
         wait_until(third_is_removed, 30)
         rounds.close()
+
+
+def test_housekeeping_asks_no_stopped_server(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """D4, C13: nothing asks its store."""
+    with spark_jms.connect(root, housekeeping=False) as context:
+        for server in "ab":
+            context.producer(f"{server}@orders").send(text="x")
+        stop_server(Domain(root), "b")
+        housekeeper = Housekeeper(context._domain, context._store, "orders")
+        asked: list[str] = []
+        real = FileBackend.read
+
+        def read(backend: FileBackend, question: Any) -> Any:
+            if Path(backend._directory).name == "b":
+                asked.append(threading.current_thread().name)
+            return real(backend, question)
+
+        monkeypatch.setattr(FileBackend, "read", read)
+        deadline = time.monotonic() + 10
+        while not housekeeper.run() and time.monotonic() < deadline:
+            pass
+        monkeypatch.undo()
+        housekeeper.close()
+        assert not [name for name in asked if "timed" in name], asked
+
+
+def in_time(work: Any, limit_s: float = 12.0) -> list[Any]:
+    """What it returns or raises, in a list; [] when it takes longer."""
+    done: list[Any] = []
+
+    def run() -> None:
+        try:
+            done.append(work())
+        except BaseException as error:  # noqa: BLE001
+            done.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    return list(done)
+
+
+@pytest.mark.parametrize("topic", ["local", "prices"])
+def test_new_subscription_beside_a_hung_store(
+    tmp_path: Path,
+    hanging: Hanging,
+    monkeypatch: pytest.MonkeyPatch,
+    topic: str,
+) -> None:
+    """C10, M10: a consumer without a durable subscription is made, and closed, while the store of server b hangs."""
+    monkeypatch.setattr(stores, "HOUSEKEEPING_S", 0.2)
+    prices = {"kind": "distributed-topic", "servers": ["a", "b"]}
+    topics = {"prices": prices, "local": {"kind": "topic"}}
+    root = applied(tmp_path, {"servers": SERVERS, "destinations": topics})
+    with spark_jms.connect(root, housekeeping=False) as context:
+        context.consumer("prices").close()  # all stores are open
+        before = context.consumer("local", subscription="s", durable=False)
+        hanging.begin()
+        try:
+            made = in_time(lambda: context.consumer(topic))
+            assert made
+            assert not isinstance(made[0], BaseException)
+            assert in_time(before.close), "closing the last consumer hangs"
+        finally:
+            hanging.end()
+
+
+def test_move_whose_record_is_held_asks_no_other_server(root: str, hanging: Hanging) -> None:
+    """C14, M10: MemberUnavailableError in time: the name of the holder comes from the record's own store."""
+    domain = Domain(root)
+    with spark_jms.connect(root, housekeeping=False) as context, open_stores(domain) as store:
+        context.producer("a@orders").send(text="1")
+        store.sessions()
+        snapshot = domain.log("orders").refresh()
+        with context._store.connect("holder") as holder:
+            holder.open(record_of(snapshot, "-", 0))
+            hanging.begin()
+            try:
+                found = in_time(
+                    lambda: move(domain, store, MoveOrder("orders", "orders", members=(0,), target_member=2), 0.3)
+                )
+                assert found
+                assert isinstance(found[0], MemberUnavailableError)
+            finally:
+                hanging.end()
 
 
 def test_commands_name_a_server_that_hangs(

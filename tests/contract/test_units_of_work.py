@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from spark_jms import apply, connect
 from spark_jms.admin.move import MoveOrder, move
+from spark_jms.admin.pause import pause, resume
 from spark_jms.claims.batches import ConsumerSettings
 from spark_jms.claims.distributed import open_subscriber
 from spark_jms.claims.fetch import fetch
@@ -19,6 +21,8 @@ from spark_jms.claims.subscriber import Subscriber
 from spark_jms.client import Context, Message
 from spark_jms.core.batch import Batch, Limits
 from spark_jms.core.delivery_order import delivery_order
+from spark_jms.core.destination import Destination
+from spark_jms.core.pause import INSERTION
 from spark_jms.core.selector import Selector
 from spark_jms.core.unit_of_work import END, NUMBER, UNIT
 from spark_jms.errors import (
@@ -228,6 +232,20 @@ def test_delayed_message_delays_its_unit(context: Context) -> None:
     assert reader.batch() == ["a1", "a2"]
 
 
+def test_delayed_unit_of_work_obeys_a_pause_of_insertion(context: Context) -> None:
+    """T14, T12, C12: a delay that ends during the pause ends with it, as for any message."""
+    producer = context.producer("units")
+    producer.send(text="a1", properties={UNIT: "a", NUMBER: 1}, delay="300 ms")
+    producer.send(text="a2", properties={UNIT: "a", NUMBER: 2, END: True})
+    producer.send(text="single", delay="300 ms")
+    pause(context._domain, "units", [INSERTION])
+    time.sleep(0.5)
+    with context.consumer("units", acknowledge="auto") as consumer:
+        assert consumer.receive(0.3) is None
+        resume(context._domain, "units")
+        assert {len(consumer.receive(5).unit_of_work) for _ in range(2)} == {0, 2}  # type: ignore[union-attr]
+
+
 def test_selector_takes_a_unit_when_it_takes_all_its_messages(context: Context) -> None:
     """T12, C7: in a queue the others wait for another consumer; a topic's subscription finishes them."""
     red = {"properties": {"color": "red"}}
@@ -260,6 +278,19 @@ def test_contradictory_message_is_set_aside_by_name(context: Context, caplog: py
     with caplog.at_level(logging.WARNING):
         assert received(context) == [["b1", "b2"]]
     assert "has a message 1 already and are discarded" in caplog.text
+
+
+def test_contradictory_message_was_never_delivered(context: Context) -> None:
+    """T12, C8: JMS_JMSQ_ErrorDeliveries is how often it was delivered."""
+    whole = {"kind": "queue", "unitOfWorkHandlingPolicy": "SingleMessageDelivery", "errorDestination": "errors"}
+    apply(context.root, {"destinations": {"units": whole}})
+    producer = context.producer("units")
+    for _ in range(2):
+        producer.send(text="a1", properties={UNIT: "a", NUMBER: 1})
+    with context.consumer("units") as consumer:
+        assert consumer.receive(0.3) is None
+    (failed,) = context.browser("errors")
+    assert failed.properties["JMS_JMSQ_ErrorDeliveries"] == 0
 
 
 @pytest.mark.parametrize(
@@ -362,6 +393,14 @@ def test_settings_that_contradict_are_refused(tmp_path: Path) -> None:
         open_subscriber(domain, store, "q", None, "c", ConsumerSettings(isolates_poison=True))
     with connect(str(tmp_path)) as context, pytest.raises(InvalidDestinationError):
         context.producer("nowhere")
+
+
+def test_units_of_work_have_a_format_version_of_their_own() -> None:
+    """T12, C16: an earlier version would route and deliver the messages of a unit one by one, and forget the setting with its
+    next commit to the metadata."""
+    plain, units = Destination("q", "queue", 1), Destination("q", **WHOLE, members=1)
+    assert plain.to_configuration()["jmsq.formatVersion"] == "1"
+    assert int(units.to_configuration()["jmsq.formatVersion"]) > 3
 
 
 def test_example_prints_each_unit_when_it_is_complete(run_example: Callable[[str], str]) -> None:

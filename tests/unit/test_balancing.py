@@ -119,6 +119,13 @@ def test_one_member_of_each_server_is_a_candidate_per_jvm() -> None:
     assert set(routed(Balancing(per_jvm=True), orders("a", "b"), [None] * 9)) == {0, 1}
 
 
+def test_weights_belong_to_their_members_per_jvm() -> None:
+    """D2: a sender that keeps its member chooses it by that member's own weight."""
+    declared = orders("a", "b", routing="weighted", weights=(1, 9))
+    found = Counter(Balancing(per_jvm=True, sender=str(n)).keeping(declared).used for n in range(300))
+    assert found[1] > 2 * found[0], found
+
+
 def test_address_of_all_members_changes_no_route() -> None:
     """D3, T10: `home@orders` of a destination without servers is all of it, so units of order go where they always do."""
     grown = Destination(name="orders", kind="distributed-queue", members=5, slot_members=3)

@@ -10,6 +10,8 @@ import pytest
 from spark_jms.claims.branch import Branch
 from spark_jms.claims.lane import Inline, Lane, LaneBusyError, ServerAwayError
 from spark_jms.claims.subscriber import Subscriber
+from spark_jms.errors import QueryRunningError
+from spark_jms.store import StoreError
 from spark_jms.testing.waiting import wait_until
 
 SHORT_S, LONG_S = 0.05, 30.0
@@ -39,6 +41,20 @@ def test_session_ends_when_a_call_that_hangs_returns() -> None:
     assert not session.closed
     returns.set()
     wait_until(lambda: session.closed)
+
+
+def test_older_session_after_an_outage_is_waited_for_again() -> None:
+    """M10: the time that a branch gives its older session begins again when the store was away in between."""
+    times, answers = iter((0.0, 10.0, 60.0)), [QueryRunningError("old"), StoreError("gone"), QueryRunningError("old")]
+
+    def act(_: Any) -> None:
+        raise answers.pop(0)
+
+    now = [0.0]
+    branch = Branch("b", lambda: cast(Subscriber, Session()), Inline(), lambda: now[0])
+    for now[0] in times:
+        with pytest.raises(ServerAwayError):
+            branch.call(act, 1.0)
 
 
 @pytest.mark.parametrize("lane", [Lane("east"), Inline()])

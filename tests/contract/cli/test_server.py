@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 import spark_jms
+from spark_jms.admin.servers import list_servers
 from spark_jms.claims import stores
 from spark_jms.log.domain import Domain
 from spark_jms.log.servers import ServerEntry
 from spark_jms.settings.extras import MissingExtraError
+from spark_jms.store import StoreError
 from spark_jms.store.shown_uri import shown_uri
 from spark_jms.testing.waiting import wait_until
 from tests.contract.cli.commands import Jmsq
@@ -68,6 +70,21 @@ def test_server_that_is_away_is_listed_as_down(servers: str, jmsq: Jmsq, js: Cal
     shown = jmsq("server", "list").stdout
     assert "away since" in shown
     assert "s old" in shown
+
+
+def test_server_list_tells_servers_from_an_away_home(servers: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C14, M10: the servers are asked although the domain's own store is away."""
+    real, domain = stores.open_store, Domain(servers)
+
+    def opened(uri: str, **more: Any) -> Any:
+        if uri == domain.store_uri:
+            raise StoreError("home is away")
+        return real(uri, **more)
+
+    monkeypatch.setattr(stores, "open_store", opened)
+    away = {row.server: row.away for row in list_servers(domain)}
+    assert "home is away" in away["home"]
+    assert away["b"] == ""
 
 
 def test_passwords_of_stores_are_not_shown(servers: str, jmsq: Jmsq) -> None:
