@@ -8,22 +8,23 @@ computed: the next plan continues behind what was claimed, and only new or retur
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_jms.claims.file_lookup import read_files
 from spark_jms.core.batch import MAX_RANGES_PER_MEMBER
 from spark_jms.core.integers import ascends, view
 from spark_jms.core.promoted_columns import PromotedColumns
 from spark_jms.core.ranges import EMPTY, Ranges, union
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.sort_order import SortOrder
+from spark_jms.log.data_file import DataFile
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.file_reader import read_stored
 from spark_jms.log.snapshot import Snapshot
-
-_ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
@@ -90,29 +91,23 @@ class SortedBacklogs:
         again; messages that are in no file any more have no keys, and the consumer that reads them tells that they are gone."""
         schema = order.key_schema
         promoted = PromotedColumns.of(snapshot.destination.promoted_properties).sorted_by(order.keys)
-        parts: list[tuple[pa.Int64Array, pa.RecordBatch]] = []
-        left = picks
-        for attempt in range(_ATTEMPTS):
-            files = (self._table.verify() if attempt else snapshot).member_files(member)
-            for file in files.overlapping(left.first, left.last) if left else ():
-                part = left.between(file.first, file.last)
-                there = promoted & file.promoted
-                columns = order.columns_with(there)
-                if columns == ["JMSXGroupID"] and not file.has_groups:
-                    continue  # FIFO and LIFO read nothing
-                try:
-                    read = [
-                        (numbers, order.key_rows(batch, there))
-                        for batch, numbers in read_stored(self._table.storage, file.hint, part, columns)
-                    ]
-                except FileNotFoundError:
-                    continue
-                parts += read
-                left = left - part
+
+        def without_keys(messages: Ranges) -> tuple[pa.Int64Array, pa.RecordBatch]:
+            nothing = [pa.nulls(messages.count, field.type) for field in schema]
+            return messages.numbers(), pa.RecordBatch.from_arrays(nothing, schema=schema)
+
+        def read(file: DataFile, part: Ranges) -> Iterator[tuple[pa.Int64Array, pa.RecordBatch]]:
+            there = promoted & file.promoted
+            columns = order.columns_with(there)
+            if columns == ["JMSXGroupID"] and not file.has_groups:
+                yield without_keys(part)  # FIFO and LIFO read nothing
+                return
+            for batch, numbers in read_stored(self._table.storage, file.hint, part, columns):
+                yield numbers, order.key_rows(batch, there)
+
+        parts, left = read_files(self._table, member, picks, read, table_id=snapshot.table_id)
         if left:
-            numbers = left.numbers()
-            nothing = [pa.nulls(len(numbers), field.type) for field in schema]
-            parts.append((numbers, pa.RecordBatch.from_arrays(nothing, schema=schema)))
+            parts.append(without_keys(left))
         parts.sort(key=lambda item: item[0][0].as_py())
         rows = pa.Table.from_batches([batch for _, batch in parts], schema)
         sequences = pa.concat_arrays([numbers for numbers, _ in parts])

@@ -15,18 +15,15 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_jms.claims.file_lookup import ATTEMPTS, read_files, snapshot_to_read
 from spark_jms.core.message import NON_PERSISTENT, STATISTICS_COLUMNS
 from spark_jms.core.ranges import EMPTY, Ranges, union
 from spark_jms.core.selector import Selector
 from spark_jms.core.unit_order import NO_UNITS, BlockedUnits, UnitMessages
-from spark_jms.errors import DestinationReplacedError
 from spark_jms.log.data_file import DataFile
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.file_reader import read_stored
-from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.storage import Storage
-
-_ATTEMPTS = 3
 
 
 class Condition(NamedTuple):
@@ -126,23 +123,15 @@ def scan(
     """Look at the candidates in order, up to the bounds. A file that compaction has replaced meanwhile is looked up in the
     newest snapshot. Raises DestinationReplacedError when the table is not `table_id` any more."""
     found, left = Scan(), candidates
-    for attempt in range(_ATTEMPTS):
-        files = _snapshot(table, attempt, table_id).member_files(member)
+    for attempt in range(ATTEMPTS):
+        files = snapshot_to_read(table, attempt, table_id).member_files(member)
         near = files.overlapping(left.first, left.last)
         rest = bounds.after(found.picks.count, found.read)
-        found = found | _scan_files(table.storage, near, left, question, rest, last_try=attempt == _ATTEMPTS - 1)
+        found = found | _scan_files(table.storage, near, left, question, rest, last_try=attempt == ATTEMPTS - 1)
         left = found.gone
         if not left:
             break
     return found
-
-
-def _snapshot(table: DeltaLog, attempt: int, table_id: str | None) -> Snapshot:
-    """The known one, and after a file was missing the newest."""
-    snapshot = table.verify() if attempt else table.snapshot
-    if table_id not in (None, snapshot.table_id):
-        raise DestinationReplacedError()
-    return snapshot
 
 
 def _scan_files(
@@ -335,17 +324,8 @@ def _units_in(storage: Storage, file: DataFile, part: Ranges) -> list[UnitMessag
 def units_of(table: DeltaLog, member: int, picks: Ranges, *, table_id: str | None = None) -> UnitMessages:
     """Those of `picks` that belong to a unit of order. Messages that are not on disk do not: their consumer fails anyway.
     Raises DestinationReplacedError when the table is not `table_id` any more."""
-    found: list[UnitMessages] = []
-    left = picks
-    for attempt in range(_ATTEMPTS):
-        gone: list[Ranges] = []
-        files = _snapshot(table, attempt, table_id).member_files(member)
-        near = files.overlapping(left.first, left.last) if left else []
-        for file in near:
-            if file.has_groups:
-                try:
-                    found += _units_in(table.storage, file, left)
-                except FileNotFoundError:
-                    gone.append(left.between(file.first, file.last))
-        left = union(gone)
-    return UnitMessages.together(found)
+
+    def read(file: DataFile, part: Ranges) -> list[UnitMessages]:
+        return _units_in(table.storage, file, part) if file.has_groups else []
+
+    return UnitMessages.together(read_files(table, member, picks, read, table_id=table_id)[0])

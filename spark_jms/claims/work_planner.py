@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_jms.claims.error_destination import ErrorDestination, FailedMessages
+from spark_jms.claims.file_lookup import read_files
 from spark_jms.claims.offer import Offer
 from spark_jms.claims.planner import Planner
 from spark_jms.core.batch import Limits
@@ -25,12 +26,12 @@ from spark_jms.core.ranges import EMPTY, Ranges, union
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.unit_of_work import NO_PARTS, PART_COLUMNS, WorkVerdict, judge, parts, work_order
 from spark_jms.errors import DataLossError, JmsqError
-from spark_jms.log.file_reader import StoredRows, read_stored
+from spark_jms.log.data_file import DataFile
+from spark_jms.log.file_reader import read_stored
 from spark_jms.log.snapshot import Snapshot
 
 JUDGE = "unit of work"  # the consumer of faulty parts, in the acknowledgement table
 _RETRY_MS = 5_000
-_ATTEMPTS = 3
 log = logging.getLogger("spark_jms")
 
 
@@ -96,30 +97,19 @@ class WorkPlanner:
         claimed = new & state.claimed
         state, present = self._planner.without_lost(snapshot, state, new - claimed, member)
         new = present | claimed
-        found = [known.parts]
-        selector = self._planner.selector
+        table, selector = self._planner.table, self._planner.selector
         columns = list(dict.fromkeys([*PART_COLUMNS, *(selector.columns if selector else ())]))
-        for rows, sequences in self._rows(snapshot, member, new, columns):
-            taken = selector.mask(rows) if selector else pa.repeat(True, rows.num_rows)
-            found.append(parts(rows, sequences, taken))
-        together = pa.concat_tables(found).sort_by("sequence") if len(found) > 1 else known.parts
+
+        def read(file: DataFile, part: Ranges) -> Iterator[pa.Table]:
+            for rows, sequences in read_stored(table.storage, file.hint, part, columns):
+                taken = selector.mask(rows) if selector else pa.repeat(True, rows.num_rows)
+                yield parts(rows, sequences, taken)
+
+        # Messages that are in no file are as single ones: the plan of those tells that they are lost.
+        found, _ = read_files(table, member, new, read, table_id=snapshot.table_id)
+        together = pa.concat_tables([known.parts, *found]).sort_by("sequence") if found else known.parts
         self._known[member] = _Known(known.looked_at | new, together)
         return state
-
-    def _rows(self, snapshot: Snapshot, member: int, wanted: Ranges, columns: list[str]) -> Iterator[StoredRows]:
-        """Files that compaction has replaced are looked up in the newest snapshot. Messages that are in none are as single
-        ones: the plan of those tells that they are lost."""
-        table, left = self._planner.table, wanted
-        for attempt in range(_ATTEMPTS):
-            files = (table.verify() if attempt else snapshot).member_files(member)
-            for file in files.overlapping(left.first, left.last) if left else ():
-                part = left.between(file.first, file.last)
-                try:
-                    rows = [*read_stored(table.storage, file.hint, part, columns)] if part else []
-                except FileNotFoundError:
-                    continue
-                yield from rows
-                left = left - part
 
     def _set_aside(
         self, snapshot: Snapshot, member: int, state: RecordSet, verdict: WorkVerdict, epoch: int

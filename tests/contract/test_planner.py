@@ -12,6 +12,7 @@ from spark_jms import connect
 from spark_jms.claims import planner
 from spark_jms.claims import scan as scan_module
 from spark_jms.claims.batches import ConsumerSettings
+from spark_jms.claims.file_lookup import read_files
 from spark_jms.claims.scan import Question, scan, units_of
 from spark_jms.claims.subscriber import Subscriber
 from spark_jms.client import Context
@@ -20,7 +21,9 @@ from spark_jms.core.ranges import Ranges
 from spark_jms.core.selector import Selector
 from spark_jms.errors import DataLossError
 from spark_jms.log.compaction import compact
+from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
+from spark_jms.log.snapshot import Snapshot
 from spark_jms.testing import memory_domain
 from tests.contract.messages import texts_now
 
@@ -169,3 +172,26 @@ def test_files_replaced_by_compaction_are_found(context: Context) -> None:
     assert (found.picks, found.gone) == (Ranges.of((1, 10)), Ranges.of())
     stale = Domain(context.root).log("orders")
     assert units_of(stale, 0, Ranges.of((3, 4))).first_of_units() == {"g2": 3, "g3": 4}
+
+
+def test_table_is_verified_only_when_a_file_is_missing(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C12, C13: to verify it costs several reads of its log, and a plan reads files of every member it holds. Messages that are
+    in no file do not cost that either."""
+    producer = context.producer("orders")
+    for n in range(3):
+        producer.send(text=str(n), group_id=f"g{n}")
+    log = context._domain.log("orders")
+    verified, verify = [], DeltaLog.verify
+
+    def counting(self: DeltaLog) -> Snapshot:
+        verified.append(self.name)
+        return verify(self)
+
+    monkeypatch.setattr(DeltaLog, "verify", counting)
+    assert units_of(log, 0, Ranges.of((2, 9))).first_of_units() == {"g1": 2, "g2": 3}
+    assert read_files(log, 0, Ranges.of((2, 9)), lambda file, part: [part])[1] == Ranges.of((4, 9))
+    assert not verified
+    files = log.refresh().member_files(0).files
+    os.unlink(f"{log.storage.uri}/{files[1].path}")
+    assert units_of(log, 0, Ranges.of((2, 9))).first_of_units() == {"g2": 3}
+    assert verified
