@@ -6,6 +6,7 @@ A consumer that dies in between neither loses nor doubles any.
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -13,13 +14,16 @@ import pyarrow as pa
 
 from spark_jms.claims.fetch import fetch
 from spark_jms.claims.transfer import Movement, Transfers
+from spark_jms.core.claim import Claim
 from spark_jms.core.destination import Destination
 from spark_jms.core.error_message import MessageFailure, described
-from spark_jms.core.ranges import Ranges
+from spark_jms.core.ranges import Ranges, union
 from spark_jms.core.record_set import RecordSet
+from spark_jms.errors import DataLossError, JmsqError
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.transfer import ROW_COLUMNS
 
+_RETRY_MS = 5_000
 log = logging.getLogger("spark_jms")
 
 
@@ -81,3 +85,59 @@ class ErrorDestination:
             sequences = batch.column("sequence").tolist()
             deliveries = batch.column("JMSXDeliveryCount").tolist()
             yield described(batch.select(list(ROW_COLUMNS)), sequences, deliveries, failure)
+
+
+class UnclaimedMessages:
+    """Moves messages that no consumer has claimed. While the error destination cannot take those of a member, they stay where they
+    are, and it is tried again every few seconds. Of one consumer. Not thread-safe: the subscriber's lock guards it."""
+
+    def __init__(
+        self,
+        error_destination: ErrorDestination,
+        judge: str,
+        session: str,
+        label: Callable[[int], str],
+        clock_ms: Callable[[], int],
+    ) -> None:
+        """`judge` stands in the acknowledgements as their consumer."""
+        self._error_destination, self._judge, self._session = error_destination, judge, session
+        self._label, self._clock_ms = label, clock_ms
+        self._not_before_ms: dict[int, int] = {}  # member -> when to try its error destination again
+
+    def may_move(self, member: int) -> bool:
+        return self._clock_ms() >= self._not_before_ms.get(member, 0)
+
+    def move(
+        self,
+        state: RecordSet,
+        destination: Destination,
+        member: int,
+        picks: Ranges,
+        epoch: int,
+        reason: str,
+        kept_back: str,
+    ) -> RecordSet:
+        """As `ErrorDestination.take`, or the state as it was, with a warning that begins with `kept_back`. Raises
+        DataLossError."""
+        now, again = self._clock_ms(), state.redelivered(picks)
+        first = picks - union(again.values())
+        counts = {count - 1: ranges for count, ranges in again.items()} | ({0: first} if first else {})
+        claim = f"{self._judge.replace(' ', '-')}-{secrets.token_hex(8)}"
+        failed = FailedMessages(member, claim, picks, counts, self._judge, reason)
+        claimed = state.claim(Claim(claim, self._judge, self._session, picks, now, replayable=False))
+        try:
+            return self._error_destination.take(claimed, failed, destination, epoch)
+        except DataLossError:
+            raise
+        except (JmsqError, OSError) as error:
+            self._not_before_ms[member] = now + _RETRY_MS
+            log.warning(
+                "%s: %d message(s) (%s) %s cannot move to %s yet: %s",
+                self._label(member),
+                picks.count,
+                picks,
+                kept_back,
+                destination.error_destination,
+                error,
+            )
+            return state

@@ -6,21 +6,15 @@ the messages, they stay where they are, and no consumer gets them.
 
 from __future__ import annotations
 
-import logging
-import secrets
 from collections.abc import Callable
 
-from spark_jms.claims.error_destination import ErrorDestination, FailedMessages
-from spark_jms.core.claim import Claim
+from spark_jms.claims.error_destination import ErrorDestination, UnclaimedMessages
 from spark_jms.core.destination import Destination
 from spark_jms.core.record_set import RecordSet
-from spark_jms.errors import DataLossError, JmsqError
 from spark_jms.settings.destination import UNLIMITED
 
 LIMITER = "redelivery limit"  # the consumer in the acknowledgement table
 _MOST = 10_000  # messages of one transfer
-_RETRY_MS = 5_000
-log = logging.getLogger("spark_jms")
 
 
 class RedeliveryLimit:
@@ -33,9 +27,7 @@ class RedeliveryLimit:
         label: Callable[[int], str],
         clock_ms: Callable[[], int],
     ) -> None:
-        self._error_destination, self._session = error_destination, session
-        self._label, self._clock_ms = label, clock_ms
-        self._not_before_ms: dict[int, int] = {}  # member -> when to try its error destination again
+        self._unclaimed = UnclaimedMessages(error_destination, LIMITER, session, label, clock_ms)
 
     def enforce(self, state: RecordSet, destination: Destination, member: int, epoch: int) -> RecordSet:
         """The state of a held member without messages beyond the limit, as far as possible. When it has a new intent, the
@@ -43,27 +35,8 @@ class RedeliveryLimit:
         if destination.redelivery_limit == UNLIMITED or not state.deliveries:
             return state
         picks = state.beyond_limit(destination.redelivery_limit).take(_MOST)
-        now = self._clock_ms()
-        if not picks or now < self._not_before_ms.get(member, 0):
+        if not picks or not self._unclaimed.may_move(member):
             return state
-        claim = f"redelivery-limit-{secrets.token_hex(8)}"
         reason = f"delivered more often than the redelivery limit {destination.redelivery_limit} allows"
-        counts = {count - 1: ranges for count, ranges in state.redelivered(picks).items()}
-        failed = FailedMessages(member, claim, picks, counts, LIMITER, reason)
-        claimed = state.claim(Claim(claim, LIMITER, self._session, picks, now, replayable=False))
-        try:
-            return self._error_destination.take(claimed, failed, destination, epoch)
-        except DataLossError:
-            raise
-        except (JmsqError, OSError) as error:
-            self._not_before_ms[member] = now + _RETRY_MS
-            log.warning(
-                "%s: %d message(s) (%s) were %s; they are kept back, because they cannot move to %s yet: %s",
-                self._label(member),
-                picks.count,
-                picks,
-                reason,
-                destination.error_destination,
-                error,
-            )
-            return state
+        kept_back = f"were {reason}; they are kept back, because they"
+        return self._unclaimed.move(state, destination, member, picks, epoch, reason, kept_back)

@@ -9,29 +9,25 @@ cannot, it is kept back.
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_jms.claims.error_destination import ErrorDestination, FailedMessages
+from spark_jms.claims.error_destination import ErrorDestination, UnclaimedMessages
 from spark_jms.claims.file_lookup import read_files
 from spark_jms.claims.offer import Offer
 from spark_jms.claims.planner import Planner
 from spark_jms.core.batch import Limits
-from spark_jms.core.claim import Claim
-from spark_jms.core.ranges import EMPTY, Ranges, union
+from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.unit_of_work import NO_PARTS, PART_COLUMNS, WorkVerdict, judge, parts, work_order
-from spark_jms.errors import DataLossError, JmsqError
 from spark_jms.log.data_file import DataFile
 from spark_jms.log.file_reader import read_stored
 from spark_jms.log.snapshot import Snapshot
 
 JUDGE = "unit of work"  # the consumer of faulty parts, in the acknowledgement table
-_RETRY_MS = 5_000
 log = logging.getLogger("spark_jms")
 
 
@@ -60,10 +56,9 @@ class WorkPlanner:
         label: Callable[[int], str],
         clock_ms: Callable[[], int],
     ) -> None:
-        self._planner, self._errors, self._session = planner, errors, session
-        self._label, self._clock_ms = label, clock_ms
+        self._planner, self._label, self._clock_ms = planner, label, clock_ms
+        self._unclaimed = UnclaimedMessages(errors, JUDGE, session, label, clock_ms)
         self._known: dict[int, _Known] = {}
-        self._not_before_ms: dict[int, int] = {}  # member -> when to try its error destination again
 
     def picks(
         self, snapshot: Snapshot, member: int, state: RecordSet, last: int, limits: Limits, epoch: int
@@ -114,32 +109,11 @@ class WorkPlanner:
     def _set_aside(
         self, snapshot: Snapshot, member: int, state: RecordSet, verdict: WorkVerdict, epoch: int
     ) -> RecordSet:
-        now = self._clock_ms()
-        if not verdict.faulty or now < self._not_before_ms.get(member, 0):
+        if not verdict.faulty or not self._unclaimed.may_move(member):
             return state
         for reason, picks in verdict.faulty.items():
-            claim = f"unit-of-work-{secrets.token_hex(8)}"
-            again = state.redelivered(picks)
-            never = picks - union(again.values())
-            counts = {count - 1: ranges for count, ranges in again.items()} | ({0: never} if never else {})
-            failed = FailedMessages(member, claim, picks, counts, JUDGE, reason)
-            claimed = state.claim(Claim(claim, JUDGE, self._session, picks, now, replayable=False))
-            try:
-                state = self._errors.take(claimed, failed, snapshot.destination, epoch)
-            except DataLossError:
-                raise
-            except (JmsqError, OSError) as error:
-                self._not_before_ms[member] = now + _RETRY_MS
-                log.warning(
-                    "%s: %d message(s) (%s) are kept back, because they are no part of their unit of work (%s) and cannot move "
-                    "to %s yet: %s",
-                    self._label(member),
-                    picks.count,
-                    picks,
-                    reason,
-                    snapshot.destination.error_destination,
-                    error,
-                )
+            kept_back = f"are kept back, because they are no part of their unit of work ({reason}) and"
+            state = self._unclaimed.move(state, snapshot.destination, member, picks, epoch, reason, kept_back)
         return state
 
     def _without_unwanted(self, snapshot: Snapshot, member: int, state: RecordSet, verdict: WorkVerdict) -> RecordSet:
