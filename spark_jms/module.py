@@ -150,15 +150,10 @@ class _Reader:
         factories = {}
         for name, entry in self._mapping(node, FACTORIES, "a mapping of names to connection factories").items():
             path = f"{FACTORIES}.{name}"
-            try:
-                check_name("connection factory", name)
-            except ModuleFileError as error:
-                raise self._fail(entry.key or entry, str(error)) from error
+            self._check_name("connection factory", name, entry)
             keys = self._mapping(entry, path, "a mapping, such as {loadBalancingEnabled: false}")
             self._known_keys(keys, path, FACTORY_KEYS)
-            given = [(row, keys[key]) for key, row in FACTORY_KEYS.items() if key in keys]
-            values = {row.field: self._value(value, f"{path}.{row.name}", row.type) for row, value in given}
-            factories[name] = ConnectionFactory(**values)
+            factories[name] = ConnectionFactory(**self._values(keys, path, FACTORY_KEYS))
         return factories
 
     def _servers(self, node: Node) -> list[ServerSettings]:
@@ -175,10 +170,7 @@ class _Reader:
 
     def _server(self, name: str, node: Node) -> ServerSettings:
         path = f"servers.{name}"
-        try:
-            check_name("server", name)
-        except ModuleFileError as error:
-            raise self._fail(node.key or node, str(error)) from error
+        self._check_name("server", name, node)
         if name == HOME:
             raise self._fail(node.key or node, f"{path}: {HOME} is the domain's own store, `store:`; take another name")
         keys = self._mapping(node, path, "a mapping with `store`, such as {store: file}")
@@ -186,29 +178,29 @@ class _Reader:
         self._known_keys(keys, path, rows)
         if "store" not in keys:
             raise self._fail(node.key or node, f"{path}.store is missing: it must be file, a path or a URI")
-        values = {rows[key].field: self._value(keys[key], f"{path}.{key}", rows[key].type) for key in keys}
+        values = self._values(keys, path, rows)
         return ServerSettings(name, **{**values, "store": self._store(keys["store"], f"{path}.store")})
 
     def _destination(self, name: str, node: Node) -> Destination:
         path = f"destinations.{name}"
-        try:
-            check_name("destination", name)
-        except ModuleFileError as error:
-            raise self._fail(node.key or node, str(error)) from error
+        self._check_name("destination", name, node)
         keys = self._mapping(node, path, "a mapping with at least `kind`, such as {kind: queue}")
         self._known_keys(keys, path, KEYS)
-        values = {}
         for key, row in KEYS.items():
-            if key in keys:
-                values[row.field] = self._value(keys[key], f"{path}.{key}", row.type)
-            elif row.default is REQUIRED:
+            if row.default is REQUIRED and key not in keys:
                 raise self._fail(node.key or node, f"{path}.{key} is missing: it must be {row.type.allowed}")
+        values = self._values(keys, path, KEYS)
         if values.get("servers") and "members" not in keys:
             values["members"] = len(values["servers"])
         if found := contradiction(DestinationSettings(name=name, **values)):
             key, said = found
             raise self._fail(keys[key], f"{path}.{said}")
         return Destination(name=name, **values)
+
+    def _values(self, keys: Mapping[str, Node], path: str, rows: Mapping[str, Setting]) -> dict[str, Any]:
+        """By field, those that are given."""
+        given = [(row, keys[key]) for key, row in rows.items() if key in keys]
+        return {row.field: self._value(node, f"{path}.{row.name}", row.type) for row, node in given}
 
     def _value(self, node: Node, path: str, type: ValueType) -> Any:
         if isinstance(type, ListOf) and node.kind == "list":
@@ -240,6 +232,12 @@ class _Reader:
             raise self._bad(node, path or "the module file", allowed)
         value: dict[str, Node] = node.value
         return value
+
+    def _check_name(self, what: str, name: str, node: Node) -> None:
+        try:
+            check_name(what, name)
+        except ModuleFileError as error:
+            raise self._fail(node.key or node, str(error)) from error
 
     def _known_keys(self, keys: Mapping[str, Node], path: str, known: Mapping[str, object]) -> None:
         for key, node in keys.items():

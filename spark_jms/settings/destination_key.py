@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import attrs
 
-from spark_jms.settings.types import NotAllowed, StoredAsText, near_to
+from spark_jms.settings.types import FullForm, NotAllowed, near_to
 
 ARRIVAL, REDELIVERED = "JMSMessageID", "JMSRedelivered"
 HEADERS = (
@@ -23,7 +22,7 @@ HEADERS = (
 )
 KEY_TYPES = ("string", "boolean", "byte", "short", "int", "long", "float", "double")
 DIRECTIONS = ("ascending", "descending")
-_PROPERTY = re.compile(r"[^\W\d][\w$]*\Z")
+PROPERTY_NAME = re.compile(r"[^\W\d][\w$]*\Z")
 _WRITTEN = "PROPERTY [ascending or descending] [type], such as 'JMSPriority descending' or 'amount ascending double'"
 
 
@@ -42,7 +41,7 @@ class DestinationKey:
         words = [word.lower() for word in rest]
         direction = words.pop(0) if words and words[0] in DIRECTIONS else "ascending"
         kind = words.pop(0) if words else "string"
-        if words or kind not in KEY_TYPES or not _PROPERTY.match(name):
+        if words or kind not in KEY_TYPES or not PROPERTY_NAME.match(name):
             raise NotAllowed(_WRITTEN)
         is_header = name.startswith("JMS") and not name.startswith("JMS_")
         if is_header and name not in HEADERS:
@@ -63,16 +62,10 @@ class DestinationKey:
 
 
 @attrs.frozen
-class KeyText(StoredAsText):
+class KeyText(FullForm):
     """A destination key as text, in its full form."""
 
     range: str = _WRITTEN
 
-    def read(self, written: Any) -> str:
-        return str(DestinationKey.parse(str(written)))
-
-    def fits(self, value: Any) -> bool:
-        try:
-            return isinstance(value, str) and str(DestinationKey.parse(value)) == value
-        except NotAllowed:
-            return False
+    def parsed(self, written: str) -> DestinationKey:
+        return DestinationKey.parse(written)

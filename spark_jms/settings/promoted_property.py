@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from typing import Any
 
 import attrs
 
-from spark_jms.settings.destination_key import KEY_TYPES
-from spark_jms.settings.types import NotAllowed, StoredAsText
+from spark_jms.settings.destination_key import KEY_TYPES, PROPERTY_NAME
+from spark_jms.settings.types import FullForm, NotAllowed
 
 MAX_PROMOTED = 16  # with the 15 stored columns they are among the first 32, of which Delta readers use statistics
 # Columns of our tables that are named like a property. Those that later versions add begin with JMS.
 TABLE_COLUMNS = ("text", "body", "properties", "member", "sequence", "ordinal", "first_sequence", "acknowledged_ms")
 WHOLE_TYPES = ("byte", "short", "int", "long")
-_PROPERTY = re.compile(r"[^\W\d][\w$]*\Z")
 _WRITTEN = f"NAME:TYPE, such as 'amount:double'; TYPE is one of {', '.join(KEY_TYPES)}"
 
 
@@ -30,7 +27,7 @@ class PromotedProperty:
     def parse(written: str) -> PromotedProperty:
         """Raises NotAllowed."""
         name, _, kind = (part.strip() for part in written.partition(":"))
-        if not _PROPERTY.match(name) or kind not in KEY_TYPES:
+        if not PROPERTY_NAME.match(name) or kind not in KEY_TYPES:
             raise NotAllowed(_WRITTEN)
         if name.upper().startswith("JMS"):
             raise NotAllowed(f"{_WRITTEN}. Names that begin with JMS are columns and properties of JMS and spark-jms")
@@ -43,19 +40,13 @@ class PromotedProperty:
 
 
 @attrs.frozen
-class PromotedText(StoredAsText):
+class PromotedText(FullForm):
     """A promoted property as text."""
 
     range: str = _WRITTEN
 
-    def read(self, written: Any) -> str:
-        return str(PromotedProperty.parse(str(written)))
-
-    def fits(self, value: Any) -> bool:
-        try:
-            return isinstance(value, str) and str(PromotedProperty.parse(value)) == value
-        except NotAllowed:
-            return False
+    def parsed(self, written: str) -> PromotedProperty:
+        return PromotedProperty.parse(written)
 
 
 def doubled(written: Sequence[str]) -> str | None:

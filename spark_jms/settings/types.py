@@ -200,6 +200,23 @@ class StoredAsText(ValueType):
         return stored
 
 
+class FullForm(StoredAsText):
+    """The text of a value with parts, in its full form."""
+
+    @abstractmethod
+    def parsed(self, written: str) -> object:
+        """The value, whose str is the full form. Raises NotAllowed."""
+
+    def read(self, written: Any) -> str:
+        return str(self.parsed(str(written)))
+
+    def fits(self, value: Any) -> bool:
+        try:
+            return isinstance(value, str) and self.read(value) == value
+        except NotAllowed:
+            return False
+
+
 @attrs.frozen
 class Choice(StoredAsText):
     """One word of a few, each with a line of documentation. `fold`: in upper or lower case."""
