@@ -30,7 +30,6 @@ from spark_jms.errors import (
     UnreadableTableError,
 )
 from spark_jms.settings.destination import (
-    SINGLE_MESSAGE_DELIVERY,
     SYSTEM_GENERATED,
     DestinationSettings,
     contradiction,
@@ -100,10 +99,6 @@ class Destination(DestinationSettings):
             if self.default_unit_of_order == SYSTEM_GENERATED
             else self.default_unit_of_order
         )
-
-    @property
-    def handles_units_of_work(self) -> bool:
-        return self.unit_of_work_handling_policy == SINGLE_MESSAGE_DELIVERY
 
     @property
     def member_ids(self) -> Sequence[int]:

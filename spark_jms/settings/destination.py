@@ -238,6 +238,10 @@ class DestinationSettings(Table):
         "the member that a message leaves.",
     )
 
+    @property
+    def handles_units_of_work(self) -> bool:
+        return self.unit_of_work_handling_policy == SINGLE_MESSAGE_DELIVERY
+
     def refusal(self, row: Setting, value: object, allowed: str) -> ModuleFileError:
         return ModuleFileError(f"destination {self.name}: {row.name} is {value!r}, but must be {allowed}")
 
@@ -275,25 +279,9 @@ def contradiction(settings: DestinationSettings) -> tuple[str, str] | None:
             f"members is {members}, but must be 1, because a {kind} has one member "
             f"(a distributed-{kind} may have up to {MAX_MEMBERS})"
         )
-    if found := _contradicts_replication(settings):
-        return found
-    if settings.unit_of_work_handling_policy == SINGLE_MESSAGE_DELIVERY and settings.destination_keys:
-        return "unitOfWorkHandlingPolicy", (
-            f"unitOfWorkHandlingPolicy is {SINGLE_MESSAGE_DELIVERY}, and destinationKeys is given: units of work are "
-            "delivered in the order in which they are complete, so leave one of the two out"
-        )
-    if settings.unit_of_work_handling_policy == SINGLE_MESSAGE_DELIVERY and settings.default_unit_of_order is not None:
-        return "unitOfWorkHandlingPolicy", (
-            f"unitOfWorkHandlingPolicy is {SINGLE_MESSAGE_DELIVERY}, and defaultUnitOfOrder is given: a message has a unit of "
-            "order or a unit of work, so leave one of the two out"
-        )
-    if settings.unit_of_work_handling_policy == SINGLE_MESSAGE_DELIVERY and settings.forwarding == "replicated":
-        return "unitOfWorkHandlingPolicy", (
-            f"unitOfWorkHandlingPolicy is {SINGLE_MESSAGE_DELIVERY}, and forwarding is replicated: a server that was down may "
-            "lack messages of a unit, so leave one of the two out"
-        )
-    if refused := _contradicts_forwarding(settings):
-        return refused
+    for contradicts in (_contradicts_replication, _contradicts_units_of_work, _contradicts_forwarding):
+        if found := contradicts(settings):
+            return found
     if settings.routing != "weighted":
         if not weights:
             return None
@@ -309,6 +297,22 @@ def contradiction(settings: DestinationSettings) -> tuple[str, str] | None:
     return None
 
 
+def _contradicts_units_of_work(settings: DestinationSettings) -> tuple[str, str] | None:
+    if not settings.handles_units_of_work:
+        return None
+    if settings.destination_keys:
+        why = "destinationKeys is given: units of work are delivered in the order in which they are complete"
+    elif settings.default_unit_of_order is not None:
+        why = "defaultUnitOfOrder is given: a message has a unit of order or a unit of work"
+    elif settings.forwarding == "replicated":
+        why = "forwarding is replicated: a server that was down may lack messages of a unit"
+    else:
+        return None
+    return "unitOfWorkHandlingPolicy", (
+        f"unitOfWorkHandlingPolicy is {SINGLE_MESSAGE_DELIVERY}, and {why}, so leave one of the two out"
+    )
+
+
 def _contradicts_forwarding(settings: DestinationSettings) -> tuple[str, str] | None:
     if not settings.reset_delivery_count_on_forward:
         return "resetDeliveryCountOnForward", (
@@ -321,7 +325,7 @@ def _contradicts_forwarding(settings: DestinationSettings) -> tuple[str, str] | 
         return "forwardDelay", (
             f"forwardDelay is given, but a {settings.kind} has no members that lack consumers: it is for a distributed-queue"
         )
-    if settings.default_unit_of_order is not None or settings.unit_of_work_handling_policy == SINGLE_MESSAGE_DELIVERY:
+    if settings.default_unit_of_order is not None or settings.handles_units_of_work:
         return "forwardDelay", (
             "forwardDelay is given with defaultUnitOfOrder or unitOfWorkHandlingPolicy, but messages of a unit stay on one "
             "member: leave one of the two out"
