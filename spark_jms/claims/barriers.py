@@ -46,7 +46,7 @@ class BarrierWatch:
         at_once: bool = False,
     ) -> bool:
         """Whether slots have passed a barrier: plan again. `states` are record sets by member, as the store has them; `floors` see
-        `Destination.barriers_behind`. `at_once`: however short ago it looked. A table that cannot be read or written is tried
+        `Destination.start_floor`. `at_once`: however short ago it looked. A table that cannot be read or written is tried
         again with the next look: the consumer has claimed its batch by now, so this may not fail it."""
         declared = snapshot.destination
         if declared.slots is None or not declared.slots.barriers:

@@ -68,6 +68,11 @@ class ConsumerSettings:
     live: LiveSubscription | None = None  # None: the table has the subscription, or it is a queue
     isolates_poison: bool = False
 
+    @property
+    def floors(self) -> Mapping[int, int] | None:
+        """See `Destination.start_floor`."""
+        return self.live.subscription.floors if self.live else None
+
 
 @dataclass(frozen=True)
 class PreparedBatch:
@@ -177,7 +182,7 @@ class BatchMaker:
         needed = self.previous.members_left(start)
         own = set(recorded_on(snapshot.destination, self._server, self._members.subscription))
         waiting = self.isolation.waiting(progress, start) & own
-        self._acquire(snapshot, needed | waiting)
+        self._acquire(snapshot, own | needed, needed | waiting)  # a needed one may be removed by now
         self._members.pinned = pinned(waiting, self._members.held.keys())
         self._check_new_records()
         # These are brought up to date, but nothing new is claimed there: it is another consumer's turn.
@@ -229,7 +234,7 @@ class BatchMaker:
             snapshot,
             self._members.subscription,
             {m: partial(_state_of, one) for m, one in held.items()},
-            self._settings.live.subscription.floors if self._settings.live else None,
+            self._settings.floors,
             at_once=prepared.draining,
         )
         for member in {*self._left_to_others(snapshot), *(self._members.borrowed() & set(changed))}:
@@ -277,11 +282,6 @@ class BatchMaker:
                 "Close this consumer and create a new one."
             )
 
-    def _start_floor(self, destination: Destination, member: int) -> int:
-        if self._settings.live is not None:
-            return self._settings.live.subscription.floors.get(member, 0)
-        return destination.start_floor(self._members.subscription, member)
-
     def _check_new_records(self) -> None:
         """A record set that knows no message waits for its first claim; or a drop has emptied it, and has deleted the log
         before we read its last commit."""
@@ -289,11 +289,8 @@ class BatchMaker:
         if any(not self._members.held[member].state.newest_known for member in fresh):
             self._check_subscription(self._table.verify())
 
-    def _acquire(self, snapshot: Snapshot, needed: set[int]) -> None:
+    def _acquire(self, snapshot: Snapshot, members: set[int], needed: set[int]) -> None:
         only, declared = self._settings.members, snapshot.destination
-        members = (
-            set(recorded_on(declared, self._server, self._members.subscription)) | needed
-        )  # a needed one may be removed by now
         if only is not None:
             members = set(only) & members if declared.placement else set(only)
         last = {m: snapshot.last_sequence(m) for m in members}
@@ -313,7 +310,7 @@ class BatchMaker:
                 fresh = member not in self._members.attached
                 state = self.previous.acknowledged_in(state, start, member, fresh=fresh)
             state = self.previous.without_unlogged(state, held.state, live)
-            floor = self._start_floor(destination, member)
+            floor = destination.start_floor(self._members.subscription, member, self._settings.floors)
             before = state.delays
             due = destination.due_ms(member, now)
             state = state.sweep(live, now, destination.in_doubt_timeout_ms, destination.redelivery_delay_ms, due)

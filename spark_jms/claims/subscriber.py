@@ -85,7 +85,7 @@ class Subscriber:
             self.members.label,
             clock_ms,
             subscription,
-            settings.live.subscription.floors if settings.live else None,
+            settings.floors,
         )
         self._transfers = Transfers(domain, clock_ms)
         self._batches = BatchMaker(

@@ -37,9 +37,8 @@ from spark_jms.settings.destination import (
     to_metadata,
 )
 
-FORMAT_VERSION = (
-    4  # units of work, or slots that have moved. Else: replicated topics 3, others with servers 2, all others 1
-)
+# Of tables with units of work, or with slots that have moved. Replicated topics have 3, others with servers 2, all others 1.
+FORMAT_VERSION = 4
 QUEUE_SUBSCRIPTION = "-"  # a queue has one set of positions, under this name
 TEMPORARY_PREFIX = "jmsq-temporary-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
@@ -69,9 +68,7 @@ class Destination(DestinationSettings):
     pauses: Pauses = attrs.field(factory=Pauses)
     placement: Placement | None = None
     stopped: Mapping[str, int] = attrs.field(factory=dict)  # server that an administrator has stopped -> since when, ms
-    terms: Mapping[str, LeaseTerm] = attrs.field(
-        factory=dict
-    )  # server -> the newest term of its lease that is known here
+    terms: Mapping[str, LeaseTerm] = attrs.field(factory=dict)  # server -> the newest term of its lease, as known here
     outages: Outages = NO_OUTAGES  # of a replicated topic
     slots: SlotMap | None = None  # once slots of units of order have moved
     leaving: frozenset[int] = frozenset()  # members that are to be removed and still have messages
@@ -105,11 +102,14 @@ class Destination(DestinationSettings):
         return self.placement.ids if self.placement else range(self.members)
 
     @property
+    def first_members(self) -> int:
+        """How many it was created with."""
+        return self.slot_members or self.members
+
+    @property
     def can_lose_members(self) -> bool:
         """A member with units of order stays, unless the destination targets servers."""
-        return (
-            self.placement is not None or self.slots is not None or self.members > (self.slot_members or self.members)
-        )
+        return self.placement is not None or self.slots is not None or self.members > self.first_members
 
     def server_of(self, member: int) -> str:
         """Of a removed member: HOME."""
@@ -147,23 +147,24 @@ class Destination(DestinationSettings):
     def slot_map(self) -> SlotMap:
         if self.slots is not None:
             return self.slots
-        return SlotMap.of(self.placement.slots if self.placement else range(self.slot_members or self.members))
+        return SlotMap.of(self._first_slots)
+
+    @property
+    def _first_slots(self) -> Sequence[int]:
+        """The pattern of slots as long as none has moved to a new member: `SlotMap.of`."""
+        return self.placement.slots if self.placement else range(self.first_members)
 
     def barriers_before(self, subscription: str, member: int, floors: Mapping[int, int] | None = None) -> list[Barrier]:
-        """On the way of this subscription's units of order on the member. `floors`: where it starts, if it is not durable and
-        the table does not know it."""
+        """On the way of this subscription's units of order on the member. `floors`: see `start_floor`."""
         if self.slots is None:
             return []
-        return self.slots.before(member, subscription, lambda m: self._start(subscription, m, floors))
+        return self.slots.before(member, subscription, lambda m: self.start_floor(subscription, m, floors))
 
     def barriers_behind(self, subscription: str, member: int, floors: Mapping[int, int] | None = None) -> list[Barrier]:
         """That wait for what this subscription has on the member."""
         if self.slots is None:
             return []
-        return self.slots.behind(member, subscription, lambda m: self._start(subscription, m, floors))
-
-    def _start(self, subscription: str, member: int, floors: Mapping[int, int] | None) -> int:
-        return self.start_floor(subscription, member) if floors is None else floors.get(member, 0)
+        return self.slots.behind(member, subscription, lambda m: self.start_floor(subscription, m, floors))
 
     def with_leaving(self, leaving: Collection[int], last: Callable[[int], int]) -> Destination:
         """These members get nothing new, and their slots move to the others; units of work stay."""
@@ -220,9 +221,12 @@ class Destination(DestinationSettings):
                 "name a topic"
             )
 
-    def start_floor(self, subscription: str, member: int) -> int:
-        known = self.subscriptions.get(subscription)
-        return known.floors.get(member, 0) if known else 0
+    def start_floor(self, subscription: str, member: int, floors: Mapping[int, int] | None = None) -> int:
+        """The last sequence before the subscription began. `floors`: of one that is not durable, which the table does not know."""
+        if floors is None:
+            known = self.subscriptions.get(subscription)
+            floors = known.floors if known else {}
+        return floors.get(member, 0)
 
     def changed_to(
         self, new: Destination, used: Iterable[int] = (), last: Callable[[int], int] = lambda member: 0
@@ -233,9 +237,8 @@ class Destination(DestinationSettings):
         placement = None
         if new.servers:
             members = [(member, self.server_of(member)) for member in self.member_ids]
-            slots = self.placement.slots if self.placement else tuple(range(self.slot_members or self.members))
             known = self.placement.next_id if self.placement else max([self.members - 1, *used]) + 1
-            placement = placed_on(new.servers, members, slots, known)
+            placement = placed_on(new.servers, members, self._first_slots, known)
         elif self.placement:
             raise InvalidDestinationError(
                 f"destination {self.name} has its members on servers and cannot return to `members`: declare its `servers`; "
@@ -248,7 +251,7 @@ class Destination(DestinationSettings):
             stopped={server: since for server, since in self.stopped.items() if server in new.servers},
             terms={server: term for server, term in self.terms.items() if server in new.servers},
             epoch=self.epoch + 1,
-            slot_members=self.slot_members or self.members,
+            slot_members=self.first_members,
             subscriptions=self.subscriptions,
             pauses=self.pauses.within(ids),
             outages=self.outages,

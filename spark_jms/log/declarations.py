@@ -258,7 +258,7 @@ def decide_change(
             "subscriptions have their positions elsewhere. Declare another topic"
         )
     if _is_below_first_members(now, wanted):
-        slots = now.slot_members or now.members
+        slots = now.first_members
         raise MemberRemovalError(
             f"destination {wanted.name} was made with {slots} members, to which its units of order are bound: it can "
             f"grow beyond {slots} and shrink back to {slots}, but not to {wanted.members}"
@@ -317,7 +317,7 @@ def decide_leaving(wanted: Destination, snapshot: Snapshot) -> Decision | None:
 
 
 def _is_below_first_members(now: Destination, wanted: Destination) -> bool:
-    return wanted.members < (now.slot_members or now.members) and not wanted.servers
+    return wanted.members < now.first_members and not wanted.servers
 
 
 def _removed(snapshot: Snapshot, wanted: Destination) -> list[int]:
