@@ -13,7 +13,7 @@ from spark_jms.core.message import ORDINAL, STATISTICS_COLUMNS
 from spark_jms.log.acknowledgements import ACKNOWLEDGED
 
 FILE_NAME = re.compile(r"m(\d+)-[A-Za-z0-9_-]{8,64}\.parquet\Z")
-_OTHER_STATISTICS = (ORDINAL, *STATISTICS_COLUMNS, ACKNOWLEDGED)
+OWN_STATISTICS = (ORDINAL, *STATISTICS_COLUMNS, ACKNOWLEDGED)  # columns of ours; all others are promoted properties
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class DataFile:
     @cached_property
     def promoted(self) -> frozenset[str]:
         """The properties that are complete columns of the file (core/promoted_columns.py)."""
-        return frozenset(self.statistics.get("nullCount", {})).difference(_OTHER_STATISTICS)
+        return frozenset(self.statistics.get("nullCount", {})).difference(OWN_STATISTICS)
 
     @property
     def has_groups(self) -> bool:

@@ -14,12 +14,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark_jms.core.integers import counting
-from spark_jms.core.message import DICTIONARY_COLUMNS, ORDINAL, STATISTICS_COLUMNS, STORED_SCHEMA
+from spark_jms.core.message import DICTIONARY_COLUMNS, STORED_SCHEMA
 from spark_jms.core.promoted_columns import NOT_PROMOTED, PromotedColumns
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.errors import InvalidDestinationError
-from spark_jms.log.acknowledgements import ACKNOWLEDGED
+from spark_jms.log.data_file import OWN_STATISTICS
 from spark_jms.log.recent_rows import SMALL_BYTES
 from spark_jms.log.storage import Storage, now_ms
 
@@ -129,7 +129,7 @@ class FileStatistics:
     none, so it is not taken for the property (core/promoted_columns.py)."""
 
     def __init__(self, promoted: Collection[str] = ()) -> None:
-        self._names = (ORDINAL, *STATISTICS_COLUMNS, ACKNOWLEDGED, *promoted)
+        self._names = (*OWN_STATISTICS, *promoted)
         self._incomplete: set[str] = set()
         self._unordered: set[str] = set()  # columns with values that have no place between minimum and maximum
         self.rows = 0
