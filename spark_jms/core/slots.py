@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Any
 
+from spark_jms.core.ranges import Ranges
 from spark_jms.core.routing import SLOTS
 
 
@@ -49,7 +50,7 @@ class Barrier:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "slots": _runs(sorted(self.slots)),
+            "slots": _runs(self.slots),
             "old": [self.old, self.old_last],
             "new": [self.new, self.new_first],
             "passed": sorted(self.passed),
@@ -138,7 +139,10 @@ class SlotMap:
         return SlotMap(self.owners, _joined(replace(b, passed=b.passed - {subscription}) for b in self.barriers))
 
     def to_json(self) -> dict[str, Any]:
-        owners = {str(m): _runs([s for s, o in enumerate(self.owners) if o == m]) for m in sorted(set(self.owners))}
+        slots: dict[int, list[int]] = {}
+        for slot, owner in enumerate(self.owners):
+            slots.setdefault(owner, []).append(slot)
+        owners = {str(member): _runs(slots[member]) for member in sorted(slots)}
         return {"owners": owners, "barriers": [barrier.to_json() for barrier in self.barriers]}
 
     @staticmethod
@@ -182,11 +186,5 @@ def _shared(owners: Sequence[int], members: Sequence[int]) -> tuple[int, ...]:
     return tuple(next(heirs) if owner is None else owner for owner in kept)
 
 
-def _runs(numbers: Sequence[int]) -> list[list[int]]:
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][1] == number - 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return runs
+def _runs(slots: Iterable[int]) -> list[list[int]]:
+    return [[low, high] for low, high in Ranges.from_numbers(slots)]

@@ -15,9 +15,9 @@ from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.snapshot import Snapshot
 
 
-def pass_barriers(log: DeltaLog, subscription: str, passed: Collection[Barrier]) -> bool:
-    """False when others have done it already."""
-    return commit(log, lambda snapshot: decide_passed(snapshot, subscription, passed)) is not None
+def pass_barriers(log: DeltaLog, subscription: str, passed: Collection[Barrier]) -> None:
+    """Does nothing when others have done it already."""
+    commit(log, lambda snapshot: decide_passed(snapshot, subscription, passed))
 
 
 def decide_passed(snapshot: Snapshot, subscription: str, passed: Collection[Barrier]) -> Decision | None:
