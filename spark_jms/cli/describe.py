@@ -26,6 +26,7 @@ def describe(settings: CommandSettings, destinations: tuple[str, ...], every_set
 
 def _describe_destinations(settings: CommandSettings, names: tuple[str, ...]) -> None:
     from spark_jms.admin.statistics import pause_rows
+    from spark_jms.core.unit_paths import by_member
     from spark_jms.settings.description import describe as describe_settings
     from spark_jms.settings.destination import KEYS
 
@@ -40,6 +41,7 @@ def _describe_destinations(settings: CommandSettings, names: tuple[str, ...]) ->
                     "subscriptions": sorted(d.subscriptions),
                     "paused": list(pause_rows(d)),
                     "leaving": sorted(d.leaving),
+                    "paths": dict(d.paths),
                     "barriers": [barrier.to_json() for barrier in d.slots.barriers] if d.slots else [],
                     "settings": describe_settings(d),
                 }
@@ -60,6 +62,10 @@ def _describe_destinations(settings: CommandSettings, names: tuple[str, ...]) ->
         for member in sorted(d.leaving):
             settings.out.say(
                 f"{d.name}, member {member}: leaves when it is empty, and gets nothing new; apply again then"
+            )
+        for member, units in sorted(by_member(d.paths).items()):
+            settings.out.say(
+                f"{d.name}, member {member}: {len(units):,} unit(s) of order stay here that began while their own member was down"
             )
         for barrier in d.slots.barriers if d.slots else ():
             settings.out.say(

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -218,9 +218,9 @@ class Shipment:
         writer = MessageWriter(self._log.storage, destination, turn=0)
         try:
             groups = routing_groups(self._rows, destination.handles_units_of_work)
-            members = _route(destination, groups, self.parts)
-            self.members = members.tolist()
-            writer.write_routed(self._rows, members)
+            routed = _route(destination, groups, self.parts)
+            self.members = routed.members.tolist()
+            writer.write_routed(self._rows, routed.members, routed.placed)
             self._files, self._stored = writer.close(), writer.singles
         except BaseException:
             writer.abort()
@@ -262,14 +262,21 @@ def _rows(parts: Sequence[Part], destination: Destination) -> pa.RecordBatch:
     return pa.concat_batches(slices)
 
 
-def _route(destination: Destination, groups: pa.Array, parts: Sequence[Part]) -> pa.Int32Array:
+class _Routed(NamedTuple):
+    """The member of each row, and the units of order among them that were placed as new ones, with their members."""
+
+    members: pa.Int32Array
+    placed: Mapping[str, int]
+
+
+def _route(destination: Destination, groups: pa.Array, parts: Sequence[Part]) -> _Routed:
     """Each part by its own turn and balancing, as if it were sent alone."""
     routings = {balancing: balancing.routing(destination) for balancing in {part.balancing for part in parts}}
     if destination.members == 1:
-        return pa.repeat(pa.scalar(destination.member_ids[0], pa.int32()), len(groups))
-    return pa.concat_arrays(
-        [route(routings[p.balancing], groups.slice(p.first, len(p.messages)), p.turn) for p in parts]
-    )
+        return _Routed(pa.repeat(pa.scalar(destination.member_ids[0], pa.int32()), len(groups)), {})
+    own = [(routings[p.balancing], groups.slice(p.first, len(p.messages)), p.turn) for p in parts]
+    placed = {unit: m for routing, units, _ in own for unit, m in routing.placed_units(units).items()}
+    return _Routed(pa.concat_arrays([route(*each) for each in own]), placed)
 
 
 def _copy(error: Exception) -> Exception:

@@ -10,7 +10,7 @@ Each rule narrows what the one above has left, unless it would leave nothing:
     has a home server, and affinity                 the members on that server
     is balanced once, not for each message          the one that it has used; else one drawn by its name
 
-Units of order go to the member of their slot, whatever a sender prefers. A sender that names a server sends them there.
+Units of order go to the member of their slot or path, whatever a sender prefers. A sender that names a server sends them there.
 
 The draw gives each (sender, member) a number and takes the lowest: a sender whose member is not usable draws another one,
 and all others stay where they are. Tasks of one query draw the same member without asking each other.
@@ -26,6 +26,7 @@ from spark_jms.core.address import DestinationAddress
 from spark_jms.core.destination import Destination
 from spark_jms.core.routing import Routing
 from spark_jms.settings.connection_factory import ConnectionFactory
+from spark_jms.settings.destination import PATH_SERVICE
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class Balancing:
         route = declared.route
         if self.server is not None:
             return route.only(DestinationAddress(declared.name, self.server).members(declared) or ())
+        if declared.unit_of_order_routing == PATH_SERVICE and declared.down_members:
+            route = route.placing(declared.down_members, declared.leaving)
         if not (self.per_jvm or self.home is not None or self.sender is not None):
             return route
         return route.preferring(self._used(declared, route))

@@ -19,6 +19,7 @@ from spark_jms.core.pause import INSERTION, PRODUCTION, Pauses
 from spark_jms.core.placement import HOME, Placement, placed_on
 from spark_jms.core.routing import Routing
 from spark_jms.core.slots import Barrier, SlotMap
+from spark_jms.core.unit_paths import NO_PATHS, UnitPaths, paths_of_lost
 from spark_jms.errors import (
     DestinationPausedError,
     FormatVersionError,
@@ -30,6 +31,7 @@ from spark_jms.errors import (
     UnreadableTableError,
 )
 from spark_jms.settings.destination import (
+    PATH_SERVICE,
     SYSTEM_GENERATED,
     DestinationSettings,
     contradiction,
@@ -37,8 +39,9 @@ from spark_jms.settings.destination import (
     to_metadata,
 )
 
-# Of tables with units of work, or with slots that have moved. Replicated topics have 3, others with servers 2, all others 1.
-FORMAT_VERSION = 4
+# Of tables with a path service. Those with units of work, or with slots that have moved, have 4, replicated topics 3, others
+# with servers 2, all others 1.
+FORMAT_VERSION = 5
 QUEUE_SUBSCRIPTION = "-"  # a queue has one set of positions, under this name
 TEMPORARY_PREFIX = "jmsq-temporary-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
@@ -72,6 +75,9 @@ class Destination(DestinationSettings):
     outages: Outages = NO_OUTAGES  # of a replicated topic
     slots: SlotMap | None = None  # once slots of units of order have moved
     leaving: frozenset[int] = frozenset()  # members that are to be removed and still have messages
+    paths: Mapping[str, int] = attrs.field(
+        factory=dict, eq=False
+    )  # unit of order -> member: unit_paths.py; not in the metadata
 
     def __attrs_post_init__(self) -> None:
         check_name("destination", self.name)
@@ -171,7 +177,7 @@ class Destination(DestinationSettings):
         staying = [member for member in self.member_ids if member not in leaving]
         slots = self.slots
         if not self.handles_units_of_work:
-            slots = self.slot_map.shared(staying, self.member_ids, last)
+            slots = self.slot_map.shared(staying, self.member_ids, last, paths_of_lost(self.paths, staying))
         return attrs.evolve(self, leaving=frozenset(leaving), slots=slots, epoch=self.epoch + 1)
 
     def check_up(self, members: Iterable[int]) -> None:
@@ -207,7 +213,10 @@ class Destination(DestinationSettings):
         closed = self.pauses.closed(self.member_ids) | self.down_members
         if not set(self.member_ids) <= closed | self.leaving:  # else one that is leaving takes messages again
             closed |= self.leaving
-        return Routing(self.epoch, self.members, self.routing, self.weights, self.slot_members, closed, ids, slots)
+        paths = UnitPaths(self.paths) if self.paths else NO_PATHS
+        return Routing(
+            self.epoch, self.members, self.routing, self.weights, self.slot_members, closed, ids, slots, paths
+        )
 
     def subscription_names(self) -> list[str]:
         """The subscriptions that must acknowledge a message before it may be purged."""
@@ -256,6 +265,7 @@ class Destination(DestinationSettings):
             pauses=self.pauses.within(ids),
             outages=self.outages,
             slots=self._slots_of(new, ids, last),
+            paths=self.paths,
         )
 
     def _slots_of(self, new: Destination, ids: Sequence[int], last: Callable[[int], int]) -> SlotMap | None:
@@ -335,8 +345,10 @@ class Destination(DestinationSettings):
 
     @property
     def _format_version(self) -> int:
-        if self.slots is not None or self.leaving or self.handles_units_of_work:
+        if self.unit_of_order_routing == PATH_SERVICE or self.paths:
             return FORMAT_VERSION
+        if self.slots is not None or self.leaving or self.handles_units_of_work:
+            return 4
         return 3 if self.is_replicated else 2 if self.placement else 1
 
     @staticmethod

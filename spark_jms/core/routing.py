@@ -1,8 +1,8 @@
 """Routing: the member that a message goes to (C4, D2).
 
 A unit of order (JMSXGroupID) hashes to one of 1,024 slots, and a slot belongs to one member, so its messages stay in
-order. Other messages go round robin, at random or by weight. Round robin splits a batch into equal consecutive shares,
-which balances as well as single messages do and copies no bodies.
+order; paths are the exceptions (unit_paths.py). Other messages go round robin, at random or by weight. Round robin splits a
+batch into equal consecutive shares, which balances as well as single messages do and copies no bodies.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from itertools import accumulate, pairwise
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_jms.core.unit_paths import NO_PATHS, UnitPaths
 from spark_jms.settings.destination import POLICIES
 
 SLOTS = 1024
@@ -34,6 +35,7 @@ class Routing:
     closed: frozenset[int] = frozenset()  # members that get no message without a unit of order, while others are open
     ids: tuple[int, ...] = ()
     slots: tuple[int, ...] = ()  # slot s belongs to slots[s % len(slots)]; () for the first `slot_members` members
+    paths: UnitPaths = NO_PATHS
 
     def __post_init__(self) -> None:
         if self.members < 1:
@@ -48,6 +50,9 @@ class Routing:
         if self.slots:
             return self.slots[slot % len(self.slots)]
         return slot % (self.slot_members or self.members)
+
+    def member_of_unit(self, unit: str) -> int:
+        return self.paths.member_of(unit, self.member_of_slot(slot_of(unit)))
 
     @property
     def all_members(self) -> Sequence[int]:
@@ -70,11 +75,28 @@ class Routing:
             return self  # with its slots: units of order go where they always do
         weights = tuple(self.weights_of(ids)) if self.weights else ()
         policy = self.policy if self.policy != "weighted" or any(weights) else "round-robin"
-        return replace(self, members=len(ids), policy=policy, weights=weights, ids=ids, slots=ids)
+        return replace(self, members=len(ids), policy=policy, weights=weights, ids=ids, slots=ids, paths=NO_PATHS)
 
     def preferring(self, members: Collection[int]) -> Routing:
         """What has no unit of order goes to these."""
         return replace(self, closed=frozenset(m for m in self.all_members if m not in members))
+
+    def placing(self, down: frozenset[int], leaving: Collection[int]) -> Routing:
+        """New units of members that are `down` go to others (unit_paths.py)."""
+        others = tuple(m for m in self.open_members() if m not in down and m not in leaving)
+        return replace(self, paths=replace(self.paths, down=down, others=others))
+
+    def placed_units(self, group_ids: pa.Array) -> dict[str, int]:
+        """Those of these units of order that go to another member than that of their slot without a path so far, with that
+        member."""
+        if not self.paths.others or group_ids.null_count == len(group_ids):
+            return {}
+        units = pc.unique(group_ids).drop_null().to_pylist()
+        return {
+            unit: self.member_of_unit(unit)
+            for unit in units
+            if self.paths.is_placed(unit, self.member_of_slot(slot_of(unit)))
+        }
 
 
 def slot_of(group_id: str) -> int:
@@ -89,7 +111,7 @@ def route(routing: Routing, group_ids: pa.Array, turn: int) -> pa.Int32Array:
     if group_ids.null_count == rows:
         return free
     encoded = pc.dictionary_encode(group_ids)  # hashes each distinct id once
-    members = [routing.member_of_slot(slot_of(group_id)) for group_id in encoded.dictionary.to_pylist()]
+    members = [routing.member_of_unit(group_id) for group_id in encoded.dictionary.to_pylist()]
     return pc.coalesce(pa.array(members, pa.int32()).take(encoded.indices), free)
 
 

@@ -23,13 +23,14 @@ A member that is to be removed and still has messages is *leaving*: its slots mo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
+from types import MappingProxyType
 from typing import Any
 
 from spark_jms.core.ranges import Ranges
-from spark_jms.core.routing import SLOTS
+from spark_jms.core.routing import SLOTS, slot_of
 
 
 @dataclass(frozen=True)
@@ -79,14 +80,24 @@ class SlotMap:
         """Slot s belongs to `pattern[s % len(pattern)]`."""
         return SlotMap(tuple(pattern[slot % len(pattern)] for slot in range(SLOTS)))
 
-    def shared(self, members: Sequence[int], present: Collection[int], last: Callable[[int], int]) -> SlotMap:
+    def shared(
+        self,
+        members: Sequence[int],
+        present: Collection[int],
+        last: Callable[[int], int],
+        paths: Mapping[str, int] = MappingProxyType({}),
+    ) -> SlotMap:
         """Shared out among `members`. `present` are those that the destination still has, with members that are leaving; of
-        others nothing is left to wait for. `last` is the last sequence of a member."""
+        others nothing is left to wait for. `last` is the last sequence of a member. `paths` end (unit_paths.py): the slots
+        of these units also move from the paths' members."""
         owners = _shared(self.owners, members)
         moves: dict[tuple[int, int], set[int]] = {}
         for slot, (old, new) in enumerate(zip(self.owners, owners, strict=True)):
             if old != new:
                 moves.setdefault((old, new), set()).add(slot)
+        for unit, old in paths.items():
+            if old != (new := owners[slot_of(unit)]):
+                moves.setdefault((old, new), set()).add(slot_of(unit))
         added = [
             Barrier(frozenset(slots), old, last(old), new, last(new) + 1)
             for (old, new), slots in sorted(moves.items())
@@ -106,6 +117,10 @@ class SlotMap:
         heirs = cycle(members)
         owners = tuple(owner if owner in members else next(heirs) for owner in self.owners)
         return SlotMap(owners, tuple(b for b in self.barriers if b.old in members and b.new in members))
+
+    def holders(self, slot: int) -> set[int]:
+        """The members that can have messages of the slot's units: its own, and those for whose messages it waits."""
+        return {self.owners[slot], *(barrier.old for barrier in self.barriers if slot in barrier.slots)}
 
     def before(self, member: int, subscription: str, floor: Callable[[int], int]) -> list[Barrier]:
         """The barriers on the way of a subscription's messages on `member`. `floor` is where the subscription starts on a

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StagedFile:
-    """It has rows but no sequence numbers. `stats` are Delta's statistics, as JSON text."""
+    """It has rows but no sequence numbers. `stats` are Delta's statistics, as JSON text. `placed`: the units of order that are on
+    this member if they are new (unit_paths.py)."""
 
     path: str
     member: int
@@ -15,6 +16,7 @@ class StagedFile:
     bytes: int
     modified_ms: int
     stats: str
+    placed: frozenset[str] = frozenset()
 
     @property
     def token(self) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from spark_jms.core.unit_paths import PATH_PREFIX
 from spark_jms.errors import UnreadableTableError
 from spark_jms.log.checkpoints import LOG, hinted_checkpoint
 from spark_jms.log.snapshot import Snapshot
@@ -93,6 +94,8 @@ def _rows(snapshot: Snapshot) -> Iterator[dict[str, dict[str, Any]]]:
     }
     for app_id, version in snapshot.transactions.items():
         yield {"txn": {"appId": app_id, "version": version}}
+    for unit, member in snapshot.paths.items():
+        yield {"txn": {"appId": PATH_PREFIX + unit, "version": member + 1}}
     for file in snapshot.files.values():
         yield {
             "add": {

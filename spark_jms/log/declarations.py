@@ -26,6 +26,7 @@ from spark_jms.core.promoted_columns import PromotedColumns
 from spark_jms.core.sort_order import SortOrder
 from spark_jms.core.subscription_name import server_of_subscription
 from spark_jms.core.subscription_place import check_durable
+from spark_jms.core.unit_paths import paths_of_lost
 from spark_jms.errors import InvalidDestinationError, JmsqError, MemberRemovalError, ModuleFileError
 from spark_jms.log.acknowledgements import ACKNOWLEDGEMENT_SCHEMA
 from spark_jms.log.checkpoints import commit_path
@@ -37,6 +38,7 @@ from spark_jms.log.snapshot import DROPPED, Snapshot
 from spark_jms.log.storage import now_ms
 from spark_jms.log.table_schema import first_commit, with_columns
 from spark_jms.log.temporary import check_not_temporary
+from spark_jms.log.unit_paths import ended_paths
 from spark_jms.settings.destination import KEYS
 
 log = logging.getLogger("spark_jms")
@@ -166,6 +168,7 @@ def create_tables(domain: Domain, destination: Destination, path: str, acknowled
         forwarding="partitioned",
         store_enabled=True,
         promoted_properties=(),
+        unit_of_order_routing="hash",
     )
     create_table(domain, path, STORED_SCHEMA, destination)
     create_table(domain, acknowledgements_path, ACKNOWLEDGEMENT_SCHEMA, acknowledgements)
@@ -275,7 +278,10 @@ def decide_change(
     after = states.on_new(attrs.evolve(after, subscriptions=_with_floors(snapshot, after.member_ids)), new)
     _check_subscriptions(now, after)
     after = with_outages(snapshot, after)
-    return ChangeDecision("SET TBLPROPERTIES", [metadata_action(snapshot, after)], difference=_difference(now, wanted))
+    ended = ended_paths(paths_of_lost(snapshot.paths, after.member_ids))
+    return ChangeDecision(
+        "SET TBLPROPERTIES", [metadata_action(snapshot, after), *ended], difference=_difference(now, wanted)
+    )
 
 
 def _check_subscriptions(now: Destination, after: Destination) -> None:
@@ -313,7 +319,8 @@ def decide_leaving(wanted: Destination, snapshot: Snapshot) -> Decision | None:
     if removed <= now.leaving or removed >= set(now.member_ids):
         return None
     after = now.with_leaving(removed, snapshot.last_sequence)
-    return Decision("SET TBLPROPERTIES", [metadata_action(snapshot, after)])
+    ended = ended_paths(paths_of_lost(snapshot.paths, set(now.member_ids) - removed))
+    return Decision("SET TBLPROPERTIES", [metadata_action(snapshot, after), *ended])
 
 
 def _is_below_first_members(now: Destination, wanted: Destination) -> bool:

@@ -28,6 +28,7 @@ from spark_jms.log.checkpoints import (
     newest_checkpoint_version,
     read_checkpoint,
 )
+from spark_jms.log.file_units import FileUnits
 from spark_jms.log.recent_rows import RecentRows
 from spark_jms.log.replay import ENGINE, LogReplay, OtherTableError, digest_of, names_table
 from spark_jms.log.snapshot import DROPPED, Snapshot
@@ -53,7 +54,7 @@ class DeltaLog:
         self.name = name
         self.admit = admit
         self.lock = threading.RLock()
-        self.recent = RecentRows()
+        self.recent, self.units = RecentRows(), FileUnits(storage)
         self._snapshot: Snapshot | None = None
         self._outdated = False  # the snapshot: `refresh` must load from the start
         self._gap_checked_ms = 0

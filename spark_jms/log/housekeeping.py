@@ -4,6 +4,7 @@ Every change is a commit without data change, which checks again that the files 
 that leaves the log stays on disk for the destination's grace, for batches that still read it.
 
     purge.py       files that every subscription has finished, and old acknowledgements, leave the log
+    unit_paths.py  paths end of units of order that have no messages left
     compaction.py  runs of small neighbouring files of a member become one; sequences do not change
     clean_up.py    a Delta checkpoint every 50 versions; deletion of files that are no longer needed
 
@@ -25,6 +26,7 @@ from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.monitor import Monitor
 from spark_jms.log.purge import IsDone, LiveNames, purge, purge_acknowledgements
 from spark_jms.log.report import HousekeepingReport
+from spark_jms.log.unit_paths import end_paths
 
 
 class HousekeepingRounds:
@@ -58,6 +60,8 @@ class HousekeepingRounds:
             self._cleaned_s = self._clock_s()
         for kind, log in self.logs.items():
             self.monitor.run(f"purge of {kind}", partial(self._purge, kind))
+            if kind == "messages":
+                self.monitor.run("paths of units of order", partial(end_paths, log))
             self.monitor.run(f"compaction of {kind}", partial(compact, log, self.total, self.monitor))
             self.monitor.run(f"Delta checkpoint of {kind}", partial(self._checkpoint, kind))
             if clean:

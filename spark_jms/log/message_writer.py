@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -50,6 +53,7 @@ class MessageWriter:
         self._producer, self._rows = uuid.uuid4().hex, 0
         self._default_unit = destination.default_unit(producer or self._producer)
         self._numbers: dict[int, Ranges] = {}  # open file -> which of our rows it has, if a member can be removed
+        self._placed: dict[int, frozenset[str]] = {}  # open file -> its units that go to its member if they are new
         self._staged: list[StagedFile] = []
         self.singles: dict[str, pa.RecordBatch] = {}  # path -> rows, of files written in one small batch
         self._checked: pa.Schema | None = None
@@ -78,15 +82,17 @@ class MessageWriter:
         groups = routing_groups(rows, self._destination.handles_units_of_work)
         members = route(self._routing, groups, self._turn)
         self._turn += 1
-        self.write_routed(rows, members)
+        self.write_routed(rows, members, self._routing.placed_units(groups))
         return rows
 
     def write_to(self, rows: pa.RecordBatch, member: int) -> None:
         """All rows go to one member."""
         self.write_routed(rows, pa.repeat(pa.scalar(member, pa.int32()), rows.num_rows))
 
-    def write_routed(self, rows: pa.RecordBatch, members: pa.Int32Array) -> None:
-        """`members` has the member of each row."""
+    def write_routed(
+        self, rows: pa.RecordBatch, members: pa.Int32Array, placed: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
+        """`members` has the member of each row. `placed`: Routing.placed_units of the rows."""
         for member, part in split(rows, members):
             writer = self._open.get(member)
             if writer is None:
@@ -96,6 +102,9 @@ class MessageWriter:
                 )
                 self._open[member] = writer
             writer.write(part)
+            if placed:
+                here = (unit for unit, where in placed.items() if where == member)
+                self._placed[member] = self._placed.get(member, frozenset()).union(here)
             if self._notes_order:
                 new = Ranges.from_numbers(pc.add(pc.indices_nonzero(pc.equal(members, member)), self._rows))
                 self._numbers[member] = self._numbers.get(member, EMPTY) | new
@@ -112,7 +121,7 @@ class MessageWriter:
         if self._notes_order:
             self._open[member].note_order(self._producer, self._numbers.pop(member))
         writer = self._open[member]
-        self._staged.append(writer.close())
+        self._staged.append(replace(writer.close(), placed=self._placed.pop(member, frozenset())))
         if writer.single is not None:
             self.singles[writer.path] = writer.single
         del self._open[member]

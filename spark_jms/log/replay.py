@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from spark_jms.core.message import ORDINAL
+from spark_jms.core.unit_paths import PATH_PREFIX
 from spark_jms.errors import ForeignWriteError, UnreadableTableError
 from spark_jms.log.data_file import FILE_NAME, DataFile
 from spark_jms.log.layered_map import MapEdit
@@ -45,6 +46,7 @@ class LogReplay:
         self._protocol = start.protocol
         self._transactions, self._files = MapEdit(start.transactions), MapEdit(start.files)
         self._removed_ms, self._digest = MapEdit(start.removed_ms), start.digest
+        self._paths, self._paths_version = MapEdit(start.paths), start.paths_version
         self._changed: dict[int, MemberEdit] = {}
 
     def snapshot(self) -> Snapshot:
@@ -60,6 +62,8 @@ class LogReplay:
             self._foreign,
             self._digest,
             self._protocol,
+            self._paths.done(),
+            self._paths_version,
         )
 
     def apply(self, version: int, data: bytes) -> None:
@@ -110,22 +114,29 @@ class LogReplay:
             for action in actions:
                 for kind, value in action.items():
                     if value is not None:
-                        self._apply_one(kind, value)
+                        self._apply_one(kind, value, version)
         except (KeyError, TypeError, ValueError) as error:
             raise UnreadableTableError(f"{self._where}: version {version} of the log is damaged ({error!r})") from error
         self.version = version
 
-    def _apply_one(self, kind: str, value: dict[str, Any]) -> None:
+    def _apply_one(self, kind: str, value: dict[str, Any], version: int) -> None:
         if kind == "add":
             self._add(self._data_file(value))
         elif kind == "remove":
             self._remove(str(value["path"]), int(value.get("deletionTimestamp") or 0))
         elif kind == "txn":
-            self._transactions[str(value["appId"])] = int(value["version"])
+            self._set_transaction(str(value["appId"]), int(value["version"]), version)
         elif kind == "metaData":
             self._table = TableMetadata(value, self._where)
         elif kind == "protocol":
             self._set_protocol(value)
+
+    def _set_transaction(self, app_id: str, number: int, version: int) -> None:
+        if not app_id.startswith(PATH_PREFIX):
+            self._transactions[app_id] = number
+            return
+        self._paths[app_id.removeprefix(PATH_PREFIX)] = number - 1 if number else None
+        self._paths_version = version
 
     def _set_protocol(self, value: Mapping[str, Any]) -> None:
         self._protocol = {key: given for key, given in value.items() if given is not None}

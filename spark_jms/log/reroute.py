@@ -21,7 +21,7 @@ from spark_jms.core.destination import Destination
 from spark_jms.core.integers import counting, view
 from spark_jms.core.message import ORDINAL, STORED_SCHEMA
 from spark_jms.core.ranges import Ranges
-from spark_jms.core.routing import Routing, route, slot_of
+from spark_jms.core.routing import Routing, route
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.core.unit_of_work import routing_groups
 from spark_jms.log.file_writer import ORDER_KEY
@@ -39,13 +39,12 @@ def rewrite(
     """The files as they fit the remaining members; those of stopped servers count as removed, and only their units of order
     stay there, and what a sender sends to such a server by its name. Producers without rows for removed members keep their
     files; all files of the others are written again, in the order of the producer's rows, and the old ones deleted. Rows of
-    remaining members stay there, except those of units of order whose slot has moved."""
+    remaining members stay there, except those of units of order that belong to another member by now."""
     routing = balancing.routing(destination)
     moving = {
         file.path
         for file in files
-        if file.member not in destination.reachable_members
-        or (destination.slots is not None and _is_misplaced(storage, file, routing))
+        if file.member not in destination.reachable_members or _is_misplaced(storage, file, routing)
     }
     if not moving:
         return list(files)
@@ -70,10 +69,12 @@ def rewrite(
 
 def _is_misplaced(storage: Storage, file: StagedFile, routing: Routing) -> bool:
     """It has units of order that belong to another member by now."""
+    if json.loads(file.stats)["nullCount"].get("JMSXGroupID") == file.rows:
+        return False
     with storage.open_input(file.path) as source:
         groups = pq.ParquetFile(source).read(columns=["JMSXGroupID"])["JMSXGroupID"]
     units = pc.unique(groups).drop_null().to_pylist()
-    return any(routing.member_of_slot(slot_of(unit)) != file.member for unit in units)
+    return any(routing.member_of_unit(unit) != file.member for unit in units)
 
 
 class _StagedRows:
@@ -133,8 +134,6 @@ def _write(writer: MessageWriter, producer: Sequence[_StagedRows], destination: 
         members = members.take(order)
         moving = pc.invert(pc.is_in(members, pa.array(destination.reachable_members, pa.int32())))
         in_units = pc.is_valid(batch.column("JMSXGroupID"))
-        if destination.slots is not None or pc.any(moving).as_py():
-            groups = routing_groups(batch, destination.handles_units_of_work)
-            routed = route(routing, groups, end // _WINDOW_ROWS)
-            members = pc.if_else(pc.or_(moving, in_units), routed, members)
-        writer.write_routed(batch, members)
+        groups = routing_groups(batch, destination.handles_units_of_work)
+        members = pc.if_else(pc.or_(moving, in_units), route(routing, groups, end // _WINDOW_ROWS), members)
+        writer.write_routed(batch, members, routing.placed_units(groups))

@@ -4,9 +4,9 @@ What happens on a send:
 
 1. `MessageWriter` routes the rows to members and stages one file for each; nothing is visible yet.
 2. `_Send.prepare` refuses files that clean-up may delete or that belong to a replaced table, and routes files again whose
-   member was removed.
+   member was removed. With a path service it looks whether units of order are new that were placed as such.
 3. `decide_send` refuses members that are paused, numbers the rows behind each member's last sequence, and notes the
-   transaction.
+   transaction and the paths of new units.
 4. `commit_prepared` creates the next log file; another writer may be first, then 2 to 4 run again. While insertion is
    paused, `send` waits for as long as its caller allows.
 """
@@ -38,6 +38,7 @@ from spark_jms.log.reroute import rewrite
 from spark_jms.log.snapshot import SEQUENCE_PREFIX, RouteId, Snapshot
 from spark_jms.log.staged_file import discard, too_old
 from spark_jms.log.storage import now_ms
+from spark_jms.log.unit_paths import check_placed, new_paths
 
 Reroute = Callable[[Sequence[StagedFile], Destination], list[StagedFile]]
 _LONGEST_LOOK_S = 0.05  # between two looks at a paused destination
@@ -220,6 +221,7 @@ class _Send:
                 self._routed_by = snapshot.route_id
                 if self._plans_again:
                     self._planned_epoch = snapshot.route_id.epoch
+            check_placed(self._log, snapshot, self.files)
         return Shipping(tuple(self.files), self._planned_epoch)
 
 
@@ -234,6 +236,7 @@ def decide_send(
     snapshot.destination.check_up(file.member for file in files)
     snapshot.destination.check_production((file.member for file in files), shipping.planned_epoch)
     actions, sequences = number(snapshot, files, now)
+    actions += new_paths(snapshot, files)
     if transaction:
         actions.append(transaction.action(now))
     return SendDecision("WRITE", actions, {"mode": "Append"}, sequences, tuple(files))

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import attrs
+
 from spark_jms.core.destination import Destination
 from spark_jms.errors import ForeignWriteError
 from spark_jms.log.data_file import DataFile
@@ -24,10 +26,12 @@ _REMOVED_KEPT, _REMOVED_KEPT_MS = 1_000, 60_000
 
 @dataclass(frozen=True)
 class RouteId:
-    """By which declaration of which table a file was routed to its member."""
+    """By which declaration of which table a file was routed to its member, and by which paths of units of order: those of the
+    version that has changed them last."""
 
     table_id: str
     epoch: int
+    paths_version: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +75,8 @@ class Snapshot:
     foreign: ForeignCommit | None = None
     digest: str = ""  # of the commit file of `version`; "" when only a Delta checkpoint has that version
     protocol: Mapping[str, Any] = field(default_factory=dict)
+    paths: LayeredMap[str, int] = field(default_factory=LayeredMap)  # unit of order -> member: core/unit_paths.py
+    paths_version: int = 0  # of the last change of paths that this process knows of
 
     @property
     def metadata(self) -> Mapping[str, Any]:
@@ -82,13 +88,15 @@ class Snapshot:
         "" before the first commit."""
         return self.table.id
 
-    @property
+    @cached_property
     def destination(self) -> Destination:
-        return self.table.destination
+        """The declaration, with the paths of units of order."""
+        declared = self.table.destination
+        return attrs.evolve(declared, paths=self.paths) if self.paths else declared
 
     @property
     def route_id(self) -> RouteId:
-        return RouteId(self.table_id, self.destination.epoch)
+        return RouteId(self.table_id, self.table.destination.epoch, self.paths_version)
 
     @property
     def dropped(self) -> bool:

@@ -44,6 +44,11 @@ UNIT_OF_WORK_POLICIES = {
     "PassThrough": "a part of a unit of work is a message like any other",
     SINGLE_MESSAGE_DELIVERY: "a unit of work is delivered as one, in order, once all of it is there",
 }
+PATH_SERVICE = "path-service"
+UNIT_ROUTINGS = {
+    "hash": "by a hash of its name alone: while its member is down, its sends fail",
+    PATH_SERVICE: "by a hash, but a new unit goes to another member while its own is down, and stays there",
+}
 DURABILITIES = {
     "process": "a sent message survives the death of any process",
     "power": "it also survives the loss of power: files and log are forced to the disk, and a single send takes 2 to 3 "
@@ -237,6 +242,13 @@ class DestinationSettings(Table):
         "Whether a forwarded message counts its deliveries from the beginning. `false` is refused: counts are in the store of "
         "the member that a message leaves.",
     )
+    unit_of_order_routing: str = setting(
+        "unitOfOrderRouting",
+        Choice(UNIT_ROUTINGS),
+        "hash",
+        "How the member of a unit of order is found ([path service](DISTRIBUTED.md#the-path-service)). `path-service` costs "
+        "nothing while all members are up.",
+    )
 
     @property
     def handles_units_of_work(self) -> bool:
@@ -306,6 +318,8 @@ def _contradicts_units_of_work(settings: DestinationSettings) -> tuple[str, str]
         why = "defaultUnitOfOrder is given: a message has a unit of order or a unit of work"
     elif settings.forwarding == "replicated":
         why = "forwarding is replicated: a server that was down may lack messages of a unit"
+    elif settings.unit_of_order_routing == PATH_SERVICE:
+        why = f"unitOfOrderRouting is {PATH_SERVICE}: units of work stay with the member of their hash"
     else:
         return None
     return "unitOfWorkHandlingPolicy", (

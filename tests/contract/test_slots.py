@@ -400,4 +400,4 @@ def test_moved_slots_have_a_format_version_of_their_own(context: Context) -> Non
     assert (before["jmsq.formatVersion"], after["jmsq.formatVersion"]) == ("1", "4")
     assert Destination.from_configuration(after, "here") == declared(context)
     with pytest.raises(FormatVersionError):
-        Destination.from_configuration({**after, "jmsq.formatVersion": "5"}, "here")
+        Destination.from_configuration({**after, "jmsq.formatVersion": "6"}, "here")

@@ -40,13 +40,13 @@ class _NotedWriter(MessageWriter):
         super().__init__(*args)
         self.noted: dict[int, list[str]] = {}
 
-    def write_routed(self, rows: pa.RecordBatch, members: Any) -> None:
+    def write_routed(self, rows: pa.RecordBatch, members: Any, *placed: Any) -> None:
         texts = rows.column("text").to_pylist()
         for member in pc.unique(members).tolist():
             self.noted.setdefault(member, []).extend(
                 texts[i] for i in pc.indices_nonzero(pc.equal(members, member)).tolist()
             )
-        super().write_routed(rows, members)
+        super().write_routed(rows, members, *placed)
 
 
 def _texts(log: DeltaLog, file: StagedFile) -> list[str]:

@@ -189,6 +189,7 @@ STORED = {
     "jmsq.unitOfWorkHandlingPolicy": "PassThrough",
     "jmsq.promotedProperties": "[]",
     "jmsq.resetDeliveryCountOnForward": "true",
+    "jmsq.unitOfOrderRouting": "hash",
     "jmsq.slotMembers": "2",
     "jmsq.epoch": "4",
     "jmsq.subscriptions": "{}",
@@ -206,6 +207,7 @@ LATER = (  # tables of earlier versions lack them
     "jmsq.unitOfWorkHandlingPolicy",
     "jmsq.promotedProperties",
     "jmsq.resetDeliveryCountOnForward",
+    "jmsq.unitOfOrderRouting",
     "jmsq.paused",
 )
 ORDERS = Destination(

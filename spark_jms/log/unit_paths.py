@@ -1,0 +1,92 @@
+"""Paths of units of order in a destination's log: made by sends, ended by housekeeping (T10). core/unit_paths.py has the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from functools import partial
+
+from spark_jms.core.routing import slot_of
+from spark_jms.core.staged_file import StagedFile
+from spark_jms.core.unit_paths import by_member, end_action, path_action
+from spark_jms.errors import UnreadableTableError
+from spark_jms.log.commit import Decision, commit_prepared
+from spark_jms.log.data_file import DataFile
+from spark_jms.log.delta_log import Action, DeltaLog
+from spark_jms.log.snapshot import Snapshot
+
+_UNIT = "JMSXGroupID"
+
+
+def check_placed(log: DeltaLog, snapshot: Snapshot, files: Iterable[StagedFile]) -> None:
+    """Raises ServerDownError when a unit that was placed as a new one is not new: the table has messages of it."""
+    units = {unit for file in files for unit in file.placed if unit not in snapshot.paths}
+    if not units:
+        return
+    slots, to_look_at = snapshot.destination.slot_map, dict[int, set[str]]()
+    for unit in units:
+        for member in slots.holders(slot_of(unit)):
+            to_look_at.setdefault(member, set()).add(unit)
+    known = {unit for member, wanted in to_look_at.items() for unit in _units_of(log, snapshot, member, wanted)}
+    snapshot.destination.check_up(slots.owners[slot_of(unit)] for unit in known)
+
+
+def new_paths(snapshot: Snapshot, files: Iterable[StagedFile]) -> list[Action]:
+    """Pure. Of the units that were placed, and checked by `check_placed`."""
+    placed = {unit: file.member for file in files for unit in file.placed if unit not in snapshot.paths}
+    return [path_action(unit, member) for unit, member in sorted(placed.items())]
+
+
+def ended_paths(ended: Iterable[str]) -> list[Action]:
+    return [end_action(unit) for unit in sorted(ended)]
+
+
+def end_paths(log: DeltaLog) -> int:
+    """End the paths of units without messages in the table; returns how many. Without paths it does no I/O."""
+    snapshot = log.snapshot
+    if not snapshot.paths or not _without_messages(log, snapshot):
+        return 0
+    done = commit_prepared(log, partial(_without_messages, log), decide_ended)
+    return 0 if done is None else len(done.decision.actions)
+
+
+def decide_ended(snapshot: Snapshot, ended: Collection[str]) -> Decision | None:
+    """Pure. `ended`: paths without messages in this snapshot."""
+    return Decision("END PATHS", ended_paths(ended)) if ended else None
+
+
+def _without_messages(log: DeltaLog, snapshot: Snapshot) -> set[str]:
+    paths = by_member(snapshot.paths)
+    return {unit for member, units in paths.items() for unit in units - _units_of(log, snapshot, member, units)}
+
+
+def _units_of(log: DeltaLog, snapshot: Snapshot, member: int, wanted: Collection[str]) -> set[str]:
+    """Those of the wanted units that have messages in this member's files. Reads one column of the files whose statistics do not
+    exclude them."""
+    left = set(wanted)
+    found: set[str] = set()
+    for file in snapshot.member_files(member).files:
+        if not left:
+            break
+        if may_have(file, left):
+            here = _units_in(log, file, left)
+            found |= here
+            left -= here
+    return found
+
+
+def _units_in(log: DeltaLog, file: DataFile, wanted: Collection[str]) -> set[str]:
+    """Clean-up may have deleted a file that a later version has removed: then what is decided on this one is decided again."""
+    try:
+        return log.units.among(file.path, wanted)
+    except FileNotFoundError as error:
+        if log.has_news():
+            return set()
+        raise UnreadableTableError(f"data file {file.path} of {log.storage.uri} is missing: restore it") from error
+
+
+def may_have(file: DataFile, units: Collection[str]) -> bool:
+    """By the file's statistics."""
+    if not file.has_groups:
+        return False
+    low, high = (file.statistics.get(bound, {}).get(_UNIT) for bound in ("minValues", "maxValues"))
+    return low is None or high is None or any(low <= unit <= high for unit in units)
