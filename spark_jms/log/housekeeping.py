@@ -26,7 +26,7 @@ from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.monitor import Monitor
 from spark_jms.log.purge import IsDone, LiveNames, purge, purge_acknowledgements
 from spark_jms.log.report import HousekeepingReport
-from spark_jms.log.unit_paths import end_paths
+from spark_jms.log.unit_paths import PathEnding
 
 
 class HousekeepingRounds:
@@ -49,6 +49,7 @@ class HousekeepingRounds:
         for log in logs.values():
             log.recent.keep()
         self._clean_ups = {kind: CleanUp(log) for kind, log in logs.items()}
+        self._paths = PathEnding(logs["messages"], clock_s)
         self._cleaned_s = clock_s()
         self.total = HousekeepingReport()
         self.monitor = monitor or Monitor(f"housekeeping of {logs['messages'].name}")
@@ -61,7 +62,7 @@ class HousekeepingRounds:
         for kind, log in self.logs.items():
             self.monitor.run(f"purge of {kind}", partial(self._purge, kind))
             if kind == "messages":
-                self.monitor.run("paths of units of order", partial(end_paths, log))
+                self.monitor.run("paths of units of order", self._paths.run)
             self.monitor.run(f"compaction of {kind}", partial(compact, log, self.total, self.monitor))
             self.monitor.run(f"Delta checkpoint of {kind}", partial(self._checkpoint, kind))
             if clean:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from functools import partial
 
 from spark_jms.core.routing import slot_of
@@ -15,6 +17,7 @@ from spark_jms.log.delta_log import Action, DeltaLog
 from spark_jms.log.snapshot import Snapshot
 
 _UNIT = "JMSXGroupID"
+_MOST_IN_A_COMMIT = 10_000
 
 
 def check_placed(log: DeltaLog, snapshot: Snapshot, files: Iterable[StagedFile]) -> None:
@@ -43,10 +46,32 @@ def ended_paths(ended: Iterable[str]) -> list[Action]:
 def end_paths(log: DeltaLog) -> int:
     """End the paths of units without messages in the table; returns how many. Without paths it does no I/O."""
     snapshot = log.snapshot
-    if not snapshot.paths or not _without_messages(log, snapshot):
+    if not snapshot.paths:
         return 0
-    done = commit_prepared(log, partial(_without_messages, log), decide_ended)
-    return 0 if done is None else len(done.decision.actions)
+    unused = sorted(_without_messages(log, snapshot, snapshot.paths))
+    ended = 0
+    for first in range(0, len(unused), _MOST_IN_A_COMMIT):
+        units = unused[first : first + _MOST_IN_A_COMMIT]
+        done = commit_prepared(log, partial(_still_without, log, units), decide_ended)
+        ended += 0 if done is None else len(done.decision.actions)
+    return ended
+
+
+class PathEnding:
+    """Rounds of `end_paths`. A round looks at every unit that has a path, so with a million of them it takes seconds: then the
+    next one waits, and at most a tenth of the time goes to it."""
+
+    _SHARE = 10
+
+    def __init__(self, log: DeltaLog, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._log, self._clock_s = log, clock_s
+        self._next_s = clock_s()
+
+    def run(self) -> None:
+        began = self._clock_s()
+        if began >= self._next_s:
+            end_paths(self._log)
+            self._next_s = began + self._SHARE * (self._clock_s() - began)
 
 
 def decide_ended(snapshot: Snapshot, ended: Collection[str]) -> Decision | None:
@@ -54,27 +79,29 @@ def decide_ended(snapshot: Snapshot, ended: Collection[str]) -> Decision | None:
     return Decision("END PATHS", ended_paths(ended)) if ended else None
 
 
-def _without_messages(log: DeltaLog, snapshot: Snapshot) -> set[str]:
-    paths = by_member(snapshot.paths)
-    return {unit for member, units in paths.items() for unit in units - _units_of(log, snapshot, member, units)}
+def _still_without(log: DeltaLog, units: Iterable[str], snapshot: Snapshot) -> set[str]:
+    return _without_messages(log, snapshot, {unit: snapshot.paths[unit] for unit in units if unit in snapshot.paths})
+
+
+def _without_messages(log: DeltaLog, snapshot: Snapshot, paths: Mapping[str, int]) -> set[str]:
+    """Those of these paths' units."""
+    found = by_member(paths)
+    return {unit for member, units in found.items() for unit in units - _units_of(log, snapshot, member, units)}
 
 
 def _units_of(log: DeltaLog, snapshot: Snapshot, member: int, wanted: Collection[str]) -> set[str]:
     """Those of the wanted units that have messages in this member's files. Reads one column of the files whose statistics do not
     exclude them."""
-    left = set(wanted)
-    found: set[str] = set()
+    left, ordered = set(wanted), sorted(wanted)
     for file in snapshot.member_files(member).files:
         if not left:
             break
-        if may_have(file, left):
-            here = _units_in(log, file, left)
-            found |= here
-            left -= here
-    return found
+        if may_have(file, ordered):
+            left -= _units_in(log, file, left)
+    return set(wanted) - left
 
 
-def _units_in(log: DeltaLog, file: DataFile, wanted: Collection[str]) -> set[str]:
+def _units_in(log: DeltaLog, file: DataFile, wanted: Set[str]) -> set[str]:
     """Clean-up may have deleted a file that a later version has removed: then what is decided on this one is decided again."""
     try:
         return log.units.among(file.path, wanted)
@@ -84,9 +111,12 @@ def _units_in(log: DeltaLog, file: DataFile, wanted: Collection[str]) -> set[str
         raise UnreadableTableError(f"data file {file.path} of {log.storage.uri} is missing: restore it") from error
 
 
-def may_have(file: DataFile, units: Collection[str]) -> bool:
-    """By the file's statistics."""
+def may_have(file: DataFile, units: Sequence[str]) -> bool:
+    """By the file's statistics. `units` are sorted."""
     if not file.has_groups:
         return False
     low, high = (file.statistics.get(bound, {}).get(_UNIT) for bound in ("minValues", "maxValues"))
-    return low is None or high is None or any(low <= unit <= high for unit in units)
+    if low is None or high is None:
+        return True
+    first = bisect_left(units, low)
+    return first < len(units) and units[first] <= high

@@ -15,6 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 import spark_jms
 from spark_jms.claims.housekeeper import Housekeeper
@@ -27,13 +29,15 @@ from spark_jms.core.routing import slot_of
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.errors import FormatVersionError, JmsqError, MemberRemovalError, ServerDownError
 from spark_jms.log.checkpoint_writer import write_checkpoint
+from spark_jms.log import unit_paths
+from spark_jms.log.data_file import DataFile
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.message_writer import MessageWriter
 from spark_jms.log.send import Sent, TransactionId, send
 from spark_jms.log.server_state import start_server, stop_server
 from spark_jms.log.snapshot import RouteId, Snapshot
-from spark_jms.log.unit_paths import end_paths
+from spark_jms.log.unit_paths import PathEnding, end_paths, may_have
 
 SERVERS = ("a", "b", "c")
 MINE, YOURS, ITS = ([u for n in range(200) if slot_of(u := f"u{n}") % 3 == member] for member in range(3))
@@ -412,6 +416,54 @@ def test_looking_for_old_messages_reads_a_file_once(context: Context, monkeypatc
         Batch(log, [unit], ["1"]).commit()
     assert len(opened) == 1
     assert paths(context).keys() == {outside, *within}
+
+
+@pytest.mark.parametrize("wanted", [["k3", "x"], [f"k{n}" for n in range(90)]], ids=["fewer than", "more than"])
+def test_units_are_found_in_a_file_with_other_units(context: Context, wanted: list[str]) -> None:
+    """T10: fewer units are wanted than the file has, or more."""
+    log = Domain(context.root).log("orders")
+    context.producer("a@orders").send_many([{"text": "x", "group_id": f"k{n % 10}"} for n in range(40)])
+    (path,) = log.refresh().files
+    assert log.units.among(path, set(wanted)) == {f"k{n}" for n in range(10)}.intersection(wanted)
+
+
+@given(st.sets(st.text(max_size=3), min_size=1), st.sets(st.text(max_size=3), min_size=1))
+def test_statistics_exclude_no_unit_of_a_file(there: set[str], wanted: set[str]) -> None:
+    """T10: a file is read when one of the wanted units may be in it by its bounds."""
+    bounds = {"minValues": {"JMSXGroupID": min(there)}, "maxValues": {"JMSXGroupID": max(there)}}
+    file = DataFile("f", 0, 1, len(there), 1, 0, 0, json.dumps({**bounds, "nullCount": {"JMSXGroupID": 0}}))
+    assert may_have(file, sorted(wanted)) == any(min(there) <= unit <= max(there) for unit in wanted)
+
+
+def test_paths_end_in_commits_of_limited_size(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T10, C13."""
+    monkeypatch.setattr(unit_paths, "_MOST_IN_A_COMMIT", 4)
+    stop(context, "a")
+    context.producer("orders").send_many([{"text": "x", "group_id": unit} for unit in MINE[:9]])
+    received(context)
+    log = Domain(context.root).log("orders")
+    before = log.refresh().version
+    keep_house(context)
+    assert log.refresh().version - before >= 3
+    assert dict(log.snapshot.paths) == {}
+
+
+def test_looking_for_unused_paths_takes_a_tenth_of_the_time(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T10, C13: with a million paths a look takes seconds, and housekeeping has other work too."""
+    looks, now = list[float](), 100.0
+
+    def look(log: DeltaLog) -> int:
+        nonlocal now
+        looks.append(now)
+        now += 2
+        return 0
+
+    monkeypatch.setattr(unit_paths, "end_paths", look)
+    ending = PathEnding(Domain(context.root).log("orders"), lambda: now)
+    while now < 150:
+        ending.run()
+        now += 1
+    assert looks == [100.0, 120.0, 140.0]
 
 
 def test_destinations_without_a_member_down_write_no_paths(context: Context) -> None:
