@@ -28,8 +28,8 @@ from spark_jms.core.placement import HOME
 from spark_jms.core.routing import slot_of
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.errors import FormatVersionError, JmsqError, MemberRemovalError, ServerDownError
-from spark_jms.log.checkpoint_writer import write_checkpoint
 from spark_jms.log import unit_paths
+from spark_jms.log.checkpoint_writer import write_checkpoint
 from spark_jms.log.data_file import DataFile
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
