@@ -4,6 +4,7 @@
       orders: {kind: distributed-queue, members: 4, maxMessageSize: 1 MiB}
       prices: {kind: topic, retention: 1 day}
     store: file                     # optional: file (beside the tables), an absolute path or a URI
+    templates: {big: {maxMessageSize: 64 MiB}}   # optional: values for the destinations that say `template: big`
     servers: {a: {store: …}}        # optional: servers with stores of their own; a destination names its `servers`
     connectionFactories: {once: {loadBalancingEnabled: false}}   # optional: settings that connections name
 
@@ -26,7 +27,14 @@ from spark_jms.core.placement import HOME
 from spark_jms.errors import ModuleFileError
 from spark_jms.module_tree import Node, describe, from_dict, from_text
 from spark_jms.settings.connection_factory import FACTORY_KEYS, ConnectionFactory
-from spark_jms.settings.destination import KEYS, DestinationSettings, DomainSettings, ServerSettings, contradiction
+from spark_jms.settings.destination import (
+    KEYS,
+    TEMPLATE_KEYS,
+    DestinationSettings,
+    DomainSettings,
+    ServerSettings,
+    contradiction,
+)
 from spark_jms.settings.table import REQUIRED, Setting, hint, settings_of
 from spark_jms.settings.types import Duration, ListOf, NotAllowed, ValueType
 
@@ -35,6 +43,7 @@ if TYPE_CHECKING:
     from spark_jms.store import Store
 
 FACTORIES = "connectionFactories"
+TEMPLATES = "templates"
 MAX_FILE_BYTES = 2**20
 _STORE_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 
@@ -98,8 +107,9 @@ def load_module(module: str | os.PathLike[str] | Mapping[str, Any]) -> Module:
 
 
 def declare(destination: Destination) -> dict[str, object]:
-    """The settings of a destination as the module file has them: `load_module` reads them back."""
-    left_out = set()
+    """The settings of a destination as the module file has them, those of its template among them: `load_module` reads them
+    back."""
+    left_out = {"template"}
     if destination.servers or not destination.kind.startswith("distributed-"):
         left_out.add("members")
     if destination.routing != "weighted":
@@ -127,9 +137,8 @@ class _Reader:
                 f"{self._file}: the module file is empty: it needs `destinations:` with at least one in it"
             )
         top = self._mapping(tree, "", "`destinations:` and optionally `store:`")
-        self._known_keys(
-            top, "", {"destinations": None, **settings_of(DomainSettings), "servers": None, FACTORIES: None}
-        )
+        known = ["destinations", *settings_of(DomainSettings), "servers", FACTORIES, TEMPLATES]
+        self._known_keys(top, "", dict.fromkeys(known))
         if "destinations" not in top:
             raise self._fail(
                 tree, "`destinations:` is missing: it needs at least one destination, such as `orders: {kind: queue}`"
@@ -140,11 +149,24 @@ class _Reader:
             raise self._fail(
                 declared, "destinations is empty, but must have at least one, such as `orders: {kind: queue}`"
             )
-        destinations = [self._destination(name, node) for name, node in entries.items()]
+        templates = self._templates(top[TEMPLATES]) if TEMPLATES in top else {}
+        destinations = [self._destination(name, node, templates) for name, node in entries.items()]
         store = self._store(top["store"], "store") if "store" in top else None
         servers = self._servers(top["servers"]) if "servers" in top else ()
         factories = self._factories(top[FACTORIES]) if FACTORIES in top else {}
         return Module(destinations, store, servers, factories)
+
+    def _templates(self, node: Node) -> dict[str, dict[str, Node]]:
+        """By name, the keys of each template. Their values are checked here, and what they contradict in each destination."""
+        templates = {}
+        for name, entry in self._mapping(node, TEMPLATES, "a mapping of names to templates").items():
+            path = f"{TEMPLATES}.{name}"
+            self._check_name("template", name, entry)
+            keys = self._mapping(entry, path, "a mapping, such as {retention: 1 day}")
+            self._known_keys(keys, path, TEMPLATE_KEYS)
+            self._values(keys, path, TEMPLATE_KEYS)
+            templates[name] = keys
+        return templates
 
     def _factories(self, node: Node) -> dict[str, ConnectionFactory]:
         factories = {}
@@ -181,11 +203,14 @@ class _Reader:
         values = self._values(keys, path, rows)
         return ServerSettings(name, **{**values, "store": self._store(keys["store"], f"{path}.store")})
 
-    def _destination(self, name: str, node: Node) -> Destination:
+    def _destination(self, name: str, node: Node, templates: Mapping[str, Mapping[str, Node]]) -> Destination:
         path = f"destinations.{name}"
         self._check_name("destination", name, node)
-        keys = self._mapping(node, path, "a mapping with at least `kind`, such as {kind: queue}")
-        self._known_keys(keys, path, KEYS)
+        own = self._mapping(node, path, "a mapping with at least `kind`, such as {kind: queue}")
+        self._known_keys(own, path, KEYS)
+        template = self._template_of(own, path, templates)
+        inherited = template.keys() - own.keys()
+        keys = {k: n for k, n in {**template, **own}.items() if not (n.kind == "null" and k in template)}
         for key, row in KEYS.items():
             if row.default is REQUIRED and key not in keys:
                 raise self._fail(node.key or node, f"{path}.{key} is missing: it must be {row.type.allowed}")
@@ -194,8 +219,20 @@ class _Reader:
             values["members"] = len(values["servers"])
         if found := contradiction(DestinationSettings(name=name, **values)):
             key, said = found
-            raise self._fail(keys[key], f"{path}.{said}")
-        return Destination(name=name, **values)
+            origin = f" ({key} is from template {own['template'].value})" if key in inherited else ""
+            raise self._fail(keys.get(key, node), f"{path}.{said}{origin}")
+        return Destination(name=name, inherited=frozenset(inherited), **values)
+
+    def _template_of(
+        self, own: Mapping[str, Node], path: str, templates: Mapping[str, Mapping[str, Node]]
+    ) -> Mapping[str, Node]:
+        if "template" not in own:
+            return {}
+        name = self._value(own["template"], f"{path}.template", KEYS["template"].type)
+        if name not in templates:
+            there = f"{hint(name, templates)}the file has {', '.join(templates)}" if templates else "the file has none"
+            raise self._fail(own["template"], f"{path}.template is {name!r}, but must be one of `{TEMPLATES}:`: {there}")
+        return templates[name]
 
     def _values(self, keys: Mapping[str, Node], path: str, rows: Mapping[str, Setting]) -> dict[str, Any]:
         """By field, those that are given."""

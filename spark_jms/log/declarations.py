@@ -348,9 +348,8 @@ def _with_floors(snapshot: Snapshot, members: Iterable[int]) -> dict[str, Subscr
 
 def _difference(old: Destination, new: Destination) -> str:
     fields = [row.field for row in KEYS.values()]
-    return ", ".join(
-        f"{f}: {getattr(old, f)} -> {getattr(new, f)}" for f in fields if getattr(old, f) != getattr(new, f)
-    )
+    changed = [f"{f}: {getattr(old, f)} -> {getattr(new, f)}" for f in fields if getattr(old, f) != getattr(new, f)]
+    return ", ".join(changed) or "the same values, others of them from the template"
 
 
 def metadata_action(snapshot: Snapshot, destination: Destination) -> dict[str, dict[str, Any]]:

@@ -14,7 +14,7 @@ from spark_jms.settings.tables import GROUPS
 @dataclass(frozen=True)
 class Described:
     """`default` is None when there is none. `value` is in `unit`; `shown` is the value as people write it. `origin` is
-    `module file` or `default`; both it and the value are None in a list of all settings."""
+    `module file`, `template NAME` or `default`; both it and the value are None in a list of all settings."""
 
     group: str
     name: str
@@ -30,11 +30,14 @@ class Described:
 
 def describe(settings: DestinationSettings) -> list[Described]:
     """The settings of one destination."""
-    return [_valued(row, getattr(settings, row.field)) for row in KEYS.values()]
+    return [_valued(row, settings) for row in KEYS.values()]
 
 
-def _valued(row: Setting, value: object) -> Described:
+def _valued(row: Setting, settings: DestinationSettings) -> Described:
+    value = getattr(settings, row.field)
     origin = "default" if value == row.default else "module file"
+    if row.name in settings.inherited:
+        origin = f"template {settings.template}"
     return replace(_described("module", row), value=value, shown=row.show(value), origin=origin)
 
 

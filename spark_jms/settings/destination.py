@@ -6,6 +6,7 @@ default.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -93,9 +94,10 @@ class ServerSettings(Table):
 
 @attrs.frozen
 class DestinationSettings(Table):
-    """The keys of one destination. `name` is the key above them."""
+    """The keys of one destination. `name` is the key above them. `inherited`: the keys whose values are those of its template."""
 
     name: str
+    inherited: frozenset[str] = attrs.field(default=frozenset(), kw_only=True)
     kind: str = setting("kind", Choice(KINDS), REQUIRED, "What the destination is.")
     members: int = setting(
         "members",
@@ -140,6 +142,14 @@ class DestinationSettings(Table):
         Duration(high="36500 days"),
         7 * 86_400_000,
         "How long rows of the acknowledgement table stay, at least.",
+    )
+    template: str | None = setting(
+        "template",
+        Text("the name of a template of the same file"),
+        None,
+        "The template under `templates:` whose values the destination has for the keys that it does not give itself. A key that "
+        "is given as `null` has its default, whatever the template says.",
+        without="none",
     )
     durability: str = setting("durability", Choice(DURABILITIES), "process", "What a sent message survives.")
     redelivery_limit: int = setting(
@@ -259,6 +269,8 @@ class DestinationSettings(Table):
 
 
 KEYS = settings_of(DestinationSettings)
+TEMPLATE_KEYS = {name: row for name, row in KEYS.items() if name != "template"}
+_INHERITED = "inherited"
 # The first tables had these, so a table that lacks one is damaged: with a default in its place, members would disappear.
 IN_EVERY_TABLE = frozenset(
     ("kind", "members", "routing", "weights", "maxMessageSize", "retention", "inDoubtTimeout", "fileGrace")
@@ -363,12 +375,13 @@ def _contradicts_replication(settings: DestinationSettings) -> tuple[str, str] |
 def to_metadata(settings: DestinationSettings) -> dict[str, str]:
     """The stored settings, each under its `stored_name`. None is not stored: it is the default where it is allowed."""
     values = ((row, getattr(settings, row.field)) for row in KEYS.values())
-    return {row.stored_name: row.type.store(value) for row, value in values if value is not None}
+    stored = {row.stored_name: row.type.store(value) for row, value in values if value is not None}
+    return {**stored, _INHERITED: json.dumps(sorted(settings.inherited))} if settings.inherited else stored
 
 
 def from_metadata(stored: Mapping[str, str]) -> dict[str, Any]:
     """The values by field. KeyError when a setting of IN_EVERY_TABLE is missing; any other then has its default."""
-    values = {}
+    values: dict[str, Any] = {"inherited": frozenset(map(str, json.loads(stored.get(_INHERITED, "[]"))))}
     for row in KEYS.values():
         if row.stored_name in stored or row.name in IN_EVERY_TABLE:
             values[row.field] = row.type.load(stored[row.stored_name])

@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from spark_jms.settings import texts
 from spark_jms.settings.options import VIEWS
 from spark_jms.settings.table import Setting
 from spark_jms.settings.tables import GROUPS
@@ -79,6 +80,20 @@ file, line, value and what is allowed. They are declared in [destination.py](../
 
 {module}
 
+`templates:` names sets of these keys, for destinations with the same settings. A destination that says `template: NAME` has the
+template's values; its own come first, and `null` is a key's default. Applying a changed template changes the destinations of the
+same file. `jmsq describe` shows which values come from a template.
+
+```yaml
+templates:
+  careful: {{redeliveryLimit: 3, redeliveryDelay: 5 s, errorDestination: failed}}
+destinations:
+  failed: {{kind: queue}}
+  orders: {{kind: distributed-queue, members: 4, template: careful}}
+  audits: {{kind: queue, template: careful, redeliveryLimit: 10}}
+  prices: {{kind: topic, template: careful, errorDestination: null}}
+```
+
 ## Keys of a connection factory
 
 `connectionFactories:` of the module file names sets of them. A connection takes one by its name:
@@ -123,6 +138,12 @@ A wrong value is a `StoreUriError`. They are declared in [store.py](../spark_jms
 `jdbc:sqlite:///path/file.db` and `jdbc:postgresql://user@host:port/db`; any other option goes to libpq:
 
 {jdbc}
+
+## The names of the texts
+
+What stands for the names of WebLogic's chapters on distributed destinations and on tuning, with the defaults that they state.
+
+{texts}
 """
 
 MODULE_HEADER = """\
@@ -142,6 +163,7 @@ MODULE_HEADER = """\
 #
 # Beside `destinations`, optional:
 #
+# templates: {{NAME: {{KEY: VALUE, …}}, …}}. Values of these keys, for the destinations that say template: NAME.
 {domain}
 
 """
@@ -151,7 +173,7 @@ def page() -> str:
     """docs/OPTIONS.md."""
     tables = {name: "\n".join(table(group.settings)) for name, group in GROUPS.items()}
     views = "\n".join(f"| `{view}` | {doc} |" for view, doc in VIEWS.items())
-    return PAGE.format(views=views, **tables)
+    return PAGE.format(views=views, texts="\n".join(texts.table()), **tables)
 
 
 def table(settings: Mapping[str, Setting]) -> Iterator[str]:

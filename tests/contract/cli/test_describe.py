@@ -41,6 +41,25 @@ def test_describe_shows_a_destination(domain: str) -> None:
     assert [line[0] for line in shown[-len(KEYS) :]] == list(KEYS)
 
 
+def test_describe_names_the_template_of_a_value(root: str) -> None:
+    """T18: also when only the origin of a value changes."""
+    templates = {"long": {"retention": "1 day", "members": 2}}
+    orders = {"kind": "distributed-queue", "template": "long", "members": 3}
+    apply(root, {"templates": templates, "destinations": {"orders": orders}})
+    shown = lines("describe", "orders", "--root", root)
+    assert ["retention", "1", "day", "0", "ms", "0", "to", "36,500", "days", "template", "long"] in shown
+    assert ["members", "3", "1", "–", "1", "to", "1,024", "module", "file"] in shown
+    (change,) = apply(root, {"templates": templates, "destinations": {"orders": {**orders, "retention": "1 day"}}})
+    assert (change.what, change.detail) == ("changed", "the same values, others of them from the template")
+    assert ["retention", "1", "day", "0", "ms", "0", "to", "36,500", "days", "module", "file"] in lines(
+        "describe", "orders", "--root", root
+    )
+    (change,) = apply(root, {"destinations": {"orders": {"kind": "distributed-queue", "members": 3}}})
+    assert change.what == "changed"
+    described: Any = json.loads(run("describe", "--root", root, "--json").stdout)
+    assert {row["origin"] for row in described[0]["settings"]} == {"module file", "default"}
+
+
 def test_describe_as_json(domain: str) -> None:
     """C14"""
     described: Any = json.loads(run("describe", "--root", domain, "--json").stdout)

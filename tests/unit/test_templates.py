@@ -1,0 +1,112 @@
+"""T18, C3: templates of the module file: values that several destinations share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_jms.core.destination import Destination
+from spark_jms.errors import ModuleFileError
+from spark_jms.module import declare, load_module
+from spark_jms.settings.description import describe
+from spark_jms.settings.destination import TEMPLATE_KEYS
+from spark_jms.settings.table import Setting
+
+CAREFUL = {"redeliveryLimit": 3, "redeliveryDelay": "5 s", "errorDestination": "failed"}
+
+
+def loaded(templates: Any, **destinations: Any) -> dict[str, Destination]:
+    module = load_module({"templates": templates, "destinations": destinations})
+    return {destination.name: destination for destination in module.destinations}
+
+
+def test_template_gives_the_values_that_a_destination_leaves_out() -> None:
+    """T18: its own values come first, and null is the default."""
+    found = loaded(
+        {"careful": CAREFUL},
+        failed={"kind": "queue"},
+        orders={"kind": "queue", "template": "careful"},
+        audits={"kind": "queue", "template": "careful", "redeliveryLimit": 10},
+        prices={"kind": "topic", "template": "careful", "errorDestination": None},
+    )
+    seen = {name: (d.redelivery_limit, d.redelivery_delay_ms, d.error_destination) for name, d in found.items()}
+    assert seen == {
+        "failed": (-1, 0, None),
+        "orders": (3, 5000, "failed"),
+        "audits": (10, 5000, "failed"),
+        "prices": (3, 5000, None),
+    }
+
+
+@given(st.data())
+def test_destination_does_not_depend_on_where_its_values_stand(data: st.DataObject) -> None:
+    """T18: each key may be in the template, in the destination, or in both with another value in the template."""
+    whole = Destination("a", "distributed-queue", 4, "weighted", (1, 2, 3, 4), 2**20, 86_400_000, durability="power")
+    other = declare(Destination("a", "queue", retention_ms=1, destination_keys=("JMSPriority descending",)))
+    values = declare(whole)
+    template, own = {}, {"template": "t"}
+    for key, value in values.items():
+        where = data.draw(st.sampled_from(["template", "own", "both"]))
+        if where != "own":
+            template[key] = value if where == "template" else other.get(key, value)
+        if where != "template":
+            own[key] = value
+    (made,) = load_module({"templates": {"t": template}, "destinations": {"a": own}}).destinations
+    inherited = template.keys() - own.keys()
+    assert made == attrs.evolve(whole, template="t", inherited=frozenset(inherited))
+    assert declare(made) == values
+    assert Destination.from_configuration(made.to_configuration(), "here") == made
+    origins = {row.name: row.origin for row in describe(made)}
+    assert {key for key, origin in origins.items() if origin == "template t"} == inherited
+
+
+@pytest.mark.parametrize("row", TEMPLATE_KEYS.values(), ids=lambda row: row.name)
+def test_template_takes_each_key_of_a_destination(row: Setting) -> None:
+    """T18: checked where it stands, with the name of the template."""
+    with pytest.raises(ModuleFileError) as caught:
+        loaded({"t": {row.name: object()}}, a={"kind": "queue"})
+    assert f"templates.t.{row.name} is <object" in str(caught.value)
+
+
+REFUSED: dict[str, tuple[str, int, str]] = {
+    "unknown template": (
+        "templates: {big: {}}\ndestinations:\n  a: {kind: queue, template: bigg}\n",
+        3,
+        "destinations.a.template is 'bigg', but must be one of `templates:`: did you mean 'big'? the file has big",
+    ),
+    "no templates": ("destinations:\n  a: {kind: queue, template: big}\n", 2, "the file has none"),
+    "unknown key": ("templates:\n  t:\n    retntion: 1 h\n", 3, "unknown key 'retntion' in templates.t: did you mean"),
+    "template of a template": ("templates:\n  t: {template: u}\n", 2, "unknown key 'template' in templates.t"),
+    "not a mapping": ("templates:\n  t: big\n", 2, "templates.t is 'big', but must be a mapping"),
+    "list": ("templates: [t]\n", 1, "templates is ['t'], but must be a mapping of names to templates"),
+    "wrong name": ("templates:\n  a/b: {}\n", 2, "'a/b' cannot be the name of a template"),
+    "contradiction": (
+        "templates:\n  t:\n    members: 3\ndestinations:\n  a: {kind: queue, template: t}\n",
+        3,
+        "destinations.a.members is 3, but must be 1, because a queue has one member (a distributed-queue may have up to 1024) "
+        "(members is from template t)",
+    ),
+    "null without a template": ("destinations:\n  a: {kind: queue, retention: null}\n", 2, "a.retention is empty"),
+    "null that the template lacks": (
+        "templates: {t: {}}\ndestinations:\n  a: {kind: queue, template: t, retention: null}\n",
+        3,
+        "a.retention is empty",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_wrong_template_is_refused(name: str, tmp_path: Path) -> None:
+    """C3: with file, line, key and what is allowed."""
+    text, line, said = REFUSED[name]
+    file = tmp_path / "module.yaml"
+    file.write_text(text if "destinations" in text else f"{text}destinations:\n  a: {{kind: queue}}\n")
+    with pytest.raises(ModuleFileError) as caught:
+        load_module(file)
+    assert str(caught.value).startswith(f"{file}:{line}: ")
+    assert said in str(caught.value)
