@@ -231,7 +231,9 @@ class _Reader:
         name = self._value(own["template"], f"{path}.template", KEYS["template"].type)
         if name not in templates:
             there = f"{hint(name, templates)}the file has {', '.join(templates)}" if templates else "the file has none"
-            raise self._fail(own["template"], f"{path}.template is {name!r}, but must be one of `{TEMPLATES}:`: {there}")
+            raise self._fail(
+                own["template"], f"{path}.template is {name!r}, but must be one of `{TEMPLATES}:`: {there}"
+            )
         return templates[name]
 
     def _values(self, keys: Mapping[str, Node], path: str, rows: Mapping[str, Setting]) -> dict[str, Any]:

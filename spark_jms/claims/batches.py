@@ -27,6 +27,7 @@ from spark_jms.claims.transfer import Transfers
 from spark_jms.claims.work_planner import WorkPlanner
 from spark_jms.core.active_subscription import LiveSubscription
 from spark_jms.core.batch import Batch, Limits, MemberPick, claim_id, claim_number
+from spark_jms.core.batching import Admission
 from spark_jms.core.claim import Claim
 from spark_jms.core.destination import Destination
 from spark_jms.core.pause import CONSUMPTION
@@ -155,7 +156,7 @@ class BatchMaker:
         self.passed_barrier = False  # by the last batch: what was behind it may be available now
         self.planned_version = -1
         self._prepared: Mapping[int, Offer] = {}  # offers of a batch that is not concluded
-        self._last_batch_s = time.monotonic()
+        self.admission = Admission(_monotonic_ms())
 
     def next_batch(self, start: Batch, limits: Limits, targets: Mapping[int, int] | None) -> Batch | None:
         """See `Subscriber.next_batch`."""
@@ -163,8 +164,7 @@ class BatchMaker:
         claim = claim_id(prepared.progress.claimed + 1, secrets.token_hex(8))
         if prepared.trial is not None:
             return self.conclude(prepared, claim, {}, continuation({self._server: prepared}, claim))
-        waited_ms = (time.monotonic() - self._last_batch_s) * 1000
-        if not limits.allow(prepared.total, waited_ms, draining=targets is not None):
+        if not self.admission.allows(limits, prepared.total, _monotonic_ms(), draining=targets is not None):
             return self.conclude(prepared, None, {})
         return self.conclude(prepared, claim, batch_shares(prepared.snapshot, prepared.planned, limits))
 
@@ -242,7 +242,7 @@ class BatchMaker:
         self._members.hand_over({m: snapshot.last_sequence(m) for m in self._members.held})
         if batch is not None:
             self.previous.claimed(prepared.start, batch)
-            self._last_batch_s = time.monotonic()
+            self.admission.made(_monotonic_ms())
         return batch
 
     def _check_subscription(self, snapshot: Snapshot) -> None:
@@ -430,6 +430,10 @@ def unit_not_narrowed(destination: str) -> OptionError:
         f"option onPoison is 'isolate', and {destination} delivers units of work: a failing batch would be narrowed within a "
         "unit; use onPoison=fail"
     )
+
+
+def _monotonic_ms() -> float:
+    return time.monotonic() * 1000
 
 
 def _state_of(held: Held) -> RecordSet:

@@ -42,6 +42,7 @@ from spark_jms.claims.subscriber import Subscriber
 from spark_jms.claims.subscription_request import SubscriptionRequest
 from spark_jms.claims.subscription_use import SubscriptionUse, use_subscription
 from spark_jms.core.batch import Batch, Limits, MemberPick, claim_id, claim_number
+from spark_jms.core.batching import Admission
 from spark_jms.core.destination import QUEUE_SUBSCRIPTION
 from spark_jms.core.poison import joined, without
 from spark_jms.core.ranges import EMPTY, Ranges
@@ -102,7 +103,7 @@ class DistributedSubscriber:
         self._delivered = ""  # the claim of the newest batch that this instance has let Spark deliver
         self._left_out = LeftOut(domain.storage, self.table_id, consumer)
         self._made_s: dict[str, float] = {}  # the newest claim -> when it was made
-        self._last_batch_s = monotonic_s()
+        self._admission = Admission(monotonic_s() * 1000)
         self._lock = threading.RLock()
 
     # -- batches --------------------------------------------------------------------------------------------------
@@ -126,7 +127,7 @@ class DistributedSubscriber:
                 return None
             left = [m for server in self._branches.keys() - acknowledged for m in self._members_on(server)]
             self._made_s = {claim: self._monotonic_s()}
-            self._last_batch_s = self._monotonic_s()
+            self._admission.made(self._monotonic_s() * 1000)
             return Batch(self.consumer, claim, {**start.carried(left), **made}, self.table_id)
 
     def _concluded(
@@ -172,8 +173,7 @@ class DistributedSubscriber:
         """How many of each member's messages the next batch takes; {}: it waits for more."""
         planned: dict[int, Offer] = {m: offer for one in prepared.values() for m, offer in one.planned.items()}
         total = sum(offer.picks.count for offer in planned.values())
-        waited_ms = (self._monotonic_s() - self._last_batch_s) * 1000
-        if not limits.allow(total, waited_ms, draining=targets is not None):
+        if not self._admission.allows(limits, total, self._monotonic_s() * 1000, draining=targets is not None):
             return {}
         return batch_shares(self.table.snapshot, planned, limits)
 
@@ -295,7 +295,16 @@ class DistributedSubscriber:
         with self._lock:
             if any(branch.is_due() for branch in self._branches.values()):
                 return True
-            return self._any(Subscriber.has_news)
+            return self.is_due() or self._any(Subscriber.has_news)
+
+    def is_due(self) -> bool:
+        """As `Subscriber.is_due`."""
+        return self._admission.is_due(self._monotonic_s() * 1000)
+
+    @property
+    def lingers(self) -> bool:
+        """As `Subscriber.lingers`."""
+        return self._admission.lingers
 
     def has_more(self) -> bool:
         with self._lock:

@@ -165,8 +165,8 @@ class Planner:
     # -- inside ---------------------------------------------------------------------------------------------------
     @staticmethod
     def _max_rows(limits: Limits) -> int | None:
-        """A batch that waits for a minimum must see all messages."""
-        return MAX_ROWS_READ if limits.min_messages <= 1 else None
+        """A batch that may wait long for a minimum must see all messages."""
+        return MAX_ROWS_READ if limits.min_messages <= 1 or limits.linger_ms is not None else None
 
     def _block(self, blocked: BlockedUnits, snapshot: Snapshot, member: int, state: RecordSet) -> None:
         """The units of what this plan does not look at."""

@@ -184,7 +184,17 @@ class Subscriber:
             or self.has_more()
             or self.has_new_records()
             or self._has_due()
+            or self.is_due()
         )
+
+    def is_due(self) -> bool:
+        """Messages have waited for a full batch as long as they may (T13)."""
+        return self._batches.admission.is_due(time.monotonic() * 1000)
+
+    @property
+    def lingers(self) -> bool:
+        """Available messages wait for a full batch (T13)."""
+        return self._batches.admission.lingers
 
     def has_more(self) -> bool:
         """The last plan did not get through all messages: the next one continues behind it."""

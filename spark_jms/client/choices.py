@@ -1,4 +1,5 @@
-"""How one connection chooses among the members of distributed destinations: its connection factory and home server (D2, D3)."""
+"""What a connection's factory and home server decide: the members of its senders and receivers, and the pipeline of its
+consumers (D2, D3, T9)."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import secrets
 from dataclasses import dataclass
 
 from spark_jms.client.pinning import Pinning
+from spark_jms.client.pipeline import Pipeline
 from spark_jms.core.balancing import Balancing, balancing_of
 from spark_jms.log.domain import Domain
 from spark_jms.log.servers import home_server
@@ -26,6 +28,11 @@ class Choices:
     def balancing(self, server: str | None) -> Balancing:
         """Of a new producer; `server` when its address names one."""
         return balancing_of(self.factory, server, self.home, secrets.token_hex(8))
+
+    def pipeline(self, prefetch: int | None, *, listener: bool, topic: bool) -> Pipeline:
+        """Of a new consumer; `prefetch` None: as the connection factory says."""
+        maximum = self.factory.pipeline(listener=listener, topic=topic) if prefetch is None else prefetch
+        return Pipeline(maximum, self.factory.max_message_bytes)
 
 
 def choices_of(domain: Domain, factory: str | ConnectionFactory | None, server: str | None) -> Choices:

@@ -11,7 +11,8 @@
 "auto" and "dups-ok" are for one receiving thread: its next receive acknowledges what it received before.
 
 A consumer claims `prefetch` messages at a time, and no other consumer gets them until it acknowledges or releases them.
-A slow consumer should keep `prefetch` small (1 at the least); a fast one gains by a larger value. Several consumers of
+A slow consumer should keep `prefetch` small (1 at the least); a fast one gains by a larger value. One that acknowledges N
+messages at a time gains by 2 * N + 1: `statistics().advised_maximum` (T9). Several consumers of
 one member take turns with its record, at most about 0.1 s each; a consumer that has the record to itself never waits.
 """
 
@@ -30,8 +31,6 @@ from spark_jms.errors import IllegalStateException
 from spark_jms.settings.duration import DurationLike
 
 MODES: tuple[AcknowledgeMode, ...] = get_args(AcknowledgeMode)
-DEFAULT_PREFETCH = 10
-MAX_PREFETCH = 10_000
 
 
 class Consumer:

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from spark_jms.client.consumer import MAX_PREFETCH, MODES
+from spark_jms.client.consumer import MODES
 from spark_jms.errors import OptionError
 from spark_jms.log.delta_log import DeltaLog
+from spark_jms.settings.connection_factory import FACTORY_KEYS
 
 StartingPosition = str | datetime | Mapping[str, Any]
 
@@ -19,8 +20,9 @@ def check_delivery(acknowledge: object, prefetch: object) -> None:
     """Raises OptionError."""
     if acknowledge not in MODES:
         raise OptionError(f"acknowledge is {acknowledge!r}, but must be one of {', '.join(MODES)}")
-    if type(prefetch) is not int or not 1 <= prefetch <= MAX_PREFETCH:
-        raise OptionError(f"prefetch is {prefetch!r}, but must be a whole number from 1 to {MAX_PREFETCH}")
+    maximum = FACTORY_KEYS["messagesMaximum"].type
+    if prefetch is not None and not maximum.fits(prefetch):
+        raise OptionError(f"prefetch is {prefetch!r}, but must be {maximum.allowed}")
 
 
 def check_listeners(listener: object, exception_listener: object) -> None:

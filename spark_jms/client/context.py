@@ -23,7 +23,7 @@ from spark_jms.claims.subscription_request import Sharing, subscription_request
 from spark_jms.claims.subscriptions import drop_subscription, droppable_subscription
 from spark_jms.client.browser import Browser
 from spark_jms.client.choices import Choices, choices_of
-from spark_jms.client.consumer import DEFAULT_PREFETCH, Consumer
+from spark_jms.client.consumer import Consumer
 from spark_jms.client.consumer_arguments import (
     StartingPosition,
     check_delivery,
@@ -177,7 +177,7 @@ class Context:
         sharing: Sharing = "sharable",
         starting_position: StartingPosition | None = None,
         acknowledge: AcknowledgeMode = "client",
-        prefetch: int = DEFAULT_PREFETCH,
+        prefetch: int | None = None,
         members: int | Iterable[int] | None = None,
         pin: bool | None = None,
         listener: MessageListener | None = None,
@@ -197,8 +197,9 @@ class Context:
         factory says). Such a consumer ends with a MemberLostException when it cannot reach that member any more.
 
         `acknowledge` is "client", "individual", "auto" or "dups-ok": see spark_jms/client/consumer.py. The consumer claims
-        `prefetch` messages at a time, and no other consumer gets them: keep it small where processing a message takes
-        long. With `fail_on_data_loss=False` the consumer skips messages deleted from the table; otherwise they raise
+        `prefetch` messages at a time (None: as the connection factory says, 10; -1: any number), at most `maxMessageSize` of
+        the connection factory together, and no other consumer gets them: keep it small where processing a message takes long
+        (T9). With `fail_on_data_loss=False` the consumer skips messages deleted from the table; otherwise they raise
         DataLossError.
 
         With a `listener`, a thread of the consumer calls it with each message until the consumer is closed.
@@ -229,7 +230,10 @@ class Context:
         if settings.pinned:
             _take_up(subscriber)
         bell, check = threading.Event(), partial(self._check_consumer, consumer_name)
-        receiver = Receiver(subscriber, acknowledge, prefetch, check, bell, self._replies.send)
+        pipeline = self._choices.pipeline(
+            prefetch, listener=listener is not None, topic=log.snapshot.destination.is_topic
+        )
+        receiver = Receiver(subscriber, acknowledge, pipeline, check, bell, self._replies.send)
         thread = ListenerThread(receiver, listener, exception_listener) if listener is not None else None
         return self._started(log, receiver, thread, bell)
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from spark_jms.client.message import Message
+from spark_jms.core.pipeline import advised_maximum
 from spark_jms.core.ranges import Ranges
 
 Key = tuple[int, int]  # member, sequence
@@ -36,6 +37,10 @@ class ConsumerStatistics:
     unacknowledged: int = 0
     returning: int = 0
     set_aside: int = 0  # messages that cannot be decoded
+    messages_maximum: int = 0  # claimed at a time at most; -1: no limit (T9)
+    advised_maximum: int | None = (
+        None  # 2 * interval + 1, by the calls of acknowledge() so far; None before the first (T9)
+    )
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,7 @@ class Delivery:
         self.aside: list[Aside] = []
         self.set_aside = 0
         self.generation = 0  # increases each time delivered messages are released
+        self._acknowledged_at_once = self._calls = 0  # messages and calls of the application's acknowledge()
         self.received = self.redelivered = self.acknowledged = self.expired = self.returned = 0
 
     def add(self, messages: Iterable[Message], claim: str) -> None:
@@ -100,6 +106,14 @@ class Delivery:
             self.redelivered += len(keys) * message.redelivered
             return message
         return None
+
+    def acknowledge(self, keys: Iterable[Key] | None = None) -> None:
+        """A call of the application acknowledged these delivered messages, or all of them."""
+        before = len(self.finished)
+        self.finish(keys)
+        if (count := len(self.finished) - before) > 0:
+            self._acknowledged_at_once += count
+            self._calls += 1
 
     def finish(self, keys: Iterable[Key] | None = None) -> None:
         """The application acknowledged these delivered messages, or all of them."""
@@ -121,6 +135,11 @@ class Delivery:
         self.prefetched.clear()
         self._return(unseen, flagged=False)
 
+    def give_up(self, keys: Iterable[Key], claim: str) -> None:
+        """Release these claimed messages, which the application will not see from this claim. They do not count as returned."""
+        for _, members in parts_of(dict.fromkeys(keys, claim)).items():
+            self.returning += [Return(claim, member, picks, False) for member, picks in members.items()]
+
     def reject(self, keys: Iterable[Key], delay_ms: int | None, *, unit: bool) -> None:
         """Release one delivered message, or a unit of work. What is prefetched stays if the message waits, unless it belongs
         to a unit of order: then no later message of the unit may be delivered before it."""
@@ -140,7 +159,7 @@ class Delivery:
         for claim, members in parts_of(claims).items():
             self.returning += [Return(claim, member, picks, flagged, delay_ms) for member, picks in members.items()]
 
-    def statistics(self, listener_failures: int) -> ConsumerStatistics:
+    def statistics(self, listener_failures: int, messages_maximum: int) -> ConsumerStatistics:
         return ConsumerStatistics(
             received=self.received,
             redelivered=self.redelivered,
@@ -152,4 +171,6 @@ class Delivery:
             unacknowledged=len(self.delivered),
             returning=sum(item.picks.count for item in self.returning),
             set_aside=self.set_aside,
+            messages_maximum=messages_maximum,
+            advised_maximum=advised_maximum(self._acknowledged_at_once, self._calls),
         )

@@ -14,14 +14,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from spark_jms.claims.distributed import AnySubscriber
-from spark_jms.claims.fetch import fetch
 from spark_jms.client.acknowledgement import AcknowledgementWriter
 from spark_jms.client.delivery import Aside, ConsumerStatistics, Delivery, Return, keys_of
-from spark_jms.client.encoding import Undecodable, decoded
 from spark_jms.client.message import Message
-from spark_jms.client.unit_of_work import in_units
-from spark_jms.core.batch import Batch, Limits
-from spark_jms.core.delivery_order import delivery_order
+from spark_jms.client.pipeline import BatchReader, Pipeline
+from spark_jms.core.batch import Batch
 from spark_jms.errors import (
     ClosedError,
     ConsumerClosedException,
@@ -29,8 +26,8 @@ from spark_jms.errors import (
     JmsqError,
     MemberUnavailableError,
 )
-from spark_jms.log.file_reader import LastRows
 from spark_jms.log.storage import now_ms
+from spark_jms.settings.types import NO_LIMIT
 
 log = logging.getLogger("spark_jms")
 AcknowledgeMode = Literal["client", "individual", "auto", "dups-ok"]
@@ -75,13 +72,13 @@ class Receiver:
         self,
         subscriber: AnySubscriber,
         mode: AcknowledgeMode,
-        prefetch: int,
+        pipeline: Pipeline,
         check_context: Callable[[], None],
         bell: threading.Event,
         send_reply: Callable[[Message, Mapping[str, Any]], Message],
     ) -> None:
         self.destination, self.name = subscriber.destination, subscriber.consumer
-        self.mode, self.prefetch = mode, prefetch
+        self.mode, self.prefetch, self._pipeline = mode, pipeline.maximum, pipeline
         self._subscriber, self._table = subscriber, subscriber.table
         self._aside_s = 0.0  # of the newest attempt to set messages aside
         self._check_context = check_context
@@ -95,7 +92,7 @@ class Receiver:
         self._closed = False
         self._delivery = Delivery()
         self._writer = AcknowledgementWriter(subscriber, self._delivery, self._lock)
-        self._last_rows = LastRows()  # guarded by `_claiming`
+        self._reader = BatchReader(subscriber, pipeline)  # guarded by `_claiming`
         self._failure: JmsqError | None = None
         self._seen_version = -1
         self._boundary_s = time.monotonic()
@@ -111,14 +108,17 @@ class Receiver:
             self.acknowledge_delivered()
             while not self._closing.is_set():
                 message = self._take()
-                if message is not None or not self._wait(started, deadline):
-                    return message
+                if message is None and self._wait(started, deadline):
+                    continue
+                if message is None and self._subscriber.lingers:
+                    message = self._take(hurries=True)  # the time is up before a full batch is there
+                return message
         except ClosedError:
             if not self._closing.is_set():
                 raise
         return None
 
-    def _take(self) -> Message | None:
+    def _take(self, *, hurries: bool = False) -> Message | None:
         with self._lock:
             message = self._delivery.take(now_ms())
         if message is not None:
@@ -130,17 +130,17 @@ class Receiver:
                 message = self._delivery.take(now_ms())
             if message is not None or self._closing.is_set():
                 return message
-            self._claim()
+            self._claim(hurries)
             with self._lock:
                 return self._delivery.take(now_ms())
 
-    def _claim(self) -> None:
-        """Claim and read the next messages, if any are available."""
+    def _claim(self, hurries: bool) -> None:
+        """Claim and read the next messages, if any are available. `hurries`: without waiting for a full batch."""
         self._boundary_s = time.monotonic()
         self._write(0)
         self._seen_version = self._table.snapshot.version
         try:
-            limits = Limits(max_messages=self.prefetch)
+            limits = self._pipeline.limits(self._table.snapshot.destination, hurries=hurries)
             batch = self._subscriber.next_batch(Batch(self.name), limits)
             while batch is None and self._subscriber.has_more() and not self._closing.is_set():
                 batch = self._subscriber.next_batch(Batch(self.name), limits)
@@ -148,25 +148,8 @@ class Receiver:
             raise self._fail(error) from None
         if batch is None:
             return
-        messages: list[Message] = []
-        undecodable: list[Undecodable] = []
         try:
-            receipt = _Receipt(self, self._delivery.generation)
-            for member, pick in sorted(batch.members.items()):
-                for rows in fetch(
-                    self._table,
-                    self.destination,
-                    member,
-                    pick.picks,
-                    pick.redelivered,
-                    fail_on_data_loss=self._subscriber.settings.fail_on_data_loss,
-                    table_id=self._subscriber.table_id,
-                    order=delivery_order(self._table.snapshot.destination),
-                    last=self._last_rows,
-                ):
-                    found = decoded(rows, receipt)
-                    messages += found.messages
-                    undecodable += found.undecodable
+            read = self._reader.read(batch, _Receipt(self, self._delivery.generation))
         except BaseException:
             with self._lock:
                 self._delivery.returning += [
@@ -174,19 +157,14 @@ class Receiver:
                 ]
             self._write(0)
             raise
-        count = len(messages) + len(undecodable)
-        if self._table.snapshot.destination.handles_units_of_work:
-            messages, undecodable = in_units(messages, undecodable, receipt)
         with self._lock:
-            self._delivery.add(messages, batch.claim)
-            self._delivery.aside += [Aside(batch.claim, bad.member, bad.sequence, bad.reason) for bad in undecodable]
-            if count < batch.count:  # deleted, and fail_on_data_loss is False: finished
-                read = {key for message in messages for key in keys_of(message)}
-                read.update((bad.member, bad.sequence) for bad in undecodable)
-                claimed = ((m, n) for m, pick in batch.members.items() for n in pick.picks.numbers().tolist())
-                self._delivery.finished.update({key: batch.claim for key in claimed if key not in read})
-
-        if undecodable:
+            self._delivery.add(read.messages, batch.claim)
+            self._delivery.aside += [
+                Aside(batch.claim, bad.member, bad.sequence, bad.reason) for bad in read.undecodable
+            ]
+            self._delivery.finished.update(dict.fromkeys(read.missing, batch.claim))
+            self._delivery.give_up(read.rest, batch.claim)
+        if read.undecodable:
             self._set_aside()
 
     def _set_aside(self) -> None:
@@ -241,7 +219,7 @@ class Receiver:
             if self._table.snapshot.version != self._seen_version or self._table.has_news():
                 self._watched = rung
                 return True
-            if now >= replan:
+            if now >= replan or self._subscriber.is_due():
                 return True
             if now >= poll:
                 poll = now + _POLL_S
@@ -265,7 +243,7 @@ class Receiver:
                     f"message {message.message_id} was released by recover() or reject() after this delivery: it will "
                     "be delivered again, and only that delivery can be acknowledged"
                 )
-            self._delivery.finish(keys if self.mode == "individual" else None)
+            self._delivery.acknowledge(keys if self.mode == "individual" else None)
         self._write(HAND_OVER_TIMEOUT_S)
 
     def acknowledge_delivered(self) -> None:
@@ -275,7 +253,8 @@ class Receiver:
         with self._lock:
             self._delivery.finish()
             count = len(self._delivery.finished)
-        lazy = self.mode == "dups-ok" and count < self.prefetch and time.monotonic() - self._writer.written_s < _LAZY_S
+        few = self._pipeline.maximum == NO_LIMIT or count < self._pipeline.maximum
+        lazy = self.mode == "dups-ok" and few and time.monotonic() - self._writer.written_s < _LAZY_S
         if count and not lazy:
             self._write(HAND_OVER_TIMEOUT_S)
 
@@ -362,7 +341,7 @@ class Receiver:
     # -- the end --------------------------------------------------------------------------------------------------
     def statistics(self, listener_failures: int) -> ConsumerStatistics:
         with self._lock:
-            return self._delivery.statistics(listener_failures)
+            return self._delivery.statistics(listener_failures, self._pipeline.maximum)
 
     @property
     def closing(self) -> bool:

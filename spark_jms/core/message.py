@@ -73,6 +73,8 @@ PARTITION_SCHEMA = pa.schema([pa.field("member", pa.int32()), pa.field("first_se
 DICTIONARY_COLUMNS = [n for n in STORED_SCHEMA.names if n not in (ORDINAL, "JMSMessageID", "text", "body")]
 STATISTICS_COLUMNS = ("JMSPriority", "JMSTimestamp", "JMSDeliveryTime", "JMSExpiration", "JMSXGroupID")
 
+_COUNTED = frozenset(n for n in COLUMNS if n not in ("JMSMessageID", "JMSDestination"))  # in the size of a message
+
 _SPARK_TYPES = {
     pa.string(): "string",
     pa.int64(): "bigint",
@@ -254,13 +256,7 @@ def check_message_sizes(rows: pa.RecordBatch, max_message_bytes: int) -> None:
     adds do not."""
     if rows.get_total_buffer_size() * rows.num_columns <= max_message_bytes:
         return  # no column has more than all buffers together, which columns may share
-    columns = zip(rows.schema.names, rows.columns, strict=True)
-    sizes = {
-        name: _bytes_by_row(array)
-        for name, array in columns
-        if name != "JMSMessageID" and array.null_count < len(array)
-    }
-    carried = {name: by_row for name, by_row in sizes.items() if by_row is not None}
+    carried = _carried(rows)
     if not carried:
         return
     total = reduce(pc.add, carried.values())
@@ -272,6 +268,20 @@ def check_message_sizes(rows: pa.RecordBatch, max_message_bytes: int) -> None:
             f"row {row} carries {most} bytes ({parts}), more than the destination's maxMessageSize of "
             f"{max_message_bytes} bytes: raise the limit in the module file, or send a reference to the data instead"
         )
+
+
+def message_sizes(rows: pa.RecordBatch) -> pa.Int64Array:
+    """What `check_message_sizes` counts, of each message."""
+    carried = _carried(rows)
+    return reduce(pc.add, carried.values()) if carried else pa.repeat(pa.scalar(0, pa.int64()), rows.num_rows)
+
+
+def _carried(rows: pa.RecordBatch) -> dict[str, pa.Int64Array]:
+    """By column that a message's size counts, the bytes of each row."""
+    columns = zip(rows.schema.names, rows.columns, strict=True)
+    counted = {n: array for n, array in columns if n in _COUNTED and array.null_count < len(array)}
+    sizes = {name: _bytes_by_row(array) for name, array in counted.items()}
+    return {name: by_row for name, by_row in sizes.items() if by_row is not None}
 
 
 def _bytes_by_row(array: pa.Array) -> pa.Int64Array | None:

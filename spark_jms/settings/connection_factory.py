@@ -1,5 +1,6 @@
-"""The settings of a connection factory (D2, D3): how the senders and receivers of its connections choose among the members of
-a distributed destination. The keys have JMS's own names in WebLogic, in camel case.
+"""The settings of a connection factory: how the senders and receivers of its connections choose among the members of a
+distributed destination (D2, D3), and how many messages its consumers claim at a time (T9). The keys have
+JMS's own names in WebLogic, in camel case.
 
 To add a key, add a line at the end of ConnectionFactory, and run `make docs`. Stored ones that lack the key have its default.
 """
@@ -13,12 +14,19 @@ import attrs
 
 from spark_jms.errors import OptionError
 from spark_jms.settings.table import Setting, Table, setting, settings_of
-from spark_jms.settings.types import Choice, Flag
+from spark_jms.settings.types import Choice, Flag, Maximum, Size
 
 PER_MEMBER, PER_JVM = "per-member", "per-jvm"
 PRODUCER_POLICIES = {
     PER_MEMBER: "all members",
     PER_JVM: "one member of each server: the one with the lowest id",
+}
+MAX_MESSAGES_MAXIMUM = 10_000
+PREFETCH_ENABLED, PREFETCH_DISABLED, PREFETCH_OF_TOPICS = "enabled", "disabled", "topicSubscriberOnly"
+PREFETCH_MODES = {
+    PREFETCH_ENABLED: "as for listeners",
+    PREFETCH_DISABLED: "one message at a time",
+    PREFETCH_OF_TOPICS: "as for listeners on topics, one message at a time on queues",
 }
 LOAD_BALANCING = (
     "Whether each message goes to a member of its own, by the destination's `routing`. With `false`, a sender chooses at its first "
@@ -34,7 +42,7 @@ PRODUCER_POLICY = "Among which members a sender balances. With one member on eac
 @attrs.frozen
 class ConnectionFactory(Table):
     """The keys of one connection factory, under `connectionFactories:` in the module file; or made in Python for one
-    connection. None of them concerns units of order, or senders and receivers that name a server."""
+    connection. Load balancing and affinity do not concern units of order, or senders and receivers that name a server."""
 
     load_balancing_enabled: bool = setting("loadBalancingEnabled", Flag(), True, LOAD_BALANCING)
     server_affinity_enabled: bool = setting("serverAffinityEnabled", Flag(), True, SERVER_AFFINITY)
@@ -48,9 +56,37 @@ class ConnectionFactory(Table):
         "Whether a client's receivers and browsers of a queue are pinned to one member, as JMS has it, where `pin` is not given. "
         "`false`: they take the messages of all members.",
     )
+    messages_maximum: int = setting(
+        "messagesMaximum",
+        Maximum(1, MAX_MESSAGES_MAXIMUM),
+        10,
+        "The pipeline: how many messages a consumer claims at a time, where `prefetch` is not given. No other consumer gets them "
+        "until it acknowledges or releases them. An application that acknowledges N messages at a time gains by 2 * N + 1: "
+        "`statistics()` of a consumer computes it. -1: as many as `maxMessageSize` allows.",
+    )
+    max_message_bytes: int = setting(
+        "maxMessageSize",
+        Size("1"),
+        10_000_000,
+        "The messages that a consumer claims at a time have at most this size together; it returns the others at once. A larger "
+        "message, or unit of work, comes alone.",
+    )
+    synchronous_prefetch_mode: str = setting(
+        "synchronousPrefetchMode",
+        Choice(PREFETCH_MODES),
+        PREFETCH_ENABLED,
+        "Whether consumers without a listener claim `messagesMaximum` messages at a time too, where `prefetch` is not given.",
+    )
 
     def refusal(self, row: Setting, value: object, allowed: str) -> OptionError:
         return OptionError(f"{row.name} of a connection factory is {value!r}, but must be {allowed}")
+
+    def pipeline(self, *, listener: bool, topic: bool) -> int:
+        """How many messages a consumer claims at a time that gives no `prefetch`; NO_LIMIT: any number (T9)."""
+        prefetches = listener or self.synchronous_prefetch_mode == PREFETCH_ENABLED
+        if not prefetches and not (topic and self.synchronous_prefetch_mode == PREFETCH_OF_TOPICS):
+            return 1
+        return self.messages_maximum
 
     @property
     def balances_per_jvm(self) -> bool:

@@ -16,7 +16,7 @@ from spark_jms.errors import ModuleFileError
 from spark_jms.settings.destination_key import KeyText
 from spark_jms.settings.promoted_property import MAX_PROMOTED, PromotedText, doubled
 from spark_jms.settings.table import REQUIRED, Setting, Table, setting, settings_of
-from spark_jms.settings.types import Choice, Duration, Flag, ListOf, Size, Text, Whole
+from spark_jms.settings.types import Choice, Duration, Flag, ListOf, NumberChoice, Size, Text, Whole
 
 UNLIMITED = -1  # of redeliveries
 
@@ -38,6 +38,13 @@ POLICIES = {
 FORWARDINGS = {
     "partitioned": "a subscription has positions on all members; each message is on one of them",
     "replicated": "each server has subscriptions of its own, and every one of them gets every message",
+}
+PERFORMANCE_PREFERENCES = {
+    0: "no batches: a client's consumer gets one message at a time, as with messagesMaximum 1; of a query, as 25",
+    25: "batches of what is available, without waiting",
+    50: "a batch that is not full waits briefly: 20 ms from its first message on",
+    75: "it waits longer: 100 ms",
+    100: "it waits even longer: 500 ms",
 }
 SYSTEM_GENERATED = ".System-generated"
 SINGLE_MESSAGE_DELIVERY = "SingleMessageDelivery"
@@ -172,6 +179,13 @@ class DestinationSettings(Table):
         "Where messages go that have reached the redelivery limit, whole and with the reason; `jmsq redrive` brings them "
         "back. Without one they are discarded.",
         without="none",
+    )
+    messaging_performance_preference: int = setting(
+        "messagingPerformancePreference",
+        NumberChoice(PERFORMANCE_PREFERENCES),
+        25,
+        "Whether messages that are available wait for others, so that consumers get them in fewer, larger batches. An advanced "
+        "option: try others first. `minMessagesPerTrigger` of a query comes before it.",
     )
     destination_keys: tuple[str, ...] = setting(
         "destinationKeys",

@@ -11,12 +11,13 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from spark_jms.settings import texts
 from spark_jms.settings.options import VIEWS
 from spark_jms.settings.table import Setting
 from spark_jms.settings.tables import GROUPS
-from spark_jms.settings.types import Choice
+from spark_jms.settings.types import Choice, NumberChoice
 
 PAGE = """\
 # Settings
@@ -71,7 +72,8 @@ A position before the oldest message in the table means the oldest.
 
 `connect(root, housekeeping=True)`, `Context.producer`, `Context.consumer` and `Context.browser` describe their arguments
 in their docstrings; [CLIENT](CLIENT.md) shows them. They mean the same as the options above, in Python's spelling
-(`starting_position`, `fail_on_data_loss`); `prefetch` (10) is how many messages a consumer claims at a time.
+(`starting_position`, `fail_on_data_loss`); `prefetch` is how many messages a consumer claims at a time, by default
+`messagesMaximum` of the [connection factory](#keys-of-a-connection-factory).
 
 ## Keys of the module file
 
@@ -187,7 +189,8 @@ def table(settings: Mapping[str, Setting]) -> Iterator[str]:
 
 def meaning(row: Setting) -> str:
     """The documentation, with that of the words to choose from."""
-    words = row.type.words if isinstance(row.type, Choice) and row.type.words is not VIEWS else {}
+    words: Mapping[Any, str] = row.type.words if isinstance(row.type, Choice | NumberChoice) else {}
+    words = {} if words is VIEWS else words
     return " ".join([row.doc, "; ".join(f"`{word}`: {doc}" for word, doc in words.items())]).strip()
 
 
@@ -203,7 +206,7 @@ def _explained(rows: Iterable[Setting]) -> Iterator[str]:
     for row in rows:
         default = "" if row.name == "kind" else f" (default {row.shown_default})"
         yield from _wrapped(f"# {row.name}: ", f"{row.type.range}{default}. {row.doc}".replace("`", ""), "#   ")
-        if isinstance(row.type, Choice):
+        if isinstance(row.type, Choice | NumberChoice):
             for word, doc in row.type.words.items():
                 yield from _wrapped(f"#     {word:<18} ", doc.replace("`", ""), "#" + " " * 24)
 

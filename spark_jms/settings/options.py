@@ -148,8 +148,13 @@ class Options(Table):
         without="no limit",
         used_in="S",
     )
-    min_messages: int = setting(
-        "minMessagesPerTrigger", Whole(1), 1, "Wait until so many messages can be taken …", used_in="S"
+    min_messages: int | None = setting(
+        "minMessagesPerTrigger",
+        Whole(1),
+        None,
+        "Wait until so many messages can be taken …",
+        without="as `messagingPerformancePreference` of the destination says: 1",
+        used_in="S",
     )
     max_delay_ms: int = setting(
         "maxTriggerDelay", Duration(), 900_000, "… but not longer than this after the previous batch.", used_in="S"

@@ -21,10 +21,11 @@ NUMBER, TEXT, FLAG, LIST, SPAN = (
     frozenset(kinds.split()) for kinds in ("int", "str", "bool", "list", "int float str duration")
 )
 MAX_WHOLE = 2**63 - 1
+NO_LIMIT = -1
 _WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,18})\Z")
 _SIZE = re.compile(r"\s*([0-9]{1,19}(?:\.[0-9]{1,19})?)\s*([a-z]*)\s*\Z")
 _SIZE_UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-_SHOWN_SIZES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+_SHOWN_SIZES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("GB", 10**9), ("MB", 10**6))
 _FLAGS = {"true": True, "yes": True, "false": False, "no": False}
 
 
@@ -109,6 +110,26 @@ class Whole(ValueType):
 
     def show(self, value: Any) -> str:
         return str(value // self.scale)
+
+
+@attrs.frozen
+class Maximum(Whole):
+    """A whole number, or -1 for no limit."""
+
+    @property
+    def range(self) -> str:
+        return f"-1 (no limit) or {super().range}"
+
+    @property
+    def allowed(self) -> str:
+        return f"-1 for no limit, or a whole number of {super().range}"
+
+    def read(self, written: Any) -> int:
+        text = str(written).strip()
+        return int(self.checked(int(text) if _WHOLE.match(text) else None))
+
+    def fits(self, value: Any) -> bool:
+        return (type(value) is int and value == NO_LIMIT) or super().fits(value)
 
 
 @attrs.frozen
@@ -241,6 +262,28 @@ class Choice(StoredAsText):
 
     def fits(self, value: Any) -> bool:
         return isinstance(value, str) and value in self.words
+
+
+@attrs.frozen
+class NumberChoice(ValueType):
+    """One number of a few, each with a line of documentation."""
+
+    words: Mapping[int, str]
+    yaml: ClassVar[frozenset[str]] = NUMBER
+
+    @property
+    def range(self) -> str:
+        return ", ".join(map(str, self.words))
+
+    @property
+    def allowed(self) -> str:
+        return f"one of {self.range}"
+
+    def read(self, written: Any) -> int:
+        return int(self.checked(int(written) if _WHOLE.match(str(written).strip()) else None))
+
+    def fits(self, value: Any) -> bool:
+        return type(value) is int and value in self.words
 
 
 @attrs.frozen

@@ -194,27 +194,32 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         batch = self._drain(subscriber, before) if self._targets is not None else self._wait(subscriber, before)
         return batch.to_json() if batch is not None else start
 
-    def _limits(self) -> Limits:
+    def _limits(self, subscriber: AnySubscriber) -> Limits:
+        """Where no minMessagesPerTrigger is given, with the destination's messagingPerformancePreference (T13)."""
         from spark_jms.core.batch import Limits
+        from spark_jms.core.batching import query_limits
 
         o = self.options
+        if o.min_messages is None:
+            preference = subscriber.table.snapshot.destination.messaging_performance_preference
+            return query_limits(preference, o.max_messages, o.max_bytes)
         return Limits(o.max_messages, o.max_bytes, o.min_messages, o.max_delay_ms)
 
     def _wait(self, subscriber: AnySubscriber, before: Batch) -> Batch | None:
         """The next batch, or None after a short wait. A poll costs one check for a file name."""
         deadline = time.monotonic() + IDLE_WAIT_S
-        batch = subscriber.next_batch(before, self._limits())
+        batch = subscriber.next_batch(before, self._limits(subscriber))
         while batch is None and time.monotonic() < deadline and not self._stops():
             time.sleep(_POLL_S)
             if subscriber.hand_over() or subscriber.has_news():
-                batch = subscriber.next_batch(before, self._limits())
+                batch = subscriber.next_batch(before, self._limits(subscriber))
         return batch
 
     def _drain(self, subscriber: AnySubscriber, before: Batch) -> Batch | None:
         """Trigger.AvailableNow: the messages present at the start, from every member handed over within a bounded wait."""
         deadline = time.monotonic() + AVAILABLE_NOW_WAIT_S
         while True:
-            batch = subscriber.next_batch(before, self._limits(), self._targets)
+            batch = subscriber.next_batch(before, self._limits(subscriber), self._targets)
             if batch is not None:
                 return batch
             if subscriber.has_more():

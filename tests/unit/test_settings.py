@@ -17,7 +17,18 @@ from spark_jms.settings.destination import DestinationSettings
 from spark_jms.settings.duration import DurationLike, duration_s, parse_duration_ms, show_duration
 from spark_jms.settings.table import Setting, Table, read_texts, setting, settings_of
 from spark_jms.settings.tables import GROUPS, Group
-from spark_jms.settings.types import Choice, Duration, Flag, ListOf, NotAllowed, Size, Text, ValueType, Whole
+from spark_jms.settings.types import (
+    Choice,
+    Duration,
+    Flag,
+    ListOf,
+    NotAllowed,
+    NumberChoice,
+    Size,
+    Text,
+    ValueType,
+    Whole,
+)
 
 TYPES: dict[str, tuple[ValueType, st.SearchStrategy[object], list[str]]] = {
     "whole": (Whole(1, 1024), st.integers(1, 1024), ["0", "1025", "", "x", "1.5", "010", "0x10", "1_0", "1:30", "٣"]),
@@ -34,6 +45,7 @@ TYPES: dict[str, tuple[ValueType, st.SearchStrategy[object], list[str]]] = {
         ["0", "3601", "nan", "inf"],
     ),
     "size": (Size("1", "1 GiB"), st.integers(1, 2**30), ["0", "2 GiB", "1.5", "1 MBit", "-1", "", "9" * 5000]),
+    "number": (NumberChoice({0: "", 25: ""}), st.sampled_from([0, 25]), ["1", "025", "25.0", "", "x"]),
     "choice": (Choice({"process": "", "power": ""}), st.sampled_from(["process", "power"]), ["Power", "disk", ""]),
     "flag": (Flag(), st.booleans(), ["1", "on", "", "truee"]),
     "text": (Text("a word", r"\w+"), st.text("abc", min_size=1), ["", "a b", "a\n"]),
@@ -182,6 +194,7 @@ STORED = {
     "jmsq.durability": "power",
     "jmsq.redeliveryLimit": "-1",
     "jmsq.redeliveryDelayMs": "0",
+    "jmsq.messagingPerformancePreference": "25",
     "jmsq.destinationKeys": "[]",
     "jmsq.servers": "[]",
     "jmsq.forwarding": "partitioned",
@@ -200,6 +213,7 @@ LATER = (  # tables of earlier versions lack them
     "jmsq.durability",
     "jmsq.redeliveryLimit",
     "jmsq.redeliveryDelayMs",
+    "jmsq.messagingPerformancePreference",
     "jmsq.destinationKeys",
     "jmsq.servers",
     "jmsq.forwarding",

@@ -1,0 +1,140 @@
+"""The pipeline of a consumer: what it claims at a time, and what of that it keeps (T9, T13)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from spark_jms.claims.distributed import AnySubscriber
+from spark_jms.claims.fetch import fetch
+from spark_jms.client.delivery import Key, keys_of
+from spark_jms.client.encoding import Undecodable, decoded
+from spark_jms.client.message import Message, Receipt
+from spark_jms.client.unit_of_work import in_units
+from spark_jms.core.batch import Batch, Limits
+from spark_jms.core.batching import client_limits
+from spark_jms.core.delivery_order import delivery_order
+from spark_jms.core.destination import Destination
+from spark_jms.core.message import message_sizes
+from spark_jms.core.pipeline import fitting
+from spark_jms.log.file_reader import LastRows
+from spark_jms.settings.types import NO_LIMIT
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """`maximum` messages, or NO_LIMIT, of `max_bytes` together."""
+
+    maximum: int
+    max_bytes: int
+
+    def limits(self, declared: Destination, *, hurries: bool) -> Limits:
+        """Of the next claim; one that `hurries` does not wait for a full batch."""
+        maximum = None if self.maximum == NO_LIMIT else self.maximum
+        limits = client_limits(declared.messaging_performance_preference, maximum, self.max_bytes)
+        return replace(limits, min_messages=1, linger_ms=None) if hurries else limits
+
+
+@dataclass(frozen=True)
+class ReadBatch:
+    """A claimed batch that was read. `messages` and `undecodable` are kept. `missing` are deleted from the table, and `rest` is
+    more than the pipeline takes."""
+
+    messages: list[Message]
+    undecodable: list[Undecodable]
+    missing: list[Key]
+    rest: list[Key]
+
+
+class BatchReader:
+    """Reads the claimed batches of one consumer. Not thread-safe."""
+
+    def __init__(self, subscriber: AnySubscriber, pipeline: Pipeline) -> None:
+        self._subscriber, self._table, self._max_bytes = subscriber, subscriber.table, pipeline.max_bytes
+        self._last_rows = LastRows()
+        self._first_member = -1  # of the next batch, if this one had no room for its messages
+
+    def read(self, batch: Batch, receipt: Receipt) -> ReadBatch:
+        """Raises DataLossError, or what reading files raises; then nothing of the batch is kept."""
+        units = self._table.snapshot.destination.handles_units_of_work
+        messages: list[Message] = []
+        undecodable: list[Undecodable] = []
+        sizes = _Sizes(self._max_bytes)
+        for rows in self._rows(batch):
+            found = decoded(rows, receipt)
+            messages += found.messages
+            undecodable += found.undecodable
+            sizes.add(rows)
+            if sizes.exceed and not units:
+                break  # what follows goes back unread
+        whole = units or not sizes.exceed
+        count = len(messages) + len(undecodable)
+        if units:
+            messages, undecodable = in_units(messages, undecodable, receipt)
+        kept = messages[: sizes.fitting(messages)]
+        if len(kept) < len(messages) or not whole:
+            return ReadBatch(kept, undecodable, [], self._rest(batch, kept, undecodable))
+        missing = _others(batch, kept, undecodable) if count < batch.count else []
+        return ReadBatch(kept, undecodable, missing, [])
+
+    def _rows(self, batch: Batch) -> Iterator[pa.RecordBatch]:
+        for member, pick in sorted(batch.members.items(), key=lambda item: (item[0] < self._first_member, item[0])):
+            yield from fetch(
+                self._table,
+                self._subscriber.destination,
+                member,
+                pick.picks,
+                pick.redelivered,
+                fail_on_data_loss=self._subscriber.settings.fail_on_data_loss,
+                table_id=self._subscriber.table_id,
+                order=delivery_order(self._table.snapshot.destination),
+                last=self._last_rows,
+            )
+
+    def _rest(self, batch: Batch, kept: Sequence[Message], undecodable: Sequence[Undecodable]) -> list[Key]:
+        reached = {message.member for message in kept}
+        self._first_member = min((m for m in batch.members if m not in reached), default=-1)
+        return _others(batch, kept, undecodable)
+
+
+class _Sizes:
+    """Counts single messages only when all together may be too large."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._uncounted: list[pa.RecordBatch] = []
+        self._most = 0  # as much as all rows have at most
+        self._counted: dict[Key, int] = {}
+        self._total = 0
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        self._uncounted.append(rows)
+        self._most += rows.nbytes
+        if self._most <= self._limit:
+            return
+        for some in self._uncounted:
+            sizes = message_sizes(some).to_pylist()
+            keys = zip(some.column("member").to_pylist(), some.column("sequence").to_pylist(), strict=True)
+            self._counted.update(zip(keys, sizes, strict=True))
+            self._total += sum(sizes)
+        self._uncounted.clear()
+
+    @property
+    def exceed(self) -> bool:
+        return self._total > self._limit
+
+    def fitting(self, messages: Sequence[Message]) -> int:
+        """How many of the first messages the pipeline takes."""
+        if not self.exceed:
+            return len(messages)
+        return fitting((sum(self._counted[key] for key in keys_of(message)) for message in messages), self._limit)
+
+
+def _others(batch: Batch, messages: Sequence[Message], undecodable: Sequence[Undecodable]) -> list[Key]:
+    """The claimed messages that are none of these."""
+    known = {key for message in messages for key in keys_of(message)}
+    known.update((bad.member, bad.sequence) for bad in undecodable)
+    claimed = ((m, n) for m, pick in batch.members.items() for n in pick.picks.numbers().tolist())
+    return [key for key in claimed if key not in known]
