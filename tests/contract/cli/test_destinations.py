@@ -85,6 +85,7 @@ def test_list(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
         "unitOfWorkHandlingPolicy": "PassThrough",
         "promotedProperties": [],
         "resetDeliveryCountOnForward": True,
+        "unitOfOrderRouting": "hash",
         "subscriptions": [],
         "epoch": 1,
     }
