@@ -7,6 +7,7 @@ fail, so their errors also reach the application, once for each series of failur
     ----                                       -----------------
     hand-over, overdue acknowledgements        the next call of its consumer; the next plan of its query
     writing the acknowledgement table          the same, once the table could not be written for a minute
+    the limit of a subscription                the log and the statistics; each plan applies the limit too
     housekeeping                               the log, the statistics and `jmsq stat` alone
 """
 
@@ -21,6 +22,7 @@ from spark_jms.core.health import Health
 from spark_jms.log.monitor import Monitor
 
 TABLE_EVERY_S = 1.0
+ROOM_EVERY_S = 1.0
 HAND_OVER_LONGEST_PAUSE_S = 2.0
 LONGEST_PAUSE_S = 60.0
 TABLE_RAISES_AFTER_S = 60.0
@@ -78,9 +80,14 @@ class BackgroundThread:
                 self._thread.start()
 
     def add_consumer(
-        self, name: str, hand_over: Callable[[], object], every_s: float, flush_outbox: Callable[[], object]
+        self,
+        name: str,
+        hand_over: Callable[[], object],
+        every_s: float,
+        flush_outbox: Callable[[], object],
+        make_room: Callable[[], object],
     ) -> None:
-        """The two tasks of a consumer. `check(name)` raises their errors as the table above says."""
+        """The tasks of a consumer. `check(name)` raises their errors as the table above says."""
         self.add(
             f"hand-over of {name}",
             hand_over,
@@ -96,6 +103,7 @@ class BackgroundThread:
             raises_after_s=TABLE_RAISES_AFTER_S,
             owner=name,
         )
+        self.add(f"limit of the subscription of {name}", make_room, ROOM_EVERY_S, owner=name)
 
     def remove(self, run: Callable[[], object]) -> None:
         with self._lock:

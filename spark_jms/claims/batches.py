@@ -23,6 +23,7 @@ from spark_jms.claims.planner import Planner, batch_shares
 from spark_jms.claims.positions import check_selector
 from spark_jms.claims.previous_batch import PreviousBatch
 from spark_jms.claims.redelivery_limit import RedeliveryLimit
+from spark_jms.claims.subscription_limit import SubscriptionLimit
 from spark_jms.claims.transfer import Transfers
 from spark_jms.claims.work_planner import WorkPlanner
 from spark_jms.core.active_subscription import LiveSubscription
@@ -48,6 +49,7 @@ from spark_jms.errors import (
 )
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.snapshot import Snapshot
+from spark_jms.settings.destination import UNLIMITED
 from spark_jms.store import Store
 
 MAX_OPEN_CLAIMS = 10_000  # of one plain client in one member: each is stored until it is acknowledged
@@ -151,6 +153,7 @@ class BatchMaker:
         self.isolation = Isolation(table, members, transfers, errors, clock_ms, narrows=settings.isolates_poison)
         self.previous = PreviousBatch(store, members, self.isolation, replayable=settings.replayable, clock_ms=clock_ms)
         self._limit = RedeliveryLimit(errors, members.session_id, members.label, clock_ms)
+        self._room = SubscriptionLimit(table, members.subscription, settings.selector, members.label, clock_ms)
         self._work_planner = WorkPlanner(planner, errors, members.session_id, members.label, clock_ms)
         self._barriers = BarrierWatch(table)
         self.passed_barrier = False  # by the last batch: what was behind it may be available now
@@ -323,8 +326,21 @@ class BatchMaker:
                     state = state.skip(lost)
             if state.intents:
                 state = self._transfers.finish(state, held.handle.epoch, patient=True).state
-            changed[member] = self._limit.enforce(state, destination, member, held.handle.epoch)
+            state = self._limit.enforce(state, destination, member, held.handle.epoch)
+            changed[member] = self._room.enforce(state, snapshot, member, held.handle.epoch)
         return changed
+
+    def make_room(self) -> None:
+        """Apply the subscription's limit to the held members, however long this consumer does not plan (T4)."""
+        if self._table.snapshot.destination.messages_limit_override == UNLIMITED:
+            return
+        snapshot = self._table.refresh()
+        if snapshot.table_id != self._members.table_id:
+            return  # the next plan tells
+        known = {m: one for m, one in self._members.held.items() if m in self._members.attached}
+        self._members.commit(
+            {m: self._room.enforce(one.state, snapshot, m, one.handle.epoch) for m, one in known.items()}
+        )
 
     def _finish(self, members: Set[int]) -> None:
         """Finish the transfers that this batch has begun; what does not end now is tried with the next batch."""

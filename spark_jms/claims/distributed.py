@@ -357,6 +357,12 @@ class DistributedSubscriber:
             if not self.closed:
                 self._each(Subscriber.flush_outbox)
 
+    def make_room(self) -> None:
+        """As `Subscriber.make_room`."""
+        with self._lock:
+            if not self.closed:
+                self._each(Subscriber.make_room)
+
     def take_up(self) -> None:
         """As `Subscriber.take_up`."""
         with self._lock:

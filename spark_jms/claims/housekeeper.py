@@ -10,6 +10,7 @@ from spark_jms.claims.barriers import BarrierWatch
 from spark_jms.claims.leftovers import clear_leftovers
 from spark_jms.claims.record_sets import label_of, read_state
 from spark_jms.claims.stores import keep_servers, record_of, store_of, timed_stores
+from spark_jms.claims.subscription_limit import FreeRecordLimits
 from spark_jms.claims.transfer import Transfers, recover_transfers
 from spark_jms.core.destination import Subscription, is_temporary
 from spark_jms.core.health import BackgroundFailure, Health, failures_from_bytes
@@ -22,6 +23,7 @@ from spark_jms.log.domain import Domain
 from spark_jms.log.housekeeping import HousekeepingRounds
 from spark_jms.log.sender_housekeeping import DUE_VERSIONS, published_sender_failures
 from spark_jms.log.storage import now_ms
+from spark_jms.settings.destination import UNLIMITED
 from spark_jms.store import (
     Delete,
     FencedError,
@@ -74,6 +76,7 @@ class Housekeeper:
         self._live: dict[str, Subscription] = {}  # subscriptions that are not in the table
         self._transfers = Transfers(domain)
         self._barriers = BarrierWatch(self._messages)
+        self._limits = FreeRecordLimits(self._messages, now_ms)
         self._looked_for_abandoned_s = time.monotonic()
 
     def live_names(self) -> list[str]:
@@ -143,6 +146,12 @@ class Housekeeper:
             live = self._live.get(subscription)
             self._barriers.look(snapshot, subscription, states, live.floors if live else None)
 
+    def _enforce_limits(self) -> None:
+        """Of subscriptions (T4)."""
+        snapshot = self._messages.refresh()
+        known = [*snapshot.destination.subscriptions.values(), *self._live.values()]
+        self._limits.enforce(self._session, snapshot, known, self._state, self._away)
+
     def _delete_abandoned(self) -> None:
         """Temporary destinations of dead contexts (C15). The housekeeping of a temporary one has a store of its own."""
         now_s = time.monotonic()
@@ -175,6 +184,8 @@ class Housekeeper:
             self.rounds.round()
             self.rounds.monitor.run("recovery of transfers", self._recover_transfers)
             self.rounds.monitor.run("barriers of units of order", self._pass_barriers)
+            if self._messages.snapshot.destination.messages_limit_override != UNLIMITED:
+                self.rounds.monitor.run("limit of subscriptions", self._enforce_limits)
             self._report_away()
             self._delete_abandoned()
             self._publish(self._lease)

@@ -254,6 +254,13 @@ class Subscriber:
                         {m: held[m].state.delivered_to_table(p) for m, p in written.items() if m in held}
                     )
 
+    def make_room(self) -> None:
+        """Apply the subscription's limit to what has arrived since the last plan (T4). A background thread calls this once a
+        second."""
+        with self._lock:
+            if not self.closed:
+                self._batches.make_room()
+
     def take_up(self) -> None:
         """Ask for the records of the members that this consumer is pinned to, before it needs them: others see it there."""
         with self._lock:

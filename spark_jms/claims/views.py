@@ -26,6 +26,7 @@ from spark_jms.core.subscription_place import record_server, record_servers, rec
 from spark_jms.errors import InvalidDestinationError, JmsqError
 from spark_jms.log.domain import Domain
 from spark_jms.log.snapshot import Snapshot
+from spark_jms.settings.destination import UNLIMITED
 from spark_jms.store import RecordCorruptError, RecordInfo, Store, StoreError
 
 
@@ -61,6 +62,13 @@ class SubscriptionRow:
     holder: str | None
     epoch: int
     delayed: int  # messages whose redelivery waits
+    subscription_messages_limit: int = UNLIMITED
+    subscription_limit_deleted_count: int = 0  # messages that have made room for new ones
+
+    @property
+    def has_limit(self) -> bool:
+        """Now, or it had one that has deleted messages (T4)."""
+        return self.subscription_messages_limit != UNLIMITED or self.subscription_limit_deleted_count > 0
 
 
 @dataclass(frozen=True)
@@ -231,6 +239,8 @@ def subscriptions(
                     holder,
                     info.epoch if info else 0,
                     state.waiting.count,
+                    declared.messages_limit_override,
+                    state.limit.dropped,
                 )
             )
     return out

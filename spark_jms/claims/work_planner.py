@@ -9,22 +9,20 @@ cannot, it is kept back.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_jms.claims.error_destination import ErrorDestination, UnclaimedMessages
-from spark_jms.claims.file_lookup import read_files
 from spark_jms.claims.offer import Offer
 from spark_jms.claims.planner import Planner
+from spark_jms.claims.work_parts import read_parts, together
 from spark_jms.core.batch import Limits
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.record_set import RecordSet
-from spark_jms.core.unit_of_work import NO_PARTS, PART_COLUMNS, WorkVerdict, judge, parts, work_order
-from spark_jms.log.data_file import DataFile
-from spark_jms.log.file_reader import read_stored
+from spark_jms.core.unit_of_work import NO_PARTS, WorkVerdict, judge
 from spark_jms.log.snapshot import Snapshot
 
 JUDGE = "unit of work"  # the consumer of faulty parts, in the acknowledgement table
@@ -82,7 +80,7 @@ class WorkPlanner:
         )
         state = self._set_aside(snapshot, member, state, verdict, epoch)
         state = self._without_unwanted(snapshot, member, state, verdict)
-        return state, _together(singles, verdict)
+        return state, together(singles, verdict)
 
     # -- inside ---------------------------------------------------------------------------------------------------
     def _look(self, snapshot: Snapshot, member: int, state: RecordSet, last: int) -> RecordSet:
@@ -92,18 +90,9 @@ class WorkPlanner:
         claimed = new & state.claimed
         state, present = self._planner.without_lost(snapshot, state, new - claimed, member)
         new = present | claimed
-        table, selector = self._planner.table, self._planner.selector
-        columns = list(dict.fromkeys([*PART_COLUMNS, *(selector.columns if selector else ())]))
-
-        def read(file: DataFile, part: Ranges) -> Iterator[pa.Table]:
-            for rows, sequences in read_stored(table.storage, file.hint, part, columns):
-                taken = selector.mask(rows) if selector else pa.repeat(True, rows.num_rows)
-                yield parts(rows, sequences, taken)
-
-        # Messages that are in no file are as single ones: the plan of those tells that they are lost.
-        found, _ = read_files(table, member, new, read, table_id=snapshot.table_id)
-        together = pa.concat_tables([known.parts, *found]).sort_by("sequence") if found else known.parts
-        self._known[member] = _Known(known.looked_at | new, together)
+        found = read_parts(self._planner.table, member, new, self._planner.selector, snapshot.table_id)
+        parts = pa.concat_tables([known.parts, found]).sort_by("sequence") if found.num_rows else known.parts
+        self._known[member] = _Known(known.looked_at | new, parts)
         return state
 
     def _set_aside(
@@ -130,16 +119,3 @@ class WorkPlanner:
         if verdict.refused:
             self._planner.refuse(member, state, verdict.refused)
         return state
-
-
-def _together(singles: Offer, verdict: WorkVerdict) -> Offer:
-    found = verdict.deliverable
-    if not found.num_rows:
-        return singles
-    alone = singles.picks.numbers()
-    sequences = pa.concat_arrays([alone, found["sequence"].combine_chunks()])
-    units = pa.concat_arrays([pa.nulls(len(alone), pa.string()), found["unit"].combine_chunks()])
-    numbers = pa.concat_arrays([pa.nulls(len(alone), pa.int64()), found["number"].combine_chunks()])
-    order = work_order(sequences, units, numbers)
-    picks = singles.picks | Ranges.from_numbers(found["sequence"].combine_chunks())
-    return Offer(picks, order.sequences, order.ends)

@@ -270,6 +270,20 @@ def _of_troubles(found: Sequence[DestinationStatistics]) -> list[_Columns]:
         for s in found
         for t in s.transfers
     ]
+    limits: list[tuple[object, ...]] = [
+        (
+            r.destination,
+            r.subscription,
+            r.member,
+            r.backlog,
+            r.subscription_messages_limit,
+            r.subscription_limit_deleted_count,
+        )
+        for s in found
+        for r in s.subscriptions
+        if r.has_limit
+    ]
+    of_limits = ("destination", "subscription", "member", "backlog")
     of_transfers = ("destination", "subscription", "member", "to", "messages", "reason", "made", "next step")
     tables = (
         _Columns(
@@ -279,6 +293,12 @@ def _of_troubles(found: Sequence[DestinationStatistics]) -> list[_Columns]:
             ("since", "next try"),
         ),
         _Columns(_PAUSED, ("destination", "member", "paused", "since"), paused, ("since",)),
+        _Columns(
+            "Limits of subscriptions",
+            (*of_limits, "SubscriptionMessagesLimit", "SubscriptionLimitDeletedCount"),
+            limits,
+            ("member",),
+        ),
         _Columns("Open transfers", of_transfers, transfers, ("made",)),
     )
     return [table for table in tables if table.rows]

@@ -26,6 +26,9 @@ def subscriptions(
     """List subscriptions with position, backlog and holder; the subscription of a queue is called '-'. One called '~…' is not
     durable: it ends with its last consumer. One called 'east@…' is on the server east, of a replicated distributed topic.
 
+    A topic with messagesLimitOverride has the columns limit (SubscriptionMessagesLimit) and deleted
+    (SubscriptionLimitDeletedCount).
+
     DEST may be server@destination: what is on that server. --drop east@prices/billing and --drop prices/east@billing are the
     same.
 
@@ -66,7 +69,7 @@ def subscriptions(
     if settings.as_json:
         settings.out.document(rows)
         return
-    columns = (
+    columns: tuple[str, ...] = (
         "destination",
         "subscription",
         "member",
@@ -78,7 +81,10 @@ def subscriptions(
         "epoch",
         "delayed",
     )
-    settings.out.table("", columns, [views.as_row(row) for row in rows], "there are no subscriptions")
+    shown_rows = [views.as_row(row) for row in rows]
+    if any(row.has_limit for row in rows):
+        columns = (*columns, "limit", "deleted")
+    settings.out.table("", columns, [row[: len(columns)] for row in shown_rows], "there are no subscriptions")
 
 
 COMMANDS = (subscriptions,)

@@ -401,7 +401,9 @@ class Context:
         consumer = Consumer(receiver, thread, partial(self._consumer_closed, receiver, bell))
         self._watch.add(log, bell.set)
         self._keep(self._consumers, consumer)
-        self._background.add_consumer(receiver.name, receiver.hand_over, HAND_OVER_EVERY_S, receiver.flush_outbox)
+        self._background.add_consumer(
+            receiver.name, receiver.hand_over, HAND_OVER_EVERY_S, receiver.flush_outbox, receiver.make_room
+        )
         if thread is not None:
             thread.start()
         return consumer
@@ -410,6 +412,7 @@ class Context:
         self._watch.remove(bell.set)
         self._background.remove(receiver.hand_over)
         self._background.remove(receiver.flush_outbox)
+        self._background.remove(receiver.make_room)
         self._forget(self._consumers)(consumer)
 
     def _check(self) -> None:

@@ -326,6 +326,11 @@ class Receiver:
         except ConsumerClosedException as error:
             self._fail(error)
 
+    def make_room(self) -> None:
+        """The context's background thread calls this once a second: apply the subscription's limit (T4)."""
+        if self._failure is None and not self._closing.is_set():
+            self._subscriber.make_room()
+
     def _fail(self, error: JmsqError) -> JmsqError:
         if self._failure is None:
             self._failure = error

@@ -5,7 +5,7 @@
     CLAIMED     a consumer has it, and that consumer's session lives
     IN_DOUBT    the session died, but the consumer (a Spark query) can come back and replay the same batch
     MOVING      a transfer takes it to another destination; only the transfer's end changes it (transfer.py)
-    DONE        acknowledged, expired, refused by a topic's selector, purged or lost; final
+    DONE        acknowledged, expired, refused by a topic's selector, dropped by a limit, purged or lost; final
 
 `redelivers` marks the transitions after which the next delivery is flagged and counted. redelivery.py decides when they
 happen.
@@ -37,7 +37,7 @@ class MessageEvent(Enum):
     REDELIVER = auto()  # an application may have seen it: a release after delivery, a revoked claim
     DOUBT = auto()  # the session of the claim died
     RECOVER = auto()  # the consumer is back, or its session was only slow
-    SKIP = auto()  # expired, refused, purged or lost
+    SKIP = auto()  # expired, refused, dropped, purged or lost
     MOVE = auto()  # the intent of a transfer is durable
     ARRIVE = auto()  # all targets of the transfer have it
     REFUSE = auto()  # no target has it, and none will

@@ -34,6 +34,7 @@ from spark_jms.core.redelivery import (
     event_of_session,
     forgotten,
 )
+from spark_jms.core.subscription_limit import LIMIT, NOTHING_DROPPED, LimitAccount
 from spark_jms.core.transfer import Intent, Ticket, free_ticket
 from spark_jms.errors import ConsumerClosedException
 
@@ -51,6 +52,7 @@ class RecordSet:
     intents: Mapping[int, Intent] = field(default_factory=dict)  # slot -> its open transfer
     nonce: str = ""  # of this record set's life, for new transfers
     slots: Mapping[int, int] = field(default_factory=dict)  # slot -> the newest number given in this life
+    limit: LimitAccount = NOTHING_DROPPED  # of a subscription with a limit
 
     # -- reading --------------------------------------------------------------------------------------------------
     @property
@@ -203,6 +205,11 @@ class RecordSet:
             raise AssertionError(f"{claim} discards messages that are not available")
         row = Acknowledgement(self.position + 1, consumer, claim, picks, epoch, now_ms)
         return replace(self._finish(picks), outbox=self.outbox.appended(row), position=row.position)
+
+    def limited(self, last: int, picks: Ranges, claim: str, epoch: int, now_ms: int) -> RecordSet:
+        """The subscription's limit was applied to the messages up to `last`: available ones make room (T4)."""
+        after = self.discard(picks, LIMIT, claim, epoch, now_ms) if picks else self
+        return replace(after, limit=LimitAccount(last, self.limit.dropped + picks.count))
 
     def start_at(self, floor: int) -> RecordSet:
         """Skip messages up to `floor`: the subscription starts behind them."""

@@ -9,6 +9,7 @@
     claim/<id>              JSON: consumer, session, messages, times
     outbox/<position>       JSON: an acknowledgement that waits for its table
     intent/<slot>           JSON: an open transfer (transfer.py)
+    limit                   JSON: how far the subscription's limit was applied, and how many messages it has dropped
 
 A claim's object keeps messages of it that were acknowledged later: finished messages are taken out when it is read. So an
 acknowledgement writes the head, one row of the outbox and the chunks it touches, however large the claim is.
@@ -27,11 +28,12 @@ from spark_jms.core.chunked_ranges import Chunk, ChunkedRanges
 from spark_jms.core.claim import Claim
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
+from spark_jms.core.subscription_limit import NOTHING_DROPPED, LimitAccount
 from spark_jms.core.transfer import intent_from_json, intent_to_json
 from spark_jms.errors import FormatVersionError, RecordSetError
 
 FORMAT_VERSION = 2
-HEAD = "head"
+HEAD, LIMIT_ACCOUNT = "head", "limit"
 
 
 def to_objects(state: RecordSet) -> dict[str, bytes]:
@@ -58,6 +60,9 @@ def changed_objects(before: RecordSet | None, after: RecordSet) -> dict[str, byt
         out[f"outbox/{row.position}"] = _dump(_row(row))
     for position in outbox.removed:
         out[f"outbox/{position}"] = None
+    if old.limit != after.limit:
+        kept = after.limit != NOTHING_DROPPED
+        out[LIMIT_ACCOUNT] = _dump([after.limit.arrived, after.limit.dropped]) if kept else None
     if old.intents is not after.intents:
         _compare(
             out,
@@ -92,6 +97,7 @@ def from_objects(objects: Mapping[str, bytes], name: str) -> RecordSet:
             slots={int(slot): int(number) for slot, number in head["slots"].items()},
             outbox=Outbox(sorted((_read_row(v) for _, v in _under(objects, "outbox/")), key=lambda row: row.position)),
             intents={int(slot): intent_from_json(json.loads(v)) for slot, v in _under(objects, "intent/")},
+            limit=_read_limit(objects.get(LIMIT_ACCOUNT)),
         )
         claims = [_read_claim(key, value) for key, value in _under(objects, "claim/")]
         open_claims = [replace(claim, picks=state.unfinished_of(claim.picks)) for claim in claims]
@@ -130,6 +136,13 @@ def _chunks(state: RecordSet) -> dict[str, Chunk]:
         for key, ranges in numbered.items():
             out |= {f"{prefix}/{key}/{number}": chunk for number, chunk in ranges.chunks.items()}
     return out
+
+
+def _read_limit(value: bytes | None) -> LimitAccount:
+    if value is None:
+        return NOTHING_DROPPED
+    arrived, dropped = json.loads(value)
+    return LimitAccount(int(arrived), int(dropped))
 
 
 def _compare(out: dict[str, bytes | None], old: Mapping[str, Any], new: Mapping[str, Any], encode: Any) -> None:

@@ -39,7 +39,7 @@ from spark_jms.log.storage import now_ms
 from spark_jms.log.table_schema import first_commit, with_columns
 from spark_jms.log.temporary import check_not_temporary
 from spark_jms.log.unit_paths import ended_paths
-from spark_jms.settings.destination import KEYS
+from spark_jms.settings.destination import KEYS, UNLIMITED
 
 log = logging.getLogger("spark_jms")
 
@@ -169,6 +169,7 @@ def create_tables(domain: Domain, destination: Destination, path: str, acknowled
         store_enabled=True,
         promoted_properties=(),
         unit_of_order_routing="hash",
+        messages_limit_override=UNLIMITED,
     )
     create_table(domain, path, STORED_SCHEMA, destination)
     create_table(domain, acknowledgements_path, ACKNOWLEDGEMENT_SCHEMA, acknowledgements)

@@ -18,7 +18,7 @@ from spark_jms.settings.promoted_property import MAX_PROMOTED, PromotedText, dou
 from spark_jms.settings.table import REQUIRED, Setting, Table, setting, settings_of
 from spark_jms.settings.types import Choice, Duration, Flag, ListOf, NumberChoice, Size, Text, Whole
 
-UNLIMITED = -1  # of redeliveries
+UNLIMITED = -1  # of redeliveries, and of a subscription's messages
 
 MAX_MEMBERS = 1024
 MAX_WEIGHT = 1_000_000
@@ -273,6 +273,14 @@ class DestinationSettings(Table):
         "How the member of a unit of order is found ([path service](DISTRIBUTED.md#the-path-service)). `path-service` costs "
         "nothing while all members are up.",
     )
+    messages_limit_override: int = setting(
+        "messagesLimitOverride",
+        Whole(UNLIMITED),
+        UNLIMITED,
+        "Of a topic: how many messages each subscription keeps, on each member; -1: without limit. A new message that finds its "
+        "subscription full takes the place of the message that would be delivered next, see "
+        "[the limit of subscriptions](LIMITS.md#the-limit-of-a-subscription).",
+    )
 
     @property
     def handles_units_of_work(self) -> bool:
@@ -316,6 +324,10 @@ def contradiction(settings: DestinationSettings) -> tuple[str, str] | None:
         return "members", (
             f"members is {members}, but must be 1, because a {kind} has one member "
             f"(a distributed-{kind} may have up to {MAX_MEMBERS})"
+        )
+    if settings.messages_limit_override != UNLIMITED and not kind.endswith("topic"):
+        return "messagesLimitOverride", (
+            f"messagesLimitOverride is {settings.messages_limit_override}, but a {kind} has no subscriptions: it is for a topic"
         )
     for contradicts in (_contradicts_replication, _contradicts_units_of_work, _contradicts_forwarding):
         if found := contradicts(settings):

@@ -121,7 +121,9 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._closing.callback(subscriber.flush_outbox)  # write the last acknowledgements to their table
             self._background = BackgroundThread(self._name)
             self._closing.callback(self._background.close)
-            self._background.add_consumer(consumer, subscriber.hand_over, 0.25, subscriber.flush_outbox)
+            self._background.add_consumer(
+                consumer, subscriber.hand_over, 0.25, subscriber.flush_outbox, subscriber.make_room
+            )
             # A thread of its own: compaction must not delay a hand-over.
             self._housekeeping_thread = BackgroundThread(f"{self._name} housekeeping")
             self._closing.callback(self._housekeeping_thread.close)

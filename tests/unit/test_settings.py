@@ -203,6 +203,7 @@ STORED = {
     "jmsq.promotedProperties": "[]",
     "jmsq.resetDeliveryCountOnForward": "true",
     "jmsq.unitOfOrderRouting": "hash",
+    "jmsq.messagesLimitOverride": "-1",
     "jmsq.slotMembers": "2",
     "jmsq.epoch": "4",
     "jmsq.subscriptions": "{}",
@@ -222,6 +223,7 @@ LATER = (  # tables of earlier versions lack them
     "jmsq.promotedProperties",
     "jmsq.resetDeliveryCountOnForward",
     "jmsq.unitOfOrderRouting",
+    "jmsq.messagesLimitOverride",
     "jmsq.paused",
 )
 ORDERS = Destination(

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from spark_jms import connect
+from spark_jms.core.destination import Destination
+from spark_jms.log.declarations import apply_destinations
 from tests.contract.cli.commands import Jmsq, files_of, lines
 
 
@@ -57,3 +59,24 @@ def test_dry_run_of_dropping_a_subscription(domain: str, root: str, jmsq: Jmsq, 
     assert files_of(root) == before
     done = jmsq("subscriptions", "--drop", "prices/late")
     assert (done.stderr, done.stdout) == (f"jmsq: dropping {what}", f"dropped {what}")
+
+
+def test_limits_of_subscriptions(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
+    """T4, C14: `subscriptions`, `stat` and `describe` show them, and housekeeping applies them; without a limit nothing is
+    shown."""
+    jmsq("receive", "prices", "--subscription", "late", "--timeout", "0", code=3)
+    assert "deleted" not in jmsq("subscriptions", "prices").stdout
+    assert "Limits of subscriptions" not in jmsq("stat", "prices").stdout
+    with connect(domain, housekeeping=False) as context:
+        apply_destinations(
+            context._domain, [Destination("prices", "topic", messages_limit_override=2)], lambda d, m: False
+        )
+        context.producer("prices").send_many({"text": str(n)} for n in range(5))
+    jmsq("housekeep", "prices", "--once")
+    (row,) = js("subscriptions", "prices")
+    assert (row["backlog"], row["subscription_messages_limit"], row["subscription_limit_deleted_count"]) == (2, 2, 3)
+    assert "deleted" in jmsq("subscriptions", "prices").stdout
+    shown = jmsq("stat", "prices").stdout
+    assert "Limits of subscriptions" in shown
+    assert "SubscriptionLimitDeletedCount" in shown
+    assert "messagesLimitOverride" in jmsq("describe", "prices").stdout

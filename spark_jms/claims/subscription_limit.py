@@ -1,0 +1,179 @@
+"""Applying the limit of a subscription to what has arrived in a member (T4). core/subscription_limit.py has the rules.
+
+The holder of the record set applies it: a consumer with each plan, and once a second while it does not plan; housekeeping,
+where no consumer holds the record. In between, a subscription may have more messages than its limit.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Container, Iterable
+
+from spark_jms.claims.offer import Offer, SortedBacklogs
+from spark_jms.claims.record_sets import label_of, opened_state, operations
+from spark_jms.claims.scan import Question, scan
+from spark_jms.claims.stores import record_of
+from spark_jms.claims.work_parts import read_parts, together
+from spark_jms.core.destination import Subscription
+from spark_jms.core.placement import HOME
+from spark_jms.core.ranges import Ranges
+from spark_jms.core.record_set import RecordSet
+from spark_jms.core.selector import Selector
+from spark_jms.core.sort_order import SortOrder
+from spark_jms.core.subscription_limit import Droppable, dropped
+from spark_jms.core.subscription_place import missed, record_server
+from spark_jms.core.unit_of_work import judge
+from spark_jms.log.delta_log import DeltaLog
+from spark_jms.log.snapshot import Snapshot
+from spark_jms.settings.destination import UNLIMITED
+from spark_jms.store import RecordCorruptError, RecordHeldError, Session, StoreError
+
+_FOR_EVER_MS = 2**63 - 1
+_MOST_SORTED = 100_000  # arrivals of one decision where the heads are not the oldest: what it drops may be scattered
+log = logging.getLogger("spark_jms")
+
+
+class SubscriptionLimit:
+    """Of one subscription. Not thread-safe: the holder of its records calls it."""
+
+    def __init__(
+        self,
+        table: DeltaLog,
+        subscription: str,
+        selector: Selector | None,
+        label: Callable[[int], str],
+        clock_ms: Callable[[], int],
+    ) -> None:
+        self._table, self._subscription, self._selector = table, subscription, selector
+        self._label, self._clock_ms = label, clock_ms
+        self._sorted = SortedBacklogs(table)
+
+    def enforce(self, state: RecordSet, snapshot: Snapshot, member: int, epoch: int) -> RecordSet:
+        """The state of a held member without the messages that have made room, and without those that the subscription's
+        selector refuses. The same state when nothing has arrived, or there is room."""
+        last = snapshot.last_sequence(member)
+        if not is_over(state, snapshot, member) or state.outbox_is_full:
+            return state
+        state = self._without_others(state, snapshot, member, last)
+        if not is_over(state, snapshot, member):
+            return state
+        destination, begun = snapshot.destination, state.limit.arrived
+        arrived = state.unfinished(begun + 1, last)
+        if destination.destination_keys:
+            arrived = arrived.take(_MOST_SORTED)
+            last = arrived.last
+        droppable = self._droppable(state, snapshot, member, last)
+        present = state.unfinished(1, begun).count
+        picks = dropped(present, arrived, droppable, destination.messages_limit_override)
+        if picks:
+            log.info(
+                "%s has more than %d message(s): %d (%s) are dropped",
+                self._label(member),
+                destination.messages_limit_override,
+                picks.count,
+                picks.text(10),
+            )
+        return state.limited(last, picks, f"limit-{secrets.token_hex(8)}", epoch, self._clock_ms())
+
+    def _without_others(self, state: RecordSet, snapshot: Snapshot, member: int, last: int) -> RecordSet:
+        """Finishes messages that were never in the subscription: its selector refuses them, or its server was down. Parts of
+        units of work are left to their planner."""
+        not_seen = missed(snapshot.destination, self._subscription, member, last)
+        if not (self._selector or not_seen) or snapshot.destination.handles_units_of_work:
+            return state
+        question = Question(self._selector, skips_refused=True, missed=not_seen)
+        new = state.available(state.limit.arrived + 1, last)
+        found = scan(self._table, member, new, question, table_id=snapshot.table_id)
+        others = found.refused | found.expired
+        return state.skip(others) if others else state
+
+    def _droppable(self, state: RecordSet, snapshot: Snapshot, member: int, last: int) -> Droppable:
+        """Available messages; of units of work, the complete ones."""
+        destination, free = snapshot.destination, state.available(1, last)
+        order = SortOrder.of(destination.destination_keys)
+        if order:
+            offer = self._sorted.offer(snapshot, member, state, free, order) if free else Offer()
+        elif destination.handles_units_of_work:
+            offer = self._with_whole_units(state, snapshot, member, last)
+        else:
+            offer = Offer(free)
+        return Droppable(offer.picks, offer.order, offer.ends)
+
+    def _with_whole_units(self, state: RecordSet, snapshot: Snapshot, member: int, last: int) -> Offer:
+        destination, free = snapshot.destination, state.available(1, last)
+        messages = state.unfinished(1, last)
+        parts = read_parts(self._table, member, messages, self._selector, snapshot.table_id).sort_by("sequence")
+        of_units = Ranges.from_numbers(parts["sequence"].combine_chunks())
+        expiration_ms = destination.incomplete_work_expiration_ms
+        verdict = judge(parts, free & of_units, self._clock_ms(), expiration_ms, _FOR_EVER_MS)
+        return together(Offer(free - of_units), verdict)
+
+
+def is_over(state: RecordSet, snapshot: Snapshot, member: int) -> bool:
+    """Something has arrived since the limit was applied, and there may be no room for it."""
+    limit, last = snapshot.destination.messages_limit_override, snapshot.last_sequence(member)
+    if limit == UNLIMITED or max(state.limit.arrived, state.floor) >= last:
+        return False
+    return state.unfinished(1, last).count > limit and bool(state.unfinished(state.limit.arrived + 1, last))
+
+
+class FreeRecordLimits:
+    """Applies the limit to the records of a destination that no consumer holds: housekeeping calls it."""
+
+    def __init__(self, table: DeltaLog, clock_ms: Callable[[], int]) -> None:
+        self._table, self._clock_ms = table, clock_ms
+        self._limits: dict[tuple[str, str, str | None], SubscriptionLimit] = {}
+
+    def enforce(
+        self,
+        session: Session,
+        snapshot: Snapshot,
+        subscriptions: Iterable[Subscription],
+        state_of: Callable[[str, int], RecordSet],
+        away: Container[str],
+    ) -> None:
+        """`state_of` reads the record set of a subscription and member; an old state will do. Servers of `away` are not asked,
+        and one whose store fails waits for the next round."""
+        declared = snapshot.destination
+        for subscription in subscriptions:
+            for member in declared.member_ids:
+                server = record_server(declared, subscription.name, member)
+                if server in away:
+                    continue
+                try:
+                    if is_over(state_of(subscription.name, member), snapshot, member):
+                        self._enforce(session, snapshot, subscription, member)
+                except RecordCorruptError:
+                    raise
+                except StoreError as error:
+                    if server == HOME:
+                        raise
+                    log.warning("%s: server %s cannot be asked: %s", declared.name, server, error)
+
+    def _enforce(self, session: Session, snapshot: Snapshot, subscription: Subscription, member: int) -> None:
+        record = record_of(snapshot, subscription.name, member)
+        try:
+            handle = session.open(record)
+        except RecordHeldError:  # its holder applies the limit
+            session.cancel(record)
+            return
+        with handle:
+            label = label_of(snapshot.destination.name, subscription.name, member)
+            before = opened_state(handle, label)
+            begun = before.start_at(subscription.floors.get(member, 0))
+            after = self._limit(snapshot, subscription).enforce(begun, snapshot, member, handle.epoch)
+            if after is not begun:
+                handle.commit(operations(before, after))
+
+    def _limit(self, snapshot: Snapshot, subscription: Subscription) -> SubscriptionLimit:
+        key, name = (snapshot.table_id, subscription.name, subscription.selector), snapshot.destination.name
+        if key not in self._limits:
+            self._limits[key] = SubscriptionLimit(
+                self._table,
+                subscription.name,
+                Selector.parse(subscription.selector or ""),
+                lambda member: label_of(name, subscription.name, member),
+                self._clock_ms,
+            )
+        return self._limits[key]
