@@ -248,7 +248,7 @@ def test_message_that_expires_while_prefetched_is_not_delivered() -> None:
     assert taken is not None
     assert taken.sequence == 2
     assert list(delivery.finished) == [(0, 1)]
-    assert delivery.statistics(0).expired == 1
+    assert delivery.statistics(0, 10).expired == 1
 
 
 def test_delivery_releases_each_stage_correctly() -> None:

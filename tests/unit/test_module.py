@@ -271,7 +271,17 @@ destinations:
     assert module.destinations == [
         Destination("plain", "queue"),
         Destination(
-            "all", "distributed-topic", 3, "weighted", (0, 1, 5), 512 * 1024, 129_600_000, 0, 250, 86_400_000, "power"
+            "all",
+            "distributed-topic",
+            3,
+            "weighted",
+            (0, 1, 5),
+            512 * 1024,
+            129_600_000,
+            0,
+            250,
+            86_400_000,
+            durability="power",
         ),
         Destination("17", "topic", max_message_bytes=512, retention_ms=30_000),
     ]
