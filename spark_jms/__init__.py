@@ -15,13 +15,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spark_jms.client import Context
+    from spark_jms.client import ClientPool, Context, DurationLike
     from spark_jms.core.client_identity import ClientIdPolicy
     from spark_jms.log.declarations import DeclarationChange
     from spark_jms.settings.connection_factory import ConnectionFactory
 
 __version__ = "0.1.0"
-__all__ = ["apply", "connect"]
+__all__ = ["apply", "connect", "connect_pool"]
 
 
 def connect(
@@ -52,6 +52,18 @@ def connect(
         connection_factory=connection_factory,
         server=server,
     )
+
+
+def connect_pool(
+    root: str | os.PathLike[str] | None = None, *, max_idle: int = 100, idle: DurationLike = "1 min", **arguments: Any
+) -> ClientPool:
+    """A pool of producers and consumers, for code that would make them for each use. `arguments` are those of `connect`. At most
+    `max_idle` are kept for `idle` without use. Use it in a `with` statement (T17)."""
+    from functools import partial
+
+    from spark_jms.client.pool import ClientPool
+
+    return ClientPool(partial(connect, root, **arguments), max_idle, idle)
 
 
 def apply(root: str | os.PathLike[str], module: str | os.PathLike[str] | Mapping[str, Any]) -> list[DeclarationChange]:

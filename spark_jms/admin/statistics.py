@@ -18,8 +18,8 @@ from spark_jms.store import Store
 
 @dataclass(frozen=True)
 class MemberStatistics:
-    """`stored_messages` counts messages in the table, finished or not; `backlog` unfinished ones, summed over
-    subscriptions."""
+    """`stored_messages` counts messages in the table, finished or not; `backlog` unfinished ones, summed over subscriptions.
+    Of the backlog, `pending` ones are claimed, or wait for a redelivery; `current` are the others."""
 
     member: int
     last_sequence: int
@@ -28,14 +28,19 @@ class MemberStatistics:
     bytes: int
     backlog: int
     claimed: int
+    current: int = 0
+    pending: int = 0
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Messages a second since the round before; `finished` counts every subscription's."""
+    """Messages a second since the round before; `finished` counts every subscription's. `backlog_high` and `pending_high` are the
+    most that any round has seen since the first."""
 
     sent_per_s: float
     finished_per_s: float
+    backlog_high: int = 0
+    pending_high: int = 0
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,8 @@ class DestinationStatistics:
     transfers: tuple[views.TransferRow, ...] = ()  # open ones
     rates: Rates | None = None
     paused: tuple[PauseRow, ...] = ()
+    current: int = 0  # as of a member
+    pending: int = 0
     oldest: datetime | None = None  # when the oldest unfinished message was sent, or earlier: its file's first message
 
 
@@ -83,6 +90,8 @@ def collect(domain: Domain, store: Store, destination: str) -> DestinationStatis
     members = []
     for member in chosen:
         files, own = snapshot.member_files(member).files, [row for row in rows if row.member == member]
+        backlog = sum(row.backlog for row in own)
+        pending = sum(row.claimed + row.delayed for row in own)
         members.append(
             MemberStatistics(
                 member,
@@ -90,8 +99,10 @@ def collect(domain: Domain, store: Store, destination: str) -> DestinationStatis
                 sum(f.rows for f in files),
                 len(files),
                 sum(f.bytes for f in files),
-                sum(row.backlog for row in own),
+                backlog,
                 sum(row.claimed for row in own),
+                max(backlog - pending, 0),
+                pending,
             )
         )
     version, since = snapshot.version, log.versions_since_checkpoint()
@@ -113,6 +124,8 @@ def collect(domain: Domain, store: Store, destination: str) -> DestinationStatis
         failures,
         tuple(row for row in views.transfers(domain, store, destination) if row.member in chosen),
         paused=tuple(row for row in pause_rows(declared) if row.member is None or row.member in chosen),
+        current=sum(m.current for m in members),
+        pending=sum(m.pending for m in members),
         oldest=_oldest(snapshot, rows),
     )
 
@@ -135,4 +148,13 @@ def with_rates(
     if before is None or seconds <= 0:
         return now
     done = [sum(row.last_sequence - row.backlog for row in s.subscriptions) for s in (now, before)]
-    return replace(now, rates=Rates((now.sent - before.sent) / seconds, max(done[0] - done[1], 0) / seconds))
+    highs = before.rates or Rates(0, 0, before.backlog, before.pending)
+    return replace(
+        now,
+        rates=Rates(
+            (now.sent - before.sent) / seconds,
+            max(done[0] - done[1], 0) / seconds,
+            max(highs.backlog_high, now.backlog),
+            max(highs.pending_high, now.pending),
+        ),
+    )

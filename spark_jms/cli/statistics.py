@@ -187,7 +187,7 @@ def _of_destinations(found: Sequence[DestinationStatistics], watched: bool) -> _
 
     columns: tuple[str, ...]
     if watched:  # the columns that change, so that they fit a terminal
-        columns = ("name", "sent", "sent/s", "done/s", "backlog", "claimed", "stored", "files", "size")
+        columns = ("name", "sent", "sent/s", "done/s", "backlog", "most", "claimed", "stored", "files", "size")
     else:
         columns = (
             "name",
@@ -213,6 +213,7 @@ def _of_destinations(found: Sequence[DestinationStatistics], watched: bool) -> _
             "sent/s": sent,
             "done/s": done,
             "backlog": s.backlog,
+            "most": s.rates.backlog_high if s.rates else s.backlog,
             "oldest": s.oldest,
             "claimed": s.claimed,
             "stored": s.stored_messages,
@@ -221,7 +222,7 @@ def _of_destinations(found: Sequence[DestinationStatistics], watched: bool) -> _
             "version": s.version,
         }
         totals.append(tuple(values[column] for column in columns))
-    return _Columns("Destinations", columns, totals, ("stored", "size", "files", "claimed"))
+    return _Columns("Destinations", columns, totals, ("stored", "size", "files", "claimed", "most"))
 
 
 def _of_members(found: Sequence[DestinationStatistics]) -> _Columns:

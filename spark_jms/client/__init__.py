@@ -11,6 +11,7 @@ from spark_jms.client.consumer_arguments import StartingPosition
 from spark_jms.client.context import Context, ContextStatistics, connect
 from spark_jms.client.delivery import ConsumerStatistics
 from spark_jms.client.message import MapValue, Message, MessageArguments, MessageHeaders, PropertyValue
+from spark_jms.client.pool import ClientPool, PoolStatistics
 from spark_jms.client.producer import Producer, ProducerStatistics, SendReport
 from spark_jms.client.receiver import AcknowledgeMode
 from spark_jms.client.temporary import TemporaryDestination
@@ -21,6 +22,7 @@ from spark_jms.settings.duration import DurationLike
 __all__ = [
     "AcknowledgeMode",
     "Browser",
+    "ClientPool",
     "ConnectionFactory",
     "Consumer",
     "ConsumerStatistics",
@@ -31,6 +33,7 @@ __all__ = [
     "Message",
     "MessageArguments",
     "MessageHeaders",
+    "PoolStatistics",
     "Producer",
     "ProducerStatistics",
     "PropertyValue",

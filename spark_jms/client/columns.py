@@ -64,6 +64,23 @@ def _small(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
     return [batch.slice(at, rows) for at in range(0, batch.num_rows, rows)]
 
 
+def item_bytes(item: Item) -> int:
+    """Of bodies and properties. An estimate: text counts its characters. A later check refuses values that a message cannot carry."""
+    body: object
+    if isinstance(item, Message):
+        text, body, content, properties = item.text, item.body, item.map, item.properties
+    else:
+        text, body, content = item.get("text"), item.get("body"), item.get("map")
+        properties = item.get("properties") or {}
+    size = len(text) if isinstance(text, str) else 0
+    if isinstance(body, bytes | bytearray):
+        size += len(body)
+    for values in (content, properties):
+        if values and isinstance(values, Mapping):
+            size += sum([len(value) if isinstance(value, str | bytes) else 8 for value in (*values, *values.values())])
+    return size
+
+
 def carried_bytes(batch: pa.RecordBatch) -> int:
     """The bytes of bodies and properties."""
     total = 0

@@ -48,6 +48,7 @@ class Consumer:
     ) -> None:
         self.destination, self.name = receiver.destination, receiver.name
         self.mode, self.prefetch = receiver.mode, receiver.prefetch
+        self.outlived = receiver.outlived  # its queue or durable subscription keeps messages while it has no consumer
         self._receiver, self._listener, self._on_close = receiver, listener, on_close
 
     # -- receiving ------------------------------------------------------------------------------------------------
@@ -83,6 +84,12 @@ class Consumer:
     # -- the end --------------------------------------------------------------------------------------------------
     def statistics(self) -> ConsumerStatistics:
         return self._receiver.statistics(self._listener.failures if self._listener else 0)
+
+    def reset_statistics(self) -> None:
+        """Count from 0 again; the high mark begins with what is pending now (T17)."""
+        if self._listener is not None:
+            self._listener.failures = 0
+        self._receiver.reset_statistics()
 
     @property
     def closed(self) -> bool:

@@ -103,15 +103,31 @@ def connect(
 
 @dataclass(frozen=True)
 class ContextStatistics:
+    """`…_high` and `…_total`: the most that were open at once, and how many were opened, since the context was opened or its
+    statistics were reset (T17)."""
+
     producers: int
     consumers: int
     destinations: tuple[str, ...]  # those under this context's housekeeping
     failures: tuple[BackgroundFailure, ...] = ()  # background work that fails now
     failed_attempts: int = 0  # of background work, since the context was opened
+    producers_high: int = 0
+    consumers_high: int = 0
+    producers_total: int = 0
+    consumers_total: int = 0
 
     @property
     def healthy(self) -> bool:
         return not self.failures
+
+
+@dataclass
+class _Opened:
+    high: int = 0
+    total: int = 0
+
+    def count(self, current: int) -> None:
+        self.high, self.total = max(self.high, current), self.total + 1
 
 
 class Context:
@@ -142,6 +158,7 @@ class Context:
         self._watch = LogWatch()
         self._producers: list[Producer] = []
         self._consumers: list[Consumer] = []
+        self._opened: dict[type, _Opened] = {Producer: _Opened(), Consumer: _Opened()}
         self._owned = OwnedDestinations(domain, store_of(self._store, HOME))
         self._replies = Replies(self._reply_producer)
         self._requestor = Requestor(self._open_inbox, self._discard_inbox, self.producer)
@@ -385,6 +402,7 @@ class Context:
     def _keep(self, among: list[T], made: T) -> T:
         with self._lock:
             among.append(made)
+            self._opened[type(made)].count(len(among))
         return made
 
     def _forget(self, among: list[T]) -> Callable[[T], None]:
@@ -435,7 +453,20 @@ class Context:
                 tuple(sorted(self._housekeepers)),
                 (*self._sending.failures, *(failure for health in watched for failure in health.failures.values())),
                 self._sending.failed_attempts + sum(health.failed_attempts for health in watched),
+                self._opened[Producer].high,
+                self._opened[Consumer].high,
+                self._opened[Producer].total,
+                self._opened[Consumer].total,
             )
+
+    def reset_statistics(self) -> None:
+        """The high marks begin with what is open now, and the totals at 0 (T17)."""
+        with self._lock:
+            self._opened = {Producer: _Opened(len(self._producers)), Consumer: _Opened(len(self._consumers))}
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     def close(self) -> None:
         """Close the consumers, which release their unacknowledged messages, then everything else. Raises the first error

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from spark_jms.client.columns import item_bytes
 from spark_jms.client.message import Message
 from spark_jms.core.pipeline import advised_maximum
 from spark_jms.core.ranges import Ranges
@@ -25,9 +26,12 @@ Parts = dict[str, dict[int, Ranges]]  # claim -> member -> sequences
 
 @dataclass(frozen=True)
 class ConsumerStatistics:
-    """Counts since the consumer was created; `prefetched`, `unacknowledged` and `returning` are current values."""
+    """Counts since the consumer was created, or its statistics were reset; `prefetched`, `unacknowledged` and `returning` are
+    current values, and `pending_high` the most that were prefetched or unacknowledged at once. `bytes` counts bodies and
+    properties of what was received (T17)."""
 
     received: int = 0
+    bytes: int = 0
     redelivered: int = 0  # of the received ones
     acknowledged: int = 0
     expired: int = 0
@@ -36,6 +40,7 @@ class ConsumerStatistics:
     prefetched: int = 0
     unacknowledged: int = 0
     returning: int = 0
+    pending_high: int = 0
     set_aside: int = 0  # messages that cannot be decoded
     messages_maximum: int = 0  # claimed at a time at most; -1: no limit (T9)
     advised_maximum: int | None = (
@@ -84,13 +89,22 @@ class Delivery:
         self.finished: dict[Key, str] = {}
         self.returning: list[Return] = []
         self.aside: list[Aside] = []
-        self.set_aside = 0
         self.generation = 0  # increases each time delivered messages are released
+        self.reset()
+
+    def reset(self) -> None:
+        """Count from 0 again (T17)."""
+        self.received = self.redelivered = self.acknowledged = self.expired = self.returned = self.set_aside = 0
         self._acknowledged_at_once = self._calls = 0  # messages and calls of the application's acknowledge()
-        self.received = self.redelivered = self.acknowledged = self.expired = self.returned = 0
+        self._bytes, self._pending_high = 0, self._pending
+
+    @property
+    def _pending(self) -> int:
+        return sum(len(keys_of(message)) for message, _ in self.prefetched) + len(self.delivered)
 
     def add(self, messages: Iterable[Message], claim: str) -> None:
         self.prefetched.extend((message, claim) for message in messages)
+        self._pending_high = max(self._pending_high, self._pending)
 
     def take(self, now_ms: int) -> Message | None:
         """The next prefetched message. A message that has expired since it was claimed is finished without delivery."""
@@ -103,6 +117,7 @@ class Delivery:
                 continue
             self.delivered.update(dict.fromkeys(keys, claim))
             self.received += len(keys)
+            self._bytes += sum(map(item_bytes, message.unit_of_work or (message,)))
             self.redelivered += len(keys) * message.redelivered
             return message
         return None
@@ -162,6 +177,7 @@ class Delivery:
     def statistics(self, listener_failures: int, messages_maximum: int) -> ConsumerStatistics:
         return ConsumerStatistics(
             received=self.received,
+            bytes=self._bytes,
             redelivered=self.redelivered,
             acknowledged=self.acknowledged,
             expired=self.expired,
@@ -170,6 +186,7 @@ class Delivery:
             prefetched=sum(len(keys_of(message)) for message, _ in self.prefetched),
             unacknowledged=len(self.delivered),
             returning=sum(item.picks.count for item in self.returning),
+            pending_high=self._pending_high,
             set_aside=self.set_aside,
             messages_maximum=messages_maximum,
             advised_maximum=advised_maximum(self._acknowledged_at_once, self._calls),

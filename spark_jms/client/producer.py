@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import pyarrow as pa
 
-from spark_jms.client.columns import ArrowStream, Item, carried_bytes, slices, to_columns
+from spark_jms.client.columns import ArrowStream, Item, carried_bytes, item_bytes, slices, to_columns
 from spark_jms.client.encoding import compose, to_batch
 from spark_jms.client.message import MapValue, Message, MessageArguments, MessageHeaders, PropertyValue
 from spark_jms.client.shared_send import SentPosition, SharedSender
@@ -45,8 +45,8 @@ SHARED_MESSAGES = 100  # a chunk of at most so many shares its commit with what 
 
 @dataclass(frozen=True)
 class ProducerStatistics:
-    """Counts since the producer was created. `bytes` counts bodies and properties; `commits` those that hold messages of
-    this producer, and perhaps of others."""
+    """Counts since the producer was created, or its statistics were reset. `bytes` counts bodies and properties; `commits`
+    those that hold messages of this producer, and perhaps of others."""
 
     messages: int = 0
     commits: int = 0
@@ -246,7 +246,7 @@ class Producer:
     def _share(self, messages: Sequence[Item], now: int) -> list[SentPosition]:
         self._balancing = self._balancing.keeping(self._log.snapshot.destination)
         part = self._shared.send(messages, next(self._turns), now, self._send_timeout_s, self._balancing, self._name)
-        self._count(len(messages), 1, sum(map(_item_bytes, messages)), 0)
+        self._count(len(messages), 1, sum(map(item_bytes, messages)), 0)
         if part.first == 0:  # one of the senders
             self._sent(self._log, part.version)
         return part.positions()
@@ -301,6 +301,11 @@ class Producer:
     def statistics(self) -> ProducerStatistics:
         return self._statistics
 
+    def reset_statistics(self) -> None:
+        """Count from 0 again (T17)."""
+        with self._lock:
+            self._statistics = ProducerStatistics()
+
     @property
     def closed(self) -> bool:
         return self._closed
@@ -348,7 +353,7 @@ def _chunks(messages: Iterable[Item], limit: int) -> Iterator[list[Item]]:
                 "arguments, such as {'text': …}"
             )
         chunk.append(item)
-        size += _item_bytes(item)
+        size += item_bytes(item)
         if len(chunk) >= limit or size >= CHUNK_BYTES:
             yield chunk
             chunk, size = [], 0
@@ -358,23 +363,6 @@ def _chunks(messages: Iterable[Item], limit: int) -> Iterator[list[Item]]:
 
 def _columns(chunk: Sequence[Item]) -> pa.RecordBatch:
     return to_columns(chunk, [now_ms()] * len(chunk))
-
-
-def _item_bytes(item: Item) -> int:
-    """An estimate: text counts its characters. A later check refuses values that a message cannot carry."""
-    body: object
-    if isinstance(item, Message):
-        text, body, content, properties = item.text, item.body, item.map, item.properties
-    else:
-        text, body, content = item.get("text"), item.get("body"), item.get("map")
-        properties = item.get("properties") or {}
-    size = len(text) if isinstance(text, str) else 0
-    if isinstance(body, bytes | bytearray):
-        size += len(body)
-    for values in (content, properties):
-        if values and isinstance(values, Mapping):
-            size += sum([len(value) if isinstance(value, str | bytes) else 8 for value in (*values, *values.values())])
-    return size
 
 
 def _transaction(transaction: tuple[str, int]) -> TransactionId:

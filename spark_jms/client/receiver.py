@@ -80,6 +80,7 @@ class Receiver:
         self.destination, self.name = subscriber.destination, subscriber.consumer
         self.mode, self.prefetch, self._pipeline = mode, pipeline.maximum, pipeline
         self._subscriber, self._table = subscriber, subscriber.table
+        self.outlived = subscriber.settings.live is None
         self._aside_s = 0.0  # of the newest attempt to set messages aside
         self._check_context = check_context
         self.send_reply = send_reply
@@ -347,6 +348,10 @@ class Receiver:
     def statistics(self, listener_failures: int) -> ConsumerStatistics:
         with self._lock:
             return self._delivery.statistics(listener_failures, self._pipeline.maximum)
+
+    def reset_statistics(self) -> None:
+        with self._lock:
+            self._delivery.reset()
 
     @property
     def closing(self) -> bool:

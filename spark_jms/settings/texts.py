@@ -67,7 +67,7 @@ TUNING = (
     TextName("MessagesMaximum", "", ("factory.messagesMaximum",)),
     TextName("weblogic.MaxMessageSize", "10 MB", ("factory.maxMessageSize",)),
     TextName("Prefetch Mode for Synchronous Consumers", "", ("factory.synchronousPrefetchMode",)),
-    TextName("weblogic.ThreadPoolSize", "5", ("factory.threadPoolSize",)),
+    TextName("weblogic.ThreadPoolSize", "5", instead="no pool: each consumer with a listener has a thread of its own"),
     TextName("Messaging Performance Preference", "25", ("module.messagingPerformancePreference",)),
     TextName("Default Compression Threshold", "", ("factory.defaultCompressionThreshold",)),
     TextName("Store Message Compression Enabled", "", ("module.storeMessageCompressionEnabled",)),

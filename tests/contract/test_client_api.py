@@ -44,10 +44,10 @@ def test_send_declares_each_argument_of_a_message() -> None:
 
 
 PUBLIC = {
-    Context: "browser close consumer create_temporary_queue create_temporary_topic destinations producer request statistics "
-    "subscriptions unsubscribe",
-    Producer: "close closed send send_many send_table send_unit_of_work statistics",
-    Consumer: "close closed messages receive recover statistics",
+    Context: "browser close closed consumer create_temporary_queue create_temporary_topic destinations producer request "
+    "reset_statistics statistics subscriptions unsubscribe",
+    Producer: "close closed reset_statistics send send_many send_table send_unit_of_work statistics",
+    Consumer: "close closed messages receive recover reset_statistics statistics",
 }
 
 

@@ -1,0 +1,218 @@
+"""A pool: producers and consumers that are used again instead of made again (T17).
+
+    pool = spark_jms.connect_pool(root)
+    with pool.producer("orders") as producer: ...      # perhaps shared with other threads
+    with pool.consumer("orders") as consumer: ...      # this block's alone
+
+All of a pool are of one context, which the first use opens. What an application leaves closed, or in an error, is made again. A
+consumer that comes back releases what it has, as `close` does, and keeps its place among the consumers of its queue until it is
+closed: after `idle` without use, or when more than `max_idle` are idle. That happens when the pool is used, so it has no thread. A
+forked child has nothing of its parent's: its first use opens a context of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from spark_jms.client.consumer import Consumer
+from spark_jms.client.context import Context
+from spark_jms.client.durations import seconds_of
+from spark_jms.client.producer import Producer
+from spark_jms.errors import ClosedError, ConsumerClosedException, OptionError
+from spark_jms.settings.duration import DurationLike
+from spark_jms.store.forks import abandon_in_child
+
+DEFAULT_MAX_IDLE = 100
+DEFAULT_IDLE = "1 min"
+_Key = tuple[str, tuple[tuple[str, str], ...]]
+
+
+@dataclass(frozen=True)
+class PoolStatistics:
+    """`idle` and `in_use` are current numbers of producers and consumers; the others count uses."""
+
+    idle: int
+    in_use: int
+    made: int
+    reused: int
+
+
+@dataclass(eq=False)
+class _Pooled:
+    client: Producer | Consumer
+    key: _Key
+    reusable: bool
+    users: int = 1
+    idle_since_s: float = 0.0
+
+
+@dataclass
+class _Contents:
+    """Of one process. `idle` in the order of their last use."""
+
+    context: Context | None = None
+    idle: OrderedDict[_Pooled, None] = field(default_factory=OrderedDict)
+    used: set[_Pooled] = field(default_factory=set)
+    made: int = 0
+    reused: int = 0
+
+
+class ClientPool:
+    """Made by `spark_jms.connect_pool`. Thread-safe."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Context],
+        max_idle: int = DEFAULT_MAX_IDLE,
+        idle: DurationLike = DEFAULT_IDLE,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Raises OptionError."""
+        if type(max_idle) is not int or max_idle < 0:
+            raise OptionError(f"max_idle is {max_idle!r}, but must be a whole number, 0 or more")
+        self._connect, self._max_idle, self._clock_s = connect, max_idle, clock_s
+        self._idle_s = seconds_of("idle", idle)
+        self._lock, self._contents, self._closed = threading.RLock(), _Contents(), False
+        abandon_in_child(self)
+
+    def abandon(self) -> None:
+        """In a forked child: what the parent has open belongs to the parent."""
+        self._lock, self._contents = threading.RLock(), _Contents()
+
+    # -- using ----------------------------------------------------------------------------------------------------
+    def context(self) -> Context:
+        """The pool's context in this process. Raises ClosedError when the pool is closed, and what `connect` raises."""
+        with self._lock:
+            if self._closed:
+                raise ClosedError("this pool is closed: make another one with connect_pool")
+            now = self._contents
+            if now.context is None or now.context.closed:
+                self._contents = now = _Contents(self._connect(), made=now.made, reused=now.reused)
+            assert now.context is not None
+            return now.context
+
+    @contextlib.contextmanager
+    def producer(self, destination: str, **arguments: Any) -> Iterator[Producer]:
+        """With the arguments of `Context.producer`. Threads that use it at once may share one."""
+        made = self._take("producer", destination, arguments, shares=True)
+        try:
+            assert isinstance(made.client, Producer)
+            yield made.client
+        finally:
+            self._give_back(made)
+
+    @contextlib.contextmanager
+    def consumer(self, destination: str, **arguments: Any) -> Iterator[Consumer]:
+        """With the arguments of `Context.consumer`, without a listener. At the end of the block, what it has not acknowledged is
+        released, flagged. One that is alone on its subscription, or whose subscription is not durable, is closed then: while it is
+        idle, it would exclude others, or collect messages."""
+        if arguments.get("listener") is not None:
+            raise OptionError(
+                "a consumer with a listener works all the time, so it cannot be pooled: use Context.consumer"
+            )
+        made = self._take("consumer", destination, arguments, shares=False)
+        try:
+            assert isinstance(made.client, Consumer)
+            yield made.client
+        finally:
+            self._give_back(made)
+
+    def _take(self, kind: str, destination: str, arguments: Mapping[str, Any], *, shares: bool) -> _Pooled:
+        key: _Key = f"{kind} {destination}", tuple(sorted((name, repr(value)) for name, value in arguments.items()))
+        with self._lock:
+            context, now = self.context(), self._contents
+            candidates = [*(now.used if shares else ()), *reversed(now.idle)]
+            known = next((one for one in candidates if one.key == key and not one.client.closed), None)
+            if known is not None:
+                now.idle.pop(known, None)
+                now.used.add(known)
+                known.users += 1
+                now.reused += 1
+        if known is None:  # without the lock: a store may take its time
+            make: Callable[..., Producer | Consumer] = getattr(context, kind)
+            known = _pooled(make(destination, **arguments), key, arguments)
+            with self._lock:
+                now.used.add(known)
+                now.made += 1
+        self._close_idle()
+        return known
+
+    def _give_back(self, one: _Pooled) -> None:
+        with self._lock:
+            contents = self._contents
+            one.users -= 1
+            if one.users or one not in contents.used:  # others use it, or it is of another context
+                return
+        keeps = False
+        try:
+            keeps = one.reusable and not one.client.closed and _is_empty(one.client)
+        finally:
+            with self._lock:
+                contents.used.discard(one)
+                if keeps:
+                    one.idle_since_s = self._clock_s()
+                    contents.idle[one] = None
+            if not keeps:
+                one.client.close()
+        self._close_idle()
+
+    def _close_idle(self) -> None:
+        """Those that were idle for long, and the oldest of too many."""
+        with self._lock:
+            idle, now_s, closing = self._contents.idle, self._clock_s(), []
+            while idle:
+                oldest = next(iter(idle))
+                if len(idle) <= self._max_idle and now_s - oldest.idle_since_s < self._idle_s:
+                    break
+                closing.append(oldest)
+                del idle[oldest]
+        for one in closing:
+            one.client.close()
+
+    # -- the end --------------------------------------------------------------------------------------------------
+    def statistics(self) -> PoolStatistics:
+        with self._lock:
+            now = self._contents
+            return PoolStatistics(len(now.idle), len(now.used), now.made, now.reused)
+
+    def close(self) -> None:
+        """Close the context, with everything of it."""
+        with self._lock:
+            self._closed, context = True, self._contents.context
+            self._contents = _Contents()
+        if context is not None:
+            context.close()
+
+    def __enter__(self) -> ClientPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        now = self.statistics()
+        return f"<ClientPool: {'closed, ' if self._closed else ''}{now.in_use} in use, {now.idle} idle>"
+
+
+def _pooled(client: Producer | Consumer, key: _Key, arguments: Mapping[str, Any]) -> _Pooled:
+    own = isinstance(client, Consumer) and (not client.outlived or arguments.get("sharing") == "exclusive")
+    return _Pooled(client, key, reusable=not own)
+
+
+def _is_empty(client: Producer | Consumer) -> bool:
+    """Whether it has released everything. False: it was fenced, and others get its messages."""
+    try:
+        if isinstance(client, Consumer):
+            client.recover()
+    except ConsumerClosedException:
+        return False
+    return True
