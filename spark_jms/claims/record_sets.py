@@ -28,7 +28,9 @@ def state_of(store: Store, snapshot: Snapshot, subscription: str, member: int) -
         record_of(snapshot, subscription, member),
         label_of(destination.name, subscription, member),
     )
-    return state.start_at(start.floors.get(member, 0) if start else destination.start_floor(subscription, member))
+    if start is not None:
+        return state.start_at(start.floor(member, snapshot.last_sequence(member)))
+    return state.start_at(destination.start_floor(subscription, member))
 
 
 def opened_state(handle: Handle, label: str = "") -> RecordSet:

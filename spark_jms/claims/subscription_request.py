@@ -20,7 +20,8 @@ SHARING: tuple[Sharing, ...] = get_args(Sharing)
 class SubscriptionRequest:
     """`name` None: a subscription of this consumer alone, which is not durable. `selector`: the text, of a subscription that
     is not durable. `server`: where one that is not durable shall be, of a replicated topic; None: on any server that answers,
-    preferably `home`. The name of a durable one tells its server."""
+    preferably `home`. The name of a durable one tells its server. `members`: those that the consumer takes (None: all), of one
+    that is not durable."""
 
     name: str | None
     durable: bool = True
@@ -28,6 +29,7 @@ class SubscriptionRequest:
     selector: str | None = None
     server: str | None = None
     home: str | None = None
+    members: frozenset[int] | None = None
 
 
 def subscription_request(
@@ -40,9 +42,10 @@ def subscription_request(
     sharing: str = "sharable",
     server: str | None = None,
     home: str | None = None,
+    members: frozenset[int] | None = None,
 ) -> SubscriptionRequest | None:
     """None for a queue. A durable subscription that is new is made. `server`: the consumer names it (`server@topic`); `home`:
-    its connection's home server. Raises OptionError, InvalidDestinationError."""
+    its connection's home server; `members`: those that it is pinned to. Raises OptionError, InvalidDestinationError."""
     if sharing not in SHARING:
         raise OptionError(f"sharing is {sharing!r}, but must be one of {', '.join(SHARING)}")
     destination = log.snapshot.destination
@@ -73,4 +76,6 @@ def subscription_request(
         except ModuleFileError as error:
             raise OptionError(str(error)) from None
     where = server if destination.is_replicated else None
-    return SubscriptionRequest(name, False, sharing == "exclusive", text, where, home)
+    if server is not None and destination.placement is not None and not destination.is_replicated:
+        members = frozenset(destination.members_on(server))
+    return SubscriptionRequest(name, False, sharing == "exclusive", text, where, home, members)

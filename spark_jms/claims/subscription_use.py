@@ -7,7 +7,6 @@ import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 
 from spark_jms.claims.active_subscriptions import live_entries
 from spark_jms.claims.positions import check_selector, start_floors
@@ -124,16 +123,20 @@ def _joined(
         with _opened(session, uses_record(table_id), JOIN_TIMEOUT_S) as record:
             known = live_entries(record.objects(), set(home_of(store).sessions()))
             name = _name(request, known, answering)
-            entry = known.get(name, ActiveSubscription(name, selector=request.selector, created_ms=now_ms()))
-            joined = entry.joined(session.session_id, exclusive=request.exclusive)
+            before = known.get(name)
+            entry = before or ActiveSubscription(
+                name, selector=request.selector, created_ms=now_ms(), only=request.members
+            )
+            joined = entry.joined(session.session_id, exclusive=request.exclusive).taking(request.members)
             for other in _elsewhere(request, name, known):
                 other.joined(session.session_id, exclusive=request.exclusive)
             if not is_durable(name):
                 check_selector(entry.as_subscription(), log.name, request.selector)
-            if joined.floors is None and not is_durable(name):
+            if not is_durable(name) and (joined.floors is None or joined.only != entry.only):
                 record.commit([Put(name, joined.to_bytes())])  # before the floors are read
-                _clear(store, session, table_id, name, JOIN_TIMEOUT_S)  # what an earlier one of this name has left
-                joined = replace(joined, floors=start_floors(log.verify(), "latest"))
+                if joined.floors is None:
+                    _clear(store, session, table_id, name, JOIN_TIMEOUT_S)  # what an earlier one of this name has left
+                joined = joined.with_floors(start_floors(log.verify(), "latest"), before)
             record.commit([Put(name, joined.to_bytes())])
     except RecordHeldError as error:
         raise MemberUnavailableError(

@@ -241,6 +241,7 @@ class Context:
             sharing=sharing,
             server=address.server,
             home=self._choices.pinning.home,
+            members=settings.members,
         )
         consumer_name = f"client-{secrets.token_hex(6)}"
         subscriber = open_subscriber(self._domain, store, destination, request, consumer_name, settings)

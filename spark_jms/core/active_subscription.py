@@ -9,6 +9,9 @@
 The first is durable. A table's subscriptions are never called `~…`, so the three cannot be confused. On a replicated topic
 the server comes before the name or number: `~east@billing` (subscription_name.py).
 
+One that is not durable takes the members that its consumers take: a consumer of `east@prices` leaves the other members to purge.
+When a consumer comes that takes more, the subscription begins there with the messages sent from then on.
+
 The store has one record for each topic with all uses. A use counts while its session lives. A subscription that is not
 durable is entered *before* its floors are read, and a purge reads the record *after* it has fixed its snapshot. So either
 the purge meets the entry, or every message that it removes was sent before the subscription began.
@@ -26,7 +29,7 @@ from spark_jms.core.destination import Subscription
 from spark_jms.core.subscription_name import on_server, server_of_subscription
 from spark_jms.errors import FormatVersionError, RecordSetError, SubscriptionInUseError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # of uses that take some members alone; all others have 1
 _SHARED, _ALONE = "~", "~~"
 
 
@@ -75,13 +78,25 @@ class LiveSubscription:
 @dataclass(frozen=True)
 class ActiveSubscription:
     """`users`: session -> whether its consumer is exclusive. `floors` are None of a durable subscription, whose table has
-    them, and while they are being read."""
+    them, and while they are being read. `only`: the members that its consumers take (None: all)."""
 
     name: str
     users: Mapping[str, bool] = field(default_factory=dict)
     floors: Mapping[int, int] | None = None
     selector: str | None = None
     created_ms: int = 0
+    only: frozenset[int] | None = None
+
+    def taking(self, members: frozenset[int] | None) -> ActiveSubscription:
+        """With a consumer that takes these members (None: all)."""
+        return replace(self, only=None if members is None or self.only is None else self.only | members)
+
+    def with_floors(self, latest: Mapping[int, int], before: ActiveSubscription | None) -> ActiveSubscription:
+        """It begins with what is sent after `latest` in the members that it did not take before."""
+        if before is None or before.floors is None:
+            return replace(self, floors=latest)
+        known = {m: floor for m, floor in before.floors.items() if before.only is None or m in before.only}
+        return replace(self, floors=known if before.only == self.only else {**latest, **known})
 
     def joined(self, session: str, *, exclusive: bool) -> ActiveSubscription:
         """With one more consumer. Raises SubscriptionInUseError when there are others, and it or one of them is exclusive."""
@@ -103,17 +118,19 @@ class ActiveSubscription:
 
     def as_subscription(self) -> Subscription:
         """What the table would say of it. Without floors nothing is finished."""
-        return Subscription(self.name, self.floors or {}, self.created_ms, self.selector)
+        return Subscription(self.name, self.floors or {}, self.created_ms, self.selector, self.only)
 
     def to_bytes(self) -> bytes:
         floors = None if self.floors is None else {str(member): floor for member, floor in self.floors.items()}
-        value = {
-            "v": FORMAT_VERSION,
+        value: dict[str, object] = {
+            "v": 1 if self.only is None else FORMAT_VERSION,
             "users": dict(self.users),
             "floors": floors,
             "selector": self.selector,
             "created_ms": self.created_ms,
         }
+        if self.only is not None:
+            value["only"] = sorted(self.only)
         return json.dumps(value, separators=(",", ":")).encode()
 
     @staticmethod
@@ -126,13 +143,14 @@ class ActiveSubscription:
                     f"the use of subscription {name} has format version {value['v']}, this spark-jms reads up to "
                     f"{FORMAT_VERSION}: install a later spark-jms"
                 )
-            floors = value["floors"]
+            floors, only = value["floors"], value.get("only")
             return ActiveSubscription(
                 name,
                 {str(session): bool(alone) for session, alone in value["users"].items()},
                 None if floors is None else {int(member): int(floor) for member, floor in floors.items()},
                 value["selector"],
                 int(value["created_ms"]),
+                None if only is None else frozenset(int(member) for member in only),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RecordSetError(f"the use of subscription {name} cannot be read from the store ({error!r})") from error

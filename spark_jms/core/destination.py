@@ -50,14 +50,19 @@ _PREFIX = "jmsq."
 
 @dataclass(frozen=True)
 class Subscription:
-    """A durable subscription. `floors`: for each member, the last sequence before the subscription began. `selector`
+    """A subscription, as a table has a durable one. `floors`: for each member, the last sequence before it began. `selector`
     picks its messages (None: all); messages it refuses are finished for the subscription, so all its consumers share
-    one selector."""
+    one selector. `only`: the members that its consumers take, if it is not durable (None: all); it has nothing of the others."""
 
     name: str
     floors: Mapping[int, int]
     created_ms: int
     selector: str | None = None
+    only: frozenset[int] | None = None
+
+    def floor(self, member: int, last: int) -> int:
+        """Up to here it has nothing to consume in the member, whose last sequence is `last`."""
+        return self.floors.get(member, 0) if self.only is None or member in self.only else last
 
 
 @attrs.frozen

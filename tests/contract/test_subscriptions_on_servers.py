@@ -13,6 +13,7 @@ from spark_jms.claims import subscription_use
 from spark_jms.claims.housekeeper import Housekeeper
 from spark_jms.claims.leftovers import clear_leftovers
 from spark_jms.claims.record_sets import read_state
+from spark_jms.claims.views import subscriptions
 from spark_jms.client import Consumer, Context
 from spark_jms.core.record_set import RecordSet
 from spark_jms.errors import SubscriptionInUseError
@@ -159,3 +160,47 @@ def test_exclusive_consumer_excludes_on_all_servers(tmp_path: Path, monkeypatch:
         )
         with pytest.raises(SubscriptionInUseError):
             exclusive(second)
+
+
+@pytest.fixture
+def partitioned(tmp_path: Path) -> Iterator[Context]:
+    root = applied(tmp_path, module("a", "b", forwarding="partitioned"))
+    with spark_jms.connect(root, housekeeping=False) as opened:
+        yield opened
+
+
+@pytest.fixture
+def keeper(partitioned: Context) -> Iterator[Housekeeper]:
+    made = Housekeeper(partitioned._domain, partitioned._store, "prices")
+    yield made
+    made.close()
+
+
+def test_consumer_of_one_member_leaves_the_others_to_purge(partitioned: Context, keeper: Housekeeper) -> None:
+    """C10, C13, D7: a subscription that is not durable takes the members that its consumers take; it keeps nothing of the others,
+    which it would never finish."""
+    with partitioned.consumer("a@prices") as consumer:
+        send(partitioned, "mine", to="a@prices")
+        send(partitioned, "another's", "another's", to="b@prices")
+        assert purged(partitioned, keeper) == 2
+        assert sum(row.backlog for row in subscriptions(partitioned._domain, partitioned._store, "prices")) == 1
+        assert received(consumer, 1) == ["mine"]
+        assert purged(partitioned, keeper) == 1
+
+
+def test_shared_subscription_begins_on_a_member_with_its_first_consumer_there(
+    partitioned: Context, keeper: Housekeeper
+) -> None:
+    """C10, D7: a consumer that takes more members gets what is sent there from now on, and purge waits for it."""
+    with partitioned.consumer("a@prices", subscription="s", durable=False) as narrow:
+        send(partitioned, "before", to="b@prices")
+        with partitioned.consumer("prices", subscription="s", durable=False) as wide:
+            send(partitioned, "after", to="b@prices")
+            assert purged(partitioned, keeper) == 1
+            assert received(wide, 1) == ["after"]
+            assert wide.receive(0) is None
+        send(partitioned, "later", to="b@prices")
+        assert purged(partitioned, keeper) == 1
+        send(partitioned, "mine", to="a@prices")
+        assert received(narrow, 1) == ["mine"]
+    assert left_behind(partitioned) == []

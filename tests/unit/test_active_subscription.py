@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,14 +41,37 @@ def test_exclusive_consumer_is_always_the_only_one(steps: list[tuple[str, str, b
     st.none() | st.dictionaries(st.integers(0, 9), st.integers(0, 2**40)),
     st.none() | st.text(max_size=20),
     st.integers(0, 2**50),
+    st.none() | st.frozensets(st.integers(0, 9)),
 )
 def test_use_is_stored_as_it_is(
-    users: dict[str, bool], floors: dict[int, int] | None, selector: str | None, created_ms: int
+    users: dict[str, bool],
+    floors: dict[int, int] | None,
+    selector: str | None,
+    created_ms: int,
+    only: frozenset[int] | None,
 ) -> None:
-    """C10, C16"""
-    one = ActiveSubscription("~s", users, floors, selector, created_ms)
+    """C10, C16: in format 2 only if it takes some members alone, which an earlier spark-jms would take for all."""
+    one = ActiveSubscription("~s", users, floors, selector, created_ms, only)
     assert ActiveSubscription.from_bytes("~s", one.to_bytes()) == one
+    assert json.loads(one.to_bytes())["v"] == (1 if only is None else 2)
     assert one.as_subscription().floors == (floors or {})
+
+
+MEMBERS = st.none() | st.frozensets(st.integers(0, 3), min_size=1)
+
+
+@given(st.lists(MEMBERS, min_size=1, max_size=6))
+def test_subscription_begins_on_a_member_with_its_first_consumer_there(joining: list[frozenset[int] | None]) -> None:
+    """C10, C13: it keeps what was sent since then, and nothing of a member that no consumer took."""
+    entry = ActiveSubscription("~s", only=joining[0])
+    begun: dict[int, int] = {}
+    for time, members in enumerate(joining, 1):
+        before, entry = entry if time > 1 else None, entry.taking(members)
+        begun = {m: time for m in range(4) if members is None or m in members} | begun
+        if before is None or before.only != entry.only:
+            entry = entry.with_floors(dict.fromkeys(range(4), time), before)
+        subscription = entry.as_subscription()
+        assert {m: subscription.floor(m, 99) for m in range(4)} == {m: begun.get(m, 99) for m in range(4)}
 
 
 def test_names_tell_what_ends_with_its_consumers() -> None:
@@ -64,4 +89,4 @@ def test_unreadable_use_is_named() -> None:
         with pytest.raises(RecordSetError, match="subscription s "):
             ActiveSubscription.from_bytes("s", data)
     with pytest.raises(FormatVersionError):
-        ActiveSubscription.from_bytes("s", b'{"v":2}')
+        ActiveSubscription.from_bytes("s", b'{"v":3}')
