@@ -9,9 +9,11 @@ from spark_jms.claims import views
 from spark_jms.claims.scan import Condition, Question, Scan, refuted, scan
 from spark_jms.core.message import STATISTICS_COLUMNS
 from spark_jms.core.promoted_columns import PromotedColumns
-from spark_jms.core.ranges import Ranges
+from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.selector import Selector
+from spark_jms.core.subscription_place import missed
 from spark_jms.log.domain import Domain
+from spark_jms.log.snapshot import Snapshot
 from spark_jms.store import Store
 
 
@@ -56,8 +58,8 @@ def explain(
     domain: Domain, store: Store, destination: str, selector: Selector, subscription: str | None
 ) -> SelectorPlan:
     """Reads the columns that a consumer would read, once. Of a topic without `subscription`, the messages that are still in
-    the table. Delay, expiration and units of order, which a consumer judges beside the selector, are left out. Raises
-    InvalidDestinationError."""
+    the table. Delay, expiration and units of order, which a consumer judges beside the selector, are left out; what a subscription of
+    a replicated topic has missed does not match. Raises InvalidDestinationError."""
     snapshot = domain.log(destination).refresh()
     states = views.states(domain, store, destination, subscription)
     declared = PromotedColumns.of(snapshot.destination.promoted_properties).names
@@ -83,7 +85,7 @@ def explain(
             else:
                 skipped_by[str(why)] += count
                 skipped_files, skipped = skipped_files + 1, skipped + count
-        question = Question(selector)
+        question = Question(selector, missed=_missed(snapshot, subscription, member))
         found = (
             scan(domain.log(destination), member, backlog, question, table_id=snapshot.table_id) if backlog else Scan()
         )
@@ -99,3 +101,10 @@ def explain(
         {name: PromotedReading(by_column[name], by_properties[name]) for name in sorted(promoted)},
         tuple(members),
     )
+
+
+def _missed(snapshot: Snapshot, subscription: str | None, member: int) -> Ranges:
+    """What a subscription of a replicated topic skips: sent while its server was down (D6)."""
+    if subscription is None:
+        return EMPTY
+    return missed(snapshot.destination, subscription, member, snapshot.last_sequence(member))

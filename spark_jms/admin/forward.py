@@ -87,10 +87,10 @@ class MemberForwarder:
         done: list[Forward] = []
         problems = [f"server {server}: {why}" for server, why in asked.unreachable.items()]
         for step in plan:
-            self._carry_out(step, done, problems)
+            self._carry_out(step, snapshot.table_id, done, problems)
         return Forwarded(self._destination, tuple(done), tuple(problems))
 
-    def _carry_out(self, step: Forward, done: list[Forward], problems: list[str]) -> None:
+    def _carry_out(self, step: Forward, table_id: str, done: list[Forward], problems: list[str]) -> None:
         order = MoveOrder(
             self._destination,
             self._destination,
@@ -100,6 +100,7 @@ class MemberForwarder:
             limit=min(step.messages, ROUND),
             actor=FORWARDER,
             forwards=True,
+            table_id=table_id,
         )
         try:
             moved = move(self._domain, self._store, order, WAIT_S).moved

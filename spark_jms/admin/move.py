@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -27,7 +27,7 @@ from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.selector import Selector
 from spark_jms.core.subscription_place import missed
-from spark_jms.errors import InvalidDestinationError, TransferError
+from spark_jms.errors import DestinationReplacedError, InvalidDestinationError, TransferError
 from spark_jms.log.domain import Domain
 from spark_jms.log.storage import now_ms
 from spark_jms.log.transfer import ROW_COLUMNS
@@ -39,7 +39,8 @@ BATCH = 10_000
 
 @dataclass(frozen=True)
 class MoveOrder:
-    """Which messages go where. `members` None: all of the source, but not the target's own. `limit` None: all."""
+    """Which messages go where. `members` None: all of the source, but not the target's own. `limit` None: all. `table_id`: of the
+    source, when the caller has looked at it (None: as it is now)."""
 
     source: str
     target: str
@@ -51,6 +52,7 @@ class MoveOrder:
     actor: str = MOVER  # the consumer in the acknowledgement table
     forwards: bool = False  # claims of dead consumers are revoked; what is delayed or was delivered too often stays
     convert: Callable[[pa.RecordBatch], pa.RecordBatch] = lambda rows: rows
+    table_id: str | None = None
 
 
 @dataclass(frozen=True)
@@ -72,16 +74,16 @@ def plan_move(domain: Domain, store: Store, request: MoveOrder) -> Moved:
         left = None if request.limit is None else request.limit - found
         last = snapshot.last_sequence(member)
         question = Question(request.selector, missed=missed(snapshot.destination, subscription, member, last))
-        found += selected(domain, request.source, question, state, member, last, left).count
+        found += selected(domain, request.source, question, state, member, last, left, table_id=snapshot.table_id).count
     return Moved(found, claimed)
 
 
 def move(domain: Domain, store: Store, request: MoveOrder, wait_s: float) -> Moved:
     """Messages that are sent meanwhile are left. Raises InvalidDestinationError, InsertionPausedError before anything moves,
-    MemberUnavailableError, MessageSizeError and TransferError; what has moved by then stays moved, and no message is lost
-    or doubled."""
+    MemberUnavailableError, MessageSizeError and TransferError, and DestinationReplacedError when the source or the target was dropped
+    and created again meanwhile; what has moved by then stays moved, and no message is lost or doubled."""
     subscription, members = _checked(domain, request)
-    snapshot = domain.log(request.source).snapshot
+    snapshot, target_id = domain.log(request.source).snapshot, domain.log(request.target).snapshot.table_id
     transfers, moved, claimed = Transfers(domain), 0, 0
     for member in members:
         record = record_of(snapshot, subscription, member)
@@ -91,15 +93,21 @@ def move(domain: Domain, store: Store, request: MoveOrder, wait_s: float) -> Mov
         while request.limit is None or moved < request.limit:
             left = BATCH if request.limit is None else min(BATCH, request.limit - moved)
             with opened_records(store, labels, wait_s, "move") as records:
+                # While the record is open, a drop of the source waits for it. The target may be replaced until its commit.
+                _check_same(domain, request.source, snapshot.table_id, moved)
+                _check_same(domain, request.target, target_id, moved)
                 _finish(transfers, records, record)
                 state = records.states[record].start_at(snapshot.destination.start_floor(subscription, member))
                 if request.forwards:
                     state = _swept(store, snapshot.destination, records, record, state)
                 limit = snapshot.destination.redelivery_limit
                 stays = staying(state, limit, now_ms()) if request.forwards else EMPTY
-                picks = selected(domain, request.source, question, state, member, last, left, stays)
+                picks = selected(
+                    domain, request.source, question, state, member, last, left, stays, table_id=snapshot.table_id
+                )
                 if picks:
-                    _transfer(domain, transfers, records, record, request, state, member, picks)
+                    order = replace(request, table_id=snapshot.table_id)
+                    _transfer(domain, transfers, records, record, order, target_id, state, member, picks)
                 claimed += 0 if picks else state.claimed.count
             if not picks:
                 break
@@ -107,9 +115,20 @@ def move(domain: Domain, store: Store, request: MoveOrder, wait_s: float) -> Mov
     return Moved(moved, claimed)
 
 
+def _check_same(domain: Domain, name: str, table_id: str, moved: int) -> None:
+    """The numbers of a table's messages mean others in the next table of that name."""
+    if domain.log(name).refresh().table_id != table_id:
+        raise DestinationReplacedError(
+            f"{name} was dropped and created again while messages moved: {moved:,} message(s) had moved before, and the new "
+            f"{name} was left alone. Begin again, if its messages are meant"
+        )
+
+
 def _checked(domain: Domain, request: MoveOrder) -> tuple[str, list[int]]:
     """The subscription's name and the source's members."""
     source, target = domain.log(request.source).refresh().destination, domain.log(request.target).refresh().destination
+    if request.table_id is not None:
+        _check_same(domain, request.source, request.table_id, 0)
     if source.is_topic and request.subscription is None:
         raise InvalidDestinationError(
             f"{source.name} is a topic: name the subscription whose messages move (it has: "
@@ -142,6 +161,8 @@ def selected(
     last: int,
     limit: int | None,
     stays: Ranges = EMPTY,
+    *,
+    table_id: str | None = None,
 ) -> Ranges:
     """The first available messages of a member that the question takes, without those that stay; delayed ones too."""
     found = EMPTY
@@ -149,7 +170,7 @@ def selected(
         enough = None if limit is None else limit - found.count
         if enough is not None and enough <= 0:
             break
-        found |= scan(domain.log(source), member, window, question, ScanBounds(enough)).picks
+        found |= scan(domain.log(source), member, window, question, ScanBounds(enough), table_id=table_id).picks
     return found if limit is None else found.take(limit)
 
 
@@ -159,6 +180,7 @@ def _transfer(
     records: OpenRecords,
     record: str,
     request: MoveOrder,
+    target_id: str,
     state: RecordSet,
     member: int,
     picks: Ranges,
@@ -168,11 +190,12 @@ def _transfer(
     movement = Movement(
         claim,
         picks,
-        map(request.convert, fetched(domain, request.source, member, picks)),
+        map(request.convert, fetched(domain, request.source, member, picks, request.table_id)),
         request.target,
         request.target_member,
         request.actor,
         f"moved from {request.source}",
+        target_id,
     )
     epoch = records.handles[record].epoch
     _check_ended(transfers.carry_out(claimed, movement, epoch, lambda after: records.change({record: after})))
@@ -186,9 +209,11 @@ def _swept(store: Store, declared: Destination, records: OpenRecords, record: st
     return swept
 
 
-def fetched(domain: Domain, source: str, member: int, picks: Ranges) -> Iterator[pa.RecordBatch]:
+def fetched(
+    domain: Domain, source: str, member: int, picks: Ranges, table_id: str | None = None
+) -> Iterator[pa.RecordBatch]:
     """The messages as a transfer takes them."""
-    yield from fetch(domain.log(source), source, member, picks, {}, columns=ROW_COLUMNS)
+    yield from fetch(domain.log(source), source, member, picks, {}, columns=ROW_COLUMNS, table_id=table_id)
 
 
 def _finish(transfers: Transfers, records: OpenRecords, record: str) -> None:

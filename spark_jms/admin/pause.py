@@ -6,8 +6,8 @@ import logging
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from spark_jms.core.pause import OPERATIONS, Pause
-from spark_jms.errors import OptionError
+from spark_jms.core.pause import CONSUMPTION, INSERTION, OPERATIONS, PRODUCTION, Pause
+from spark_jms.errors import InvalidDestinationError, OptionError
 from spark_jms.log.domain import Domain
 from spark_jms.log.pauses import PauseOrder, set_pauses
 
@@ -27,7 +27,8 @@ def pause(
     domain: Domain, destination: str, operations: Iterable[str] = OPERATIONS, members: Collection[int] | None = None
 ) -> Paused:
     """Pause these operations (production, insertion, consumption; all three by default) of the whole destination, or of
-    some members. Repeatable: a pause that stands keeps its time. Raises OptionError, InvalidDestinationError."""
+    some members. Repeatable: a pause that stands keeps its time. Raises OptionError, InvalidDestinationError: also for the
+    consumption of a replicated topic's member, whose messages belong to the subscriptions on all servers (D6)."""
     return _set(domain, destination, _order(domain, destination, operations, members, resume=False))
 
 
@@ -49,6 +50,12 @@ def _order(
     declared = domain.log(destination).refresh().destination
     for member in members or ():
         declared.check_member(member)
+    if members and not resume and CONSUMPTION in wanted and declared.is_replicated:
+        raise InvalidDestinationError(
+            f"{destination} is a replicated distributed topic: the messages of a member belong to the subscriptions on all servers, "
+            f"so its consumption cannot be paused alone. Pause {PRODUCTION} or {INSERTION} of the member, or the whole topic; "
+            "`jmsq server stop` stops the subscriptions on a server"
+        )
     return PauseOrder(wanted, None if members is None else tuple(sorted(set(members))), resume)
 
 

@@ -15,6 +15,8 @@ from spark_jms.claims.stores import record_of
 from spark_jms.core.claim import Claim
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
+from spark_jms.core.subscription_place import kept_at, named_by
+from spark_jms.errors import DestinationReplacedError, InvalidDestinationError
 from spark_jms.log.domain import Domain
 from spark_jms.log.purge import finished_files, purge
 from spark_jms.log.report import HousekeepingReport
@@ -44,12 +46,17 @@ class PurgePlan:
 
 
 def plan_purge(
-    domain: Domain, store: Store, destination: str, subscription: str | None, members: Iterable[int]
+    domain: Domain,
+    store: Store,
+    destination: str,
+    subscription: str | None,
+    members: Iterable[int],
+    server: str | None = None,
 ) -> PurgePlan:
-    """Read-only. Without `members` only finished files would go. Raises InvalidDestinationError."""
+    """Read-only. Without `members` only finished files would go. `server`: see `drop_backlog`. Raises InvalidDestinationError."""
     snapshot = domain.log(destination).refresh()
     chosen = set(members)
-    wanted = views.subscriptions_of(domain, destination, subscription, store)
+    wanted = _subscriptions(domain, store, destination, subscription, server)
     dropped = claimed = 0
     after: dict[tuple[str, int], RecordSet] = {}
     names = views.subscriptions_of(domain, destination, None, store)
@@ -73,17 +80,28 @@ def plan_purge(
 
 
 def drop_backlog(
-    domain: Domain, store: Store, destination: str, subscription: str | None, members: Iterable[int], wait_s: float
+    domain: Domain,
+    store: Store,
+    destination: str,
+    subscription: str | None,
+    members: Iterable[int],
+    wait_s: float,
+    server: str | None = None,
 ) -> Purged:
-    """Finish every message sent so far and not claimed, with rows in the acknowledgement table."""
+    """Finish every message sent so far and not claimed, with rows in the acknowledgement table. `server`: of a replicated topic,
+    for the subscriptions there alone (D6). Raises InvalidDestinationError."""
     chosen = list(members)
     dropped = claimed = 0
-    for name in views.subscriptions_of(domain, destination, subscription, store):
+    for name in _subscriptions(domain, store, destination, subscription, server):
         known = domain.log(destination).refresh()
         names = {record_of(known, name, member): member for member in chosen}
         labels = {record: label_of(destination, name, member) for record, member in names.items()}
         with opened_records(store, labels, wait_s, "purge") as records:
             snapshot = domain.log(destination).refresh()
+            if snapshot.table_id != known.table_id:
+                raise DestinationReplacedError(
+                    f"{destination} was dropped and created again: nothing was dropped; try again"
+                )
             states = {}
             for record, member in names.items():
                 state = records.states[record].start_at(state_of(store, snapshot, name, member).floor)
@@ -94,6 +112,19 @@ def drop_backlog(
             records.change(states)
             _write_outbox(domain, destination, name, names, records)
     return Purged(dropped, claimed)
+
+
+def _subscriptions(
+    domain: Domain, store: Store, destination: str, subscription: str | None, server: str | None
+) -> list[str]:
+    declared = domain.log(destination).refresh().destination
+    only = None if subscription is None else kept_at(declared, server, subscription)
+    found = named_by(declared, server, views.subscriptions_of(domain, destination, only, store))
+    if only is not None and not found:
+        raise InvalidDestinationError(
+            f"subscription {only} of {destination} is not on server {server}: nothing was dropped"
+        )
+    return found
 
 
 def _finished(state: RecordSet, picks: Ranges, epoch: int) -> RecordSet:

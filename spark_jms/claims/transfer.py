@@ -69,7 +69,7 @@ class TransfersEnded:
 @dataclass(frozen=True)
 class Movement:
     """What a new transfer moves: `picks` of a claim, as `rows` of log/transfer.ROW_COLUMNS, to a destination or one of its
-    members."""
+    members. `table_id`: of that destination, when the caller has looked at it."""
 
     claim: str
     picks: Ranges
@@ -78,6 +78,7 @@ class Movement:
     member: int | None
     consumer: str
     reason: str
+    table_id: str | None = None
 
 
 class Transfers:
@@ -99,7 +100,7 @@ class Transfers:
 
     def begin(self, state: RecordSet, movement: Movement) -> RecordSet:
         """Stage the messages, and enter the intent. Write the result to the store, then call `finish`. Raises
-        TransferError when too many transfers are open."""
+        TransferError when too many transfers are open, and DestinationReplacedError."""
         target_log = self._domain.log(movement.destination)
         ticket = state.ticket(secrets.token_hex(8))
         if ticket is not None and has_overtaken(target_log, ticket):
@@ -110,7 +111,7 @@ class Transfers:
                 f"{len(state.intents)} transfers are open here, and none of them ends: see `jmsq stat`, repair their "
                 "targets, then try again"
             )
-        target = stage_transfer(target_log, ticket, movement.rows, movement.member)
+        target = stage_transfer(target_log, ticket, movement.rows, movement.member, movement.table_id)
         intent = Intent(
             ticket,
             movement.picks,

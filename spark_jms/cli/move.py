@@ -46,15 +46,17 @@ def move(
     from spark_jms.admin.move import move as run_move
     from spark_jms.core.address import DestinationAddress
     from spark_jms.core.selector import Selector
+    from spark_jms.core.subscription_place import kept_at
 
     origin, goal = DestinationAddress.parse(source), DestinationAddress.parse(target)
     where = f"{target}, member {to_member}" if to_member is not None else target
     with settings.opened() as (domain, store):
+        declared = domain.log(origin.destination).refresh().destination
         request = MoveOrder(
             origin.destination,
             goal.destination,
-            subscription,
-            _members(domain, origin, members),
+            None if subscription is None else kept_at(declared, origin.server, subscription),
+            tuple(origin.consumed(declared, members)) if members or origin.server else None,
             _one_member(domain, goal, to_member),
             Selector.parse(selector),
             limit,
@@ -72,11 +74,6 @@ def move(
     settings.out.say(f"{'would move' if dry_run else 'moved'} {done.moved:,} message(s) of {source} to {where}")
     if done.claimed:
         settings.out.say(f"{done.claimed:,} claimed message(s) stay with their consumers: see `jmsq claims {source}`")
-
-
-def _members(domain: Domain, source: DestinationAddress, members: tuple[int, ...]) -> tuple[int, ...] | None:
-    found = source.narrowed(domain.log(source.destination).refresh().destination, members)
-    return None if found is None else tuple(found)
 
 
 def _one_member(domain: Domain, target: DestinationAddress, member: int | None) -> int | None:

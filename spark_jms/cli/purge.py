@@ -44,6 +44,8 @@ def purge(
 ) -> None:
     """Drop the backlog of a destination: no consumer gets those messages any more.
 
+    Of a replicated topic, `server@topic` drops the backlog of the subscriptions on that server, and no other's.
+
     Claimed messages stay with their consumers; `jmsq claims --release` revokes them first. The acknowledgement table
     gets a row for every dropped message, with `jmsq purge` as the consumer. Files whose messages are all finished are
     deleted at once, or when the destination's retention has passed.
@@ -60,7 +62,9 @@ def purge(
     destination = address.destination
     with settings.opened() as (domain, store):
         members = _members(address, domain.log(destination).refresh().destination, member)
-        plan = plan_purge(domain, store, destination, subscription, () if acknowledged_only else members)
+        plan = plan_purge(
+            domain, store, destination, subscription, () if acknowledged_only else members, address.server
+        )
         what = f"{plan.dropped:,} message(s) of {address}"
         what += "" if subscription is None else f", subscription {subscription}"
         what += "" if member is None else f", member {member}"
@@ -73,7 +77,7 @@ def purge(
             announce(settings, f"dropping {what}")
         purged = Purged(0, 0)
         if not acknowledged_only:
-            purged = drop_backlog(domain, store, destination, subscription, members, wait_s)
+            purged = drop_backlog(domain, store, destination, subscription, members, wait_s, address.server)
         report = purge_files(domain, store, destination)
     if settings.as_json:
         settings.out.document(
@@ -109,8 +113,7 @@ def _report_plan(settings: CommandSettings, destination: str, what: str, plan: P
 
 def _members(address: DestinationAddress, destination: Destination, member: int | None) -> list[int]:
     try:
-        chosen = address.narrowed(destination, None if member is None else [member])
-        return list(destination.member_ids) if chosen is None else chosen
+        return address.consumed(destination, None if member is None else [member])
     except InvalidDestinationError as error:
         if member is None:
             raise

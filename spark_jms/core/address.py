@@ -43,6 +43,13 @@ class DestinationAddress:
         listed = [declared.check_member(member) for member in members] if members else None
         return self.members(declared) if self.server is not None else listed
 
+    def consumed(self, declared: Destination, members: Sequence[int] | None) -> list[int]:
+        """The members of which a command takes messages for good, when it may also list `members`: as `narrowed`, and of one
+        server of a replicated topic all of them. Raises InvalidDestinationError."""
+        listed = self.narrowed(declared, members)
+        whole_server = self.server is not None and declared.is_replicated
+        return list(declared.member_ids) if listed is None or whole_server else listed
+
     def __str__(self) -> str:
         return self.destination if self.server is None else f"{self.server}@{self.destination}"
 

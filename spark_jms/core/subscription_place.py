@@ -11,6 +11,8 @@ The messages are always in the destination's table, once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from spark_jms.core.destination import Destination
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.subscription_name import on_server, server_of_subscription
@@ -39,6 +41,13 @@ def kept_at(declared: Destination, server: str | None, kept: str) -> str:
     if server is None or not declared.is_replicated or server_of_subscription(kept) is not None:
         return kept
     return on_server(server, kept)
+
+
+def named_by(declared: Destination, server: str | None, kept: Sequence[str]) -> list[str]:
+    """Of these subscriptions, those that `server@topic` (None: `topic`) names: of a replicated topic, those on the server."""
+    if server is None or not declared.is_replicated:
+        return list(kept)
+    return [name for name in kept if server_of_subscription(name) == server]
 
 
 def missed(declared: Destination, subscription: str, member: int, last: int) -> Ranges:

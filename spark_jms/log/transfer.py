@@ -15,6 +15,7 @@ from spark_jms.core.destination import Destination
 from spark_jms.core.message import ORDINAL, STORED_SCHEMA, check_message_sizes
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.core.transfer import TargetOutcome, Ticket, TransferTarget, outcome_of
+from spark_jms.errors import DestinationReplacedError
 from spark_jms.log.commit import Decision, commit, commit_prepared
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.message_writer import MessageWriter
@@ -31,11 +32,18 @@ def has_overtaken(log: DeltaLog, ticket: Ticket) -> bool:
 
 
 def stage_transfer(
-    log: DeltaLog, ticket: Ticket, rows: Iterable[pa.RecordBatch], member: int | None = None
+    log: DeltaLog,
+    ticket: Ticket,
+    rows: Iterable[pa.RecordBatch],
+    member: int | None = None,
+    table_id: str | None = None,
 ) -> TransferTarget:
     """Write rows of `ROW_COLUMNS` to files of the target, routed by its own rules or all to `member`. The messages keep
-    their ids. Raises MessageSizeError, and then nothing is left."""
+    their ids. Raises MessageSizeError, and DestinationReplacedError when the table is not `table_id` any more; then nothing is
+    left."""
     snapshot = log.refresh()
+    if table_id not in (None, snapshot.table_id):
+        raise DestinationReplacedError(f"{snapshot.destination.name} was dropped and created again: nothing moved")
     writer = _writer(log, snapshot.destination, ticket)
     try:
         for batch in rows:

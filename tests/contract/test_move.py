@@ -11,6 +11,7 @@ import pytest
 from spark_jms import connect
 from spark_jms.admin import move as moving
 from spark_jms.admin.backup import back_up
+from spark_jms.admin.drop import drop_destination
 from spark_jms.admin.move import Moved, MoveOrder, move, plan_move
 from spark_jms.admin.rename import rename_destination
 from spark_jms.admin.restore import restore as restore_backup
@@ -19,9 +20,10 @@ from spark_jms.claims.housekeeper import Housekeeper
 from spark_jms.claims.record_sets import state_of
 from spark_jms.claims.stores import timed_stores
 from spark_jms.client.context import Context
+from spark_jms.core.destination import Destination
 from spark_jms.core.record_names import member_record
 from spark_jms.core.selector import Selector
-from spark_jms.errors import InvalidDestinationError, MessageSizeError, TransferError
+from spark_jms.errors import DestinationReplacedError, InvalidDestinationError, MessageSizeError, TransferError
 from spark_jms.log import clean_up as cleaning
 from spark_jms.log.clean_up import clean_up
 from spark_jms.log.declarations import apply_destinations
@@ -383,3 +385,55 @@ def test_target_that_loses_a_member_takes_all(context: Context, monkeypatch: pyt
     apply_destinations(context._domain, [evolve(declared, members=2)], lambda d, m: True)
     run(context, MoveOrder("orders", "errors"))
     assert len(everything(context, "errors")) == 40
+
+
+@pytest.mark.parametrize("replaced", ["orders", "errors"])
+def test_destination_that_is_replaced_meanwhile_is_left_alone(
+    context: Context, monkeypatch: pytest.MonkeyPatch, replaced: str
+) -> None:
+    """C18: the sequences of the old table mean other messages in the new one. What has moved by then stays moved; the messages of a
+    new source stay there, and a new target gets none."""
+    send(context, 10)
+    opened, rounds = moving.opened_records, []
+
+    def beside(*given: Any) -> Any:
+        rounds.append(1)
+        if len(rounds) == 3:
+            drop_destination(context._domain, context._store, replaced, force=True)
+            again = Destination(replaced, "distributed-queue", 2)
+            apply_destinations(context._domain, [again], lambda name, member: False)
+            if replaced == "orders":
+                with connect(context.root, housekeeping=False) as other:
+                    send(other, 10)
+        return opened(*given)
+
+    monkeypatch.setattr(moving, "opened_records", beside)
+    monkeypatch.setattr(moving, "BATCH", 2)
+    with pytest.raises(
+        DestinationReplacedError, match=f"{replaced} was dropped and created again while messages moved: 4 "
+    ):
+        run(context, MoveOrder("orders", "errors"))
+    left = {"orders": (10, 4), "errors": (6, 0)}[replaced]
+    assert (len(everything(context, "orders")), len(everything(context, "errors"))) == left
+
+
+def test_order_for_a_replaced_source_moves_nothing(context: Context) -> None:
+    """C18, D5: a forwarder has looked at the members of the old table."""
+    send(context, 3)
+    with pytest.raises(DestinationReplacedError, match="0 message"):
+        run(context, MoveOrder("orders", "errors", table_id="another"))
+    assert len(everything(context, "orders")) == 3
+
+
+def test_moved_message_begins_again(context: Context) -> None:
+    """C18, D5: it is not flagged at its new place, where nothing is known of earlier deliveries; its id stays."""
+    send(context, 1)
+    with context.consumer("orders", acknowledge="individual") as consumer:
+        message = consumer.receive(30)
+        assert message is not None
+        message.reject()
+    run(context, MoveOrder("orders", "errors"))
+    with context.consumer("errors", acknowledge="individual") as consumer:
+        moved = consumer.receive(30)
+        assert moved is not None
+        assert (moved.message_id, moved.redelivered, moved.delivery_count) == (message.message_id, False, 1)

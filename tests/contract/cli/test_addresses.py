@@ -95,3 +95,48 @@ def test_subscriptions_on_one_server_of_a_partitioned_topic(root: str, jmsq: Jms
     jmsq("send", "prices", "--text", "x", "--count", "4")
     assert [(row["member"], row["backlog"]) for row in js("subscriptions", "prices")] == [(0, 2), (1, 2)]
     assert [(row["member"], row["backlog"]) for row in js("subscriptions", "b@prices")] == [(1, 2)]
+
+
+def test_purge_and_move_of_one_server_of_a_replicated_topic(root: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
+    """D6, C14: `server@topic` names the subscriptions on that server, with their messages in all members; those on other servers
+    keep theirs. The consumption of one member, whose messages belong to all of them, is not paused alone (T14)."""
+    prices = {"kind": "distributed-topic", "servers": ["a", "b"], "forwarding": "replicated"}
+    plain = {"kind": "queue"}
+    spark_jms.apply(root, {"servers": ON_SERVERS["servers"], "destinations": {"prices": prices, "plain": plain}})
+    for server in "ab":
+        jmsq("receive", f"{server}@prices", "--subscription", "s", "--timeout", "0", code=3)
+    jmsq("receive", "a@prices", "--subscription", "t", "--timeout", "0", code=3)
+    jmsq("send", "prices", "--text", "x", "--count", "4")
+    assert js("purge", "a@prices", "--subscription", "s", "--dry-run")["dropped"] == 4
+    assert js("purge", "a@prices", "--subscription", "s", "--yes")["dropped"] == 4
+    backlog = dict.fromkeys(("a@s", "a@t", "b@s"), 0)
+    for row in js("subscriptions", "prices"):
+        backlog[row["subscription"]] += row["backlog"]
+    assert backlog == {"a@s": 0, "a@t": 4, "b@s": 4}
+    assert js("purge", "a@prices", "--yes")["dropped"] == 4
+    assert sum(row["backlog"] for row in js("subscriptions", "prices")) == 4
+    assert "is not on server a" in jmsq("purge", "a@prices", "--subscription", "b@s", "--yes", code=1).stderr
+    assert js("move", "b@prices", "plain", "--subscription", "s")["moved"] == 4
+    assert "replicated" in jmsq("pause", "a@prices", code=1).stderr
+    assert "cannot be paused alone" in jmsq("pause", "prices", "--member", "0", "--consumption", code=1).stderr
+    assert [row["operation"] for row in js("pause", "a@prices", "--production")["paused"]] == ["production"]
+    assert js("resume", "a@prices")["paused"] == []
+
+
+def test_explain_leaves_out_what_a_server_has_missed(root: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
+    """C7, D6: a subscription of a replicated topic skips the non-persistent messages of its server's outage."""
+    prices = {"kind": "distributed-topic", "servers": ["a", "b"], "forwarding": "replicated"}
+    spark_jms.apply(root, {"servers": ON_SERVERS["servers"], "destinations": {"prices": prices}})
+    for server in "ab":
+        jmsq("receive", f"{server}@prices", "--subscription", "s", "--timeout", "0", code=3)
+    jmsq("server", "stop", "a")
+    with spark_jms.connect(root, housekeeping=False) as context, context.producer("prices") as producer:
+        for mode in ("PERSISTENT", "NON_PERSISTENT"):
+            producer.send(text="x", delivery_mode=mode, priority=7)
+    jmsq("server", "start", "a")
+
+    def matching(subscription: str) -> int:
+        plan = js("explain", "prices", "JMSPriority > 6", "--subscription", subscription)
+        return sum(member["matching"] for member in plan["members"])
+
+    assert (matching("a@s"), matching("b@s")) == (1, 2)
