@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 from spark_jms.claims import views
 from spark_jms.claims.left_out import LEFT_OUT
+from spark_jms.claims.noted_progress import QUERY_PROGRESS
 from spark_jms.claims.stores import addressed
 from spark_jms.core.placement import HOME
 from spark_jms.core.record_names import lease_record, prefixes_of_table
@@ -102,7 +103,8 @@ def drop_destination(
         domain.register.replace(destination, entry)
     if entry.dropping:
         _empty_records(domain, store, entry.dropping, destination, wait_s)
-        domain.storage.delete_all(f"{LEFT_OUT}/{entry.dropping}")
+        for marks in (LEFT_OUT, QUERY_PROGRESS):
+            domain.storage.delete_all(f"{marks}/{entry.dropping}")
     delete_dropped_table(domain.storage, entry.path)
     domain.storage.delete_all(entry.acknowledgements)
     domain.register.remove(destination)

@@ -20,9 +20,10 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
-from spark_jms.claims.lane import LaneBusyError, Runs, ServerAwayError
+from spark_jms.claims.lane import Awaited, LaneBusyError, Runs, ServerAwayError
 from spark_jms.claims.subscriber import Subscriber
 from spark_jms.errors import JmsqError, QueryRunningError, SessionEndedException
 from spark_jms.store import RecordCorruptError, StoreError
@@ -57,10 +58,30 @@ class Branch:
 
     def call(self, act: Callable[[Subscriber], T], wait_s: float, *, writes: bool = False) -> T:
         """Raises ServerAwayError, and every error of `act` that is not the store's."""
+        return self.begin(act, writes=writes)(wait_s)
+
+    def begin(self, act: Callable[[Subscriber], T], *, writes: bool = False) -> Callable[[float], T]:
+        """The first half of `call`, which waits for nothing, so that several servers can be asked at once. Returns the second: it
+        takes the answer, and has to be called before the next call."""
+        why_away = self.why_away
+
+        def refused(wait_s: float) -> T:
+            raise ServerAwayError(why_away)
+
         if self._stopped or self._monotonic_s() < self._retry_s:
-            raise ServerAwayError(self.why_away)
+            return refused
         try:
-            result = self._lane.run(lambda: self._act(act), wait_s)
+            begun = self._lane.start(lambda: self._act(act))
+        except LaneBusyError:
+            return partial(self._answer, None, writes)
+        return partial(self._answer, begun, writes)
+
+    def _answer(self, begun: Awaited[T] | None, writes: bool, wait_s: float) -> T:
+        """`begun` None: other work is under way in the lane."""
+        try:
+            if begun is None:
+                raise LaneBusyError()
+            result = begun.wait(wait_s)
         except LaneBusyError:
             self._unknown = self._unknown or writes
             raise self._away("its store does not answer in time") from None

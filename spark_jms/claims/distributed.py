@@ -11,7 +11,7 @@ that answer, and claims them on each under one claim id, one write a server. Wha
 
 A claim whose server did not answer in time is in no offset: it was never delivered, so it is dropped when the server answers,
 like one that Spark has not logged. A query that is restarted while its last batch has messages of an away server goes on without
-them (left_out.py).
+them (left_out.py). What it acknowledges while a server is away is noted in the root (noted_progress.py).
 
 A plain client keeps nothing across sessions. When a server loses the session in which it has delivered messages that are not
 acknowledged, the consumer is closed. One that is pinned to a server is closed whenever it cannot reach it (D3).
@@ -23,8 +23,8 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -34,9 +34,9 @@ from spark_jms.claims.distributed_isolation import Attempt, DistributedIsolation
 from spark_jms.claims.isolation import pinned
 from spark_jms.claims.lane import Lane, Runs, ServerAwayError
 from spark_jms.claims.left_out import LeftOut
+from spark_jms.claims.noted_progress import NotedProgress
 from spark_jms.claims.offer import Offer
 from spark_jms.claims.planner import batch_shares
-from spark_jms.claims.previous_batch import ProtectedPart
 from spark_jms.claims.stores import keep_servers
 from spark_jms.claims.subscriber import Subscriber
 from spark_jms.claims.subscription_request import SubscriptionRequest
@@ -72,6 +72,17 @@ _POLL_S = 0.05
 TRUSTED_S = 5.0  # so long a claim that was just made needs no second look before its batch is delivered
 
 
+@dataclass
+class _Concluded:
+    """A batch's second half: what was claimed under `claim`, the servers that have written it, and those of them on which the
+    batch before is acknowledged."""
+
+    claim: str
+    made: dict[int, MemberPick] = field(default_factory=dict)
+    wrote: set[str] = field(default_factory=set)
+    acknowledged: set[str] = field(default_factory=set)
+
+
 class DistributedSubscriber:
     """As `Subscriber`. Thread-safe."""
 
@@ -102,6 +113,7 @@ class DistributedSubscriber:
         self._isolation = DistributedIsolation(f"{destination}/{subscription}", narrows=settings.isolates_poison)
         self._delivered = ""  # the claim of the newest batch that this instance has let Spark deliver
         self._left_out = LeftOut(domain.storage, self.table_id, consumer)
+        self._noted = NotedProgress(domain.storage, self.table_id, consumer)
         self._made_s: dict[str, float] = {}  # the newest claim -> when it was made
         self._admission = Admission(monotonic_s() * 1000)
         self._lock = threading.RLock()
@@ -111,6 +123,8 @@ class DistributedSubscriber:
         """As `Subscriber.next_batch`, without the servers that are away."""
         with self._lock:
             self._follow(start)
+            if self.settings.replayable:
+                self._noted.check(start, self.destination)
             self._isolation.ends(start.claim)
             start = self._left_out.delivered_of(start)
             left_out = self._left_out.claims()
@@ -120,21 +134,32 @@ class DistributedSubscriber:
                 prepare = partial(Subscriber.prepare, start=part, limits=limits, targets=targets, left_out=left_out)
                 for found in self._answers(branch, prepare):
                     prepared[server] = found
-            made, acknowledged, claim = self._concluded(start, prepared, limits, targets)
-            self._left_out.forget({member for server in acknowledged for member in prepared[server].changed})
+            current = {server for server, one in prepared.items() if one.progress.has_acknowledged(start.claim)}
+            self._note(start, current)
+            done = self._concluded(start, prepared, limits, targets)
+            current &= done.wrote
+            self._note(start, current)
+            if current.issuperset(record_servers(self.table.snapshot.destination, self.subscription)):
+                self._noted.forget()
+            self._left_out.forget({member for server in done.acknowledged for member in prepared[server].changed})
             self._check_open()
-            if not made:
+            if not done.made:
                 return None
-            left = [m for server in self._branches.keys() - acknowledged for m in self._members_on(server)]
-            self._made_s = {claim: self._monotonic_s()}
+            left = [m for server in self._branches.keys() - done.acknowledged for m in self._members_on(server)]
+            self._made_s = {done.claim: self._monotonic_s()}
             self._admission.made(self._monotonic_s() * 1000)
-            return Batch(self.consumer, claim, {**start.carried(left), **made}, self.table_id)
+            return Batch(self.consumer, done.claim, {**start.carried(left), **done.made}, self.table_id)
+
+    def _note(self, start: Batch, current: Set[str]) -> None:
+        """The stores of `current` have that Spark has `start` in its commit log, or get it now. The root has it for the others, which
+        are away, or catch up with an earlier batch."""
+        if self._branches.keys() - current:
+            self._noted.note(start.claim)
 
     def _concluded(
         self, start: Batch, prepared: Mapping[str, PreparedBatch], limits: Limits, targets: Mapping[int, int] | None
-    ) -> tuple[dict[int, MemberPick], set[str], str]:
-        """(what was claimed, the servers that have acknowledged `start`, the claim). Messages that a failing batch withheld
-        are claimed on all their servers, or not delivered."""
+    ) -> _Concluded:
+        """Messages that a failing batch withheld are claimed on all their servers, or not delivered."""
         number = max([claim_number(start.claim), *(one.progress.claimed for one in prepared.values())]) + 1
         claim = claim_id(number, secrets.token_hex(8))
         narrowed = any(one.trial is not None for one in prepared.values())
@@ -144,8 +169,7 @@ class DistributedSubscriber:
         servers = {self._server_of(m) for m in continued.members} if continued else set()
         waiting = {m for one in prepared.values() for m in one.waiting}
         pins = pinned(waiting, {m for one in prepared.values() for m in one.changed})
-        made: dict[int, MemberPick] = {}
-        acknowledged: set[str] = set()
+        done = _Concluded(claim)
         for server, one in prepared.items():
             conclude = partial(
                 Subscriber.conclude,
@@ -156,16 +180,17 @@ class DistributedSubscriber:
                 pins=pins,
             )
             for batch in self._answers(self._branches[server], conclude, writes=True):
+                done.wrote.add(server)
                 if not one.missing:
-                    acknowledged.add(server)
+                    done.acknowledged.add(server)
                 if batch is not None:
-                    made.update(batch.members)
+                    done.made.update(batch.members)
                     self._note_claimed(server, batch)
-        if trial is not None and trial.messages.keys() - made.keys():
-            return {}, acknowledged, claim
-        if made:
+        if trial is not None and trial.messages.keys() - done.made.keys():
+            return replace(done, made={})
+        if done.made:
             self._isolation.claimed(start.claim, claim, trial)
-        return made, acknowledged, claim
+        return done
 
     def _shares(
         self, prepared: Mapping[str, PreparedBatch], limits: Limits, targets: Mapping[int, int] | None
@@ -183,30 +208,28 @@ class DistributedSubscriber:
         instance of the query runs."""
         with self._lock:
             self._follow(batch)
-            parts: dict[str, ProtectedPart] = {}
             unseen: dict[int, Ranges] = {}
             made_s, delivered = self._made_s.get(batch.claim), batch.delivered
             trusted = made_s is not None and self._monotonic_s() - made_s <= TRUSTED_S
             if not trusted:
                 self._left_out.look(batch.claim)
             out = self._left_out.members(batch.claim)
-            for server, branch in self._branches.items():
-                members = [m for m in self._members_on(server) if m in delivered and m not in out]
-                if not members:
-                    continue
-                protect = partial(Subscriber.protect, batch=batch.part(members))
-                down = server in self.table.snapshot.destination.down
-                try:
-                    parts[server] = self._insist(branch, protect, waits=not trusted and not down)
-                except ServerAwayError as error:
-                    if trusted or batch.claim == self._delivered:
-                        unseen |= {m: delivered[m].picks for m in members}
-                    elif branch.older_self is not None:  # it runs, and may have given the whole batch to the sink
-                        raise branch.older_self from error
-                    elif self.settings.isolates_poison:
-                        raise self._unavailable(branch, error) from error
-                    else:
-                        self._leave_out(batch.claim, members, server, error)
+            on = {s: [m for m in self._members_on(s) if m in delivered and m not in out] for s in self._branches}
+            protects = {
+                s: partial(Subscriber.protect, batch=batch.part(members)) for s, members in on.items() if members
+            }
+            waits = set() if trusted else protects.keys() - self.table.snapshot.destination.down.keys()
+            parts, away = self._insist(protects, waits=waits)
+            for server, error in away.items():
+                branch = self._branches[server]
+                if trusted or batch.claim == self._delivered:
+                    unseen |= {m: delivered[m].picks for m in on[server]}
+                elif branch.older_self is not None:  # it runs, and may have given the whole batch to the sink
+                    raise branch.older_self from error
+                elif self.settings.isolates_poison:
+                    raise self._unavailable(branch, error) from error
+                else:
+                    self._leave_out(batch.claim, on[server], server, error)
             self._delivered, out = batch.claim, self._left_out.members(batch.claim)
             attempt = self._isolation.attempt(batch.claim, parts, unseen)
             if attempt.stored:
@@ -235,27 +258,39 @@ class DistributedSubscriber:
         )
         keep = partial(Subscriber.keep_trial, trial=attempt.trial)
         for server in [*holders, *sorted(set(servers) - holders)]:
-            branch = self._branches[server]
-            try:
-                self._insist(branch, convict if server in holders else keep, writes=True, waits=server not in holders)
-            except ServerAwayError as error:
-                raise self._unavailable(branch, error) from error
+            act = {server: convict if server in holders else keep}
+            _, away = self._insist(act, writes=True, waits={server} - holders)
+            for error in away.values():
+                raise self._unavailable(self._branches[server], error) from error
 
-    def _insist(self, branch: Branch, act: Callable[[Subscriber], T], *, writes: bool = False, waits: bool = True) -> T:
-        """For a batch that is to be delivered: asks until other consumers have handed records over, and, if it `waits`, the
-        server answers; for RESUME_S at most. Raises MemberUnavailableError or ServerAwayError."""
+    def _insist(
+        self, acts: Mapping[str, Callable[[Subscriber], T]], *, writes: bool = False, waits: Collection[str] = ()
+    ) -> tuple[dict[str, T], dict[str, ServerAwayError]]:
+        """For a batch that is to be delivered: asks all these servers at once, until other consumers have handed records over, and
+        those of `waits` answer; for RESUME_S at most. Returns the answers, and why the other servers are away. Raises
+        MemberUnavailableError."""
         deadline = self._monotonic_s() + RESUME_S
-        while True:
-            try:
-                return branch.call(act, ACKNOWLEDGE_S, writes=writes)
-            except MemberUnavailableError:
-                if self._monotonic_s() > deadline:
-                    raise
-            except ServerAwayError:
-                if not waits or self._monotonic_s() > deadline:
-                    raise
-            self._each(Subscriber.hand_over)  # the other consumer may wait for a record of ours, on another server
-            time.sleep(_POLL_S)
+        found: dict[str, T] = {}
+        away: dict[str, ServerAwayError] = {}
+        while left := acts.keys() - found.keys() - away.keys():
+            begun = {
+                server: self._branches[server].begin(acts[server], writes=writes) for server in acts if server in left
+            }
+            asked_s, held = self._monotonic_s(), []
+            for server, answer in begun.items():
+                try:
+                    found[server] = answer(max(asked_s + ACKNOWLEDGE_S - self._monotonic_s(), 0.0))
+                except MemberUnavailableError as error:
+                    held.append(error)
+                except ServerAwayError as error:
+                    if server not in waits or self._monotonic_s() > deadline:
+                        away[server] = error
+            if held and self._monotonic_s() > deadline:
+                raise held[0]
+            if acts.keys() - found.keys() - away.keys():
+                self._each(Subscriber.hand_over)  # the other consumer may wait for a record of ours, on another server
+                time.sleep(_POLL_S)
+        return found, away
 
     def _unavailable(self, branch: Branch, error: ServerAwayError) -> MemberUnavailableError:
         return MemberUnavailableError(
@@ -346,11 +381,11 @@ class DistributedSubscriber:
                         self._note_finished(member, some)
             return released
 
-    def set_aside(self, claim: str, member: int, sequence: int, why: str) -> bool:
+    def set_aside(self, claim: str, member: int, reasons: Mapping[int, str]) -> bool:
         """As `Subscriber.set_aside`."""
         with self._lock:
             self._check_open()
-            return self._must(self._server_of(member), lambda s: s.set_aside(claim, member, sequence, why))
+            return self._must(self._server_of(member), lambda s: s.set_aside(claim, member, reasons))
 
     def flush_outbox(self) -> None:
         with self._lock:

@@ -19,6 +19,7 @@ from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_names import lease_record
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.subscription_place import record_server
+from spark_jms.log.barriers import forget_purged_barriers
 from spark_jms.log.domain import Domain
 from spark_jms.log.housekeeping import HousekeepingRounds
 from spark_jms.log.sender_housekeeping import DUE_VERSIONS, published_sender_failures
@@ -109,7 +110,7 @@ class Housekeeper:
     def _floor(self, subscription: str, member: int) -> int:
         live = self._live.get(subscription)
         if live is not None:
-            return live.floors.get(member, 0)
+            return live.floor(member, self._messages.snapshot.last_sequence(member))
         return self._messages.snapshot.destination.start_floor(subscription, member)
 
     def _state(self, subscription: str, member: int) -> RecordSet:
@@ -145,6 +146,7 @@ class Housekeeper:
             }
             live = self._live.get(subscription)
             self._barriers.look(snapshot, subscription, states, live.floors if live else None)
+        forget_purged_barriers(self._messages)
 
     def _enforce_limits(self) -> None:
         """Of subscriptions (T4)."""

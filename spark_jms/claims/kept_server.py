@@ -7,12 +7,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from spark_jms.core.lease_term import LeaseTerm
-from spark_jms.core.server_lease import Act, Contact, LeaseView, Phase, decide
+from spark_jms.core.server_lease import LOOK_MS, Act, Contact, LeaseView, Phase, decide
 from spark_jms.log.server_leases import ServerLeases
 from spark_jms.log.server_terms import KnownTerm, ServerTerms
 
 log = logging.getLogger("spark_jms")
-LOOK_EVERY_MS = 400.0  # at the lease's file, and at the store
 _LOOK_SOON_MS = 100.0  # while the lease is due or challenged, or the store does not answer
 _TERMS_EVERY_MS = 5_000.0
 
@@ -54,7 +53,7 @@ class KeptServer:
         storage."""
         view, contact = self._view, self._questions.contact
         urgent = view.phase(now_ms) is not Phase.FRESH or contact.is_suspicious(now_ms)
-        every_ms = _LOOK_SOON_MS if urgent and self.known.term.lapsed_ms is None else LOOK_EVERY_MS
+        every_ms = _LOOK_SOON_MS if urgent and self.known.term.lapsed_ms is None else LOOK_MS
         if contact.asked_ms is None and now_ms - self._asked_ms >= every_ms:
             self._asked_ms = now_ms
             self._questions.ask(now_ms)

@@ -10,6 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from spark_jms.store import StoreError
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 class LaneBusyError(Exception):
@@ -20,11 +21,21 @@ class ServerAwayError(Exception):
     """The server cannot be asked now. `args`: why."""
 
 
+class Awaited(Protocol[T_co]):
+    """Work that has been started."""
+
+    def wait(self, timeout_s: float) -> T_co:
+        """Returns or raises what the work does. Raises LaneBusyError when it has not returned in time."""
+        ...
+
+
 class Runs(Protocol):
     """A Lane, or Inline."""
 
     @property
     def busy(self) -> bool: ...
+
+    def start(self, work: Callable[[], T]) -> Awaited[T]: ...
 
     def run(self, work: Callable[[], T], timeout_s: float) -> T: ...
 
@@ -73,6 +84,10 @@ class Lane:
 
     def run(self, work: Callable[[], T], timeout_s: float) -> T:
         """Returns or raises what the work does; for one calling thread. Raises LaneBusyError."""
+        return self.start(work).wait(timeout_s)
+
+    def start(self, work: Callable[[], T]) -> Awaited[T]:
+        """For one calling thread. Raises LaneBusyError while other work is under way."""
         if self.busy:
             raise LaneBusyError()
         if self._thread is None:
@@ -81,7 +96,7 @@ class Lane:
         own = _Work(work)
         self._current = own
         self._works.put(own)
-        return own.wait(timeout_s)
+        return own
 
     def follow(self, last: Callable[[], object]) -> None:
         """Does `last` after the current work, without waiting; the lane is busy until then."""
@@ -119,6 +134,11 @@ class Inline:
 
     def run(self, work: Callable[[], T], timeout_s: float) -> T:
         return work()
+
+    def start(self, work: Callable[[], T]) -> Awaited[T]:
+        done = _Work(work)
+        done.work()
+        return done
 
     def close(self, last: Callable[[], object] | None = None) -> None:
         if last is not None:

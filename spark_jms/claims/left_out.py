@@ -15,19 +15,23 @@ root says so, in a file for each member, made before anything is delivered. It b
 back, and each instance looks for it before it acknowledges a batch: one that stood still may have delivered the whole batch to a
 sink that had kept the smaller one. The mark lies in the root, and not in a store: what a replay needs must not be away.
 
-    ROOT/_jmsq/left-out/<table id>/<consumer>/<claim>/<member>
+    ROOT/_jmsq/left-out/<table id>/<consumer>/<claim>/<member>      {"v": 1}
 
 It is deleted when the messages are released.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Set
 
 from spark_jms.core.batch import Batch
+from spark_jms.errors import FormatVersionError
 from spark_jms.log.storage import Storage
 
 LEFT_OUT = "_jmsq/left-out"
+FORMAT_VERSION = 1
+_MARK = json.dumps({"v": FORMAT_VERSION}).encode()
 
 
 class LeftOut:
@@ -48,7 +52,7 @@ class LeftOut:
     def add(self, claim: str, members: Iterable[int]) -> None:
         """Durable on return."""
         for member in members:
-            self._storage.create(f"{self._folder}/{claim}/{member}", b"", durable=True)
+            self._storage.create(f"{self._folder}/{claim}/{member}", _MARK, durable=True)
             self._marked().setdefault(claim, set()).add(member)
 
     def look(self, claim: str) -> None:
@@ -83,5 +87,19 @@ class LeftOut:
         for info in self._storage.list(folder):
             _, claim, member = info.path.rsplit("/", 2)
             if member.isdecimal():  # a dot marks a temporary file
+                self._check_version(info.path)
                 found.setdefault(claim, set()).add(int(member))
         return found
+
+    def _check_version(self, path: str) -> None:
+        """A damaged mark says what its name says. Raises FormatVersionError."""
+        data = self._storage.get(path)
+        try:
+            version = json.loads(data)["v"] if data else FORMAT_VERSION
+        except (ValueError, KeyError, TypeError):
+            return
+        if version > FORMAT_VERSION:
+            raise FormatVersionError(
+                f"{self._storage.uri}/{path} has format version {version}, this spark-jms reads up to {FORMAT_VERSION}: "
+                "install a later spark-jms"
+            )

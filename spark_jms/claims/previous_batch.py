@@ -36,6 +36,17 @@ class ProtectedPart(NamedTuple):
     trial: Trial | None
 
 
+def check_not_stale(known: QueryProgress, start: Batch, destination: str) -> None:
+    """Raises StaleCheckpointError when the checkpoint, which ends with `start`, is older than what the query has acknowledged."""
+    if known.is_behind(start.claim):
+        raise StaleCheckpointError(
+            f"the checkpoint of consumer {start.consumer} of {destination} ends with claim {start.claim or '(none)'}, but this "
+            f"consumer has acknowledged claim {known.acknowledged}: the checkpoint is an older copy, or its progress is written "
+            "asynchronously. Its next batches would get numbers that its sink has seen, and be lost there. Start with a fresh "
+            "checkpointLocation: it gets all unfinished messages."
+        )
+
+
 class PreviousBatch:
     """Not thread-safe: the subscriber's lock guards it."""
 
@@ -114,13 +125,7 @@ class PreviousBatch:
         known = self._members.open_progress()
         if not self._replayable:
             return known
-        if known.is_behind(start.claim):
-            raise StaleCheckpointError(
-                f"the checkpoint of consumer {self._members.consumer} of {self._members.destination} ends with claim "
-                f"{start.claim or '(none)'}, but this consumer has acknowledged claim {known.acknowledged}: the checkpoint is "
-                "an older copy, or its progress is written asynchronously. Its next batches would get numbers that its sink "
-                "has seen, and be lost there. Start with a fresh checkpointLocation: it gets all unfinished messages."
-            )
+        check_not_stale(known, start, self._members.destination)
         return known.with_acknowledged(start.claim)
 
     # -- resuming -------------------------------------------------------------------------------------------------

@@ -167,11 +167,11 @@ class ServerKeeper:
 
     def _commit_everywhere(self, server: str, term: LeaseTerm) -> None:
         failed: list[Exception] = []
-        for name in self._domain.destinations():
+        for name in self._domain.register.names():
             if self._stop.is_set():
                 return
             try:
-                with suppress(InvalidDestinationError):  # dropped meanwhile
+                with suppress(InvalidDestinationError):  # it is being dropped
                     follow_term(self._domain.log(name), server, term)
             except (JmsqError, OSError) as error:  # the others follow all the same
                 failed.append(error)

@@ -230,12 +230,13 @@ class Subscriber:
                 claim, parts, delivered=delivered, delay_ms=usual if delay_ms is None else delay_ms
             )
 
-    def set_aside(self, claim: str, member: int, sequence: int, why: str) -> bool:
-        """Move a claimed message that cannot be decoded out of the way. False when another consumer holds the record: it has
-        been asked for it; try again. Raises JmsqError or OSError when the transfer cannot begin; the message stays claimed."""
+    def set_aside(self, claim: str, member: int, reasons: Mapping[int, str]) -> bool:
+        """Move claimed messages that cannot be decoded out of the way, all or none; `reasons` by sequence. False when another
+        consumer holds the record: it has been asked for it; try again. Raises JmsqError or OSError when the transfer cannot begin;
+        the messages stay claimed."""
         with self._lock:
             self._check_open()
-            return set_aside(self._domain, self.table, self.members, self._transfers, claim, member, sequence, why)
+            return set_aside(self._domain, self.table, self.members, self._transfers, claim, member, reasons)
 
     def flush_outbox(self) -> None:
         """Write waiting acknowledgements to their table, after a hand-over. A background thread calls this about once a

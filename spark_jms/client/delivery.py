@@ -61,12 +61,15 @@ class Return:
 
 @dataclass(frozen=True)
 class Aside:
-    """A claimed message that cannot be decoded, on its way aside."""
+    """A claimed message that cannot be decoded, or a unit of work with one, on its way aside: sequence -> reason."""
 
     claim: str
     member: int
-    sequence: int
-    reason: str
+    reasons: Mapping[int, str]
+
+    @property
+    def told(self) -> str:
+        return "; ".join(f"message {sequence} ({reason})" for sequence, reason in sorted(self.reasons.items()))
 
 
 def parts_of(claims: Mapping[Key, str]) -> Parts:

@@ -18,6 +18,7 @@ from spark_jms.client.acknowledgement import AcknowledgementWriter
 from spark_jms.client.delivery import Aside, ConsumerStatistics, Delivery, Return, keys_of
 from spark_jms.client.message import Message
 from spark_jms.client.pipeline import BatchReader, Pipeline
+from spark_jms.client.unit_of_work import together
 from spark_jms.core.batch import Batch
 from spark_jms.errors import (
     ClosedError,
@@ -161,7 +162,7 @@ class Receiver:
         with self._lock:
             self._delivery.add(read.messages, batch.claim)
             self._delivery.aside += [
-                Aside(batch.claim, bad.member, bad.sequence, bad.reason) for bad in read.undecodable
+                Aside(batch.claim, member, reasons) for member, reasons in together(read.undecodable)
             ]
             self._delivery.finished.update(dict.fromkeys(read.missing, batch.claim))
             self._delivery.give_up(read.rest, batch.claim)
@@ -176,30 +177,24 @@ class Receiver:
         self._aside_s = time.monotonic()
         for item in waiting:
             try:
-                done = self._subscriber.set_aside(item.claim, item.member, item.sequence, item.reason)
+                done = self._subscriber.set_aside(item.claim, item.member, item.reasons)
             except (ConsumerClosedException, ClosedError):
                 return  # the claim is or will be revoked, and the next consumer meets the message
             except (JmsqError, OSError) as error:
                 log.warning(
-                    "%s, member %d: message %d cannot be decoded (%s), and could not be set aside: %s",
-                    self.destination,
-                    item.member,
-                    item.sequence,
-                    item.reason,
-                    error,
+                    "%s, member %d: %s, and could not be set aside: %s", self.destination, item.member, item.told, error
                 )
                 return
             if done:
                 log.warning(
-                    "%s, member %d: message %d cannot be decoded and was set aside: %s",
+                    "%s, member %d: set aside, because it cannot be delivered: %s",
                     self.destination,
                     item.member,
-                    item.sequence,
-                    item.reason,
+                    item.told,
                 )
                 with self._lock:
                     self._delivery.aside.remove(item)
-                    self._delivery.set_aside += 1
+                    self._delivery.set_aside += len(item.reasons)
 
     def _wait(self, started: float, deadline: float | None) -> bool:
         """True when new messages may be available; False when the time is up or the consumer closes."""

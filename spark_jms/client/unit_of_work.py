@@ -73,6 +73,15 @@ def in_units(
     return whole, aside
 
 
+def together(undecodable: Iterable[Undecodable]) -> list[tuple[int, dict[int, str]]]:
+    """(member, sequence -> reason) of what is set aside as one: a message, or a unit of work."""
+    found: dict[tuple[int, str | int], dict[int, str]] = {}
+    for bad in undecodable:
+        own = bad.sequence if bad.unit_of_work is None else bad.unit_of_work
+        found.setdefault((bad.member, own), {})[bad.sequence] = bad.reason
+    return [(member, reasons) for (member, _), reasons in found.items()]
+
+
 def _one(parts: list[Message], receipt: Receipt) -> Message:
     last = parts[-1]
     part_receipt = _PartOfUnit(str(last.properties[UNIT]))

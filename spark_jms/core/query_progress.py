@@ -34,6 +34,9 @@ class QueryProgress:
             return self
         return replace(self, claimed=max(self.claimed, claim_number(claim)), acknowledged=claim)
 
+    def has_acknowledged(self, claim: str) -> bool:
+        return claim_number(claim) <= claim_number(self.acknowledged)
+
     def is_behind(self, claim: str) -> bool:
         """A checkpoint that ends with `claim` is older than what this query has acknowledged. Claims of early versions had no
         numbers: nothing is known of them."""

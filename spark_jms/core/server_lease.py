@@ -38,9 +38,12 @@ from enum import Enum
 from types import MappingProxyType
 
 CHALLENGE_MS = 900.0
-ANSWER_MS = 2_000.0  # a question without an answer for so long counts as failed
+LOOK_MS = 400.0  # at least so often a process looks at the lease's file, and asks the store
+ANSWER_MS = 1_100.0  # a question without an answer for so long counts as failed
 SUSPICION_MS = 150.0  # after so long without an answer, a look at the store's address may tell more
-PROOF_MS = 1_500.0  # an answer proves that the store is reached for so long after its question
+# So long after its question an answer proves that the store is reached. At least one look meets each answer that came in time; and
+# a store that hangs is down within its lease and 2 s, because no renewal rests on an older answer.
+PROOF_MS = ANSWER_MS + LOOK_MS + 100.0
 
 
 class Reach(Enum):

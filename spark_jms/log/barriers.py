@@ -36,5 +36,22 @@ def decide_passed(snapshot: Snapshot, subscription: str, passed: Collection[Barr
     return Decision("SET TBLPROPERTIES", [metadata_action(snapshot, attrs.evolve(declared, slots=slots))])
 
 
+def forget_purged_barriers(log: DeltaLog) -> None:
+    """Of a topic, whose barriers no subscription may ever pass: one without subscriptions. Commits only when one goes."""
+    commit(log, decide_purged)
+
+
+def decide_purged(snapshot: Snapshot) -> Decision | None:
+    """Pure."""
+    declared = snapshot.destination
+    if declared.slots is None or not declared.is_topic:
+        return None
+    left = tuple(b for b in declared.slots.barriers if not _is_purged(snapshot, b))
+    if len(left) == len(declared.slots.barriers):
+        return None
+    slots = replace(declared.slots, barriers=left)
+    return Decision("SET TBLPROPERTIES", [metadata_action(snapshot, attrs.evolve(declared, slots=slots))])
+
+
 def _is_purged(snapshot: Snapshot, barrier: Barrier) -> bool:
     return not any(snapshot.member_files(barrier.old).overlapping(1, barrier.old_last))

@@ -12,6 +12,7 @@ ROOT/_jmsq/stopped-servers/<server>          since when an administrator has sto
 ROOT/_jmsq/leases/<server>                   its lease: log/server_leases.py
 ROOT/_jmsq/lease-terms/<server>/             the terms of its lease: log/server_terms.py
 ROOT/_jmsq/left-out/<table id>/<consumer>/   messages left out of a batch: claims/left_out.py
+ROOT/_jmsq/query-progress/<table id>/        what queries acknowledge while a server is away: claims/noted_progress.py
 ROOT/_jmsq/store/                            the default file store
 ROOT/_jmsq/stores/<server>/                  the file store of a server
 """

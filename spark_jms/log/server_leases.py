@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import json
 import secrets
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 
 from spark_jms.core.server_lease import LeaseFile
+from spark_jms.errors import FormatVersionError
 from spark_jms.log.storage import Storage
 
 LEASES = "_jmsq/leases"
+FORMAT_VERSION = 1
+_KEYS = {field.name for field in fields(LeaseFile)}
 
 
 class ServerLeases:
@@ -25,14 +28,23 @@ class ServerLeases:
         self._storage, self._by = storage, by
 
     def read(self, server: str) -> LeaseFile:
-        """A file that is missing or damaged is like one that was never renewed: the next renewal replaces it."""
+        """A file that is missing or damaged is like one that was never renewed: the next renewal replaces it. Raises
+        FormatVersionError for one of a later spark-jms, whose processes keep the lease: this one leaves it to them."""
         data = self._storage.get(f"{LEASES}/{server}")
         if data is None:
             return LeaseFile()
         try:
-            return LeaseFile(**json.loads(data))
-        except (ValueError, TypeError):
+            value = json.loads(data)
+            later = value.get("v", 1) > FORMAT_VERSION
+            lease = LeaseFile(**{key: value[key] for key in value.keys() & _KEYS})
+        except (ValueError, TypeError, AttributeError):
             return LeaseFile()
+        if later:
+            raise FormatVersionError(
+                f"{self._storage.uri}/{LEASES}/{server} has format version {value['v']}, this spark-jms reads up to "
+                f"{FORMAT_VERSION}: install a later spark-jms. This process does not take part in keeping the lease"
+            )
+        return lease
 
     def renew(self, server: str, length_ms: int, at_ms: int) -> None:
         self._write(server, LeaseFile(secrets.token_hex(8), length_ms, self._by, at_ms))
@@ -44,4 +56,4 @@ class ServerLeases:
             self._write(server, replace(lease, challenge=secrets.token_hex(8)))
 
     def _write(self, server: str, lease: LeaseFile) -> None:
-        self._storage.put(f"{LEASES}/{server}", json.dumps(asdict(lease)).encode())
+        self._storage.put(f"{LEASES}/{server}", json.dumps({"v": FORMAT_VERSION, **asdict(lease)}).encode())

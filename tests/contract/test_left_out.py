@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +19,7 @@ from spark_jms.claims.distributed import DistributedSubscriber
 from spark_jms.claims.left_out import LEFT_OUT
 from spark_jms.claims.stores import open_stores
 from spark_jms.core.batch import Batch, Limits
-from spark_jms.errors import MemberUnavailableError, QueryRunningError
+from spark_jms.errors import FormatVersionError, MemberUnavailableError, QueryRunningError
 from spark_jms.log.domain import Domain
 from spark_jms.log.server_state import start_server, stop_server
 from spark_jms.testing.waiting import wait_until
@@ -144,6 +145,42 @@ def test_replay_waits_a_moment_for_a_server(root: str, instance: Instance, monke
     assert down.resume(batch).keys() == {ON_B}
     start_server(Domain(root), "b")
     check_they_come_again_flagged(down, batch)
+
+
+def test_away_servers_are_waited_for_at_once(root: str, instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """M10, D8: a restart without two servers waits as long as one without one of them."""
+    first = instance()
+    batch = first_batch(first)
+    first.close()
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(distributed, "RESUME_S", 60.0)
+    monkeypatch.setattr(distributed, "time", SimpleNamespace(sleep=sleep))
+    restarted = DistributedSubscriber(
+        Domain(root), first._store, "orders", "-", "q", ConsumerSettings(), monotonic_s=lambda: now[0]
+    )
+    with Away(root, "b"), Away(root, "c"):
+        assert restarted.resume(batch).keys() == {1, 2}
+    restarted.close()
+    assert 60 < now[0] < 90
+
+
+def test_mark_of_a_later_version_is_refused_by_name(root: str, instance: Instance) -> None:
+    """C16: what a later spark-jms means by it is not guessed."""
+    batch = first_batch(instance())
+    with Away(root, "b"):
+        instance().resume(batch)
+    storage = Domain(root).storage
+    (mark,) = storage.list(LEFT_OUT)
+    for unchanged in (b"", b"?"):  # of the first marks, and a damaged one: its name says all
+        storage.put(mark.path, unchanged)
+        assert instance().resume(batch).keys() == {ON_B}
+    storage.put(mark.path, b'{"v": 2}')
+    with pytest.raises(FormatVersionError, match="format version 2.*install a later spark-jms"):
+        instance().resume(batch)
 
 
 def test_copied_checkpoint_leaves_nothing_out(root: str, monkeypatch: pytest.MonkeyPatch) -> None:

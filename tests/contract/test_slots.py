@@ -27,7 +27,9 @@ from spark_jms.errors import FormatVersionError, MemberRemovalError
 from spark_jms.log.barriers import pass_barriers
 from spark_jms.log.domain import Domain
 from spark_jms.log.message_writer import MessageWriter
+from spark_jms.log.purge import TOPIC_WITHOUT_SUBSCRIPTIONS_RETENTION_MS, purge
 from spark_jms.log.send import send
+from spark_jms.log.storage import now_ms
 from spark_jms.log.subscriptions import drop_subscription
 from spark_jms.testing import memory_domain
 
@@ -359,6 +361,23 @@ def test_housekeeping_passes_what_no_consumer_looks_after(context: Context) -> N
     housekeeper.close()
     assert declared(context).slots.barriers == ()  # type: ignore[union-attr]
     assert drained(context, [2])
+
+
+def test_housekeeping_forgets_the_barriers_of_a_topic_without_subscriptions(context: Context) -> None:
+    """T10, C13: no subscription will pass them; they go with the messages before them."""
+    put(context, 0, "prices")
+    shape(context, 3, "prices", "distributed-topic")
+    housekeeper = Housekeeper(Domain(context.root), context._store, "prices")
+    housekeeper.run()
+    assert declared(context, "prices").slots.barriers  # type: ignore[union-attr]
+    later = now_ms() + TOPIC_WITHOUT_SUBSCRIPTIONS_RETENTION_MS + 1_000
+    purge(Domain(context.root).log("prices"), housekeeper.is_done, now=later)
+    housekeeper.run()
+    version = Domain(context.root).log("prices").refresh().version
+    assert declared(context, "prices").slots.barriers == ()  # type: ignore[union-attr]
+    housekeeper.run()
+    housekeeper.close()
+    assert Domain(context.root).log("prices").refresh().version == version
 
 
 @pytest.mark.parametrize("seed", range(6))

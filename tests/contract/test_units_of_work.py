@@ -18,11 +18,13 @@ from spark_jms.claims.distributed import open_subscriber
 from spark_jms.claims.fetch import fetch
 from spark_jms.claims.stores import open_stores
 from spark_jms.claims.subscriber import Subscriber
+from spark_jms.claims.transfer import Movement, Transfers
 from spark_jms.client import Context, Message
 from spark_jms.core.batch import Batch, Limits
 from spark_jms.core.delivery_order import delivery_order
 from spark_jms.core.destination import Destination
 from spark_jms.core.pause import INSERTION
+from spark_jms.core.record_set import RecordSet
 from spark_jms.core.selector import Selector
 from spark_jms.core.unit_of_work import END, NUMBER, UNIT
 from spark_jms.errors import (
@@ -344,8 +346,8 @@ def test_two_consumers_never_share_a_unit(context: Context) -> None:
     assert got == [["1", "2", "3"]] * 10
 
 
-def test_undecodable_message_takes_its_unit_aside(context: Context) -> None:
-    """T12, C20: and nothing else."""
+def plant_undecodable_unit(context: Context) -> None:
+    """The unit a, whose first message cannot be decoded, and the unit b."""
     import pyarrow as pa
 
     from spark_jms.log.message_writer import MessageWriter
@@ -375,7 +377,29 @@ def test_undecodable_message_takes_its_unit_aside(context: Context) -> None:
     writer = MessageWriter(log.storage, snapshot.destination, 0)
     writer.write_normalised(stored)
     send(log, writer.close(), snapshot.route_id)
+
+
+def test_undecodable_message_takes_its_unit_aside(context: Context) -> None:
+    """T12, C20: and nothing else."""
+    plant_undecodable_unit(context)
     assert received(context) == [["b1"]]
+    assert sorted(map(str, received(context, "jmsq-set-aside"))) == ["a1", "a2"]
+
+
+def test_undecodable_unit_goes_aside_in_one_transfer(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T12, C20: a part that stayed behind, because the process ends or the queue is full, would never be complete."""
+    plant_undecodable_unit(context)
+    begin, begun = Transfers.begin, []
+
+    def once(self: Transfers, state: RecordSet, movement: Movement) -> RecordSet:
+        begun.append(movement.picks.text())
+        if len(begun) > 1:
+            raise OSError("No space left on device")
+        return begin(self, state, movement)
+
+    monkeypatch.setattr(Transfers, "begin", once)
+    assert received(context) == [["b1"]]
+    assert begun == ["1-2"]
     assert sorted(map(str, received(context, "jmsq-set-aside"))) == ["a1", "a2"]
 
 

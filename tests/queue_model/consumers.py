@@ -314,7 +314,7 @@ class Client(ConsumerProcess):
         assert self.subscriber is not None
         while self.bad:
             row = self.bad[-1]
-            if not self.subscriber.set_aside(row.claim, row.member, row.sequence, "it is not text"):
+            if not self.subscriber.set_aside(row.claim, row.member, {row.sequence: "it is not text"}):
                 break
             self.bad.pop()
 

@@ -6,6 +6,7 @@ store answers, hangs or is killed, for all of them or for some.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -16,7 +17,20 @@ from hypothesis import strategies as st
 
 from spark_jms.claims.kept_server import KeptServer
 from spark_jms.core.lease_term import HELD
-from spark_jms.core.server_lease import ACTS, CHALLENGE_MS, Act, Contact, LeaseFile, LeaseView, Phase, Reach, decide
+from spark_jms.core.server_lease import (
+    ACTS,
+    ANSWER_MS,
+    CHALLENGE_MS,
+    LOOK_MS,
+    Act,
+    Contact,
+    LeaseFile,
+    LeaseView,
+    Phase,
+    Reach,
+    decide,
+)
+from spark_jms.errors import FormatVersionError
 from spark_jms.log.server_leases import LEASES, ServerLeases
 from spark_jms.log.server_terms import ServerTerms
 from spark_jms.testing.memory_storage import MemoryStorage
@@ -24,6 +38,7 @@ from spark_jms.testing.memory_storage import MemoryStorage
 LENGTH_MS = 10_000
 TICK_MS = 50.0
 OK, HANGS, KILLED, REFUSED_HERE = "answers", "hangs", "is killed", "is refused to this process"
+SLOW = "answers in the last moment"
 
 
 @dataclass
@@ -81,7 +96,7 @@ class Process:
     def contact(self) -> Contact:
         state, known = self.world.state(self.name), self._known
         if known.asked_ms is not None and self._answer_due_ms is not None and self.world.now_ms >= self._answer_due_ms:
-            if state == OK:
+            if state in (OK, SLOW):
                 self._known = known.answered()
             elif state != HANGS and self.random.random() < 0.5:  # some stores try for minutes before they fail
                 self._known = known.failed()
@@ -89,7 +104,10 @@ class Process:
 
     def ask(self, now_ms: float) -> None:
         self._known = self._known.asked(now_ms)
-        self._answer_due_ms = self.world.now_ms + self.random.uniform(1, 60)
+        slow = self.world.state(self.name) == SLOW
+        self._answer_due_ms = self.world.now_ms + self.random.uniform(
+            *((0.9 * ANSWER_MS, ANSWER_MS) if slow else (1, 60))
+        )
 
     def look(self, now_ms: float) -> None:
         self._known = self._known.looked(now_ms, absent=self.world.state(self.name) in (KILLED, REFUSED_HERE))
@@ -226,6 +244,39 @@ def test_table_has_every_case(lapsed: bool, reach: Reach) -> None:
         if act is Act.TAKE_DOWN:
             assert phase is Phase.OVER
             assert reach in (Reach.ABSENT, Reach.SILENT)
+
+
+@given(st.floats(0, ANSWER_MS))
+def test_answer_in_time_is_counted(latency_ms: float) -> None:
+    """D4: whenever it comes within its limit, the next look after it still finds that the store is reached."""
+    contact = Contact().asked(0.0).answered()
+    assert contact.reach(latency_ms + LOOK_MS + TICK_MS, None) is Reach.ANSWERED
+
+
+@settings(max_examples=10, deadline=None)
+@given(seeds)
+def test_slow_store_stays_up(seed: int) -> None:
+    """D4: one that needs nearly the whole time for each answer is not away."""
+    world = World(lambda name: SLOW)
+    world.run([Process(world, "p", seed=seed)], 60_000)
+    assert not world.history
+
+
+def test_lease_of_a_later_version_is_left_to_its_processes() -> None:
+    """D4, C16: refused by name and not replaced. A key that is not known is ignored."""
+    storage = MemoryStorage()
+    leases = ServerLeases(storage, "host:1")
+    leases.renew("s", 2_000, 7)
+    known = json.loads(storage.get(f"{LEASES}/s") or b"")
+    assert known["v"] == 1
+    storage.put(f"{LEASES}/s", json.dumps({**known, "more": 1}).encode())
+    assert leases.read("s").token == known["token"]
+    later = json.dumps({**known, "v": 2, "more": 1}).encode()
+    storage.put(f"{LEASES}/s", later)
+    for refused in (lambda: leases.read("s"), lambda: leases.challenge("s")):
+        with pytest.raises(FormatVersionError, match="format version 2.*install a later spark-jms"):
+            refused()
+    assert storage.get(f"{LEASES}/s") == later
 
 
 def test_damaged_lease_is_renewed() -> None:

@@ -1,0 +1,92 @@
+"""What a query has acknowledged while a server was away, for a restart that meets only that server (C5, C9).
+
+The store of each server has the query's progress: the newest claim that the query has acknowledged there. A server that was away
+has an older one. A restart which only such servers answer would take an old copy of the checkpoint for the newest one, and the
+sink would drop the next batches as duplicates. So a claim whose acknowledgement some server does not write is noted in the root,
+before the other servers write it:
+
+    ROOT/_jmsq/query-progress/<table id>/<consumer>/<number of the claim>      {"v": 1, "claim": …}
+
+A claim in a note is in Spark's commit log, so a note is true whatever happens to the batch that follows. Notes are created and never
+changed, and the highest one counts: an instance that stood still cannot take it back. They are deleted when all servers have
+written the progress. While all servers answer there is no note, and a batch costs nothing more.
+"""
+
+from __future__ import annotations
+
+import json
+
+from spark_jms.claims.previous_batch import check_not_stale
+from spark_jms.core.batch import Batch, claim_number
+from spark_jms.core.query_progress import QueryProgress
+from spark_jms.errors import FormatVersionError, OffsetError
+from spark_jms.log.storage import Storage
+
+QUERY_PROGRESS = "_jmsq/query-progress"
+FORMAT_VERSION = 1
+
+
+class NotedProgress:
+    """Of one query. Not thread-safe. Lists its notes once, with the first check."""
+
+    def __init__(self, storage: Storage, table_id: str, consumer: str) -> None:
+        self._storage, self._folder = storage, f"{QUERY_PROGRESS}/{table_id}/{consumer}"
+        self._numbers: set[int] | None = None
+
+    def check(self, start: Batch, destination: str) -> None:
+        """Once, before this instance claims anything: the checkpoint ends with `start`. Raises StaleCheckpointError,
+        FormatVersionError, and OffsetError when the note is damaged."""
+        if self._numbers is None:
+            check_not_stale(QueryProgress(acknowledged=self._newest()), start, destination)
+
+    def _newest(self) -> str:
+        """The claim of the highest note; "" when there is none."""
+        number = max(self._known(), default=0)
+        data = self._storage.get(self._path(number)) if number else None
+        if data is None:
+            return ""
+        try:
+            value = json.loads(data)
+            if value["v"] > FORMAT_VERSION:
+                raise FormatVersionError(
+                    f"{self._shown(number)} has format version {value['v']}, this spark-jms reads up to {FORMAT_VERSION}: install a "
+                    "later spark-jms"
+                )
+            return str(value["claim"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise OffsetError(
+                f"{self._shown(number)} is damaged ({error!r}): delete it while all servers of the destination answer"
+            ) from error
+
+    def note(self, claim: str) -> None:
+        """Durable on return. Does nothing for a claim without a number, or a later one that is noted."""
+        number = claim_number(claim)
+        if not number or number <= max(self._known(), default=0):
+            return
+        known = self._known()
+        value = {"v": FORMAT_VERSION, "claim": claim}
+        self._storage.create(self._path(number), json.dumps(value).encode(), durable=True)
+        self._delete(set(known))
+        known.add(number)
+
+    def forget(self) -> None:
+        """All servers have the progress."""
+        if self._numbers:
+            self._delete(set(self._numbers))
+
+    def _delete(self, numbers: set[int]) -> None:
+        for number in numbers:
+            self._storage.delete(self._path(number))
+        self._known().difference_update(numbers)
+
+    def _known(self) -> set[int]:
+        if self._numbers is None:
+            names = (info.path.rsplit("/", 1)[1] for info in self._storage.list(self._folder))
+            self._numbers = {int(name) for name in names if name.isdecimal()}  # a dot marks a temporary file
+        return self._numbers
+
+    def _path(self, number: int) -> str:
+        return f"{self._folder}/{number}"
+
+    def _shown(self, number: int) -> str:
+        return f"{self._storage.uri}/{self._path(number)}"
