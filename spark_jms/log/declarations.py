@@ -84,8 +84,9 @@ def apply_destinations(
     for wanted in declared:
         check_not_temporary(wanted.name)
         if wanted.name not in existing:
-            new = ServerStates.of(domain, wanted).on_new(wanted, wanted.servers)
-            _create(domain, with_outages(Snapshot(wanted.name), new))
+            states = ServerStates.of(domain, wanted)
+            _create(domain, with_outages(Snapshot(wanted.name), states.on_new(wanted, wanted.servers)))
+            _follow_states(domain, wanted, states)
             changes.append(DeclarationChange(wanted.name, "created", f"{wanted.kind}, {wanted.members} member(s)"))
         else:
             changes.append(_change(domain, wanted, empty))
@@ -207,6 +208,7 @@ def _change(domain: Domain, wanted: Destination, empty: Callable[[str, int], boo
         raise
     if done is None:
         return DeclarationChange(wanted.name, "unchanged")
+    _follow_states(domain, wanted, states)
     return DeclarationChange(wanted.name, "changed", done.decision.difference)
 
 
@@ -235,6 +237,29 @@ class ServerStates:
 
 
 NOTHING_KNOWN = ServerStates()
+
+
+def _follow_states(domain: Domain, wanted: Destination, known: ServerStates) -> None:
+    """An administrator who stops or starts a server, and a lease that lapses, change the tables that they find. One that comes to the
+    server at that moment looks again once it can be found: until nothing has changed since its own commit."""
+    while (now := ServerStates.of(domain, wanted)) != known:
+        commit(domain.log(wanted.name), partial(_decide_states, now))
+        known = now
+
+
+def _decide_states(states: ServerStates, snapshot: Snapshot) -> Decision | None:
+    """Pure. A table never goes back to an earlier term."""
+    now = snapshot.destination
+    on = now.servers_in_use()
+    terms = {
+        s: term for s, term in states.terms.items() if s in on and term.number > now.terms.get(s, LeaseTerm()).number
+    }
+    stopped = {s: since for s, since in states.stopped.items() if s in on}
+    after = attrs.evolve(now, stopped=stopped, terms={**now.terms, **terms})
+    if after == now:
+        return None
+    after = with_outages(snapshot, attrs.evolve(after, epoch=now.epoch + 1))
+    return Decision("SET TBLPROPERTIES", [metadata_action(snapshot, after)])
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,14 @@ after it obeys it. Of a replicated topic it also begins or ends an outage (core/
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import attrs
 
 from spark_jms.core.destination import Destination
 from spark_jms.core.lease_term import HELD, LeaseTerm
 from spark_jms.core.placement import HOME
-from spark_jms.errors import DomainError
+from spark_jms.errors import DomainError, InvalidDestinationError, JmsqError
 from spark_jms.log.commit import Decision, commit
 from spark_jms.log.declarations import metadata_action, with_outages
 from spark_jms.log.delta_log import DeltaLog
@@ -45,8 +47,23 @@ def _check(domain: Domain, server: str) -> None:
 
 
 def _change(domain: Domain, server: str, since_ms: int | None) -> list[str]:
-    names = domain.destinations()
-    return [name for name in names if commit(domain.log(name), lambda s: decide_stop(s, server, since_ms)) is not None]
+    """The first error is raised once all destinations have been tried: one that cannot be read keeps no other from its state."""
+    changed: list[str] = []
+    failed: list[tuple[str, Exception]] = []
+    for name in domain.register.names():
+        try:
+            with suppress(InvalidDestinationError):  # it is being dropped
+                if commit(domain.log(name), lambda s: decide_stop(s, server, since_ms)) is not None:
+                    changed.append(name)
+        except (JmsqError, OSError) as error:
+            failed.append((name, error))
+    if failed:
+        name, first = failed[0]
+        raise DomainError(
+            f"server {server} is {'started' if since_ms is None else 'stopped'}, and all destinations but {len(failed)} know it. "
+            f"{name}: {type(first).__name__}: {first}. Mend that, and repeat the command"
+        ) from first
+    return changed
 
 
 def decide_stop(snapshot: Snapshot, server: str, since_ms: int | None) -> Decision | None:

@@ -24,6 +24,7 @@ from spark_jms.errors import (
     ModuleFileError,
     ServerDownError,
 )
+from spark_jms.log.declarations import ServerStates
 from spark_jms.log.domain import Domain
 from spark_jms.log.message_writer import MessageWriter
 from spark_jms.log.send import send as send_files
@@ -386,6 +387,49 @@ def test_server_that_is_stopped_stays_so_for_new_members(root: str) -> None:
     for wrong in ("home", "d"):
         with pytest.raises(DomainError):
             stop_server(domain, wrong)
+
+
+@pytest.mark.parametrize("new", [True, False])
+@pytest.mark.parametrize("stops", [True, False])
+def test_destination_that_comes_to_a_server_at_that_moment_follows_it(
+    root: str, monkeypatch: pytest.MonkeyPatch, new: bool, stops: bool
+) -> None:
+    """D4: an administrator stops or starts the server when apply has read its state, and before the destination can be found there."""
+    domain, of = Domain(root), ServerStates.of
+    spark_jms.apply(root, queue_on("a", "b"))
+    if not stops:
+        stop_server(domain, "c")
+    reads = []
+
+    def beside(*given: Any) -> ServerStates:
+        found = of(*given)
+        reads.append(found)
+        if len(reads) == 1:
+            (stop_server if stops else start_server)(domain, "c")
+        return found
+
+    monkeypatch.setattr(ServerStates, "of", staticmethod(beside))
+    name = "bills" if new else "orders"
+    module = {**queue_on("a", "b", "c"), "destinations": {name: queue_on("a", "b", "c")["destinations"]["orders"]}}
+    spark_jms.apply(root, module)
+    found = domain.log(name).refresh().destination
+    assert found.servers_in_use() == ["a", "b", "c"]
+    assert found.stopped.keys() == ({"c"} if stops else set())
+
+
+def test_unreadable_destination_keeps_no_other_from_a_stop(root: str) -> None:
+    """D4, C16: the others are stopped, and the error names it."""
+    domain = Domain(root)
+    for name in ("aaa", "zzz"):
+        domain.storage.put(f"_jmsq/destinations/{name}", b"?")
+    with pytest.raises(
+        DomainError, match=r"server b is stopped, and all destinations but 2 know it. aaa: DomainError: .*damaged"
+    ):
+        stop_server(domain, "b")
+    assert domain.log("orders").refresh().destination.stopped.keys() == {"b"}
+    with pytest.raises(DomainError, match="server b is started"):
+        start_server(domain, "b")
+    assert not domain.log("orders").refresh().destination.stopped
 
 
 def test_spark_source_delivers_each_claim_once(root: str, caplog: pytest.LogCaptureFixture) -> None:
