@@ -23,7 +23,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
@@ -135,10 +135,10 @@ class DistributedSubscriber:
                 for found in self._answers(branch, prepare):
                     prepared[server] = found
             current = {server for server, one in prepared.items() if one.progress.has_acknowledged(start.claim)}
-            self._note(start, current)
+            self._noted.note(start.claim, behind=self._branches.keys() - current)
             done = self._concluded(start, prepared, limits, targets)
             current &= done.wrote
-            self._note(start, current)
+            self._noted.note(start.claim, behind=self._branches.keys() - current)
             if current.issuperset(record_servers(self.table.snapshot.destination, self.subscription)):
                 self._noted.forget()
             self._left_out.forget({member for server in done.acknowledged for member in prepared[server].changed})
@@ -149,12 +149,6 @@ class DistributedSubscriber:
             self._made_s = {done.claim: self._monotonic_s()}
             self._admission.made(self._monotonic_s() * 1000)
             return Batch(self.consumer, done.claim, {**start.carried(left), **done.made}, self.table_id)
-
-    def _note(self, start: Batch, current: Set[str]) -> None:
-        """The stores of `current` have that Spark has `start` in its commit log, or get it now. The root has it for the others, which
-        are away, or catch up with an earlier batch."""
-        if self._branches.keys() - current:
-            self._noted.note(start.claim)
 
     def _concluded(
         self, start: Batch, prepared: Mapping[str, PreparedBatch], limits: Limits, targets: Mapping[int, int] | None
@@ -242,12 +236,8 @@ class DistributedSubscriber:
             return dict(joined(lost, without(attempt.present, attempt.trial.tried)))
 
     def _leave_out(self, claim: str, members: Sequence[int], server: str, error: ServerAwayError) -> None:
-        log.warning(
-            "%s: server %s is away: the batch is delivered without its messages, which come later, flagged (%s)",
-            self.destination,
-            server,
-            error,
-        )
+        what = "the batch is delivered without its messages, which come later, flagged"
+        log.warning("%s: server %s is away: %s (%s)", self.destination, server, what, error)
         self._left_out.add(claim, members)
 
     def _store_copies(self, attempt: Attempt, servers: Collection[str]) -> None:

@@ -15,6 +15,7 @@ written the progress. While all servers answer there is no note, and a batch cos
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 
 from spark_jms.claims.previous_batch import check_not_stale
 from spark_jms.core.batch import Batch, claim_number
@@ -58,10 +59,11 @@ class NotedProgress:
                 f"{self._shown(number)} is damaged ({error!r}): delete it while all servers of the destination answer"
             ) from error
 
-    def note(self, claim: str) -> None:
-        """Durable on return. Does nothing for a claim without a number, or a later one that is noted."""
+    def note(self, claim: str, *, behind: Collection[str]) -> None:
+        """Durable on return. `behind`: the servers whose stores do not have, and do not get now, that the claim is acknowledged; they
+        are away, or catch up with an earlier one. Does nothing for a claim without a number, or when a later one is noted."""
         number = claim_number(claim)
-        if not number or number <= max(self._known(), default=0):
+        if not behind or not number or number <= max(self._known(), default=0):
             return
         known = self._known()
         value = {"v": FORMAT_VERSION, "claim": claim}
