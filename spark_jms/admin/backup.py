@@ -42,6 +42,7 @@ from spark_jms.log.checkpoint_writer import LAST_CHECKPOINT, checkpoint_path, wr
 from spark_jms.log.connection_factories import CONNECTION_FACTORIES
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
+from spark_jms.log.life_cycle import events_id
 from spark_jms.log.register import REGISTER, Register
 from spark_jms.log.root import open_storage
 from spark_jms.log.server_terms import TERMS, ServerTerms
@@ -80,17 +81,21 @@ def back_up(domain: Domain, store: Store, target_uri: str) -> Manifest:
             continue
         history = _Table(domain.acknowledgements(name), entry.acknowledgements)
         acknowledged = history.copy(target)
+        table = domain.life_cycle(name)
+        events = _Table(table, entry.life_cycle) if table is not None else None
+        logged = events.copy(target) if events is not None else None
         messages = _Table(domain.log(name), entry.path)
         snapshot = messages.copy(target)
         if added := set(snapshot.destination.servers_in_use()) - records.keys():
             raise BackupError(f"server {min(added)} was added while the backup was made: back up again")
         backlog = 0
-        for place, state in _restored_states(records, name, snapshot, acknowledged):
+        for place, state in _restored_states(records, name, snapshot, acknowledged, logged):
             backlog += state.unfinished(1, snapshot.last_sequence(place.member)).count
             own = records[place.server]
             own[place.record] = _with_state(own.get(place.record), place.record, state)
         stopped |= snapshot.destination.stopped
         Register(target.child(DOMAIN)).add(name, entry)
+        files += events.files if events is not None else []
         files += [*history.files, *messages.files, described(target, f"{DOMAIN}/{REGISTER}/{name}")]
         tables.append(TableCopy(name, snapshot.version, sum(f.rows for f in snapshot.files.values()), backlog))
     for name in domain.connection_factories.names():
@@ -168,7 +173,11 @@ class _Place(NamedTuple):
 
 
 def _restored_states(
-    records: Mapping[str, Mapping[str, DumpedRecord]], destination: str, snapshot: Snapshot, acknowledged: Snapshot
+    records: Mapping[str, Mapping[str, DumpedRecord]],
+    destination: str,
+    snapshot: Snapshot,
+    acknowledged: Snapshot,
+    logged: Snapshot | None,
 ) -> Iterator[tuple[_Place, RecordSet]]:
     """Each record set of the destination that the table's version knows."""
     declared = snapshot.destination
@@ -182,7 +191,8 @@ def _restored_states(
             state = state.start_at(declared.start_floor(subscription, member))
             present = union(Ranges.of((file.first, file.last)) for file in snapshot.member_files(member).files)
             written = acknowledged.transactions.get(position_id(snapshot.table_id, subscription, member), 0)
-            restored_state = restored(state, snapshot.last_sequence(member), present, written)
+            events = logged.transactions.get(events_id(snapshot.table_id, subscription, member), 0) if logged else 0
+            restored_state = restored(state, snapshot.last_sequence(member), present, written, events)
             yield _Place(server, record, member), restored_state
 
 

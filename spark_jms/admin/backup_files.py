@@ -5,6 +5,7 @@ records.jsonl                           one record set a line, of the domain's o
 records/<server>.jsonl                  the same, of a server's store
 domain/<destination>/                   a Delta table at one version: its active files and one Delta checkpoint
 domain/_jmsq/acknowledgements/<dest>/   the same
+domain/_jmsq/life-cycles/<dest>/        the same, of a destination that logs or has logged
 domain/_jmsq/destinations/<dest>        the register of names
 domain/_jmsq/connection-factories/<n>   their settings
 domain/_jmsq/lease-terms/<server>/<n>   which servers were down, with `_jmsq/stopped-servers/<server>`

@@ -25,7 +25,8 @@ def release_claim(domain: Domain, store: Store, rows: Sequence[views.ClaimRow], 
     claim = rows[0].claim
     names = {record_of(domain.log(row.destination).snapshot, row.subscription, row.member): row for row in rows}
     labels = {record: label_of(row.destination, row.subscription, row.member) for record, row in names.items()}
-    with opened_records(store, labels, wait_s, "claims --release") as records:
+    logged = any(domain.log(row.destination).snapshot.destination.message_logging_enabled for row in rows)
+    with opened_records(store, labels, wait_s, "claims --release", logged=logged) as records:
         there = [name for name in names if claim in records.states[name].claims]
         revoked = [replace(names[name], messages=records.states[name].claims[claim].picks.count) for name in there]
         records.change({name: records.states[name].release(claim, delivered=True) for name in there})

@@ -5,7 +5,7 @@ The steps, each durable before the next. A drop that was interrupted anywhere is
     1  a commit to the table's log marks it dropped       senders and consumers get DestinationDroppedError
     2  the register entry names the table as dropping     the name cannot be used; the id of the table survives its files
     3  the records of the table in the store are emptied
-    4  the files of both tables are deleted
+    4  the files of its tables are deleted
     5  the register entry is removed                      the name is free
 
 The first of a send and step 1 decides: messages that were sent before it are counted, and nothing is sent after it.
@@ -106,6 +106,7 @@ def drop_destination(
         for marks in (LEFT_OUT, QUERY_PROGRESS):
             domain.storage.delete_all(f"{marks}/{entry.dropping}")
     delete_dropped_table(domain.storage, entry.path)
+    domain.storage.delete_all(entry.life_cycle)
     domain.storage.delete_all(entry.acknowledgements)
     domain.register.remove(destination)
     domain.forget(destination)

@@ -85,6 +85,7 @@ def move(domain: Domain, store: Store, request: MoveOrder, wait_s: float) -> Mov
     subscription, members = _checked(domain, request)
     snapshot, target_id = domain.log(request.source).snapshot, domain.log(request.target).snapshot.table_id
     transfers, moved, claimed = Transfers(domain), 0, 0
+    logged = snapshot.destination.message_logging_enabled
     for member in members:
         record = record_of(snapshot, subscription, member)
         labels = {record: label_of(request.source, subscription, member)}
@@ -92,7 +93,7 @@ def move(domain: Domain, store: Store, request: MoveOrder, wait_s: float) -> Mov
         question = Question(request.selector, missed=missed(snapshot.destination, subscription, member, last))
         while request.limit is None or moved < request.limit:
             left = BATCH if request.limit is None else min(BATCH, request.limit - moved)
-            with opened_records(store, labels, wait_s, "move") as records:
+            with opened_records(store, labels, wait_s, "move", logged=logged) as records:
                 # While the record is open, a drop of the source waits for it. The target may be replaced until its commit.
                 _check_same(domain, request.source, snapshot.table_id, moved)
                 _check_same(domain, request.target, target_id, moved)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from spark_jms.claims import views
 from spark_jms.claims.acknowledgement_table import AcknowledgementTable
@@ -12,7 +12,6 @@ from spark_jms.claims.housekeeper import Housekeeper
 from spark_jms.claims.open_records import OpenRecords, opened_records
 from spark_jms.claims.record_sets import label_of, state_of
 from spark_jms.claims.stores import record_of
-from spark_jms.core.claim import Claim
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.subscription_place import kept_at, named_by
@@ -96,7 +95,9 @@ def drop_backlog(
         known = domain.log(destination).refresh()
         names = {record_of(known, name, member): member for member in chosen}
         labels = {record: label_of(destination, name, member) for record, member in names.items()}
-        with opened_records(store, labels, wait_s, "purge") as records:
+        with opened_records(
+            store, labels, wait_s, "purge", logged=known.destination.message_logging_enabled
+        ) as records:
             snapshot = domain.log(destination).refresh()
             if snapshot.table_id != known.table_id:
                 raise DestinationReplacedError(
@@ -128,11 +129,8 @@ def _subscriptions(
 
 
 def _finished(state: RecordSet, picks: Ranges, epoch: int) -> RecordSet:
-    """Claim and acknowledge in one step, by a consumer that leaves only its acknowledgement."""
-    claim, now = secrets.token_hex(8), now_ms()
-    taken = state.attach(PURGER, claim).claim(Claim(claim, PURGER, claim, picks, now, replayable=False))
-    done = taken.acknowledge(PURGER, claim, claim, epoch, now)
-    return replace(done, consumers=state.consumers)
+    """With an acknowledgement of the purger's."""
+    return state.discard(picks, PURGER, secrets.token_hex(8), epoch, now_ms())
 
 
 def _write_outbox(

@@ -28,8 +28,8 @@ from spark_jms.log.storage import now_ms
 
 
 @dataclass
-class _Staged:
-    """The rows of one attempt: their files, and the new position of each record set."""
+class StagedRows:
+    """The rows of one attempt: their files, and the new position of each source of rows."""
 
     files: list[StagedFile] = field(default_factory=list)
     positions: dict[str, int] = field(default_factory=dict)  # txn app id -> position
@@ -44,13 +44,13 @@ class AcknowledgementTable:
 
     def write(self, outboxes: Mapping[int, Sequence[Acknowledgement]]) -> dict[int, int]:
         """Write the outboxes of these members in one commit. Returns up to which position the table has each."""
-        staged = _Staged()
+        staged = StagedRows()
         written: dict[int, int] = {}
 
-        def prepare(snapshot: Snapshot) -> _Staged:
+        def prepare(snapshot: Snapshot) -> StagedRows:
             nonlocal staged
             discard(self.table.storage, staged.files)
-            staged = _Staged()
+            staged = StagedRows()
             for member, waiting in outboxes.items():
                 app_id = position_id(self.table_id, self.subscription, member)
                 position = snapshot.transactions.get(app_id, 0)
@@ -64,7 +64,7 @@ class AcknowledgementTable:
             return staged
 
         now = now_ms()
-        commit_prepared(self.table, prepare, lambda snapshot, ready: _decide(snapshot, ready, now))
+        commit_prepared(self.table, prepare, lambda snapshot, ready: decide_rows(snapshot, ready, now))
         return written
 
     def _unwritten(
@@ -114,7 +114,8 @@ def position_id(table_id: str, subscription: str, member: int) -> str:
     return f"ack/{table_id}/{subscription}/{member}"
 
 
-def _decide(snapshot: Snapshot, staged: _Staged, now: int) -> Decision | None:
+def decide_rows(snapshot: Snapshot, staged: StagedRows, now: int) -> Decision | None:
+    """Pure. Append the rows, and keep the positions in the same commit."""
     if not staged.positions:
         return None
     positions: list[Action] = [

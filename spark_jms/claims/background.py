@@ -8,7 +8,7 @@ fail, so their errors also reach the application, once for each series of failur
     hand-over, overdue acknowledgements        the next call of its consumer; the next plan of its query
     writing the acknowledgement table          the same, once the table could not be written for a minute
     the limit of a subscription                the log and the statistics; each plan applies the limit too
-    housekeeping                               the log, the statistics and `jmsq stat` alone
+    housekeeping, the life-cycle log           the log, the statistics and `jmsq stat` alone
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ class BackgroundThread:
         every_s: float,
         flush_outbox: Callable[[], object],
         make_room: Callable[[], object],
+        flush_life_cycle: Callable[[], object],
     ) -> None:
         """The tasks of a consumer. `check(name)` raises their errors as the table above says."""
         self.add(
@@ -104,6 +105,7 @@ class BackgroundThread:
             owner=name,
         )
         self.add(f"limit of the subscription of {name}", make_room, ROOM_EVERY_S, owner=name)
+        self.add(f"life-cycle log of {name}", flush_life_cycle, TABLE_EVERY_S)
 
     def remove(self, run: Callable[[], object]) -> None:
         with self._lock:

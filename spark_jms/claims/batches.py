@@ -31,6 +31,7 @@ from spark_jms.core.batch import Batch, Limits, MemberPick, claim_id, claim_numb
 from spark_jms.core.batching import Admission
 from spark_jms.core.claim import Claim
 from spark_jms.core.destination import Destination
+from spark_jms.core.life_cycle import LifeEvent
 from spark_jms.core.pause import CONSUMPTION
 from spark_jms.core.placement import HOME
 from spark_jms.core.poison import Messages, Trial, claimed_again, common, count, joined
@@ -323,7 +324,7 @@ class BatchMaker:
             if not destination.store_enabled:
                 lost = missed(destination, self._members.subscription, member, snapshot.last_sequence(member))
                 if state.unfinished_of(lost) - state.claimed - state.moving:
-                    state = state.skip(lost)
+                    state = state.skip(lost, LifeEvent.SKIPPED, "sent while its server was down")
             if state.intents:
                 state = self._transfers.finish(state, held.handle.epoch, patient=True).state
             state = self._limit.enforce(state, destination, member, held.handle.epoch)

@@ -388,6 +388,11 @@ class DistributedSubscriber:
             if not self.closed:
                 self._each(Subscriber.make_room)
 
+    def flush_life_cycle(self) -> None:
+        with self._lock:
+            if not self.closed:
+                self._each(Subscriber.flush_life_cycle)
+
     def take_up(self) -> None:
         """As `Subscriber.take_up`."""
         with self._lock:

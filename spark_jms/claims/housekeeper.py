@@ -8,6 +8,7 @@ from functools import partial
 from spark_jms.claims.active_subscriptions import not_durable
 from spark_jms.claims.barriers import BarrierWatch
 from spark_jms.claims.leftovers import clear_leftovers
+from spark_jms.claims.life_cycle_table import LifeCycleTable, opened_table
 from spark_jms.claims.record_sets import label_of, read_state
 from spark_jms.claims.stores import keep_servers, record_of, store_of, timed_stores
 from spark_jms.claims.subscription_limit import FreeRecordLimits
@@ -20,6 +21,7 @@ from spark_jms.core.record_names import lease_record
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.subscription_place import record_server
 from spark_jms.log.barriers import forget_purged_barriers
+from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.housekeeping import HousekeepingRounds
 from spark_jms.log.sender_housekeeping import DUE_VERSIONS, published_sender_failures
@@ -74,6 +76,9 @@ class Housekeeper:
         self.rounds = HousekeepingRounds(
             logs, self.is_done, clean_store=self._clear_leftovers, live_names=self.live_names
         )
+        self._life_cycle: LifeCycleTable | None = None
+        if self._messages.snapshot.destination.has_life_cycle:
+            self._follow_life_cycle(domain.life_cycle(destination))
         self._live: dict[str, Subscription] = {}  # subscriptions that are not in the table
         self._transfers = Transfers(domain)
         self._barriers = BarrierWatch(self._messages)
@@ -154,6 +159,20 @@ class Housekeeper:
         known = [*snapshot.destination.subscriptions.values(), *self._live.values()]
         self._limits.enforce(self._session, snapshot, known, self._state, self._away)
 
+    def _follow_life_cycle(self, table: DeltaLog | None) -> None:
+        if table is not None:
+            self._life_cycle = LifeCycleTable(table, self._messages.snapshot.table_id)
+            self.rounds.add("life cycle", table)
+
+    def _log_sent(self) -> None:
+        """Before the purge, which takes the files that tell when messages were sent (T6)."""
+        if not self._messages.snapshot.destination.message_logging_enabled:
+            return
+        if self._life_cycle is None:
+            self._follow_life_cycle(opened_table(self._domain, self._destination))
+        assert self._life_cycle is not None
+        self._life_cycle.write_sent(self._messages.refresh())
+
     def _delete_abandoned(self) -> None:
         """Temporary destinations of dead contexts (C15). The housekeeping of a temporary one has a store of its own."""
         now_s = time.monotonic()
@@ -183,6 +202,7 @@ class Housekeeper:
             self._states.clear()
             self._away.clear()
             self._leave_stopped()
+            self.rounds.monitor.run("life-cycle log", self._log_sent)
             self.rounds.round()
             self.rounds.monitor.run("recovery of transfers", self._recover_transfers)
             self.rounds.monitor.run("barriers of units of order", self._pass_barriers)

@@ -17,6 +17,7 @@ from spark_jms.core.query_progress import QueryProgress
 from spark_jms.core.record_names import consumer_record, member_record, members_prefix
 from spark_jms.core.record_set import RecordSet
 from spark_jms.errors import ConsumerClosedException, MemberUnavailableError, SessionEndedException
+from spark_jms.log.storage import now_ms
 from spark_jms.store import FencedError, Handle, Operation, RecordHeldError, Session, Store
 
 MIN_HOLD_S = 0.05  # an owner keeps a record at least so long, or two idle consumers would only hand it back and forth
@@ -46,7 +47,10 @@ class Members:
         replayable: bool,
         open_timeout_s: float | None = None,
         monotonic_s: Callable[[], float] = time.monotonic,
+        clock_ms: Callable[[], int] = now_ms,
+        is_logged: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`is_logged`: the destination has its life-cycle log switched on."""
         self.store = store
         self.session: Session = store.connect(f"{destination}/{subscription} {consumer}")
         self.destination, self.subscription, self.consumer = destination, subscription, consumer
@@ -62,7 +66,7 @@ class Members:
         self._borrowed: set[int] = set()  # asked back from another holder only to acknowledge a claim
         self._fenced: FencedError | None = None  # for good: the session still lists handles that `held` has dropped
         self.pinned: set[int] = set()  # kept although others wait: the next batch needs several members at once
-        self._monotonic_s = monotonic_s
+        self._monotonic_s, self._clock_ms, self._is_logged = monotonic_s, clock_ms, is_logged
 
     @property
     def session_id(self) -> str:
@@ -173,7 +177,8 @@ class Members:
 
     def attached_state(self, member: int) -> RecordSet:
         """The state of a held member, with this session speaking for the consumer."""
-        state = self.held[member].state
+        held, is_on = self.held[member], self._is_logged()
+        held.state = state = held.state.logging(is_on=is_on, now_ms=self._clock_ms() if is_on else 0)
         return state if member in self.attached else state.attach(self.consumer, self.session_id)
 
     # -- changing -------------------------------------------------------------------------------------------------

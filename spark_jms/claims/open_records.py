@@ -14,6 +14,7 @@ from spark_jms.claims.record_sets import opened_state, operations
 from spark_jms.claims.stores import sessions_beside
 from spark_jms.core.record_set import RecordSet
 from spark_jms.errors import MemberUnavailableError
+from spark_jms.log.storage import now_ms
 from spark_jms.store import Handle, Operation, RecordHeldError, Store
 
 _STEP_MS = 250
@@ -27,9 +28,12 @@ class OpenRecords:
         handles: Mapping[str, Handle],
         labels: Mapping[str, str],
         commit: Callable[[Mapping[Handle, Sequence[Operation]]], None],
+        *,
+        logged: bool,
     ) -> None:
         self.handles = handles
-        self.states = {n: opened_state(h, labels[n]) for n, h in handles.items()}
+        now = now_ms()
+        self.states = {n: opened_state(h, labels[n]).logging(is_on=logged, now_ms=now) for n, h in handles.items()}
         self._commit = commit
 
     def change(self, states: Mapping[str, RecordSet]) -> None:
@@ -44,9 +48,11 @@ class OpenRecords:
 
 
 @contextmanager
-def opened_records(store: Store, labels: Mapping[str, str], wait_s: float, purpose: str) -> Iterator[OpenRecords]:
-    """Open all records of `labels`, which maps each to what people call it. After `wait_s`, MemberUnavailableError, and
-    none is open."""
+def opened_records(
+    store: Store, labels: Mapping[str, str], wait_s: float, purpose: str, *, logged: bool = False
+) -> Iterator[OpenRecords]:
+    """Open all records of `labels`, which maps each to what people call it. `logged`: the destination has its life-cycle log
+    switched on. After `wait_s`, MemberUnavailableError, and none is open."""
     deadline = time.monotonic() + wait_s
     session = store.connect(f"jmsq {purpose}")
     try:
@@ -65,6 +71,6 @@ def opened_records(store: Store, labels: Mapping[str, str], wait_s: float, purpo
                             f"handed over within {wait_s:g} s: nothing was changed; try again with a longer "
                             f"--wait, or stop that consumer"
                         ) from error
-        yield OpenRecords(handles, labels, session.commit)
+        yield OpenRecords(handles, labels, session.commit, logged=logged)
     finally:
         session.close()

@@ -26,6 +26,7 @@ from spark_jms.claims.refused import RefusedMessages
 from spark_jms.claims.scan import Question, Scan, ScanBounds, scan, units_of
 from spark_jms.core.batch import Limits, fair_shares
 from spark_jms.core.destination import QUEUE_SUBSCRIPTION
+from spark_jms.core.life_cycle import LifeEvent
 from spark_jms.core.ranges import EMPTY, Ranges, union
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.selector import Selector
@@ -184,9 +185,12 @@ class Planner:
     def _without_unwanted(self, snapshot: Snapshot, state: RecordSet, member: int, found: Scan) -> RecordSet:
         """Skips what the scan found expired, refused or lost."""
         if found.expired:
-            state = state.skip(found.expired)
+            not_seen = found.expired & missed(snapshot.destination, self._subscription, member, found.expired.last)
+            state = state.skip(found.expired - not_seen, LifeEvent.EXPIRED)
+            if not_seen:
+                state = state.skip(not_seen, LifeEvent.SKIPPED, "sent while its server was down")
         if found.refused and snapshot.destination.is_topic:
-            state = state.skip(found.refused)  # the subscription's selector refuses them for good
+            state = state.skip(found.refused, LifeEvent.REFUSED)  # the subscription's selector refuses them for good
         elif found.refused:
             self._refused.setdefault(member, RefusedMessages()).add(state, found.refused, found.refused_units)
         return self._lose(state, found.gone, member) if found.gone else state
@@ -209,7 +213,7 @@ class Planner:
                 f"purged or deleted. {WITHOUT_LOST}"
             )
         log.warning("%s: %d message(s) are gone (%s) and are skipped", self._name(member), missing.count, missing)
-        return state.skip(missing)
+        return state.skip(missing, LifeEvent.SKIPPED, "lost")
 
 
 def batch_shares(snapshot: Snapshot, planned: Mapping[int, Offer], limits: Limits) -> dict[int, int]:

@@ -22,6 +22,7 @@ from spark_jms.claims.acknowledgement_table import AcknowledgementTable
 from spark_jms.claims.acknowledger import Acknowledger
 from spark_jms.claims.backlog import BacklogReader
 from spark_jms.claims.batches import BatchMaker, ConsumerSettings, Continuation, PreparedBatch
+from spark_jms.claims.life_cycle_table import LifeCycleTable, opened_table
 from spark_jms.claims.members import Members
 from spark_jms.claims.planner import Planner
 from spark_jms.claims.previous_batch import ProtectedPart
@@ -76,6 +77,8 @@ class Subscriber:
             consumer,
             replayable=settings.replayable,
             open_timeout_s=open_timeout_s,
+            clock_ms=clock_ms,
+            is_logged=lambda: self.table.snapshot.destination.message_logging_enabled,
         )
         self.planner = Planner(
             self.table,
@@ -94,6 +97,7 @@ class Subscriber:
         self._acknowledger = Acknowledger(self.members, self.planner, clock_ms)
         self._backlog = BacklogReader(store, self.members, settings.live, server)
         self._acknowledgements = AcknowledgementTable(domain.acknowledgements(destination), self.table_id, subscription)
+        self._life_cycle: LifeCycleTable | None = None
         self._lock = threading.RLock()
 
     # -- batches --------------------------------------------------------------------------------------------------
@@ -261,6 +265,21 @@ class Subscriber:
         with self._lock:
             if not self.closed:
                 self._batches.make_room()
+
+    def flush_life_cycle(self) -> None:
+        """Write waiting events to the life-cycle table (T6). A background thread calls this about once a second; nothing is
+        read or written while none wait. A table that cannot be written stops no consumer."""
+        with self._lock:
+            waiting = {m: held.state.life.waiting for m, held in self.members.held.items() if held.state.life.waiting}
+        if self.closed or not waiting:
+            return
+        if self._life_cycle is None:
+            self._life_cycle = LifeCycleTable(opened_table(self._domain, self.destination), self.table_id)
+        written = self._life_cycle.write(self.subscription, waiting)
+        with self._lock:
+            if not self.closed:
+                held = self.members.held
+                self.members.commit({m: held[m].state.logged_to_table(p) for m, p in written.items() if m in held})
 
     def take_up(self) -> None:
         """Ask for the records of the members that this consumer is pinned to, before it needs them: others see it there."""

@@ -243,7 +243,8 @@ def recover_transfers(
                 continue
             with handle:
                 label = label_of(snapshot.destination.name, subscription, member)
-                before = opened_state(handle, label)
+                is_on = snapshot.destination.message_logging_enabled
+                before = opened_state(handle, label).logging(is_on=is_on, now_ms=now_ms())
                 ended = transfers.finish(before, handle.epoch, patient=True)
                 if ended.state is not before:
                     handle.commit(operations(before, ended.state))

@@ -20,6 +20,7 @@ from spark_jms.claims.offer import Offer
 from spark_jms.claims.planner import Planner
 from spark_jms.claims.work_parts import read_parts, together
 from spark_jms.core.batch import Limits
+from spark_jms.core.life_cycle import LifeEvent
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.unit_of_work import NO_PARTS, WorkVerdict, judge
@@ -113,9 +114,9 @@ class WorkPlanner:
                 verdict.expired.count,
                 verdict.expired,
             )
-            state = state.skip(verdict.expired)
+            state = state.skip(verdict.expired, LifeEvent.EXPIRED)
         if verdict.refused and snapshot.destination.is_topic:
-            return state.skip(verdict.refused)
+            return state.skip(verdict.refused, LifeEvent.REFUSED)
         if verdict.refused:
             self._planner.refuse(member, state, verdict.refused)
         return state

@@ -421,7 +421,12 @@ class Context:
         self._watch.add(log, bell.set)
         self._keep(self._consumers, consumer)
         self._background.add_consumer(
-            receiver.name, receiver.hand_over, HAND_OVER_EVERY_S, receiver.flush_outbox, receiver.make_room
+            receiver.name,
+            receiver.hand_over,
+            HAND_OVER_EVERY_S,
+            receiver.flush_outbox,
+            receiver.make_room,
+            receiver.flush_life_cycle,
         )
         if thread is not None:
             thread.start()
@@ -432,6 +437,7 @@ class Context:
         self._background.remove(receiver.hand_over)
         self._background.remove(receiver.flush_outbox)
         self._background.remove(receiver.make_room)
+        self._background.remove(receiver.flush_life_cycle)
         self._forget(self._consumers)(consumer)
 
     def _check(self) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from spark_jms.claims.distributed import AnySubscriber
+from spark_jms.claims.life_cycle_table import flush_at_close
 from spark_jms.client.acknowledgement import AcknowledgementWriter
 from spark_jms.client.delivery import Aside, ConsumerStatistics, Delivery, Return, keys_of
 from spark_jms.client.message import Message
@@ -315,10 +316,17 @@ class Receiver:
 
     def flush_outbox(self) -> None:
         """The context's background thread calls this once a second: write acknowledgements to their table."""
+        self._flush(self._subscriber.flush_outbox)
+
+    def flush_life_cycle(self) -> None:
+        """The same for the life-cycle log."""
+        self._flush(self._subscriber.flush_life_cycle)
+
+    def _flush(self, flush: Callable[[], None]) -> None:
         if self._failure is not None or self._closing.is_set():
             return
         try:
-            self._subscriber.flush_outbox()
+            flush()
         except ConsumerClosedException as error:
             self._fail(error)
 
@@ -369,6 +377,7 @@ class Receiver:
             if self._failure is None:
                 self._write(CLOSE_TIMEOUT_S)
                 self._subscriber.flush_outbox()
+                flush_at_close(self._subscriber.flush_life_cycle)
         except (ConsumerClosedException, ClosedError, MemberUnavailableError):
             pass  # the rest becomes available when the session ends, and is delivered again, flagged
         finally:

@@ -39,8 +39,8 @@ from spark_jms.settings.destination import (
     to_metadata,
 )
 
-# Of tables with a path service. Those with units of work, or with slots that have moved, have 4, replicated topics 3, others
-# with servers 2, all others 1.
+# Of tables with a path service, or with a life-cycle log now or before. Those with units of work, or with slots that have moved,
+# have 4, replicated topics 3, others with servers 2, all others 1.
 FORMAT_VERSION = 5
 QUEUE_SUBSCRIPTION = "-"  # a queue has one set of positions, under this name
 TEMPORARY_PREFIX = "jmsq-temporary-"
@@ -80,6 +80,7 @@ class Destination(DestinationSettings):
     outages: Outages = NO_OUTAGES  # of a replicated topic
     slots: SlotMap | None = None  # once slots of units of order have moved
     leaving: frozenset[int] = frozenset()  # members that are to be removed and still have messages
+    was_logged: bool = False  # the life-cycle log was on in an earlier declaration
     paths: Mapping[str, int] = attrs.field(
         factory=dict, eq=False
     )  # unit of order -> member: unit_paths.py; not in the metadata
@@ -99,6 +100,11 @@ class Destination(DestinationSettings):
     def is_replicated(self) -> bool:
         """A topic whose subscriptions are each on one server: subscription_place.py."""
         return self.forwarding == "replicated"
+
+    @property
+    def has_life_cycle(self) -> bool:
+        """The life-cycle log is on, or was: it has a table, and record sets have positions in it (life_cycle.py)."""
+        return self.message_logging_enabled or self.was_logged
 
     def default_unit(self, producer: str) -> str | None:
         """The unit of order of a producer's messages that have none; `producer` is a name that no other producer has."""
@@ -270,6 +276,7 @@ class Destination(DestinationSettings):
             pauses=self.pauses.within(ids),
             outages=self.outages,
             slots=self._slots_of(new, ids, last),
+            was_logged=self.has_life_cycle,
             paths=self.paths,
         )
 
@@ -345,12 +352,13 @@ class Destination(DestinationSettings):
             **({"outages": json.dumps(self.outages.to_json())} if self.is_replicated else {}),
             **({"slotMap": json.dumps(self.slots.to_json())} if self.slots else {}),
             **({"leaving": json.dumps(sorted(self.leaving))} if self.leaving else {}),
+            **({"wasLogged": "true"} if self.was_logged else {}),
         }
         return {_PREFIX + key: value for key, value in stored.items()}
 
     @property
     def _format_version(self) -> int:
-        if self.unit_of_order_routing == PATH_SERVICE or self.paths:
+        if self.unit_of_order_routing == PATH_SERVICE or self.paths or self.has_life_cycle:
             return FORMAT_VERSION
         if self.slots is not None or self.leaving or self.handles_units_of_work:
             return 4
@@ -383,6 +391,7 @@ class Destination(DestinationSettings):
                 outages=Outages.from_json(json.loads(stored.get("outages", "[]"))),
                 slots=SlotMap.from_json(json.loads(stored["slotMap"])) if "slotMap" in stored else None,
                 leaving=frozenset(json.loads(stored.get("leaving", "[]"))),
+                was_logged=json.loads(stored.get("wasLogged", "false")),
             )
         except (KeyError, ValueError, TypeError, AttributeError, ModuleFileError) as error:
             raise UnreadableTableError(

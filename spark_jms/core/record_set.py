@@ -21,6 +21,7 @@ from typing import Any
 from spark_jms.core.acknowledgement import NOTHING_WAITS, Acknowledgement, Outbox
 from spark_jms.core.chunked_ranges import NONE, ChunkedRanges
 from spark_jms.core.claim import Claim
+from spark_jms.core.life_cycle import LOGGED, OFF, LifeCycle, LifeEvent, LoggedEvent
 from spark_jms.core.message_state import TRANSITIONS, MessageEvent, MessageState
 from spark_jms.core.ranges import Ranges, union
 from spark_jms.core.redelivery import (
@@ -53,6 +54,7 @@ class RecordSet:
     nonce: str = ""  # of this record set's life, for new transfers
     slots: Mapping[int, int] = field(default_factory=dict)  # slot -> the newest number given in this life
     limit: LimitAccount = NOTHING_DROPPED  # of a subscription with a limit
+    life: LifeCycle = OFF
 
     # -- reading --------------------------------------------------------------------------------------------------
     @property
@@ -113,6 +115,12 @@ class RecordSet:
         return self.consumers.get(consumer) == session
 
     # -- changing -------------------------------------------------------------------------------------------------
+    def logging(self, *, is_on: bool, now_ms: int) -> RecordSet:
+        """The life-cycle log gets what happens from now on, at this time, or nothing more."""
+        if is_on == self.life.is_on and (not is_on or now_ms == self.life.now_ms):
+            return self
+        return replace(self, life=replace(self.life, is_on=is_on, now_ms=now_ms))
+
     def attach(self, consumer: str, session: str) -> RecordSet:
         """The consumer starts or returns in this session: its newest session speaks for it, and its claims recover."""
         after = self
@@ -195,16 +203,22 @@ class RecordSet:
         consumers = {c: s for c, s in after.consumers.items() if s in live_sessions or c in busy}
         return after if len(consumers) == len(after.consumers) else replace(after, consumers=consumers)
 
-    def skip(self, ranges: Ranges) -> RecordSet:
-        """Finish messages without an acknowledgement (see SKIP). Claimed and moving ones are left out."""
-        return self._finish(ranges - self.claimed - self.moving)
+    def skip(self, ranges: Ranges, why: LifeEvent | None = None, detail: str = "") -> RecordSet:
+        """Finish messages without an acknowledgement (see SKIP). Claimed and moving ones are left out. `why` None: they never
+        belonged to the subscription, and are not logged."""
+        picks = ranges - self.claimed - self.moving
+        after = self._finish(picks)
+        if why is None or not self.life.is_on:
+            return after
+        return replace(after, life=self.life.noted(LoggedEvent(why, self.unfinished_of(picks), 0, detail=detail)))
 
     def discard(self, picks: Ranges, consumer: str, claim: str, epoch: int, now_ms: int) -> RecordSet:
         """Finish available messages for good; the acknowledgement table tells by whom."""
         if picks & self.claimed or picks & self.moving or not picks:
             raise AssertionError(f"{claim} discards messages that are not available")
         row = Acknowledgement(self.position + 1, consumer, claim, picks, epoch, now_ms)
-        return replace(self._finish(picks), outbox=self.outbox.appended(row), position=row.position)
+        life = self.life.noted(LoggedEvent(LifeEvent.REMOVED, picks, now_ms, consumer, claim))
+        return replace(self._finish(picks), outbox=self.outbox.appended(row), position=row.position, life=life)
 
     def limited(self, last: int, picks: Ranges, claim: str, epoch: int, now_ms: int) -> RecordSet:
         """The subscription's limit was applied to the messages up to `last`: available ones make room (T4)."""
@@ -220,10 +234,17 @@ class RecordSet:
         rest = self.outbox.behind(position)
         return self if len(rest) == len(self.outbox) else replace(self, outbox=rest)
 
+    def logged_to_table(self, position: int) -> RecordSet:
+        """The life-cycle table has all events up to `position`."""
+        life = self.life.behind(position)
+        return self if life is self.life else replace(self, life=life)
+
     def cleared(self) -> RecordSet:
         """As a subscription that was never used, for one that was dropped. The position in the acknowledgement table stays,
-        or rows of a new subscription of this name would look like rows that are written; so do transfers."""
-        return RecordSet(position=self.position, intents=self.intents, nonce=self.nonce, slots=self.slots)
+        or rows of a new subscription of this name would look like rows that are written; so do the life-cycle log and transfers."""
+        return RecordSet(
+            position=self.position, intents=self.intents, nonce=self.nonce, slots=self.slots, life=self.life
+        )
 
     # -- transfers ------------------------------------------------------------------------------------------------
     def ticket(self, nonce: str) -> Ticket | None:
@@ -250,7 +271,7 @@ class RecordSet:
         """The targets have the messages: acknowledge them here."""
         intent = self.intents[slot]
         row = Acknowledgement(self.position + 1, intent.consumer, intent.claim, intent.picks, epoch, now_ms)
-        after = self._end(intent, MessageEvent.ARRIVE)
+        after = self._end(intent, MessageEvent.ARRIVE, now_ms)
         return replace(after, outbox=self.outbox.appended(row), position=row.position)
 
     def returned(self, slot: int) -> RecordSet:
@@ -271,13 +292,16 @@ class RecordSet:
         MOVE the caller enters the intent. `row` joins the outbox."""
         known = self.claims.get(claim.id)
         transition = TRANSITIONS[known.state if known else MessageState.AVAILABLE, event]
+        life = self._life_after(event, claim, picks, row.acknowledged_ms if row else now_ms)
         if transition.to in (MessageState.CLAIMED, MessageState.IN_DOUBT):
             moved = replace(claim, in_doubt_since_ms=now_ms if transition.to is MessageState.IN_DOUBT else 0)
-            return replace(self, claims={**self.claims, claim.id: moved}, delays=forgotten(self.delays, picks))
+            return replace(
+                self, claims={**self.claims, claim.id: moved}, delays=forgotten(self.delays, picks), life=life
+            )
         claims = {key: other for key, other in self.claims.items() if key != claim.id}
         if rest := claim.picks - picks:
             claims[claim.id] = replace(claim, picks=rest)
-        changes: dict[str, Any] = {"claims": claims}
+        changes: dict[str, Any] = {"claims": claims, "life": life}
         if row is not None:
             changes |= {"outbox": self.outbox.appended(row), "position": row.position}
         if transition.redelivers:
@@ -287,11 +311,21 @@ class RecordSet:
             changes |= self._finished(picks)
         return replace(self, **changes)
 
-    def _end(self, intent: Intent, event: MessageEvent) -> RecordSet:
+    def _life_after(self, event: MessageEvent, claim: Claim, picks: Ranges, at_ms: int) -> LifeCycle:
+        """Claims of parts of spark-jms, which no consumer attached for, are steps of what the log says of their end."""
+        if not self.life.is_on or claim.consumer not in self.consumers:
+            return self.life
+        return self.life.moved(event, claim, picks, claim.made_ms if event is MessageEvent.CLAIM else at_ms)
+
+    def _end(self, intent: Intent, event: MessageEvent, now_ms: int = 0) -> RecordSet:
         """Take an intent's messages out of MOVING."""
         transition = TRANSITIONS[MessageState.MOVING, event]
-        slot = intent.ticket.slot
-        after = replace(self, intents={key: other for key, other in self.intents.items() if key != slot})
+        slot, life = intent.ticket.slot, self.life
+        if life.is_on:
+            what = f"{', '.join(target.destination for target in intent.targets)}: {intent.reason}"
+            life = life.noted(LoggedEvent(LOGGED[event], intent.picks, now_ms, intent.consumer, intent.claim, what))
+        kept = {key: other for key, other in self.intents.items() if key != slot}
+        after = replace(self, intents=kept, life=life)
         if transition.redelivers:
             return replace(after, deliveries=counted(after.deliveries, intent.picks))
         return after._finish(intent.picks)

@@ -2,7 +2,7 @@
 
     key                     value
     ---                     -----
-    head                    JSON: version, floor, position, consumers, nonce and slots of transfers
+    head                    JSON: version, floor, positions, consumers, nonce and slots of transfers
     done/<chunk>            finished messages above the floor, in chunks (chunked_ranges.py)
     deliveries/<n>/<chunk>  unfinished messages that were delivered n times
     delays/<until>/<chunk>  available messages that no consumer gets before this time
@@ -10,6 +10,7 @@
     outbox/<position>       JSON: an acknowledgement that waits for its table
     intent/<slot>           JSON: an open transfer (transfer.py)
     limit                   JSON: how far the subscription's limit was applied, and how many messages it has dropped
+    event/<position>        JSON: an event that waits for the life-cycle table (life_cycle.py)
 
 A claim's object keeps messages of it that were acknowledged later: finished messages are taken out when it is read. So an
 acknowledgement writes the head, one row of the outbox and the chunks it touches, however large the claim is.
@@ -26,6 +27,7 @@ from typing import Any
 from spark_jms.core.acknowledgement import Acknowledgement, Outbox, outbox_change
 from spark_jms.core.chunked_ranges import Chunk, ChunkedRanges
 from spark_jms.core.claim import Claim
+from spark_jms.core.life_cycle import LifeCycle, LifeEvent, LoggedEvent, WaitingEvents
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.subscription_limit import NOTHING_DROPPED, LimitAccount
@@ -63,6 +65,7 @@ def changed_objects(before: RecordSet | None, after: RecordSet) -> dict[str, byt
     if old.limit != after.limit:
         kept = after.limit != NOTHING_DROPPED
         out[LIMIT_ACCOUNT] = _dump([after.limit.arrived, after.limit.dropped]) if kept else None
+    _compare_events(out, old.life, after.life)
     if old.intents is not after.intents:
         _compare(
             out,
@@ -98,6 +101,10 @@ def from_objects(objects: Mapping[str, bytes], name: str) -> RecordSet:
             outbox=Outbox(sorted((_read_row(v) for _, v in _under(objects, "outbox/")), key=lambda row: row.position)),
             intents={int(slot): intent_from_json(json.loads(v)) for slot, v in _under(objects, "intent/")},
             limit=_read_limit(objects.get(LIMIT_ACCOUNT)),
+            life=LifeCycle(
+                int(head.get("life", 0)),
+                WaitingEvents(sorted((_read_event(v) for _, v in _under(objects, "event/")), key=lambda e: e.position)),
+            ),
         )
         claims = [_read_claim(key, value) for key, value in _under(objects, "claim/")]
         open_claims = [replace(claim, picks=state.unfinished_of(claim.picks)) for claim in claims]
@@ -109,7 +116,7 @@ def from_objects(objects: Mapping[str, bytes], name: str) -> RecordSet:
         ) from error
 
 
-_in_head = attrgetter("floor", "position", "consumers", "nonce", "slots")
+_in_head = attrgetter("floor", "position", "consumers", "nonce", "slots", "life.position")
 
 
 def _head(state: RecordSet) -> dict[str, Any]:
@@ -120,6 +127,7 @@ def _head(state: RecordSet) -> dict[str, Any]:
         "consumers": dict(state.consumers),
         "nonce": state.nonce,
         "slots": {str(slot): number for slot, number in state.slots.items()},
+        **({"life": state.life.position} if state.life.position else {}),
     }
 
 
@@ -150,6 +158,16 @@ def _compare(out: dict[str, bytes | None], old: Mapping[str, Any], new: Mapping[
         if old.get(key) is not value:
             out[key] = encode(value)
     out.update({key: None for key in old if key not in new})
+
+
+def _compare_events(out: dict[str, bytes | None], old: LifeCycle, new: LifeCycle) -> None:
+    """Events are added at the end and removed at the front."""
+    if old.waiting is new.waiting:
+        return
+    first = new.waiting[0].position if new.waiting else new.position + 1
+    newest = old.waiting[-1].position if old.waiting else old.position
+    out.update({f"event/{row.position}": None for row in old.waiting.up_to(first - 1)})
+    out.update({f"event/{row.position}": _dump(_event(row)) for row in new.waiting.behind(newest)})
 
 
 def _read_numbered(objects: Mapping[str, bytes], prefix: str) -> dict[int, ChunkedRanges]:
@@ -202,3 +220,12 @@ def _row(a: Acknowledgement) -> list[Any]:
 def _read_row(value: bytes) -> Acknowledgement:
     position, consumer, claim, picks, *rest = json.loads(value)
     return Acknowledgement(position, consumer, claim, Ranges.from_json(picks), *rest)
+
+
+def _event(e: LoggedEvent) -> list[Any]:
+    return [e.position, e.event.value, e.picks.to_json(), e.at_ms, e.consumer, e.claim, e.detail]
+
+
+def _read_event(value: bytes) -> LoggedEvent:
+    position, event, picks, at_ms, consumer, claim, detail = json.loads(value)
+    return LoggedEvent(LifeEvent(event), Ranges.from_json(picks), at_ms, consumer, claim, detail, position)

@@ -21,9 +21,10 @@ from spark_jms.core.record_set import RecordSet
 _RESTORE = "restore"
 
 
-def restored(state: RecordSet, last: int, present: Ranges, written: int) -> RecordSet:
+def restored(state: RecordSet, last: int, present: Ranges, written: int, logged: int = 0) -> RecordSet:
     """`present`: the sequences of 1..`last` that the table still holds; `written`: the position up to which the
-    acknowledgement table has this record set's rows. The next delivery of every unfinished message is flagged."""
+    acknowledgement table has this record set's rows; `logged`: the same of the life-cycle table. The next delivery of every
+    unfinished message is flagged."""
     after = state
     for claim_id in state.claims:
         after = after.release(claim_id, delivered=True)
@@ -31,5 +32,6 @@ def restored(state: RecordSet, last: int, present: Ranges, written: int) -> Reco
     if unseen := after.available(1, last) - state.claimed:
         taken = after.claim(Claim(_RESTORE, _RESTORE, _RESTORE, unseen, 0, replayable=False))
         after = taken.release(_RESTORE, delivered=True)
-    ahead = replace(after, consumers={}, position=max(state.position, written))
-    return ahead.delivered_to_table(written)
+    life = replace(after.life, position=max(state.life.position, logged))
+    ahead = replace(after, consumers={}, position=max(state.position, written), life=life)
+    return ahead.delivered_to_table(written).logged_to_table(logged)

@@ -1,4 +1,4 @@
-"""The Delta table of a destination's acknowledgements: its columns (C14)."""
+"""The Delta tables beside a destination's own, of its acknowledgements and of its life-cycle log: their columns (C14, T6)."""
 
 from __future__ import annotations
 
@@ -19,5 +19,22 @@ ACKNOWLEDGEMENT_SCHEMA = pa.schema(
         ("first", pa.int64()),
         ("last", pa.int64()),
         ("ranges", pa.string()),
+    ]
+)
+HAPPENED = "happened_ms"
+LIFE_CYCLE_SCHEMA = pa.schema(
+    [
+        (ORDINAL, pa.int64()),
+        ("key", pa.string()),
+        ("event", pa.string()),
+        (HAPPENED, pa.int64()),
+        ("subscription", pa.string()),
+        ("consumer", pa.string()),
+        ("claim", pa.string()),
+        ("messages", pa.int64()),
+        ("first", pa.int64()),
+        ("last", pa.int64()),
+        ("ranges", pa.string()),
+        ("detail", pa.string()),
     ]
 )

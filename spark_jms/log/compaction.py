@@ -19,7 +19,7 @@ from spark_jms.core.promoted_columns import PromotedColumns
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.errors import UnreadableTableError
-from spark_jms.log.acknowledgements import ACKNOWLEDGEMENT_SCHEMA
+from spark_jms.log.acknowledgements import ACKNOWLEDGEMENT_SCHEMA, HAPPENED, LIFE_CYCLE_SCHEMA
 from spark_jms.log.breath import STEP_FILES, breathe
 from spark_jms.log.commit import Decision, commit_prepared
 from spark_jms.log.data_file import DataFile
@@ -236,5 +236,7 @@ def _pieces(log: DeltaLog, run: list[DataFile], columns: list[str]) -> Iterator[
 
 def _schema(log: DeltaLog) -> pa.Schema:
     """Of the files of this table, without promoted columns: the writer makes those of its own."""
-    has_messages = "JMSMessageID" in column_types(log.snapshot.metadata)
-    return STORED_SCHEMA if has_messages else ACKNOWLEDGEMENT_SCHEMA
+    columns = column_types(log.snapshot.metadata)
+    if "JMSMessageID" in columns:
+        return STORED_SCHEMA
+    return LIFE_CYCLE_SCHEMA if HAPPENED in columns else ACKNOWLEDGEMENT_SCHEMA

@@ -28,11 +28,12 @@ from spark_jms.core.subscription_name import server_of_subscription
 from spark_jms.core.subscription_place import check_durable
 from spark_jms.core.unit_paths import paths_of_lost
 from spark_jms.errors import InvalidDestinationError, JmsqError, MemberRemovalError, ModuleFileError
-from spark_jms.log.acknowledgements import ACKNOWLEDGEMENT_SCHEMA
+from spark_jms.log.acknowledgements import ACKNOWLEDGEMENT_SCHEMA, LIFE_CYCLE_SCHEMA
 from spark_jms.log.checkpoints import commit_path
 from spark_jms.log.commit import Decision, commit, commit_prepared
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
+from spark_jms.log.life_cycle import sent_id
 from spark_jms.log.register import RegisterEntry
 from spark_jms.log.snapshot import DROPPED, Snapshot
 from spark_jms.log.storage import now_ms
@@ -139,8 +140,10 @@ def _create(domain: Domain, destination: Destination) -> None:
     entry = RegisterEntry(path, acknowledgements_path)
     create_tables(domain, destination, entry.path, entry.acknowledgements)
     domain.storage.sync([f"{entry.path}/{commit_path(0)}", f"{entry.acknowledgements}/{commit_path(0)}"])
+    if destination.message_logging_enabled:
+        create_table(domain, entry.life_cycle, LIFE_CYCLE_SCHEMA, _of_history(destination))
     if not domain.register.add(destination.name, entry):  # another process has created it meanwhile
-        for path in {entry.path, entry.acknowledgements} - domain.register.paths():
+        for path in {entry.path, entry.acknowledgements, entry.life_cycle} - domain.register.paths():
             domain.storage.delete_all(path)
 
 
@@ -158,7 +161,13 @@ def _own_path(domain: Domain, path: str, name: str, *, continued: bool = True) -
 
 def create_tables(domain: Domain, destination: Destination, path: str, acknowledgements_path: str) -> None:
     """The tables of its messages and of its acknowledgements. Leaves an existing table unchanged."""
-    acknowledgements = attrs.evolve(
+    create_table(domain, path, STORED_SCHEMA, destination)
+    create_table(domain, acknowledgements_path, ACKNOWLEDGEMENT_SCHEMA, _of_history(destination))
+
+
+def _of_history(destination: Destination) -> Destination:
+    """What a table beside the destination's own declares."""
+    return attrs.evolve(
         destination,
         kind="distributed-queue",
         routing="round-robin",
@@ -171,9 +180,29 @@ def create_tables(domain: Domain, destination: Destination, path: str, acknowled
         promoted_properties=(),
         unit_of_order_routing="hash",
         messages_limit_override=UNLIMITED,
+        message_logging_enabled=False,
     )
-    create_table(domain, path, STORED_SCHEMA, destination)
-    create_table(domain, acknowledgements_path, ACKNOWLEDGEMENT_SCHEMA, acknowledgements)
+
+
+def _begin_life_cycle(domain: Domain, wanted: Destination) -> None:
+    """The life-cycle log is switched on: its table names the messages that are sent from now on (T6)."""
+    if not wanted.message_logging_enabled:
+        return
+    messages, table = domain.log(wanted.name).refresh(), domain.life_cycle(wanted.name)
+    if table is not None and messages.destination.message_logging_enabled:
+        return
+    entry = domain.register.entry(wanted.name)
+    assert entry is not None
+    create_table(domain, entry.life_cycle, LIFE_CYCLE_SCHEMA, _of_history(wanted))
+    table = domain.life_cycle(wanted.name)
+    assert table is not None
+    now, last = now_ms(), {m: messages.last_sequence(m) for m in messages.numbered_members()}
+    positions = [
+        {"txn": {"appId": sent_id(messages.table_id, m), "version": sequence, "lastUpdated": now}}
+        for m, sequence in last.items()
+    ]
+    if positions:
+        commit(table, lambda snapshot: Decision("WRITE", positions, {"mode": "Append"}))
 
 
 def create_table(domain: Domain, path: str, schema: pa.Schema, destination: Destination) -> None:
@@ -199,6 +228,7 @@ def _change(domain: Domain, wanted: Destination, empty: Callable[[str, int], boo
         removed = _removed(snapshot, wanted)
         return next((m for m in removed if snapshot.last_sequence(m) and not empty(wanted.name, m)), None)
 
+    _begin_life_cycle(domain, wanted)
     states = ServerStates.of(domain, wanted)
     log = domain.log(wanted.name)
     try:

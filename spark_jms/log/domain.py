@@ -6,6 +6,7 @@ ROOT/_jmsq/destinations/<destination>        the register: where its tables lie
 ROOT/_jmsq/temporary/                        temporary destinations: log/temporary.py
 ROOT/_jmsq/health/<destination>              failures of senders' housekeeping
 ROOT/_jmsq/acknowledgements/<destination>/   the Delta table of its acknowledgements
+ROOT/_jmsq/life-cycles/<destination>/        the Delta table of its life-cycle log
 ROOT/_jmsq/servers/<server>                  its store, and the length of its lease
 ROOT/_jmsq/connection-factories/<name>       its settings
 ROOT/_jmsq/stopped-servers/<server>          since when an administrator has stopped it
@@ -131,6 +132,15 @@ class Domain:
             return self.temporary.acknowledgements(destination)
         return self._shared_log(self._entry(destination).acknowledgements, f"acknowledgements of {destination}")
 
+    def life_cycle(self, destination: str) -> DeltaLog | None:
+        """The table of the life-cycle log; None: the destination never logged. Raises InvalidDestinationError."""
+        if is_temporary(destination):
+            return None
+        path = self._entry(destination).life_cycle
+        if next(iter(self.storage.list(path)), None) is None:
+            return None
+        return self._shared_log(path, f"life cycle of {destination}")
+
     def _entry(self, destination: str) -> RegisterEntry:
         check_name("destination", destination)
         entry = self.register.entry(destination)
@@ -148,10 +158,10 @@ class Domain:
         return entry
 
     def forget(self, destination: str) -> None:
-        """The next `log` and `acknowledgements` of this name start from the files."""
+        """The next `log`, `acknowledgements` and `life_cycle` of this name start from the files."""
         with self._lock:
             for path, name in list(self._logs):
-                if name in (destination, f"acknowledgements of {destination}"):
+                if name in (destination, f"acknowledgements of {destination}", f"life cycle of {destination}"):
                     del self._logs[path, name]
 
     def _admit(self) -> None:

@@ -80,7 +80,7 @@ class FileWriter:
         self.append(pa.RecordBatch.from_arrays([ordinals, ids, *batch.columns], schema=STORED_SCHEMA))
 
     def append(self, stored: pa.RecordBatch) -> None:
-        """Append rows that already have ordinals and ids (compaction, acknowledgements)."""
+        """Append rows that already have ordinals and ids (compaction, acknowledgements, events)."""
         rows, size = stored, stored.nbytes
         if self._promoted:
             found = self._promoted.read(stored)

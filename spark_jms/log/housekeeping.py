@@ -30,8 +30,8 @@ from spark_jms.log.unit_paths import PathEnding
 
 
 class HousekeepingRounds:
-    """Rounds of one destination and its acknowledgement table. `is_done` and `live_names` ask the store;
-    `clean_store` belongs to clean-up."""
+    """Rounds of one destination and the tables beside it: of its acknowledgements and, where it has one, of its life-cycle
+    log. `is_done` and `live_names` ask the store; `clean_store` belongs to clean-up."""
 
     CLEAN_UP_EVERY_S = 60.0
 
@@ -44,7 +44,7 @@ class HousekeepingRounds:
         clean_store: Callable[[], None] = lambda: None,
         live_names: LiveNames = tuple,
     ) -> None:
-        self.logs, self._is_done, self._live_names = logs, is_done, live_names
+        self.logs, self._is_done, self._live_names = dict(logs), is_done, live_names
         self._clock_s, self._clean_store = clock_s, clean_store
         for log in logs.values():
             log.recent.keep()
@@ -53,6 +53,11 @@ class HousekeepingRounds:
         self._cleaned_s = clock_s()
         self.total = HousekeepingReport()
         self.monitor = monitor or Monitor(f"housekeeping of {logs['messages'].name}")
+
+    def add(self, kind: str, log: DeltaLog) -> None:
+        """Another table, of which old rows are purged as old acknowledgements are."""
+        log.recent.keep()
+        self.logs[kind], self._clean_ups[kind] = log, CleanUp(log)
 
     def round(self) -> None:
         """Raises nothing: `monitor` has the failures."""

@@ -78,8 +78,8 @@ def decide_purge(finished: FinishedFiles, now: int, snapshot: Snapshot) -> Purge
 
 
 def purge_acknowledgements(log: DeltaLog, retention_ms: int, now: int | None = None) -> int:
-    """Take files of the acknowledgement table out of the log whose newest row is older than `retention_ms`; returns how
-    many. spark-jms itself does not read these rows, so age alone decides."""
+    """Take files of the acknowledgement table, or of the life-cycle table, out of the log whose newest row is older than
+    `retention_ms`; returns how many. spark-jms itself does not read these rows, so age alone decides."""
     at_ms = now_ms() if now is None else now
     snapshot = log.refresh()
     old, purged = _files_before(snapshot, at_ms - retention_ms), 0

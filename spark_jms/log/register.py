@@ -17,6 +17,7 @@ from spark_jms.log.storage import Storage
 
 REGISTER = "_jmsq/destinations"
 ACKNOWLEDGEMENTS = "_jmsq/acknowledgements"
+LIFE_CYCLES = "_jmsq/life-cycles"
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,11 @@ class RegisterEntry:
     path: str
     acknowledgements: str
     dropping: str | None = None
+
+    @property
+    def life_cycle(self) -> str:
+        """Where its life-cycle table lies, if it has one: named as the acknowledgement table is."""
+        return f"{LIFE_CYCLES}/{PurePosixPath(self.acknowledgements).name}"
 
     @staticmethod
     def by_name(name: str) -> RegisterEntry:
@@ -73,7 +79,7 @@ class Register:
     def paths(self) -> set[str]:
         """The paths of all tables that have a name."""
         entries = [entry for name in self.names() if (entry := self.entry(name)) is not None]
-        return {path for entry in entries for path in (entry.path, entry.acknowledgements)}
+        return {path for entry in entries for path in (entry.path, entry.acknowledgements, entry.life_cycle)}
 
 
 def _to_bytes(entry: RegisterEntry) -> bytes:

@@ -282,6 +282,14 @@ class DestinationSettings(Table):
         "[the limit of subscriptions](LIMITS.md#the-limit-of-a-subscription).",
     )
 
+    message_logging_enabled: bool = setting(
+        "messageLoggingEnabled",
+        Flag(),
+        False,
+        "Whether the [life-cycle log](OPERATING.md#the-life-cycle-log) tells what becomes of messages. Its rows stay for "
+        "`acknowledgementRetention`.",
+    )
+
     @property
     def handles_units_of_work(self) -> bool:
         return self.unit_of_work_handling_policy == SINGLE_MESSAGE_DELIVERY

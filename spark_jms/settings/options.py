@@ -16,6 +16,8 @@ VIEWS = {
     "to their table",
     "claims": "the messages that consumers hold",
     "subscriptions": "position, backlog and holder of each subscription and member",
+    "events": "what became of messages and when, of a destination with `messageLoggingEnabled`, including rows on their way to "
+    "their table",
 }
 
 ON_POISON = {
@@ -120,7 +122,7 @@ class Options(Table):
         Choice(VIEWS, fold=True),
         "messages",
         "What to show, see [view](#view). An option that the view "
-        "does not use is refused: `subscription` with `all`, `selector` and `columns` with the last three.",
+        "does not use is refused: `subscription` with `all`, `selector` and `columns` with those behind `all`.",
         used_in="B",
     )
     fail_on_data_loss: bool = setting(

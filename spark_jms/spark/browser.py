@@ -5,6 +5,7 @@ all               every message still in the table
 acknowledgements  which consumer acknowledged which sequences, and when
 claims            messages that consumers have claimed
 subscriptions     position and backlog of each subscription and member
+events            what became of messages: the life-cycle log
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ _VIEW_SCHEMAS = {
     "subscriptions": "destination string, subscription string, member int, floor bigint, last_sequence bigint, "
     "backlog bigint, claimed bigint, holder string, epoch bigint, delayed bigint, "
     "subscription_messages_limit bigint, subscription_limit_deleted_count bigint",
+    "events": "destination string, subscription string, member int, event string, happened timestamp, consumer string, "
+    "claim string, messages bigint, first bigint, last bigint, ranges string, detail string, key string",
 }
 
 
@@ -58,7 +61,7 @@ class JmsqReader(DataSourceReader):
         self.options, self._address = options, address_of(options)
 
     def partitions(self) -> Sequence[InputPartition]:
-        from spark_jms.claims import views
+        from spark_jms.claims import life_cycle_view, views
         from spark_jms.log.domain import Domain
 
         o = self.options
@@ -66,9 +69,10 @@ class JmsqReader(DataSourceReader):
         table = domain.log(self._address.destination)
         declared = table.refresh().destination
         only, subscription = self._address.read_members(declared), self._subscription(declared)
-        if o.view in ("acknowledgements", "claims", "subscriptions"):
+        if o.view in _VIEW_SCHEMAS:
+            read = life_cycle_view.events if o.view == "events" else getattr(views, o.view)
             with views.opened_store(domain) as store:
-                rows = getattr(views, o.view)(domain, store, table.name, subscription)
+                rows = read(domain, store, table.name, subscription)
             return [ViewPartition([views.as_row(row) for row in rows if only is None or row.member in only])]
         return self._message_partitions(domain, table, only, subscription)
 

@@ -85,6 +85,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from spark_jms.claims.client_claim import claim_client_id
         from spark_jms.claims.distributed import open_subscriber
         from spark_jms.claims.housekeeper import Housekeeper
+        from spark_jms.claims.life_cycle_table import flush_at_close
         from spark_jms.claims.progress import OPEN_TIMEOUT_S
         from spark_jms.claims.stores import open_stores
         from spark_jms.claims.subscription_request import SubscriptionRequest
@@ -118,11 +119,17 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._closing.callback(subscriber.close)
             housekeeper = Housekeeper(domain, store, self._name)
             self._closing.callback(housekeeper.close)
+            self._closing.callback(flush_at_close, subscriber.flush_life_cycle)
             self._closing.callback(subscriber.flush_outbox)  # write the last acknowledgements to their table
             self._background = BackgroundThread(self._name)
             self._closing.callback(self._background.close)
             self._background.add_consumer(
-                consumer, subscriber.hand_over, 0.25, subscriber.flush_outbox, subscriber.make_room
+                consumer,
+                subscriber.hand_over,
+                0.25,
+                subscriber.flush_outbox,
+                subscriber.make_room,
+                subscriber.flush_life_cycle,
             )
             # A thread of its own: compaction must not delay a hand-over.
             self._housekeeping_thread = BackgroundThread(f"{self._name} housekeeping")

@@ -98,7 +98,7 @@ def test_occupied_path_is_left_alone() -> None:
         send_and_receive(root, "a")
         assert Domain(root).log("old-orders").refresh().last_sequence(0) == 0
         assert Path(root, "prices", "notes.txt").read_text() == "mine"
-        assert len(domain.register.paths()) == 6
+        assert len(domain.register.paths()) == 9
 
 
 def test_acknowledgements_of_a_deleted_destination_are_left_alone() -> None:

@@ -122,8 +122,8 @@ def test_hand_over_errors_reach_their_consumer_once_while_it_fails() -> None:
     def hand_over() -> object:
         return failing() if broken[0] else None
 
-    thread.add_consumer("c1", hand_over, 0.1, lambda: None, lambda: None)
-    thread.add_consumer("c2", lambda: None, 0.1, lambda: None, lambda: None)
+    thread.add_consumer("c1", hand_over, 0.1, lambda: None, lambda: None, lambda: None)
+    thread.add_consumer("c2", lambda: None, 0.1, lambda: None, lambda: None, lambda: None)
     thread.at(0.1)
     thread.check()
     thread.check("c2")
@@ -149,7 +149,7 @@ def test_hand_over_errors_reach_their_consumer_once_while_it_fails() -> None:
 def test_acknowledgement_table_errors_reach_the_consumer_after_a_minute() -> None:
     """C5: the store keeps the rows meanwhile."""
     thread = Thread()
-    thread.add_consumer("c1", lambda: None, 0.1, failing, lambda: None)
+    thread.add_consumer("c1", lambda: None, 0.1, failing, lambda: None, lambda: None)
     thread.at(1.0)
     thread.at(30.0)
     thread.check("c1")

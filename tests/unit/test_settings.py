@@ -204,6 +204,7 @@ STORED = {
     "jmsq.resetDeliveryCountOnForward": "true",
     "jmsq.unitOfOrderRouting": "hash",
     "jmsq.messagesLimitOverride": "-1",
+    "jmsq.messageLoggingEnabled": "false",
     "jmsq.slotMembers": "2",
     "jmsq.epoch": "4",
     "jmsq.subscriptions": "{}",
@@ -224,6 +225,7 @@ LATER = (  # tables of earlier versions lack them
     "jmsq.resetDeliveryCountOnForward",
     "jmsq.unitOfOrderRouting",
     "jmsq.messagesLimitOverride",
+    "jmsq.messageLoggingEnabled",
     "jmsq.paused",
 )
 ORDERS = Destination(

@@ -86,6 +86,7 @@ def test_list(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
         "promotedProperties": [],
         "resetDeliveryCountOnForward": True,
         "unitOfOrderRouting": "hash",
+        "messageLoggingEnabled": False,
         "subscriptions": [],
         "epoch": 1,
     }

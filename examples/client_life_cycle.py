@@ -1,0 +1,45 @@
+"""The life-cycle log: what became of each message.
+
+python examples/client_life_cycle.py     in a domain of its own, gone at the end
+"""
+
+from __future__ import annotations
+
+import tempfile
+
+from spark_jms import apply, connect
+from spark_jms.claims.life_cycle_view import events
+from spark_jms.claims.views import opened_store
+from spark_jms.cli.main import cli
+from spark_jms.log.domain import Domain
+
+MODULE = {"destinations": {"orders": {"kind": "queue", "messageLoggingEnabled": True}}}
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as root:
+        apply(root, MODULE)
+        with connect(root) as context:
+            producer = context.producer("orders")
+            producer.send(text="paid")
+            producer.send(text="rejected once")
+            producer.send(text="expires", time_to_live="1 ms")
+            producer.send(text="the last one")
+            with context.consumer("orders", prefetch=1) as consumer:
+                for reject in (False, True, False, False):
+                    message = consumer.receive(timeout="10 s")
+                    assert message is not None
+                    if reject:
+                        message.reject()
+                    else:
+                        message.acknowledge()
+        domain = Domain(root)
+        with opened_store(domain) as store:
+            rows = events(domain, store, "orders")
+        for sequence in (1, 2, 3, 4):
+            print(f"message {sequence}: {', '.join(row.event for row in rows if row.names(sequence))}")
+        cli(["events", "--root", root, "orders"], standalone_mode=False)  # jmsq events
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""The life-cycle log: what became of messages, in a record set until it is a row of a table (T6).
+
+A destination with `messageLoggingEnabled` logs events. Those of a subscription come from the transitions of its record set
+(message_state.py), and `LOGGED` says which:
+
+    event         transition                                                    consumer
+    -----         ----------                                                    --------
+    sent          none: the numbers of the destination's own table tell it      –
+    claimed       CLAIM by an attached consumer                                 that consumer
+    acknowledged  ACKNOWLEDGE                                                   that consumer
+    released      RETURN, REDELIVER, REFUSE: available again                    the one that had them
+    expired       SKIP                                                          –
+    refused       SKIP: by the selector of a topic's subscription               –
+    skipped       SKIP: the files are lost, or the server of the subscription was down   –
+    transferred   ARRIVE: another destination or member has them                the one that moved them
+    removed       none: discarded by an administrator or a limit          the one that discarded them
+
+The event joins the record set in the write that makes the transition, so it is there exactly when the transition is. Its
+position is one of 1, 2, 3 … of the record set; the table keeps the position up to which it has them, so a repeated write
+adds nothing. While the table cannot be written the oldest events are dropped beyond a bound: then positions are missing.
+
+`LifeCycle.is_on` and `now_ms` are not stored: the process that takes a record set sets them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from operator import attrgetter
+
+from spark_jms.core.claim import Claim
+from spark_jms.core.message_state import MessageEvent
+from spark_jms.core.ranges import Ranges
+
+MAX_EVENTS = 10_000  # of one record set, that wait for the table: about what a busy client makes in two seconds
+MAX_EVENT_BYTES = 2 * 2**20  # but the newest one stays
+_ROW_BYTES, _RANGE_BYTES = 200, 24  # upper bounds of a stored row and of each of its ranges
+
+
+class LifeEvent(Enum):
+    """`value` stands in the table."""
+
+    SENT = "sent"
+    CLAIMED = "claimed"
+    ACKNOWLEDGED = "acknowledged"
+    RELEASED = "released"
+    EXPIRED = "expired"
+    REFUSED = "refused"
+    SKIPPED = "skipped"
+    TRANSFERRED = "transferred"
+    REMOVED = "removed"
+
+
+LOGGED: Mapping[MessageEvent, LifeEvent] = {
+    MessageEvent.CLAIM: LifeEvent.CLAIMED,
+    MessageEvent.ACKNOWLEDGE: LifeEvent.ACKNOWLEDGED,
+    MessageEvent.RETURN: LifeEvent.RELEASED,
+    MessageEvent.REDELIVER: LifeEvent.RELEASED,
+    MessageEvent.REFUSE: LifeEvent.RELEASED,
+    MessageEvent.ARRIVE: LifeEvent.TRANSFERRED,
+}
+
+
+@dataclass(frozen=True)
+class LoggedEvent:
+    """One row of the table. `position` 0: it has none yet."""
+
+    event: LifeEvent
+    picks: Ranges
+    at_ms: int
+    consumer: str = ""
+    claim: str = ""
+    detail: str = ""
+    position: int = 0
+
+    @property
+    def bytes(self) -> int:
+        return _ROW_BYTES + len(self.detail) + _RANGE_BYTES * len(self.picks)
+
+
+class WaitingEvents(tuple[LoggedEvent, ...]):
+    """In the order of their positions, and the size of all. One more costs the same behind 10 and behind 1,000, but for the
+    copying of the references."""
+
+    bytes: int
+
+    def __new__(cls, rows: Iterable[LoggedEvent] = (), size: int | None = None) -> WaitingEvents:
+        made = super().__new__(cls, rows)
+        made.bytes = sum(row.bytes for row in made) if size is None else size
+        return made
+
+    def appended(self, row: LoggedEvent) -> WaitingEvents:
+        """With one more event, and without the oldest ones that do not fit the bounds."""
+        rows, size, first = self + (row,), self.bytes + row.bytes, 0  # noqa: RUF005 - copies once less than (*self, row)
+        while len(rows) - first > MAX_EVENTS or (size > MAX_EVENT_BYTES and first + 1 < len(rows)):
+            size -= rows[first].bytes
+            first += 1
+        return WaitingEvents(rows[first:] if first else rows, size)
+
+    def behind(self, position: int) -> tuple[LoggedEvent, ...]:
+        """Those of later positions."""
+        return self[bisect_right(self, position, key=_POSITION) :]
+
+    def up_to(self, position: int) -> tuple[LoggedEvent, ...]:
+        return self[: bisect_right(self, position, key=_POSITION)]
+
+
+_POSITION = attrgetter("position")
+NONE_WAIT = WaitingEvents()
+
+
+@dataclass(frozen=True)
+class LifeCycle:
+    """Of one record set. `waiting` are the events that the table may lack."""
+
+    position: int = 0  # of the newest event ever
+    waiting: WaitingEvents = NONE_WAIT
+    is_on: bool = field(default=False, compare=False)
+    now_ms: int = field(default=0, compare=False)
+
+    def noted(self, event: LoggedEvent) -> LifeCycle:
+        """With one more event, while the log is on. `at_ms` 0 becomes `now_ms`."""
+        if not self.is_on or not event.picks:
+            return self
+        position = self.position + 1
+        row = replace(event, at_ms=event.at_ms or self.now_ms, position=position)
+        return replace(self, position=position, waiting=self.waiting.appended(row))
+
+    def moved(self, event: MessageEvent, claim: Claim, picks: Ranges, at_ms: int) -> LifeCycle:
+        """A transition of a claim's messages."""
+        logged = LOGGED.get(event)
+        if logged is None or not self.is_on:
+            return self
+        detail = "may have been delivered" if event is MessageEvent.REDELIVER else ""
+        return self.noted(LoggedEvent(logged, picks, at_ms, claim.consumer, claim.id, detail))
+
+    def behind(self, position: int) -> LifeCycle:
+        """The table has all events up to `position`."""
+        rest = self.waiting.behind(position)
+        return self if len(rest) == len(self.waiting) else replace(self, waiting=WaitingEvents(rest))
+
+
+OFF = LifeCycle()
