@@ -13,7 +13,7 @@ A destination with `messageLoggingEnabled` logs events. Those of a subscription 
     refused       SKIP: by the selector of a topic's subscription               –
     skipped       SKIP: the files are lost, or the server of the subscription was down   –
     transferred   ARRIVE: another destination or member has them                the one that moved them
-    removed       none: discarded by an administrator or a limit          the one that discarded them
+    removed       none: discarded by an administrator or a limit                the one that discarded them
 
 The event joins the record set in the write that makes the transition, so it is there exactly when the transition is. Its
 position is one of 1, 2, 3 … of the record set; the table keeps the position up to which it has them, so a repeated write

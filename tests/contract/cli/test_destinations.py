@@ -87,6 +87,8 @@ def test_list(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
         "resetDeliveryCountOnForward": True,
         "unitOfOrderRouting": "hash",
         "messageLoggingEnabled": False,
+        "messagesLimitOverride": -1,
+        "messagingPerformancePreference": 25,
         "subscriptions": [],
         "epoch": 1,
     }
