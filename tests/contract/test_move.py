@@ -396,7 +396,7 @@ def test_destination_that_is_replaced_meanwhile_is_left_alone(
     send(context, 10)
     opened, rounds = moving.opened_records, []
 
-    def beside(*given: Any) -> Any:
+    def beside(*given: Any, **named: Any) -> Any:
         rounds.append(1)
         if len(rounds) == 3:
             drop_destination(context._domain, context._store, replaced, force=True)
@@ -405,7 +405,7 @@ def test_destination_that_is_replaced_meanwhile_is_left_alone(
             if replaced == "orders":
                 with connect(context.root, housekeeping=False) as other:
                     send(other, 10)
-        return opened(*given)
+        return opened(*given, **named)
 
     monkeypatch.setattr(moving, "opened_records", beside)
     monkeypatch.setattr(moving, "BATCH", 2)
