@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from spark_jms.claims.error_destination import ErrorDestination, UnclaimedMessages
 from spark_jms.claims.offer import Offer
@@ -23,7 +22,7 @@ from spark_jms.core.batch import Limits
 from spark_jms.core.life_cycle import LifeEvent
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.record_set import RecordSet
-from spark_jms.core.unit_of_work import NO_PARTS, WorkVerdict, judge
+from spark_jms.core.unit_of_work import NO_PARTS, WorkVerdict, are_in, judge
 from spark_jms.log.snapshot import Snapshot
 
 JUDGE = "unit of work"  # the consumer of faulty parts, in the acknowledgement table
@@ -36,8 +35,8 @@ class _Known:
     parts: pa.Table = field(default_factory=lambda: NO_PARTS)
 
     def unfinished(self, state: RecordSet) -> _Known:
-        kept = pc.is_in(self.parts["sequence"], state.unfinished_of(self.sequences).numbers())
-        return _Known(state.unfinished_of(self.looked_at), self.parts.filter(kept))
+        left = state.unfinished_of(self.looked_at)
+        return self if left == self.looked_at else _Known(left, self.parts.filter(are_in(self.parts["sequence"], left)))
 
     @property
     def sequences(self) -> Ranges:
