@@ -436,6 +436,14 @@ PLANTED = (
         "if not self.replication.oldest_is_held() or self.state is not _SERVING:",
         test="tests/unit/test_regions_primary.py::test_waiting_write_is_not_acknowledged_with_one_copy_in_refuse_mode",
     ),
+    core(
+        "a store gets a region although it may have lost another",
+        "opening.py",
+        "READS",
+        "        if not others:\n            self._answer(waiting, primary)\n            return",
+        "        if True:\n            self._answer(waiting, primary)\n            return",
+        test="tests/unit/test_regions_primary.py::test_store_that_lost_a_region_gets_no_other_one",
+    ),
     elsewhere(
         "a store lists its regions once",
         "regions/client/placed_objects.py",

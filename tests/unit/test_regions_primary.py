@@ -6,7 +6,7 @@ import pytest
 
 from spark_jms.store.regions.core.directory import promoted
 from spark_jms.store.regions.core.protocol import ReadRegion, WriteRegion
-from tests.simulator.stepwise import StepClient, StepCluster, opened
+from tests.simulator.stepwise import StepClient, StepCluster, closed_region, opened
 
 DIRECTORY_MS = 200.0  # a question's way there, and its answer's way back
 
@@ -41,6 +41,29 @@ def test_directory_answer_covers_no_request_that_came_after_the_question(monkeyp
     assert cluster.until(lambda: before in client.answers and after in client.answers, 5_000)
     assert client.answer(before) == b"kept"
     assert client.answer(after) == "FencedError"
+
+
+def test_store_that_lost_a_region_gets_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R8, R10: the store that has the lost region now has listed all regions, and counts on having the others as well."""
+    cluster = StepCluster(2)
+    closed_region(cluster, b"other", name="s.001")
+    client, epoch = opened(cluster)
+    assert client.write(epoch, b"kept")
+    unconfirmed(cluster, monkeypatch)
+    take_over(cluster)
+    assert client.open("s.001") == "FencedError"
+    assert client.read(epoch, 4) == "FencedError"
+
+
+def test_store_that_has_its_regions_gets_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R8: though only the directory can tell that it has them."""
+    cluster = StepCluster(2)
+    closed_region(cluster, b"other", name="s.001")
+    client, epoch = opened(cluster)
+    assert client.write(epoch, b"kept")
+    unconfirmed(cluster, monkeypatch)
+    assert isinstance(client.open("s.001"), list)
+    assert client.read(epoch, 4) == b"kept"
 
 
 def test_waiting_write_is_not_acknowledged_with_one_copy_in_refuse_mode() -> None:
