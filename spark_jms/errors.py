@@ -214,3 +214,13 @@ class InvalidClientIDException(JmsqError):
 
 class SubscriptionInUseError(IllegalStateException):
     """The subscription has other consumers, and one of them or this one is exclusive: close the others, or share it."""
+
+
+def own_copy(error: Exception) -> Exception:
+    """An instance of its own for each thread that raises it."""
+    try:
+        copy = type(error)(*error.args)
+    except TypeError:
+        copy = JmsqError(str(error))
+    copy.__cause__ = error
+    return copy

@@ -13,18 +13,29 @@ from collections.abc import Callable
 
 from spark_jms.claims.distributed import AnySubscriber
 from spark_jms.client.delivery import Delivery, Key, Return, parts_of
-from spark_jms.errors import MemberUnavailableError
+from spark_jms.errors import MemberUnavailableError, own_copy
+from spark_jms.store import StoreError
+from spark_jms.store.ledger.group import Drain, GroupCommit, finish
 
+GATHER_S = 0.0005
 _MAX_PAUSE_S = 0.02
 
 
+class _LeaderInterruptedError(StoreError):
+    """The thread that wrote for several was interrupted."""
+
+
+def _nothing(_: object) -> bool:
+    raise AssertionError("the leader gives the result")
+
+
 class AcknowledgementWriter:
-    """Thread-safe. Takes its own lock first, then `lock`, which guards `delivery` and is never held during a store
-    call. Every method may raise ConsumerClosedException."""
+    """Thread-safe. A caller waits for the write that serves it. The thread that leads the write takes `lock`, which guards
+    `delivery` and is never held during a store call. Every method may raise ConsumerClosedException."""
 
     def __init__(self, subscriber: AnySubscriber, delivery: Delivery, lock: threading.RLock) -> None:
         self._subscriber, self._delivery, self._lock = subscriber, delivery, lock
-        self._writing = threading.RLock()
+        self._group = GroupCommit(self._lead, _LeaderInterruptedError, GATHER_S)
         self.written_s = time.monotonic()
 
     def write(self, timeout_s: float, boundary: Callable[[], object]) -> None:
@@ -47,12 +58,28 @@ class AcknowledgementWriter:
             boundary()
 
     def _try_write(self) -> bool:
-        """True when everything is written that was finished and returned by the time of the call."""
-        with self._writing:
+        """True when everything is written that was finished and returned by the time of the call. Threads that acknowledge
+        at the same time share one store write."""
+        while True:
+            try:
+                return self._group.write(_nothing)
+            except _LeaderInterruptedError:  # another thread led: what it has not written is still in `Delivery`
+                continue
+
+    def _lead(self, drain: Drain) -> None:
+        requests = drain()
+        try:
             with self._lock:
                 finished, returning = dict(self._delivery.finished), list(self._delivery.returning)
             written = self._write_finished(finished)
-            return self._write_returning(returning) and written
+            written = self._write_returning(returning) and written
+        except Exception as error:  # noqa: BLE001 - it is raised in each caller
+            for request in requests:
+                request.error = error if len(requests) == 1 else own_copy(error)
+        else:
+            for request in requests:
+                request.result = written
+        finish(requests, None)
 
     def _write_finished(self, finished: dict[Key, str]) -> bool:
         if not finished:

@@ -41,10 +41,10 @@ from spark_jms.errors import (
     DestinationPausedError,
     InsertionPausedError,
     InvalidDestinationError,
-    JmsqError,
     MessageFormatError,
     MessageSizeError,
     ServerDownError,
+    own_copy,
 )
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.message_writer import MessageWriter
@@ -53,6 +53,7 @@ from spark_jms.log.staged_file import discard
 from spark_jms.store import OutcomeUnknownError
 from spark_jms.store.ledger.group import Drain, GroupCommit, GroupRequest, finish
 
+GATHER_S = 0.0005
 _REFUSALS = (MessageFormatError, MessageSizeError)
 _OF_A_MEMBER = (DestinationPausedError, ServerDownError, InvalidDestinationError)  # perhaps not of each sender's
 
@@ -113,7 +114,7 @@ class SharedSender:
 
     def __init__(self, log: DeltaLog) -> None:
         self._log = log
-        self._group = GroupCommit(self._lead)
+        self._group = GroupCommit(self._lead, gather_s=GATHER_S)
 
     def send(
         self,
@@ -162,7 +163,7 @@ class SharedSender:
                     self._ship([request])
                 return
             for request in failed:
-                request.error = error if len(requests) == 1 else _copy(error)
+                request.error = error if len(requests) == 1 else own_copy(error)
         finally:
             shipment.let_go()
 
@@ -277,13 +278,3 @@ def _route(destination: Destination, groups: pa.Array, parts: Sequence[Part]) ->
     own = [(routings[p.balancing], groups.slice(p.first, len(p.messages)), p.turn) for p in parts]
     placed = {unit: m for routing, units, _ in own for unit, m in routing.placed_units(units).items()}
     return _Routed(pa.concat_arrays([route(*each) for each in own]), placed)
-
-
-def _copy(error: Exception) -> Exception:
-    """An instance of its own for each thread that raises it."""
-    try:
-        copy = type(error)(*error.args)
-    except TypeError:
-        copy = JmsqError(str(error))
-    copy.__cause__ = error
-    return copy

@@ -76,6 +76,39 @@ def test_requests_that_queue_up_during_a_write_share_the_next() -> None:
     assert place.rounds == [1, 5]
 
 
+def test_leader_gathers_the_threads_that_the_write_before_served() -> None:
+    """C6: threads that write one request after the other share all writes instead of taking turns in halves."""
+    gate = threading.Event()
+    place = Place(lambda: gate.wait(10))
+    commit = GroupCommit(place.lead, gather_s=10)
+
+    def work(times: int) -> None:
+        for _ in range(times):
+            commit.write(lambda _: None)
+
+    threads = [threading.Thread(target=work, args=(times,)) for times in (21, 20, 20, 20)]
+    threads[0].start()
+    wait_until(lambda: place.leader and not commit._queue, what="the first to write")
+    for thread in threads[1:]:
+        thread.start()
+    wait_until(lambda: len(commit._queue) == 3, what="the others to queue up")
+    gate.set()
+    for thread in threads:
+        thread.join(10)
+    assert place.rounds == [1, *[4] * 20]
+
+
+def test_thread_that_writes_alone_gathers_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C6: and the last of several threads waits once at most."""
+    waits: list[float] = []
+    monkeypatch.setattr(group.time, "sleep", waits.append)
+    place = Place()
+    commit = GroupCommit(place.lead, gather_s=5)
+    for _ in range(20):
+        commit.write(lambda _: None)
+    assert (place.rounds, waits) == ([1] * 20, [])
+
+
 def test_every_request_of_a_refused_write_gets_an_error_of_its_own() -> None:
     """C6: and the next write succeeds."""
     failing = [StoreError("no")]
