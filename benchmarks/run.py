@@ -31,6 +31,7 @@ from rich.console import Console  # noqa: E402
 
 from benchmarks import (  # noqa: E402
     client,
+    compression,
     growth,
     jars,
     latency,
@@ -149,6 +150,8 @@ def _parts(bench: Workbench, broker: Broker | None) -> None:
         ranking.run(bench)
     if options.wants("client") and "jmsq" in only:
         client.run(bench)
+    if options.wants("compression") and "jmsq" in only:
+        compression.run(bench)
     if options.wants("growth") and "jmsq" in only:
         growth.run(bench)
     if options.wants("selectors") and "jmsq" in only:

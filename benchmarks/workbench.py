@@ -21,11 +21,12 @@ PARTS = (
     "planning",
     "ranking",
     "client",
+    "compression",
     "growth",
     "selectors",
     "subscriptions",
 )
-SPARKLESS = ("ranking", "client", "growth", "selectors", "subscriptions")
+SPARKLESS = ("ranking", "client", "compression", "growth", "selectors", "subscriptions")
 FAMILIES = ("jmsq", "kafka", "delta")
 
 

@@ -18,6 +18,7 @@ from spark_jms.core.message import ORDINAL, STORED_SCHEMA
 from spark_jms.core.promoted_columns import PromotedColumns
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.staged_file import StagedFile
+from spark_jms.core.store_compression import codec_of
 from spark_jms.errors import UnreadableTableError
 from spark_jms.log.acknowledgements import ACKNOWLEDGEMENT_SCHEMA, HAPPENED, LIFE_CYCLE_SCHEMA
 from spark_jms.log.breath import STEP_FILES, breathe
@@ -170,8 +171,9 @@ def _compact_run(log: DeltaLog, run: list[DataFile], report: HousekeepingReport,
 
 def _merge(log: DeltaLog, run: list[DataFile]) -> StagedFile:
     schema = _schema(log)
-    promoted = PromotedColumns.of(log.snapshot.destination.promoted_properties)
-    writer = FileWriter(log.storage, run[0].member, schema, promoted=promoted)
+    declared = log.snapshot.destination
+    promoted = PromotedColumns.of(declared.promoted_properties)
+    writer = FileWriter(log.storage, run[0].member, schema, promoted=promoted, codec=codec_of(declared))
     try:
         pending: list[pa.RecordBatch] = []
         size = 0

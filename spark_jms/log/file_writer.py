@@ -18,6 +18,7 @@ from spark_jms.core.message import DICTIONARY_COLUMNS, STORED_SCHEMA
 from spark_jms.core.promoted_columns import NOT_PROMOTED, PromotedColumns
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.staged_file import StagedFile
+from spark_jms.core.store_compression import Codec, parquet_arguments
 from spark_jms.errors import InvalidDestinationError
 from spark_jms.log.data_file import OWN_STATISTICS
 from spark_jms.log.recent_rows import SMALL_BYTES
@@ -40,8 +41,9 @@ class FileWriter:
         promoted: PromotedColumns = NOT_PROMOTED,
         prefix: str = "",
         row_group_bytes: int = ROW_GROUP_BYTES,
+        codec: Codec | None = None,
     ) -> None:
-        """`promoted` are written beside the columns of `schema`; rows come without them."""
+        """`promoted` are written beside the columns of `schema`; rows come without them. `codec`: of the bodies."""
         self._storage = storage
         self.member = member
         self.token = base64.urlsafe_b64encode(os.urandom(12)).decode()
@@ -58,7 +60,7 @@ class FileWriter:
         self._writer = pq.ParquetWriter(
             self._sink,
             written,
-            compression="snappy",
+            **parquet_arguments(written, codec),
             use_dictionary=dictionary,
             write_statistics=False,
             store_schema=False,

@@ -17,6 +17,7 @@ from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.routing import Routing, route, split
 from spark_jms.core.sort_order import SortOrder
 from spark_jms.core.staged_file import StagedFile
+from spark_jms.core.store_compression import codec_of
 from spark_jms.core.unit_of_work import check_parts, routing_groups
 from spark_jms.core.unit_order import refuse_units, with_default_unit
 from spark_jms.log.file_writer import ROW_GROUP_BYTES, SORTED_ROW_GROUP_BYTES, FileWriter
@@ -59,6 +60,7 @@ class MessageWriter:
         self._checked: pa.Schema | None = None
         self._order = SortOrder.of(destination.destination_keys)
         self._promoted = PromotedColumns.of(destination.promoted_properties)
+        self._codec = codec_of(destination)
 
     def write(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Returns the rows as they are stored, without ids. Raises MessageFormatError or MessageSizeError before it writes
@@ -98,7 +100,12 @@ class MessageWriter:
             if writer is None:
                 size = SORTED_ROW_GROUP_BYTES if self._order else ROW_GROUP_BYTES
                 writer = FileWriter(
-                    self._storage, member, promoted=self._promoted, prefix=self._prefix, row_group_bytes=size
+                    self._storage,
+                    member,
+                    promoted=self._promoted,
+                    prefix=self._prefix,
+                    row_group_bytes=size,
+                    codec=self._codec,
                 )
                 self._open[member] = writer
             writer.write(part)

@@ -46,6 +46,14 @@ PERFORMANCE_PREFERENCES = {
     75: "it waits longer: 100 ms",
     100: "it waits even longer: 500 ms",
 }
+DEFAULT_COMPRESSION, BEST_COMPRESSION = "GZIP_DEFAULT_COMPRESSION", "GZIP_BEST_COMPRESSION"
+BEST_SPEED, LZF = "GZIP_BEST_SPEED", "LZF"
+COMPRESSIONS = {
+    DEFAULT_COMPRESSION: "GZIP, level 6",
+    BEST_COMPRESSION: "GZIP, level 9",
+    BEST_SPEED: "GZIP, level 1",
+    LZF: "LZ4, because Parquet has no LZF",
+}
 SYSTEM_GENERATED = ".System-generated"
 SINGLE_MESSAGE_DELIVERY = "SingleMessageDelivery"
 UNIT_OF_WORK_POLICIES = {
@@ -186,6 +194,19 @@ class DestinationSettings(Table):
         25,
         "Whether messages that are available wait for others, so that consumers get them in fewer, larger batches. An advanced "
         "option: try others first. `minMessagesPerTrigger` of a query comes before it.",
+    )
+    store_message_compression_enabled: bool = setting(
+        "storeMessageCompressionEnabled",
+        Flag(),
+        False,
+        "Whether the bodies of messages are compressed in the destination's files as `messageCompressionOptions` says. With `false` "
+        "they have Snappy, as headers and properties always do. Files that are there keep their form until compaction rewrites them.",
+    )
+    message_compression_options: str = setting(
+        "messageCompressionOptions",
+        Choice(COMPRESSIONS),
+        DEFAULT_COMPRESSION,
+        "How. Which is best depends on the data: `make bench` compares them.",
     )
     destination_keys: tuple[str, ...] = setting(
         "destinationKeys",
