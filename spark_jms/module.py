@@ -7,8 +7,9 @@
     templates: {big: {maxMessageSize: 64 MiB}}   # optional: values for the destinations that say `template: big`
     servers: {a: {store: …}}        # optional: servers with stores of their own; a destination names its `servers`
     connectionFactories: {once: {loadBalancingEnabled: false}}   # optional: settings that connections name
+    quotas: {small: {messagesMaximum: 10000}}   # optional: limits that destinations name
 
-The keys and their values are declared in `spark_jms/settings`: destination.py, connection_factory.py. Every violation is a
+The keys and their values are declared in `spark_jms/settings`: destination.py, connection_factory.py, quota.py. Every violation is a
 ModuleFileError that names file, line, key, value and what is allowed; it is raised before anything changes at the root.
 """
 
@@ -35,6 +36,7 @@ from spark_jms.settings.destination import (
     ServerSettings,
     contradiction,
 )
+from spark_jms.settings.quota import QUOTA_KEYS, QuotaSettings
 from spark_jms.settings.table import REQUIRED, Setting, hint, settings_of
 from spark_jms.settings.types import Duration, ListOf, NotAllowed, ValueType
 
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
 FACTORIES = "connectionFactories"
 TEMPLATES = "templates"
+QUOTAS = "quotas"
 MAX_FILE_BYTES = 2**20
 _STORE_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 
@@ -51,12 +54,13 @@ _STORE_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 @dataclass(frozen=True)
 class Module:
     """A checked module file. `store` None: the domain keeps its store; a new domain gets `file`. `factories`: name -> connection
-    factory."""
+    factory; `quotas`: name -> quota."""
 
     destinations: list[Destination]
     store: str | None = None
     servers: Sequence[ServerSettings] = ()
     factories: Mapping[str, ConnectionFactory] = field(default_factory=dict)
+    quotas: Mapping[str, QuotaSettings] = field(default_factory=dict)
 
 
 # -- applying ----------------------------------------------------------------------------------------------------------
@@ -75,6 +79,8 @@ def apply(root: str | os.PathLike[str], module: str | os.PathLike[str] | Mapping
     declare_servers(domain, declared.servers)
     for name, factory in declared.factories.items():
         domain.connection_factories.put(name, factory)
+    for name, quota in declared.quotas.items():
+        domain.quotas.put(name, quota)
     with ExitStack() as stack:
         opened: list[Store] = []
 
@@ -137,7 +143,7 @@ class _Reader:
                 f"{self._file}: the module file is empty: it needs `destinations:` with at least one in it"
             )
         top = self._mapping(tree, "", "`destinations:` and optionally `store:`")
-        known = ["destinations", *settings_of(DomainSettings), "servers", FACTORIES, TEMPLATES]
+        known = ["destinations", *settings_of(DomainSettings), "servers", FACTORIES, TEMPLATES, QUOTAS]
         self._known_keys(top, "", dict.fromkeys(known))
         if "destinations" not in top:
             raise self._fail(
@@ -154,7 +160,18 @@ class _Reader:
         store = self._store(top["store"], "store") if "store" in top else None
         servers = self._servers(top["servers"]) if "servers" in top else ()
         factories = self._factories(top[FACTORIES]) if FACTORIES in top else {}
-        return Module(destinations, store, servers, factories)
+        quotas = self._quotas(top[QUOTAS]) if QUOTAS in top else {}
+        return Module(destinations, store, servers, factories, quotas)
+
+    def _quotas(self, node: Node) -> dict[str, QuotaSettings]:
+        quotas = {}
+        for name, entry in self._mapping(node, QUOTAS, "a mapping of names to quotas").items():
+            path = f"{QUOTAS}.{name}"
+            self._check_name("quota", name, entry)
+            keys = self._mapping(entry, path, "a mapping, such as {messagesMaximum: 10000}")
+            self._known_keys(keys, path, QUOTA_KEYS)
+            quotas[name] = QuotaSettings(**self._values(keys, path, QUOTA_KEYS))
+        return quotas
 
     def _templates(self, node: Node) -> dict[str, dict[str, Node]]:
         """By name, the keys of each template. Their values are checked here, and what they contradict in each destination."""

@@ -43,6 +43,7 @@ from spark_jms.log.connection_factories import CONNECTION_FACTORIES
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.life_cycle import events_id
+from spark_jms.log.quotas import QUOTAS
 from spark_jms.log.register import REGISTER, Register
 from spark_jms.log.root import open_storage
 from spark_jms.log.server_terms import TERMS, ServerTerms
@@ -100,6 +101,9 @@ def back_up(domain: Domain, store: Store, target_uri: str) -> Manifest:
         tables.append(TableCopy(name, snapshot.version, sum(f.rows for f in snapshot.files.values()), backlog))
     for name in domain.connection_factories.names():
         path = f"{CONNECTION_FACTORIES}/{name}"
+        files.append(copy(domain.storage, path, target, f"{DOMAIN}/{path}"))
+    for name in domain.quotas.names():  # their ledgers begin again: what is in the tables counts
+        path = f"{QUOTAS}/{name}"
         files.append(copy(domain.storage, path, target, f"{DOMAIN}/{path}"))
     files += [write_records(target, server, own.values()) for server, own in records.items()]
     files += _states_of_servers(domain, target, stopped)

@@ -8,6 +8,7 @@ domain/_jmsq/acknowledgements/<dest>/   the same
 domain/_jmsq/life-cycles/<dest>/        the same, of a destination that logs or has logged
 domain/_jmsq/destinations/<dest>        the register of names
 domain/_jmsq/connection-factories/<n>   their settings
+domain/_jmsq/quotas/<n>                 their settings
 domain/_jmsq/lease-terms/<server>/<n>   which servers were down, with `_jmsq/stopped-servers/<server>`
 domain/_jmsq/left-out/                  messages that queries have left out of batches
 """

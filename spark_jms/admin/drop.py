@@ -105,6 +105,7 @@ def drop_destination(
         _empty_records(domain, store, entry.dropping, destination, wait_s)
         for marks in (LEFT_OUT, QUERY_PROGRESS):
             domain.storage.delete_all(f"{marks}/{entry.dropping}")
+        domain.usages.delete(entry.dropping)
     delete_dropped_table(domain.storage, entry.path)
     domain.storage.delete_all(entry.life_cycle)
     domain.storage.delete_all(entry.acknowledgements)

@@ -84,7 +84,8 @@ def move(domain: Domain, store: Store, request: MoveOrder, wait_s: float) -> Mov
     and created again meanwhile; what has moved by then stays moved, and no message is lost or doubled."""
     subscription, members = _checked(domain, request)
     snapshot, target_id = domain.log(request.source).snapshot, domain.log(request.target).snapshot.table_id
-    transfers, moved, claimed = Transfers(domain), 0, 0
+    batch = _batch(domain, request)
+    transfers, moved, claimed = Transfers(domain, domain.log(request.source)), 0, 0
     logged = snapshot.destination.message_logging_enabled
     for member in members:
         record = record_of(snapshot, subscription, member)
@@ -92,7 +93,7 @@ def move(domain: Domain, store: Store, request: MoveOrder, wait_s: float) -> Mov
         last = snapshot.last_sequence(member)
         question = Question(request.selector, missed=missed(snapshot.destination, subscription, member, last))
         while request.limit is None or moved < request.limit:
-            left = BATCH if request.limit is None else min(BATCH, request.limit - moved)
+            left = batch if request.limit is None else min(batch, request.limit - moved)
             with opened_records(store, labels, wait_s, "move", logged=logged) as records:
                 # While the record is open, a drop of the source waits for it. The target may be replaced until its commit.
                 _check_same(domain, request.source, snapshot.table_id, moved)
@@ -123,6 +124,13 @@ def _check_same(domain: Domain, name: str, table_id: str, moved: int) -> None:
             f"{name} was dropped and created again while messages moved: {moved:,} message(s) had moved before, and the new "
             f"{name} was left alone. Begin again, if its messages are meant"
         )
+
+
+def _batch(domain: Domain, request: MoveOrder) -> int:
+    """How many messages a transfer moves: the target's quota must have room for them at once."""
+    quota = domain.log(request.target).snapshot.destination.quota
+    maximum = domain.quotas.limit(quota).messages if quota is not None and request.target != request.source else -1
+    return min(BATCH, maximum) if maximum > 0 else BATCH
 
 
 def _checked(domain: Domain, request: MoveOrder) -> tuple[str, list[int]]:

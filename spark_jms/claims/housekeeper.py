@@ -13,6 +13,7 @@ from spark_jms.claims.record_sets import label_of, read_state
 from spark_jms.claims.stores import keep_servers, record_of, store_of, timed_stores
 from spark_jms.claims.subscription_limit import FreeRecordLimits
 from spark_jms.claims.transfer import Transfers, recover_transfers
+from spark_jms.claims.usage import publish_usage
 from spark_jms.core.destination import Subscription, is_temporary
 from spark_jms.core.health import BackgroundFailure, Health, failures_from_bytes
 from spark_jms.core.placement import HOME
@@ -25,6 +26,7 @@ from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.housekeeping import HousekeepingRounds
 from spark_jms.log.sender_housekeeping import DUE_VERSIONS, published_sender_failures
+from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.storage import now_ms
 from spark_jms.settings.destination import UNLIMITED
 from spark_jms.store import (
@@ -80,7 +82,7 @@ class Housekeeper:
         if self._messages.snapshot.destination.has_life_cycle:
             self._follow_life_cycle(domain.life_cycle(destination))
         self._live: dict[str, Subscription] = {}  # subscriptions that are not in the table
-        self._transfers = Transfers(domain)
+        self._transfers = Transfers(domain, self._messages)
         self._barriers = BarrierWatch(self._messages)
         self._limits = FreeRecordLimits(self._messages, now_ms)
         self._looked_for_abandoned_s = time.monotonic()
@@ -173,6 +175,17 @@ class Housekeeper:
         assert self._life_cycle is not None
         self._life_cycle.write_sent(self._messages.refresh())
 
+    def _publish_usage(self) -> None:
+        """For senders (T1). On a server that is away, everything counts."""
+        if self._messages.refresh().destination.measures_usage:
+            publish_usage(self._domain, self._messages, self._state_unless_away, lambda _: self.live_names())
+
+    def _state_unless_away(self, snapshot: Snapshot, subscription: str, member: int) -> RecordSet:
+        error = self._away.get(record_server(snapshot.destination, subscription, member))
+        if error is not None:
+            raise error
+        return self._state(subscription, member)
+
     def _delete_abandoned(self) -> None:
         """Temporary destinations of dead contexts (C15). The housekeeping of a temporary one has a store of its own."""
         now_s = time.monotonic()
@@ -208,6 +221,7 @@ class Housekeeper:
             self.rounds.monitor.run("barriers of units of order", self._pass_barriers)
             if self._messages.snapshot.destination.messages_limit_override != UNLIMITED:
                 self.rounds.monitor.run("limit of subscriptions", self._enforce_limits)
+            self.rounds.monitor.run("usage", self._publish_usage)
             self._report_away()
             self._delete_abandoned()
             self._publish(self._lease)

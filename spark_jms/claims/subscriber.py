@@ -90,7 +90,7 @@ class Subscriber:
             subscription,
             settings.floors,
         )
-        self._transfers = Transfers(domain, clock_ms)
+        self._transfers = Transfers(domain, self.table, clock_ms)
         self._batches = BatchMaker(
             self.table, store, self.members, self.planner, self._transfers, settings, clock_ms, server, home
         )

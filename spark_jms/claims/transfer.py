@@ -32,9 +32,11 @@ from spark_jms.errors import (
     JmsqError,
     TransferError,
 )
+from spark_jms.log.admission import LargerThanQuotaError, QuotaExceededError, need_of
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.snapshot import Snapshot
+from spark_jms.log.staged_file import discard
 from spark_jms.log.storage import now_ms
 from spark_jms.log.transfer import (
     abort_transfer,
@@ -55,7 +57,7 @@ class TransferProblem:
 
     ticket: Ticket
     text: str
-    waits: bool = False  # nothing is wrong: insertion into the target is paused
+    waits: bool = False  # nothing is wrong: insertion into the target is paused, or its quota has no room
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,9 @@ class Movement:
 class Transfers:
     """Not thread-safe: the holder of the record calls it. It remembers only when to try a target again."""
 
-    def __init__(self, domain: Domain, clock_ms: Callable[[], int] = now_ms) -> None:
-        self._domain, self._clock_ms = domain, clock_ms
+    def __init__(self, domain: Domain, origin: DeltaLog, clock_ms: Callable[[], int] = now_ms) -> None:
+        """`origin`: of the destination with the record sets."""
+        self._domain, self._origin, self._clock_ms = domain, origin, clock_ms
         self._pauses: dict[Ticket, tuple[int, int]] = {}  # ticket -> not before, pause
 
     def carry_out(
@@ -100,7 +103,8 @@ class Transfers:
 
     def begin(self, state: RecordSet, movement: Movement) -> RecordSet:
         """Stage the messages, and enter the intent. Write the result to the store, then call `finish`. Raises
-        TransferError when too many transfers are open, and DestinationReplacedError."""
+        TransferError when too many transfers are open, DestinationReplacedError, and LargerThanQuotaError when the target can
+        never take so much."""
         target_log = self._domain.log(movement.destination)
         ticket = state.ticket(secrets.token_hex(8))
         if ticket is not None and has_overtaken(target_log, ticket):
@@ -112,6 +116,7 @@ class Transfers:
                 "targets, then try again"
             )
         target = stage_transfer(target_log, ticket, movement.rows, movement.member, movement.table_id)
+        self._check_possible(target_log, target)
         intent = Intent(
             ticket,
             movement.picks,
@@ -123,6 +128,15 @@ class Transfers:
         )
         return state.move(movement.claim, intent)
 
+    def _check_possible(self, target_log: DeltaLog, target: TransferTarget) -> None:
+        if target.table_id == self._origin.snapshot.table_id:
+            return
+        try:
+            self._domain.quotas.check_possible(target.destination, need_of(target.files))
+        except LargerThanQuotaError:
+            discard(target_log.storage, target.files)
+            raise
+
     def finish(self, state: RecordSet, epoch: int, *, patient: bool = False) -> TransfersEnded:
         """Take every open transfer as far as it gets. `patient`: a target that failed is left alone for a while, as suits a
         consumer that calls this before every plan. The caller writes the new state."""
@@ -133,7 +147,7 @@ class Transfers:
                 continue
             try:
                 step = self._run(intent)
-            except InsertionPausedError as error:
+            except (InsertionPausedError, QuotaExceededError) as error:
                 self._pauses[intent.ticket] = (now + _FIRST_PAUSE_MS, 0)
                 problems.append(TransferProblem(intent.ticket, f"waits: {error}", waits=True))
                 continue
@@ -180,8 +194,10 @@ class Transfers:
             target_log = self._log(target)
             if target_log is None:
                 continue  # it was dropped since we looked
-            act = append_transfer if step.step is TransferStep.APPEND else abort_transfer
-            act(target_log, target, intent.ticket)
+            if step.step is TransferStep.APPEND:
+                append_transfer(target_log, target, intent.ticket, self._origin.snapshot.table_id)
+            else:
+                abort_transfer(target_log, target, intent.ticket)
         return step
 
     def _outcome(self, target: TransferTarget, ticket: Ticket) -> TargetOutcome:
@@ -220,7 +236,7 @@ def recover_transfers(
 ) -> None:
     """Finish the open transfers of records that no session holds. A record's holder finishes its own. `state_of` reads the
     record set of a subscription and member; an old state will do. `subscriptions` None: those of the table. Raises
-    TransferError when a transfer does not end, unless it waits for a paused target."""
+    TransferError when a transfer does not end, unless it waits for its target."""
     problems: list[str] = []
     away: set[str] = set()
     for subscription in snapshot.destination.subscription_names() if subscriptions is None else subscriptions:

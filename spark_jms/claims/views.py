@@ -316,7 +316,7 @@ class TransferRow:
 
 def transfers(domain: Domain, store: Store, destination: str) -> list[TransferRow]:
     """The open transfers of a destination, oldest first."""
-    looker, rows = Transfers(domain), []
+    looker, rows = Transfers(domain, domain.log(destination)), []
     snapshot = domain.log(destination).refresh()
     for name in [*snapshot.destination.subscription_names(), *_not_durable(store, snapshot)]:
         for member in snapshot.destination.member_ids:

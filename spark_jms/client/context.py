@@ -21,6 +21,7 @@ from spark_jms.claims.housekeeper import Housekeeper
 from spark_jms.claims.stores import open_stores, store_of
 from spark_jms.claims.subscription_request import Sharing, subscription_request
 from spark_jms.claims.subscriptions import drop_subscription, droppable_subscription
+from spark_jms.claims.usage import PUBLISH_EVERY_S, UsagePublisher
 from spark_jms.client.browser import Browser
 from spark_jms.client.choices import Choices, choices_of
 from spark_jms.client.consumer import Consumer
@@ -155,6 +156,7 @@ class Context:
         self._housekeepers: dict[str, Housekeeper] = {}
         self._sending = SenderHousekeeping(domain)
         self._shared: dict[str, SharedSender] = {}
+        self._publishers: dict[str, UsagePublisher] = {}
         self._watch = LogWatch()
         self._producers: list[Producer] = []
         self._consumers: list[Consumer] = []
@@ -428,9 +430,17 @@ class Context:
             receiver.make_room,
             receiver.flush_life_cycle,
         )
+        self._publish_usage(receiver.destination)
         if thread is not None:
             thread.start()
         return consumer
+
+    def _publish_usage(self, destination: str) -> None:
+        """Of a destination with a consumer here, from now on (T1)."""
+        with self._lock:
+            if destination not in self._publishers and not is_temporary(destination):
+                publisher = self._publishers[destination] = UsagePublisher(self._domain, self._store, destination)
+                self._background.add(f"usage of {destination}", publisher.publish, PUBLISH_EVERY_S)
 
     def _consumer_closed(self, receiver: Receiver, bell: threading.Event, consumer: Consumer) -> None:
         self._watch.remove(bell.set)
@@ -438,6 +448,8 @@ class Context:
         self._background.remove(receiver.flush_outbox)
         self._background.remove(receiver.make_room)
         self._background.remove(receiver.flush_life_cycle)
+        if receiver.destination in self._publishers:
+            self._publishers[receiver.destination].publish(paced=False)
         self._forget(self._consumers)(consumer)
 
     def _check(self) -> None:

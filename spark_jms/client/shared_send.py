@@ -4,13 +4,15 @@
 2. The leader converts the messages of all senders at once. When one of them is refused, it converts each sender's alone.
 3. It stages one file for each member that gets messages, and commits all files together.
 4. Each sender reads the positions of its own messages from the shipment.
-5. A shipment that is refused because a member is paused, down or removed is repeated for each sender alone, so that only senders with
-   messages for that member get the error. While insertion is paused, each waits by its own time-out, and queues again.
+5. A shipment that is refused because a member is paused, down or removed, or because the destination's quota has no room, is
+   repeated for each sender alone, so that only senders with messages for that member, or more than there is room for, get the
+   error. While insertion is paused, each waits by its own time-out, and queues again; for room it waits in the quota's own
+   queue, and then commits alone.
 
     an error                                 reaches                       its messages are
     --------                                 -------                       ----------------
     of a message: format, size, its member   its own sender                not sent; the others' are
-    is paused, down or removed
+    is paused, down or removed, no room
     of staging, or before the log has it     each sender, as a copy        not sent
     while the log is written                 each sender, as a copy        unknown (CommitOutcomeUnknownError)
     an interrupt (Ctrl-C) of the leader      the leader                    unknown to it; the other senders look into the
@@ -46,6 +48,7 @@ from spark_jms.errors import (
     ServerDownError,
     own_copy,
 )
+from spark_jms.log.admission import LargerThanQuotaError, QuotaExceededError
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.message_writer import MessageWriter
 from spark_jms.log.send import Sent, explained, find, send, wait_for_change
@@ -55,7 +58,8 @@ from spark_jms.store.ledger.group import Drain, GroupCommit, GroupRequest, finis
 
 GATHER_S = 0.0005
 _REFUSALS = (MessageFormatError, MessageSizeError)
-_OF_A_MEMBER = (DestinationPausedError, ServerDownError, InvalidDestinationError)  # perhaps not of each sender's
+# Perhaps not of each sender's.
+_OF_A_MEMBER = (DestinationPausedError, ServerDownError, InvalidDestinationError, QuotaExceededError)
 
 
 class SentPosition(NamedTuple):
@@ -126,7 +130,7 @@ class SharedSender:
         producer: str = "",
     ) -> Part:
         """Returns when the messages are in the table. `turn` is the round-robin turn of the first; `wait_s` how long to wait
-        while insertion is paused."""
+        while insertion is paused or the quota has no room."""
         deadline = time.monotonic() + wait_s
         while True:
             part, epoch = Part(messages, turn, now_ms, balancing, producer), self._log.snapshot.destination.epoch
@@ -136,10 +140,27 @@ class SharedSender:
                 if not wait_for_change(self._log, epoch, deadline):
                     raise
                 continue
+            except QuotaExceededError as error:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0 or isinstance(error, LargerThanQuotaError):
+                    raise
+                return self._ship_alone(Part(messages, turn, now_ms, balancing, producer), left_s)
             except OutcomeUnknownError:  # another thread led, and was interrupted
                 if part.shipment is None or not part.shipment.is_sent():
                     continue
             return part
+
+    def _ship_alone(self, part: Part, wait_s: float) -> Part:
+        shipment = Shipment(self._log)
+        try:
+            part.join(shipment)
+            shipment.encode_alone()
+            shipment.commit(wait_s)
+        except InvalidDestinationError as error:
+            raise explained(self._log, error) from error
+        finally:
+            shipment.let_go()
+        return part
 
     def _lead(self, drain: Drain) -> None:
         requests = drain()
@@ -199,7 +220,11 @@ class Shipment:
                 raise refusal
             self._rows = _rows(self.parts, destination) if self.parts else None
 
-    def commit(self) -> None:
+    def encode_alone(self) -> None:
+        """The same of one sender."""
+        self._rows = _rows(self.parts, self._log.snapshot.destination)
+
+    def commit(self, wait_s: float = 0) -> None:
         """Raises what `log.send.send` raises."""
         if self._rows is None:
             return
@@ -209,7 +234,7 @@ class Shipment:
         snapshot = self._log.snapshot
         files = self._stage(snapshot.destination)
         self._committing = True
-        self.sent = send(self._log, files, snapshot.route_id, reroute=self._stage_again)
+        self.sent = send(self._log, files, snapshot.route_id, reroute=self._stage_again, wait_s=wait_s)
         for file in self.sent.files:
             if file.path in self._stored:
                 self._log.recent.add(file.path, self._stored[file.path], file.bytes)

@@ -39,9 +39,9 @@ from spark_jms.settings.destination import (
     to_metadata,
 )
 
-# Of tables with a path service, or with a life-cycle log now or before. Those with units of work, or with slots that have moved,
-# have 4, replicated topics 3, others with servers 2, all others 1.
-FORMAT_VERSION = 5
+# Of tables with a quota. Those with a path service, or with a life-cycle log now or before, have 5, those with units of work, or with
+# slots that have moved, 4, replicated topics 3, others with servers 2, all others 1.
+FORMAT_VERSION = 6
 QUEUE_SUBSCRIPTION = "-"  # a queue has one set of positions, under this name
 TEMPORARY_PREFIX = "jmsq-temporary-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
@@ -358,8 +358,10 @@ class Destination(DestinationSettings):
 
     @property
     def _format_version(self) -> int:
-        if self.unit_of_order_routing == PATH_SERVICE or self.paths or self.has_life_cycle:
+        if self.quota is not None:
             return FORMAT_VERSION
+        if self.unit_of_order_routing == PATH_SERVICE or self.paths or self.has_life_cycle:
+            return 5
         if self.slots is not None or self.leaving or self.handles_units_of_work:
             return 4
         return 3 if self.is_replicated else 2 if self.placement else 1

@@ -81,6 +81,8 @@ def apply_destinations(
             if server != HOME:
                 domain.servers.entry(server)  # raises, with the servers that there are
     _check_error_destinations(domain, declared)
+    for quota in {wanted.quota for wanted in declared if wanted.quota is not None}:
+        domain.quotas.get(quota)  # raises, with the quotas that there are
     changes = []
     for wanted in declared:
         check_not_temporary(wanted.name)
@@ -91,8 +93,16 @@ def apply_destinations(
             changes.append(DeclarationChange(wanted.name, "created", f"{wanted.kind}, {wanted.members} member(s)"))
         else:
             changes.append(_change(domain, wanted, empty))
+            _follow_quota(domain, wanted)
     names = {d.name for d in declared}
     return changes + [DeclarationChange(name, "left", "not in the module") for name in sorted(existing - names)]
+
+
+def _follow_quota(domain: Domain, wanted: Destination) -> None:
+    """What an existing destination holds counts in the ledger of its quota from now on. Repeatable. The ledger of an earlier one
+    drops it when it looks at the destination."""
+    if wanted.quota is not None:
+        domain.quotas.observe(wanted.name)
 
 
 def _check_error_destinations(domain: Domain, declared: Sequence[Destination]) -> None:
@@ -181,6 +191,7 @@ def _of_history(destination: Destination) -> Destination:
         unit_of_order_routing="hash",
         messages_limit_override=UNLIMITED,
         message_logging_enabled=False,
+        quota=None,
     )
 
 

@@ -20,6 +20,7 @@ from spark_jms.errors import (
     InvalidDestinationError,
     UnreadableTableError,
 )
+from spark_jms.log.admission import QuotaAdmission
 from spark_jms.log.checkpoints import (
     NEWEST_OWN_COMMIT,
     LogListing,
@@ -48,11 +49,17 @@ class DeltaLog:
     and after each `append`. Then the log is loaded again, and `snapshot.table_id` is another one.
     """
 
-    def __init__(self, storage: Storage, name: str, admit: Callable[[], None] = lambda: None) -> None:
-        """`admit` raises while the domain accepts no new messages."""
+    def __init__(
+        self,
+        storage: Storage,
+        name: str,
+        admit: Callable[[], None] = lambda: None,
+        quotas: QuotaAdmission | None = None,
+    ) -> None:
+        """`admit` raises while the domain accepts no new messages. `quotas` None: no destination here has one."""
         self.storage = storage
         self.name = name
-        self.admit = admit
+        self.admit, self.quotas = admit, quotas
         self.lock = threading.RLock()
         self.recent, self.units = RecentRows(), FileUnits(storage)
         self._snapshot: Snapshot | None = None

@@ -12,6 +12,9 @@ ROOT/_jmsq/connection-factories/<name>       its settings
 ROOT/_jmsq/stopped-servers/<server>          since when an administrator has stopped it
 ROOT/_jmsq/leases/<server>                   its lease: log/server_leases.py
 ROOT/_jmsq/lease-terms/<server>/             the terms of its lease: log/server_terms.py
+ROOT/_jmsq/quotas/<quota>                    its settings
+ROOT/_jmsq/quota-ledgers/<ledger>/           who has reserved room in a quota: log/quota_ledger.py
+ROOT/_jmsq/usage/<table id>                  what a destination holds, for its senders: log/usage.py
 ROOT/_jmsq/left-out/<table id>/<consumer>/   messages left out of a batch: claims/left_out.py
 ROOT/_jmsq/query-progress/<table id>/        what queries acknowledge while a server is away: claims/noted_progress.py
 ROOT/_jmsq/store/                            the default file store
@@ -28,17 +31,20 @@ from typing import Any
 
 from spark_jms.core.destination import check_name, is_temporary
 from spark_jms.core.placement import HOME
+from spark_jms.core.usage import MessageUsage
 from spark_jms.errors import DestinationDroppedError, DomainError, FormatVersionError, InvalidDestinationError
 from spark_jms.log.clock import ClockWatch
 from spark_jms.log.connection_factories import ConnectionFactories
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.local_storage import LocalStorage
+from spark_jms.log.quotas import Quotas
 from spark_jms.log.register import Register, RegisterEntry
 from spark_jms.log.root import open_storage
 from spark_jms.log.server_terms import ServerTerms
 from spark_jms.log.servers import ServerEntry, Servers
 from spark_jms.log.storage import Storage, now_ms
 from spark_jms.log.temporary import TemporaryTables
+from spark_jms.log.usage import UsageFiles, usage_at
 from spark_jms.settings.destination import ServerSettings
 from spark_jms.store.shown_uri import shown_uri
 
@@ -62,6 +68,8 @@ class Domain:
         self.connection_factories = ConnectionFactories(self.storage)
         self.terms = ServerTerms(self.storage)
         self.temporary = TemporaryTables(self.storage)
+        self.usages = UsageFiles(self.storage)
+        self.quotas = Quotas(self.storage, self.usages, self.log)
         self._lock = threading.Lock()
         self._logs: dict[tuple[str, str], DeltaLog] = {}  # by path and name
         self._admission: Callable[[], None] | None = None
@@ -141,6 +149,18 @@ class Domain:
             return None
         return self._shared_log(path, f"life cycle of {destination}")
 
+    def usage_of(self, destination: str) -> MessageUsage:
+        """The messages of a destination that are not finished, and their bytes, at most (T1, T5). Opens no store: what
+        consumers finish shows a moment later. Exact where the destination `measures_usage`; elsewhere all messages in its
+        table count. Raises InvalidDestinationError."""
+        log = self.log(destination)
+        snapshot = log.refresh()
+        return usage_at(snapshot, self.usages.read(snapshot.table_id))
+
+    def usage_of_server(self, server: str) -> MessageUsage:
+        """The same of all members on a server, as far as their destinations publish it: late by two seconds at most."""
+        return self.usages.of_server(server)
+
     def _entry(self, destination: str) -> RegisterEntry:
         check_name("destination", destination)
         entry = self.register.entry(destination)
@@ -175,7 +195,7 @@ class Domain:
     def _shared_log(self, path: str, name: str) -> DeltaLog:
         with self._lock:
             if (path, name) not in self._logs:
-                self._logs[path, name] = DeltaLog(self.storage.child(path), name, self._admit)
+                self._logs[path, name] = DeltaLog(self.storage.child(path), name, self._admit, self.quotas)
             return self._logs[path, name]
 
 

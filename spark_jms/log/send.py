@@ -8,11 +8,13 @@ What happens on a send:
 3. `decide_send` refuses members that are paused, numbers the rows behind each member's last sequence, and notes the
    transaction and the paths of new units.
 4. `commit_prepared` creates the next log file; another writer may be first, then 2 to 4 run again. While insertion is
-   paused, `send` waits for as long as its caller allows.
+   paused, or the destination's quota has no room, `send` waits for as long as its caller allows.
 """
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -32,6 +34,7 @@ from spark_jms.errors import (
     InvalidDestinationError,
     JmsqError,
 )
+from spark_jms.log.admission import Grant, QuotaNeeded, Sender, spent
 from spark_jms.log.commit import Decision, commit_prepared
 from spark_jms.log.delta_log import Action, DeltaLog
 from spark_jms.log.reroute import rewrite
@@ -95,37 +98,46 @@ def send(
     reroute: Reroute | None = None,
     wait_s: float = 0,
     balancing: Balancing = ANY_MEMBER,
+    sender: Sender | None = None,
 ) -> Sent:
     """Commit staged files as new messages, in the given order. `routed_by` is the `route_id` of the snapshot by whose
     declaration they were routed. When the declaration or a pause has changed since, `reroute` stages them again, which
     makes them new messages; without it only the rows of removed members are routed again, by `balancing`. Of several sends with one
-    transaction exactly one counts, and the others delete their files. While insertion is paused, this waits up to
-    `wait_s`.
+    transaction exactly one counts, and the others delete their files. While insertion is paused, or the destination's
+    quota has no room, this waits up to `wait_s`.
 
-    Raises ProductionPausedError, InsertionPausedError, DestinationReplacedError when they were routed for another table,
-    and CommitOutcomeUnknownError when the storage cannot tell whether it has the commit. After any error but the latter
-    nothing was committed. ResourceAllocationException while the domain's store is overloaded (R13)."""
+    Raises QuotaExceededError, ProductionPausedError, InsertionPausedError, DestinationReplacedError when they were routed for
+    another table, and CommitOutcomeUnknownError when the storage cannot tell whether it has the commit. After any error but the
+    latter nothing was committed. ResourceAllocationException while the domain's store is overloaded (R13)."""
     shipment, now = _Send(log, list(staged), routed_by, transaction, reroute, balancing), now_ms()
     deadline = time.monotonic() + wait_s
+    room = Room(log, sender or _this_process(), deadline)
     try:
         while True:
             log.admit()
             epoch = log.snapshot.destination.epoch
             try:
                 done = commit_prepared(
-                    log, shipment.prepare, lambda snapshot, ready: decide_send(snapshot, ready, transaction, now)
+                    log,
+                    shipment.prepare,
+                    lambda snapshot, ready: decide_send(snapshot, ready, transaction, now, room.grant),
                 )
                 break
+            except QuotaNeeded as needed:
+                room.reserve(needed)
             except InsertionPausedError:
+                room.give_back()
                 if not wait_for_change(log, epoch, deadline):
                     raise
     except CommitOutcomeUnknownError:
-        raise  # the files stay: the log may name them
+        raise  # the files and the reservation stay: the log may name them
     except Exception:
+        room.give_back()
         with suppress(OSError):  # clean-up deletes what is left
             discard(log.storage, shipment.files)
         raise
     if done is None:
+        room.give_back()
         if shipment.repeated:
             discard(log.storage, shipment.files)
         return Sent(-1)
@@ -178,6 +190,31 @@ def wait_for_change(log: DeltaLog, epoch: int, deadline: float) -> bool:
     return True
 
 
+class Room:
+    """The reservation of one commit in its destination's quota, if it has one. The commit ends it. After an interrupt it stays
+    until other senders need the room: whether the commit is in the log is unknown."""
+
+    def __init__(self, log: DeltaLog, sender: Sender, deadline: float) -> None:
+        self._log, self._sender, self._deadline = log, sender, deadline
+        self.grant: Grant | None = None
+
+    def reserve(self, needed: QuotaNeeded) -> None:
+        """Raises QuotaExceededError at the deadline, a time of time.monotonic()."""
+        if self._log.quotas is None:
+            raise AssertionError(
+                f"{self._log.name} has the quota {needed.quota}, but its log was opened without quotas"
+            )
+        self.give_back()
+        wait_s = self._deadline - time.monotonic()
+        self.grant = self._log.quotas.reserve(self._log.name, needed, self._sender, wait_s)
+
+    def give_back(self) -> None:
+        """When there will be no commit. Raises nothing."""
+        grant, self.grant = self.grant, None
+        if grant is not None and self._log.quotas is not None:
+            self._log.quotas.withdraw(grant)
+
+
 class _Send:
     """The files of one send. They change when the destination's members do."""
 
@@ -225,18 +262,24 @@ class _Send:
         return Shipping(tuple(self.files), self._planned_epoch)
 
 
+def _this_process() -> Sender:
+    return Sender(f"process {os.getpid()} of {socket.gethostname()}")
+
+
 def decide_send(
-    snapshot: Snapshot, shipping: Shipping, transaction: TransactionId | None, now: int
+    snapshot: Snapshot, shipping: Shipping, transaction: TransactionId | None, now: int, grant: Grant | None = None
 ) -> SendDecision | None:
-    """Pure. None when the transaction is in the log, or there is nothing to send. Raises ProductionPausedError or
-    InsertionPausedError."""
+    """Pure. None when the transaction is in the log, or there is nothing to send. Raises ProductionPausedError,
+    InsertionPausedError, and QuotaNeeded when the destination has a quota and the grant does not fit."""
     files = shipping.files
     if (transaction and transaction.is_in(snapshot)) or not (files or transaction):
         return None
     snapshot.destination.check_up(file.member for file in files)
     snapshot.destination.check_production((file.member for file in files), shipping.planned_epoch)
+    room = spent(snapshot, files, grant, now)
     actions, sequences = number(snapshot, files, now)
     actions += new_paths(snapshot, files)
+    actions += room
     if transaction:
         actions.append(transaction.action(now))
     return SendDecision("WRITE", actions, {"mode": "Append"}, sequences, tuple(files))

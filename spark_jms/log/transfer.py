@@ -15,11 +15,12 @@ from spark_jms.core.destination import Destination
 from spark_jms.core.message import ORDINAL, STORED_SCHEMA, check_message_sizes
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.core.transfer import TargetOutcome, Ticket, TransferTarget, outcome_of
-from spark_jms.errors import DestinationReplacedError
+from spark_jms.errors import CommitOutcomeUnknownError, DestinationReplacedError
+from spark_jms.log.admission import Grant, QuotaNeeded, Sender, spent
 from spark_jms.log.commit import Decision, commit, commit_prepared
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.message_writer import MessageWriter
-from spark_jms.log.send import TransactionId, number
+from spark_jms.log.send import Room, TransactionId, number
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.storage import now_ms
 
@@ -69,15 +70,31 @@ def target_outcome(log: DeltaLog, target: TransferTarget, ticket: Ticket) -> Tar
     return outcome
 
 
-def append_transfer(log: DeltaLog, target: TransferTarget, ticket: Ticket) -> None:
-    """Make the staged files messages, unless the transfer is decided. Repeatable, by several processes at once. Raises
-    InsertionPausedError; the files stay."""
+def append_transfer(log: DeltaLog, target: TransferTarget, ticket: Ticket, origin: str = "") -> None:
+    """Make the staged files messages, unless the transfer is decided. Repeatable, by several processes at once. `origin` is the
+    id of the table that the messages come from: within one table they need no room. Raises InsertionPausedError and
+    QuotaExceededError, and then keeps a place in the quota's queue for a few seconds; the files stay."""
     now = now_ms()
-    commit_prepared(
-        log,
-        partial(_files_for, log, target, ticket),
-        lambda snapshot, files: decide_append(snapshot, target, ticket, files, now),
-    )
+    room = Room(log, Sender(f"transfer {ticket}", str(ticket), stays=True), deadline=0)
+    within = origin == target.table_id
+    while True:
+        try:
+            done = commit_prepared(
+                log,
+                partial(_files_for, log, target, ticket),
+                lambda snapshot, files: decide_append(snapshot, target, ticket, files, now, room.grant, within=within),
+            )
+        except QuotaNeeded as needed:
+            room.reserve(needed)
+        except CommitOutcomeUnknownError:
+            raise  # the reservation stays: the log may name the files
+        except Exception:
+            room.give_back()
+            raise
+        else:
+            if done is None:  # another process has appended it
+                room.give_back()
+            return
 
 
 def abort_transfer(log: DeltaLog, target: TransferTarget, ticket: Ticket) -> None:
@@ -87,14 +104,23 @@ def abort_transfer(log: DeltaLog, target: TransferTarget, ticket: Ticket) -> Non
 
 
 def decide_append(
-    snapshot: Snapshot, target: TransferTarget, ticket: Ticket, files: Sequence[StagedFile], now: int
+    snapshot: Snapshot,
+    target: TransferTarget,
+    ticket: Ticket,
+    files: Sequence[StagedFile],
+    now: int,
+    grant: Grant | None = None,
+    *,
+    within: bool = False,
 ) -> Decision | None:
-    """Pure. None when another process has decided, or the table is another one. Raises InsertionPausedError."""
+    """Pure. None when another process has decided, or the table is another one. Raises InsertionPausedError, and QuotaNeeded when
+    the destination has a quota and the grant does not fit, unless the messages stay `within` the destination."""
     if _outcome(snapshot, target, ticket) is not TargetOutcome.UNDECIDED:
         return None
     snapshot.destination.check_up(file.member for file in files)
     snapshot.destination.check_insertion(file.member for file in files)
-    actions = number(snapshot, files, now).actions
+    actions = [] if within else spent(snapshot, files, grant, now)
+    actions += number(snapshot, files, now).actions
     return Decision(
         "TRANSFER", [*actions, TransactionId(ticket.app_id, ticket.appended).action(now)], {"mode": "Append"}
     )

@@ -311,6 +311,20 @@ class DestinationSettings(Table):
         "`acknowledgementRetention`.",
     )
 
+    quota: str | None = setting(
+        "quota",
+        Text("the name of a quota"),
+        None,
+        "The [quota](LIMITS.md#quotas) that limits what the destination holds. Its senders wait for room up to their send "
+        "time-out. It can be changed while jobs run; senders that wait then fail with a ResourceAllocationException.",
+        without="none",
+    )
+
+    @property
+    def measures_usage(self) -> bool:
+        """Processes with its record sets publish what is not finished, for senders that have to know it."""
+        return self.quota is not None
+
     @property
     def handles_units_of_work(self) -> bool:
         return self.unit_of_work_handling_policy == SINGLE_MESSAGE_DELIVERY

@@ -106,6 +106,13 @@ connections that are opened after that. [DISTRIBUTED](DISTRIBUTED.md#load-balanc
 
 {factory}
 
+## Keys of a quota
+
+`quotas:` of the module file names quotas; a destination has at most one, by its key `quota`. [LIMITS](LIMITS.md#quotas) shows what
+they do. Applying a changed maximum has effect at once. They are declared in [quota.py](../spark_jms/settings/quota.py).
+
+{quota}
+
 ## Environment variables
 
 {environment}

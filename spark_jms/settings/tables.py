@@ -10,6 +10,7 @@ from spark_jms.settings.connection_factory import ConnectionFactory
 from spark_jms.settings.destination import DestinationSettings, DomainSettings, ServerSettings
 from spark_jms.settings.environment import Environment
 from spark_jms.settings.options import Options
+from spark_jms.settings.quota import QuotaSettings
 from spark_jms.settings.store import DaemonSettings, DoorSettings, JdbcOptions, ReplicatedOptions, Thresholds
 from spark_jms.settings.table import Setting, Table, settings_of
 
@@ -38,6 +39,7 @@ GROUPS = {
             "Keys of a connection factory, below `connectionFactories:` in the module file",
             (ConnectionFactory,),
         ),
+        Group("quota", "Keys of a quota, below `quotas:` in the module file", (QuotaSettings,)),
         Group("environment", "Environment variables", (Environment,)),
         Group("daemon", "Environment variables of a daemon of the replicated store", (DaemonSettings, DoorSettings)),
         Group("thresholds", "Thresholds of a replicated store", (Thresholds,)),

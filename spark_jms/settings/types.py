@@ -211,6 +211,21 @@ class Size(ValueType):
         return show_size(value)
 
 
+@attrs.frozen
+class SizeOrNone(Size):
+    """Bytes, or -1 for no limit."""
+
+    @property
+    def range(self) -> str:
+        return f"-1, or {super().range}"
+
+    def read(self, written: Any) -> int:
+        return -1 if str(written).strip() == "-1" else super().read(written)
+
+    def fits(self, value: Any) -> bool:
+        return (type(value) is int and value == -1) or super().fits(value)
+
+
 class StoredAsText(ValueType):
     """A value that is its own stored form."""
 

@@ -5,7 +5,8 @@ batch. A batch write has no such identity, because two writes in one foreachBatc
 `txnVersion` make it repeatable.
 
 While production is paused, a new batch fails by name before it writes; one that was planned before the pause is committed.
-While insertion is paused, a batch waits at its commit for as long as its staged files are safe from clean-up (T14).
+While insertion is paused (T14), or the destination's quota has no room (T1), a batch waits at its commit for `sendTimeout`, or as
+long as its staged files are safe from clean-up.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from spark_jms.core.balancing import Balancing, balancing_of
 from spark_jms.core.pause import PRODUCTION
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.errors import DuplicateTransactionError, OptionError, QueryIdError
+from spark_jms.log.admission import Sender
 from spark_jms.log.domain import Domain
 from spark_jms.log.message_writer import MessageWriter
 from spark_jms.log.send import TransactionId, send
@@ -147,9 +149,29 @@ class _Writer:
             return
         log = Domain(self.options.root).log(self.address.destination)
         wait_s = patience_ms(files, self.destination, now_ms()) / 1000
-        sent = send(log, files, staged[0].routed_by, transaction, wait_s=wait_s, balancing=staged[0].balancing)
+        if self.options.send_timeout_ms is not None:
+            wait_s = min(wait_s, self.options.send_timeout_ms / 1000)
+        sent = send(
+            log,
+            files,
+            staged[0].routed_by,
+            transaction,
+            wait_s=wait_s,
+            balancing=staged[0].balancing,
+            sender=_sender(staged[0].query_id, transaction),
+        )
         if sent.version >= 0:
             _housekeeping(self.options.root).sent(log, sent.version)
+
+
+def _sender(query_id: str, transaction: TransactionId | None) -> Sender | None:
+    """A repeated batch takes over the reservation of its earlier attempt."""
+    if transaction is None:
+        return None
+    what = (
+        f"query {query_id}, batch {transaction.version}" if query_id else f"{transaction.app_id}, {transaction.version}"
+    )
+    return Sender(what, f"{transaction.app_id}/{transaction.version}")
 
 
 @functools.cache

@@ -89,6 +89,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from spark_jms.claims.progress import OPEN_TIMEOUT_S
         from spark_jms.claims.stores import open_stores
         from spark_jms.claims.subscription_request import SubscriptionRequest
+        from spark_jms.claims.usage import PUBLISH_EVERY_S, UsagePublisher
 
         if self._subscriber is not None and self._subscriber.consumer != consumer:
             self.stop()
@@ -131,6 +132,8 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 subscriber.make_room,
                 subscriber.flush_life_cycle,
             )
+            usage = UsagePublisher(domain, store, self._name)
+            self._background.add(f"usage of {self._name}", usage.publish, PUBLISH_EVERY_S)
             # A thread of its own: compaction must not delay a hand-over.
             self._housekeeping_thread = BackgroundThread(f"{self._name} housekeeping")
             self._closing.callback(self._housekeeping_thread.close)

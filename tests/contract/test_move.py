@@ -307,7 +307,7 @@ def test_target_that_cannot_be_reached_decides_nothing(context: Context, monkeyp
         assert failure.what == "recovery of transfers"
         with pytest.raises(TransferError, match="no route"):
             transfer.recover_transfers(
-                transfer.Transfers(context._domain),
+                transfer.Transfers(context._domain, context._domain.log("orders")),
                 context._store.connect("admin"),
                 context._domain.log("orders").snapshot,
                 housekeeper._state,

@@ -51,6 +51,7 @@ def test_every_option_is_read() -> None:
             "serverAffinityEnabled": "false",
             "producerLoadBalancingPolicy": "Per-JVM",
             "server": "east",
+            "sendTimeout": "30 s",
             "path": "x",
         }
     )
@@ -82,6 +83,7 @@ def test_every_option_is_read() -> None:
         False,
         "per-jvm",
         "east",
+        30_000,
     )
     assert pickle.loads(pickle.dumps(options)) == options
 

@@ -1,0 +1,133 @@
+"""Quotas for people: limits, usage, and who has reserved or waits for room (T1, T3, C14). Only reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from spark_jms.claims.views import moment
+from spark_jms.core.quota import Observation, OpenRequest
+from spark_jms.core.usage import MessageUsage
+from spark_jms.errors import JmsqError
+from spark_jms.log.domain import Domain
+
+
+@dataclass(frozen=True)
+class QuotaRequestRow:
+    """`state` is waiting or reserved; `by` names the process, or the query with its batch. Waiting ones are in their order.
+    A reservation that is overdue is ended when others need the room."""
+
+    state: str
+    destination: str
+    messages: int
+    bytes: int
+    by: str
+    until: datetime
+
+
+@dataclass(frozen=True)
+class QuotaRow:
+    """One quota, or what one destination has of a quota that is not shared. A maximum of -1 is none. `destinations` are
+    those that have the quota now; usage counts messages that are not finished."""
+
+    quota: str
+    shared: bool
+    policy: str
+    destinations: tuple[str, ...]
+    messages_maximum: int
+    bytes_maximum: int
+    messages_used: int
+    bytes_used: int
+    messages_reserved: int
+    bytes_reserved: int
+    waiting: int
+    requests: tuple[QuotaRequestRow, ...] = ()
+
+
+@dataclass(frozen=True)
+class QuotaEntryRow:
+    """One entry of a quota's ledger: what happened, and what it had then."""
+
+    quota: str
+    number: int
+    at: datetime
+    what: str
+    messages_used: int
+    bytes_used: int
+    messages_reserved: int
+    bytes_reserved: int
+    waiting: int
+
+
+def quotas(domain: Domain, names: list[str]) -> list[QuotaRow]:
+    """Raises DomainError for a quota that the domain does not have."""
+    having = _destinations(domain)
+    rows = []
+    for name in names or domain.quotas.names():
+        limit, users = domain.quotas.limit(name), sorted(having.get(name, ()))
+        groups = [users] if limit.shared else [[user] for user in users]
+        rows += [_row(domain, name, group) for group in groups or [[]]]
+    return rows
+
+
+def newest_entries(domain: Domain, name: str) -> list[QuotaEntryRow]:
+    """The newest entries of a quota's ledgers, the oldest first."""
+    domain.quotas.get(name)
+    rows = []
+    for ledger in domain.quotas.ledgers(name):
+        for entry in ledger.history():
+            used, reserved, waiting = entry.state.used, entry.state.reserved, len(entry.state.waiting)
+            at = moment(entry.at_ms)
+            counts = (used.messages, used.bytes, reserved.messages, reserved.bytes, waiting)
+            rows.append(QuotaEntryRow(ledger.name, entry.number, at, entry.what, *counts))
+    return rows
+
+
+def _destinations(domain: Domain) -> dict[str, set[str]]:
+    """quota -> the destinations that have it; without those that cannot be read, which `jmsq list` names."""
+    found: dict[str, set[str]] = {}
+    for name in domain.destinations():
+        try:
+            quota = domain.log(name).refresh().destination.quota
+        except (JmsqError, OSError):
+            continue
+        if quota is not None:
+            found.setdefault(quota, set()).add(name)
+    return found
+
+
+def _row(domain: Domain, name: str, destinations: list[str]) -> QuotaRow:
+    limit = domain.quotas.limit(name)
+    ledger = domain.quotas.ledger(name, limit, destinations[0] if destinations else "")
+    state = domain.quotas.now(ledger)
+    for other in destinations:  # one that has not sent anything with the quota yet
+        if other not in state.usages:
+            state = state.observe({other: Observation(domain.usage_of(other))})
+    waiting = state.waiting
+    reserved = [one for one in state.requests if not one.waits]
+    return QuotaRow(
+        name,
+        limit.shared,
+        limit.policy,
+        tuple(destinations),
+        limit.messages,
+        limit.bytes,
+        state.used.messages,
+        state.used.bytes,
+        state.reserved.messages,
+        state.reserved.bytes,
+        len(waiting),
+        tuple(_request(one) for one in (*reserved, *waiting)),
+    )
+
+
+def _request(one: OpenRequest) -> QuotaRequestRow:
+    need: MessageUsage = one.request.need
+    return QuotaRequestRow(
+        "waiting" if one.waits else "reserved",
+        one.request.destination,
+        need.messages,
+        need.bytes,
+        one.request.by,
+        moment(one.until_ms),
+    )

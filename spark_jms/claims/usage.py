@@ -1,0 +1,83 @@
+"""Publishes what is unfinished of a destination, for senders, which have no store (T1, T3, T5). core/usage.py has the rule.
+
+Housekeeping publishes every 2 seconds, and every process with consumers of the destination several times a second, because
+senders may wait for room. Only destinations that `measures_usage` publish; for all others nothing is read or written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from spark_jms.claims.active_subscriptions import not_durable
+from spark_jms.claims.record_sets import state_of
+from spark_jms.claims.stores import timed_stores
+from spark_jms.core.ranges import EMPTY, Ranges, union
+from spark_jms.core.record_set import RecordSet
+from spark_jms.core.usage import MemberUsage, MessageUsage, PublishedUsage
+from spark_jms.log.delta_log import DeltaLog
+from spark_jms.log.domain import Domain
+from spark_jms.log.snapshot import Snapshot
+from spark_jms.store import Store, StoreError
+
+PUBLISH_EVERY_S = 0.05
+_SHARE_OF_TIME = 0.05  # that a publisher may use
+
+StateOf = Callable[[Snapshot, str, int], RecordSet]
+
+
+class UsagePublisher:
+    """Of one destination, in a process with consumers. Call `publish` often: it paces itself."""
+
+    def __init__(self, domain: Domain, store: Store, destination: str) -> None:
+        self._domain, self._store, self._log = domain, timed_stores(store), domain.log(destination)
+        self._next_s = 0.0
+
+    def publish(self, *, paced: bool = True) -> None:
+        if not self._log.snapshot.destination.measures_usage:
+            return
+        begun = time.monotonic()
+        if paced and begun < self._next_s:
+            return
+        try:
+            publish_usage(self._domain, self._log, self._state, self._live)
+        finally:
+            ended = time.monotonic()
+            self._next_s = ended + (ended - begun) / _SHARE_OF_TIME
+
+    def _state(self, snapshot: Snapshot, subscription: str, member: int) -> RecordSet:
+        return state_of(self._store, snapshot, subscription, member)
+
+    def _live(self, snapshot: Snapshot) -> list[str]:
+        return sorted(not_durable(self._store, snapshot.table_id)) if snapshot.destination.is_topic else []
+
+
+def publish_usage(
+    domain: Domain, log: DeltaLog, state: StateOf, live: Callable[[Snapshot], list[str]]
+) -> PublishedUsage:
+    """`live` names the subscriptions that are not in the table; it is asked after the snapshot is fixed."""
+    snapshot = log.refresh()
+    names = [*snapshot.destination.subscription_names(), *live(snapshot)]
+    members = {member: _member(snapshot, member, names, state) for member in snapshot.members}
+    found = PublishedUsage(log.name, members)
+    domain.usages.publish(snapshot.table_id, found)
+    return found
+
+
+def _member(snapshot: Snapshot, member: int, names: list[str], state: StateOf) -> MemberUsage:
+    last, files = snapshot.last_sequence(member), snapshot.member_files(member).files
+    declared = snapshot.destination
+    unfinished = EMPTY
+    if files and member in declared.member_ids:  # a removed member was finished
+        everything = Ranges.of((files[0].first, files[-1].last))
+        unfinished = union(_unfinished(snapshot, member, name, everything, state) for name in names)
+    size = sum(file.bytes for file in files if unfinished & Ranges.of((file.first, file.last)))
+    return MemberUsage(last, MessageUsage(unfinished.count, size), declared.server_of(member))
+
+
+def _unfinished(snapshot: Snapshot, member: int, name: str, everything: Ranges, state: StateOf) -> Ranges:
+    """All messages, while the server with the record set is away."""
+    try:
+        return state(snapshot, name, member).unfinished(everything.first, everything.last)
+    except StoreError:
+        return everything

@@ -1,0 +1,96 @@
+"""`jmsq quota`: the quotas of a domain (T1, T3, C14)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from spark_jms.cli.settings import CommandSettings, command
+
+if TYPE_CHECKING:
+    from spark_jms.admin.quota import QuotaRow
+
+
+@click.group("quota", short_help="The quotas of the domain: list, show, entries.")
+def quota() -> None:
+    """Quotas: how much destinations may hold, declared in the module file. They open no store, so what consumers finish shows a
+    moment later."""
+
+
+@command("list", short_help="The quotas, what is used of them, and how many sends wait.")
+def list_all(settings: CommandSettings) -> None:
+    """List the quotas. A quota that is not shared has a line for each destination."""
+    _show(settings, [])
+
+
+@command("show", short_help="One quota, with the sends that wait or have a reservation.")
+@click.argument("name", metavar="QUOTA")
+def show(settings: CommandSettings, name: str) -> None:
+    """Show a quota with its open requests: reservations first, then the sends that wait, in their order. "by" is the process, or
+    the query and its batch."""
+    found = _show(settings, [name])
+    if settings.as_json:
+        return
+    requests = [
+        (one.state, one.destination, f"{one.messages:,}", f"{one.bytes:,}", one.by, one.until)
+        for row in found
+        for one in row.requests
+    ]
+    settings.out.table(
+        "", ("state", "destination", "messages", "bytes", "by", "until"), requests, "no send waits or has a reservation"
+    )
+
+
+@command("entries", short_help="The newest entries of a quota's ledger.")
+@click.argument("name", metavar="QUOTA")
+def entries(settings: CommandSettings, name: str) -> None:
+    """Show the newest entries of a quota's ledger, the oldest first: grants, waits, and what was used and reserved then. A ledger
+    keeps few entries; it is no history."""
+    from spark_jms.admin.quota import newest_entries
+
+    found = newest_entries(settings.domain(), name)
+    if settings.as_json:
+        settings.out.document([asdict(row) for row in found])
+        return
+    rows = [
+        (row.quota, row.number, row.at, row.what, f"{row.messages_used:,}", f"{row.messages_reserved:,}", row.waiting)
+        for row in found
+    ]
+    columns = ("quota", "entry", "at", "what", "used", "reserved", "waiting")
+    settings.out.table("", columns, rows, f"nothing was ever sent with quota {name}")
+
+
+def _show(settings: CommandSettings, names: list[str]) -> list[QuotaRow]:
+    from spark_jms.admin.quota import quotas
+
+    found = quotas(settings.domain(), names)
+    if settings.as_json:
+        settings.out.document([asdict(row) for row in found])
+        return found
+    rows = [
+        (
+            row.quota,
+            ", ".join(row.destinations) or "none",
+            row.policy,
+            _of(row.messages_used, row.messages_maximum),
+            _of(row.bytes_used, row.bytes_maximum),
+            f"{row.messages_reserved:,}",
+            row.waiting,
+        )
+        for row in found
+    ]
+    columns = ("quota", "destinations", "policy", "messages", "bytes", "reserved", "waiting")
+    settings.out.table("", columns, rows, "the domain has no quotas")
+    return found
+
+
+def _of(used: int, maximum: int) -> str:
+    return f"{used:,}" if maximum < 0 else f"{used:,} of {maximum:,}"
+
+
+for _command in (list_all, show, entries):
+    quota.add_command(_command)
+
+COMMANDS = (quota,)

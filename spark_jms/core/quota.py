@@ -1,0 +1,270 @@
+"""A quota: who may send how much, decided by many processes without a server (T1, T2). Pure.
+
+A quota's ledger is a sequence of entries; each has the whole state after it. A process reads the newest entry N, decides, and
+creates entry N + 1 if there is none: of several processes one succeeds, and the others read again. The state has
+
+    usages      for each destination, what it held when an entry last looked: committed and not finished
+    requests    of senders: those that wait, in the order in which they registered, and those that have a reservation
+
+    a request is    and this happens                                            it becomes
+    ------------    ----------------                                            ----------
+    absent          REGISTER  there is no room now, and it may wait             waiting
+    absent          GRANT     there is room, and none waits before it           reserved
+    waiting         RENEW     its sender lives and waits                        waiting, in its place
+    waiting         GRANT     there is room, and none waits before it           reserved
+    waiting         WITHDRAW  its sender gives up                               absent
+    waiting         LAPSE     its sender has not renewed it in time             absent
+    reserved        GRANT     the same batch is sent again (Spark)              reserved, under a new number
+    reserved        WITHDRAW  its sender will not commit                        absent
+    reserved        END       its transaction is in the destination's log       absent
+
+`TRANSITIONS` is this table, and every change goes through it.
+
+**The log ends a reservation.** A reservation has a slot of its destination and a number, that of its entry. The commit of its
+messages has the transaction (`quota/<ledger>/<slot>`, number), and is refused when the log has it. A sender that needs the room of
+an overdue reservation commits the same transaction without messages. The first of the two decides, as for transfers. So a sender
+writes one entry, before its commit; the next entry that looks at the destination finds the transaction, and removes the
+reservation together with entering the new usage. Slots are used again, so a log has few such transactions.
+
+**Why used + reserved never exceeds the maximum.** A grant checks it, on the newest entry, after it has looked at its destination.
+What a destination commits is in an open reservation, until an entry looks at one version of its log and moves it from reserved
+to used: the sum does not change. An entry that does not look at a destination keeps its old usage and its reservations.
+
+**Why nobody overtakes.** With the policy FIFO a grant also checks that no request waits that was registered before. A dead
+sender's request lapses, because it is not renewed.
+
+The exceptions, where usage may exceed the maximum: it was lowered; a destination with messages joined the quota; messages move
+between members of one destination, where they count twice until the transfer has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from typing import Any
+
+from spark_jms.core.usage import MessageUsage, total
+
+FIFO, PREEMPTIVE = "FIFO", "Preemptive"
+UNLIMITED = -1
+
+
+class QuotaRequestState(Enum):
+    ABSENT = auto()
+    WAITING = auto()
+    RESERVED = auto()
+
+
+class QuotaRequestEvent(Enum):
+    REGISTER = auto()
+    GRANT = auto()
+    RENEW = auto()
+    WITHDRAW = auto()
+    LAPSE = auto()
+    END = auto()
+
+
+_S, _E = QuotaRequestState, QuotaRequestEvent
+TRANSITIONS: Mapping[tuple[QuotaRequestState, QuotaRequestEvent], QuotaRequestState] = {
+    (_S.ABSENT, _E.REGISTER): _S.WAITING,
+    (_S.ABSENT, _E.GRANT): _S.RESERVED,
+    (_S.WAITING, _E.RENEW): _S.WAITING,
+    (_S.WAITING, _E.GRANT): _S.RESERVED,
+    (_S.WAITING, _E.WITHDRAW): _S.ABSENT,
+    (_S.WAITING, _E.LAPSE): _S.ABSENT,
+    (_S.RESERVED, _E.GRANT): _S.RESERVED,
+    (_S.RESERVED, _E.WITHDRAW): _S.ABSENT,
+    (_S.RESERVED, _E.END): _S.ABSENT,
+}
+
+
+@dataclass(frozen=True)
+class Limit:
+    """UNLIMITED: no maximum. `shared`: all destinations of the quota compete; otherwise each has the maximum for itself."""
+
+    messages: int = UNLIMITED
+    bytes: int = UNLIMITED
+    shared: bool = True
+    policy: str = FIFO
+
+    def allows(self, usage: MessageUsage) -> bool:
+        return _within(usage.messages, self.messages) and _within(usage.bytes, self.bytes)
+
+
+def _within(value: int, maximum: int) -> bool:
+    return maximum == UNLIMITED or value <= maximum
+
+
+@dataclass(frozen=True)
+class Request:
+    """`id` is unique to the send; a repeated Spark batch has the same. `by` names the sender for people."""
+
+    id: str
+    destination: str
+    need: MessageUsage
+    by: str
+
+
+@dataclass(frozen=True)
+class OpenRequest:
+    """`number` is that of the entry in which it was registered or reserved. After `until_ms` other senders may take its place.
+    `slot`: of a reservation."""
+
+    request: Request
+    state: QuotaRequestState
+    number: int
+    until_ms: int
+    slot: int = 0
+
+    @property
+    def waits(self) -> bool:
+        return self.state is QuotaRequestState.WAITING
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A destination at one version of its log: its usage, and the newest number of each slot that has an open reservation."""
+
+    usage: MessageUsage
+    numbers: Mapping[int, int] = field(default_factory=dict)
+
+
+_NOT_LOOKED = Observation(MessageUsage())
+
+
+@dataclass(frozen=True)
+class QuotaState:
+    """`number` is that of the entry that has this state."""
+
+    number: int = 0
+    usages: Mapping[str, MessageUsage] = field(default_factory=dict)
+    requests: tuple[OpenRequest, ...] = ()
+
+    # -- reading --------------------------------------------------------------------------------------------------
+    @property
+    def used(self) -> MessageUsage:
+        return total(self.usages.values())
+
+    @property
+    def reserved(self) -> MessageUsage:
+        return total(one.request.need for one in self.requests if not one.waits)
+
+    @property
+    def waiting(self) -> list[OpenRequest]:
+        """In the order in which they registered."""
+        return sorted((one for one in self.requests if one.waits), key=lambda one: one.number)
+
+    def find(self, id: str) -> OpenRequest | None:
+        return next((one for one in self.requests if one.request.id == id), None)
+
+    def slots(self, destination: str) -> list[int]:
+        """Of its open reservations."""
+        return [one.slot for one in self.requests if not one.waits and one.request.destination == destination]
+
+    def overdue(self, now_ms: int) -> list[OpenRequest]:
+        """Reservations whose senders are dead or slow."""
+        return [one for one in self.requests if not one.waits and one.until_ms < now_ms]
+
+    def room_for(self, request: Request, limit: Limit) -> bool:
+        known = self.find(request.id)
+        own = known.request.need if known is not None and not known.waits else MessageUsage()
+        return limit.allows(self.used + self.reserved - own + request.need)
+
+    def is_next(self, id: str) -> bool:
+        """No request waits before it."""
+        known = self.find(id)
+        number = known.number if known is not None else self.number
+        return not any(one.number < number for one in self.waiting if one.request.id != id)
+
+    # -- changing: the next entry -----------------------------------------------------------------------------------
+    def successor(self) -> QuotaState:
+        """The state of the next entry, before anything has changed."""
+        return replace(self, number=self.number + 1)
+
+    def observe(self, found: Mapping[str, Observation | None]) -> QuotaState:
+        """What these destinations hold now, without the reservations that their logs have ended. None: the destination does not
+        exist any more, or has another quota; nor has it requests here."""
+        usages = {name: usage for name, usage in self.usages.items() if name not in found}
+        after = replace(self, usages={**usages, **{name: one.usage for name, one in found.items() if one is not None}})
+        for one in self.requests:
+            looked = found.get(one.request.destination, _NOT_LOOKED)
+            if looked is None:
+                after = after._change(one.request, _E.WITHDRAW)
+            elif not one.waits and looked.numbers.get(one.slot, 0) >= one.number:
+                after = after._change(one.request, _E.END)
+        return after
+
+    def lapse(self, now_ms: int) -> QuotaState:
+        """Without the waiting requests that are not renewed any more."""
+        after = self
+        for one in self.waiting:
+            if one.until_ms < now_ms:
+                after = after._change(one.request, _E.LAPSE)
+        return after
+
+    def grant(self, request: Request, limit: Limit, until_ms: int) -> QuotaState | None:
+        """None when there is no room, or with FIFO another request waits before it."""
+        if not self.room_for(request, limit) or (limit.policy == FIFO and not self.is_next(request.id)):
+            return None
+        return self._change(request, _E.GRANT, until_ms)
+
+    def wait(self, request: Request, until_ms: int) -> QuotaState:
+        """Register a request behind the others, or renew it in its place."""
+        return self._change(request, _E.REGISTER if self.find(request.id) is None else _E.RENEW, until_ms)
+
+    def withdraw(self, request: Request, number: int | None = None) -> QuotaState:
+        """Remove a waiting request, or the reservation with this number, unless another process has removed or replaced it."""
+        known = self.find(request.id)
+        if known is None or (known.number != number and not known.waits):
+            return self
+        return self._change(request, _E.WITHDRAW)
+
+    def _change(self, request: Request, event: QuotaRequestEvent, until_ms: int = 0) -> QuotaState:
+        known = self.find(request.id)
+        state = TRANSITIONS[known.state if known is not None else _S.ABSENT, event]
+        others = tuple(one for one in self.requests if one.request.id != request.id)
+        if state is _S.ABSENT:
+            return replace(self, requests=others)
+        number = known.number if known is not None and event is _E.RENEW else self.number
+        slot = 0
+        if state is _S.RESERVED:
+            taken = set(replace(self, requests=others).slots(request.destination))
+            slot = next(free for free in range(len(taken) + 1) if free not in taken)
+        return replace(self, requests=(*others, OpenRequest(request, state, number, until_ms, slot)))
+
+    # -- stored form ----------------------------------------------------------------------------------------------
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "number": self.number,
+            "usages": {name: usage.to_json() for name, usage in sorted(self.usages.items())},
+            "requests": [_to_json(one) for one in self.requests],
+        }
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> QuotaState:
+        """Raises KeyError, ValueError or TypeError."""
+        usages = {str(name): MessageUsage.from_json(usage) for name, usage in value["usages"].items()}
+        return QuotaState(int(value["number"]), usages, tuple(_from_json(value["requests"])))
+
+
+def _to_json(one: OpenRequest) -> dict[str, Any]:
+    return {
+        "id": one.request.id,
+        "destination": one.request.destination,
+        "need": one.request.need.to_json(),
+        "by": one.request.by,
+        "state": one.state.name.lower(),
+        "number": one.number,
+        "untilMs": one.until_ms,
+        "slot": one.slot,
+    }
+
+
+def _from_json(values: Iterable[Mapping[str, Any]]) -> Iterable[OpenRequest]:
+    for value in values:
+        request = Request(
+            str(value["id"]), str(value["destination"]), MessageUsage.from_json(value["need"]), str(value["by"])
+        )
+        state = QuotaRequestState[str(value["state"]).upper()]
+        yield OpenRequest(request, state, int(value["number"]), int(value["untilMs"]), int(value["slot"]))

@@ -1,0 +1,63 @@
+"""The settings of a quota (T1): keys of the module file, under `quotas:`. The names are those of WebLogic's QuotaBean.
+
+To add a key, add a line at the end of QuotaSettings, and run `make docs`. Stored quotas that lack the key have its default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from spark_jms.errors import ModuleFileError
+from spark_jms.settings.table import Setting, Table, setting, settings_of
+from spark_jms.settings.types import Choice, Flag, SizeOrNone, Whole
+
+NO_MAXIMUM = -1
+POLICIES = {
+    "FIFO": "no send is let through while another one waits for room before it",
+    "Preemptive": "a send for which there is room is let through, whatever waits: large ones may starve",
+}
+
+
+@attrs.frozen
+class QuotaSettings(Table):
+    """The keys of one quota."""
+
+    messages_maximum: int = setting(
+        "messagesMaximum",
+        Whole(NO_MAXIMUM),
+        NO_MAXIMUM,
+        "How many messages its destinations may hold: all that are not finished, also those in flight, delayed or not visible "
+        "yet. A topic's message counts once. -1: no maximum; 0: none at all.",
+    )
+    bytes_maximum: int = setting(
+        "bytesMaximum",
+        SizeOrNone(high="1048576 GiB"),
+        NO_MAXIMUM,
+        "How many bytes the data files may have that hold these messages; a file counts until all its messages are finished. "
+        "-1: no maximum.",
+    )
+    shared: bool = setting(
+        "shared",
+        Flag(),
+        True,
+        "Whether the destinations with this quota compete for it. `false`: each of them has the maximum for itself.",
+    )
+    policy: str = setting("policy", Choice(POLICIES), "FIFO", "Who gets room while senders wait for it.")
+
+    def refusal(self, row: Setting, value: object, allowed: str) -> ModuleFileError:
+        return ModuleFileError(f"{row.name} of a quota is {value!r}, but must be {allowed}")
+
+
+QUOTA_KEYS = settings_of(QuotaSettings)
+
+
+def to_stored(quota: QuotaSettings) -> dict[str, Any]:
+    return {name: getattr(quota, row.field) for name, row in QUOTA_KEYS.items()}
+
+
+def from_stored(stored: Mapping[str, Any]) -> QuotaSettings:
+    """Raises KeyError for a key that this version does not know, and ModuleFileError."""
+    return QuotaSettings(**{QUOTA_KEYS[name].field: value for name, value in stored.items()})

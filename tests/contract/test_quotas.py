@@ -1,0 +1,439 @@
+"""Quotas as senders, transfers and administrators meet them (T1, T2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from spark_jms import apply, connect
+from spark_jms.admin.move import MoveOrder, move
+from spark_jms.admin.quota import quotas
+from spark_jms.client import Context
+from spark_jms.core.quota import QuotaState
+from spark_jms.core.usage import MessageUsage
+from spark_jms.errors import JmsqError, ModuleFileError
+from spark_jms.log import quotas as quotas_module
+from spark_jms.log import send as sending
+from spark_jms.log.admission import Grant, LargerThanQuotaError, QuotaExceededError
+from spark_jms.log.domain import Domain
+from spark_jms.store import MemoryStore
+from spark_jms.store.errors import ResourceAllocationException
+from spark_jms.testing import wait_until
+from tests.contract.cli.commands import Jmsq
+
+LIMIT_S = 30
+QUEUE = {"kind": "queue", "quota": "small"}
+
+
+@pytest.fixture
+def root(tmp_path: Any) -> Iterator[str]:
+    yield str(tmp_path)
+    MemoryStore.forget(f"quotas-{tmp_path.name}")
+
+
+def made(root: str, quota: dict[str, Any], **destinations: Any) -> None:
+    apply(
+        root,
+        {
+            "store": f"memory://quotas-{root.rsplit('/', 1)[1]}",
+            "quotas": {"small": quota, "other": {"messagesMaximum": 50}},
+            "destinations": {"orders": QUEUE, "free": {"kind": "queue"}, **destinations},
+        },
+    )
+
+
+def state_of(context: Context, quota: str = "small", destination: str = "orders") -> QuotaState:
+    found = context._domain.quotas
+    return found.now(found.ledger(quota, found.limit(quota), destination))
+
+
+def receive(context: Context, count: int, destination: str = "orders") -> None:
+    with context.consumer(destination) as consumer:
+        for _ in range(count):
+            message = consumer.receive(timeout=LIMIT_S)
+            assert message is not None
+            message.acknowledge()
+
+
+def waiting(context: Context, count: int) -> Callable[[], bool]:
+    return lambda: len(state_of(context).waiting) == count
+
+
+# -- the maximum -------------------------------------------------------------------------------------------------------------
+def test_full_quota_refuses_every_way_to_send(root: str) -> None:
+    """T1, T2: at once without a time-out, by JMS's name; nothing is left behind, and what was finished makes room."""
+    made(root, {"messagesMaximum": 10})
+    with connect(root, housekeeping=False) as context:
+        producer = context.producer("orders", send_timeout=0)
+        producer.send_many({"text": str(n)} for n in range(8))
+        assert [producer.send(text="9").text, producer.send(text="10").text] == ["9", "10"]
+        for refused in (
+            lambda: producer.send(text="x"),
+            lambda: producer.send_many([{"text": "x"}]),
+            lambda: producer.send_table(pa.table({"text": ["x"]})),
+        ):
+            with pytest.raises(
+                ResourceAllocationException, match=r"quota small has no room.*of 10 message\(s\), 10 message"
+            ):
+                refused()
+            with pytest.raises(JmsqError):
+                refused()
+        assert len(list(Path(root, "orders").glob("*.parquet"))) == 3, "refused files are deleted"
+        assert state_of(context).requests == ()
+        receive(context, 3)
+        wait_until(lambda: context._domain.usage_of("orders").messages == 7, LIMIT_S)
+        producer.send_many([{"text": "a"}, {"text": "b"}, {"text": "c"}])
+        with pytest.raises(QuotaExceededError):
+            producer.send(text="x")
+
+
+def test_batch_above_the_maximum_fails_at_once(root: str) -> None:
+    """T1: by name, although its sender would wait; parts of other senders in the same commit are sent."""
+    made(root, {"messagesMaximum": 5})
+    with connect(root) as context:
+        with pytest.raises(LargerThanQuotaError, match="more than the maximum of quota small"):
+            context.producer("orders", send_timeout="1h").send_many([{"text": "x"}] * 6)
+        assert context._domain.usage_of("orders") == MessageUsage()
+
+
+def test_bytes_count_as_their_files(root: str) -> None:
+    """T1: a file counts with all its bytes until all its messages are finished."""
+    made(root, {"bytesMaximum": "64 KiB"})
+    with connect(root, housekeeping=False) as context:
+        producer = context.producer("orders", send_timeout=0)
+        producer.send_many([{"body": bytes([n]) * 10} for n in range(3)])
+        size = context._domain.usage_of("orders").bytes
+        assert size == sum(file.bytes for file in context._domain.log("orders").snapshot.files.values())
+        with pytest.raises(LargerThanQuotaError):
+            producer.send_table(pa.table({"body": [pa.array(range(20_000), pa.int64()).buffers()[1].to_pybytes()]}))
+        receive(context, 2)
+        assert context._domain.usage_of("orders") == MessageUsage(1, size)
+        receive(context, 1)
+        assert context._domain.usage_of("orders") == MessageUsage()
+
+
+def test_delayed_and_claimed_messages_count(root: str) -> None:
+    """T1: whatever is not finished does."""
+    made(root, {"messagesMaximum": 2})
+    with connect(root) as context:
+        producer = context.producer("orders", send_timeout=0)
+        producer.send(text="delayed", delay="1h")
+        producer.send(text="claimed")
+        with context.consumer("orders") as consumer:
+            message = consumer.receive(timeout=LIMIT_S)
+            assert message is not None
+            with pytest.raises(QuotaExceededError):
+                producer.send(text="x")
+            message.acknowledge()
+            wait_until(lambda: context._domain.usage_of("orders").messages == 1, LIMIT_S)
+            producer.send(text="y")
+
+
+def test_message_of_a_topic_counts_once_until_all_have_finished_it(root: str) -> None:
+    """T1: two subscriptions, one of which has finished it."""
+    made(root, {"messagesMaximum": 2}, prices={"kind": "topic", "quota": "small"})
+    with connect(root) as context:
+        first = context.consumer("prices", subscription="one", starting_position="latest")
+        second = context.consumer("prices", subscription="two", starting_position="latest")
+        producer = context.producer("prices", send_timeout=0)
+        producer.send_many([{"text": "1"}, {"text": "2"}])
+        for _ in range(2):
+            message = first.receive(timeout=LIMIT_S)
+            assert message is not None
+            message.acknowledge()
+        context._publishers["prices"].publish(paced=False)
+        assert context._domain.usage_of("prices").messages == 2
+        with pytest.raises(QuotaExceededError):
+            producer.send(text="x")
+        message = second.receive(timeout=LIMIT_S)
+        assert message is not None
+        message.acknowledge()
+        wait_until(lambda: context._domain.usage_of("prices").messages == 1, LIMIT_S)
+        producer.send(text="3")
+
+
+def test_shared_quota_counts_all_its_destinations(root: str) -> None:
+    """T1: and one that is not shared counts each alone; destinations without a quota are not concerned."""
+    for shared, room in ((True, 1), (False, 3)):
+        made(root, {"messagesMaximum": 4, "shared": shared}, more=QUEUE)
+        with connect(root) as context:
+            context.producer("orders", send_timeout=0).send_many([{"text": "x"}] * 3)
+            second = context.producer("more", send_timeout=0)
+            second.send_many([{"text": "x"}] * room)
+            if shared:
+                with pytest.raises(QuotaExceededError):
+                    second.send(text="x")
+            context.producer("free").send_many([{"text": "x"}] * 20)
+            receive(context, 3)
+            receive(context, room, "more")
+            wait_until(lambda: state_of(context).used.messages == 0, LIMIT_S)
+
+
+# -- waiting ------------------------------------------------------------------------------------------------------------------
+def send_later(threads: ThreadPoolExecutor, context: Context, text: str, count: int = 1) -> Future[Any]:
+    producer = context.producer("orders", send_timeout=LIMIT_S)
+    return threads.submit(producer.send_many, [{"text": text}] * count)
+
+
+def test_senders_are_let_through_in_the_order_of_their_registration(root: str) -> None:
+    """T1, T2: FIFO across contexts: a small send that would fit waits behind a large one."""
+    made(root, {"messagesMaximum": 4})
+    with connect(root) as context, connect(root) as other, ThreadPoolExecutor(3) as threads:
+        context.producer("orders").send_many([{"text": "old"}] * 4)
+        large = send_later(threads, context, "large", 3)
+        wait_until(waiting(context, 1), LIMIT_S)
+        small = send_later(threads, other, "small")
+        wait_until(waiting(context, 2), LIMIT_S)
+        receive(context, 2)
+        with pytest.raises(QuotaExceededError, match=r"2 other send\(s\) wait"):
+            context.producer("orders", send_timeout=0).send(text="no")
+        assert not small.done()
+        receive(context, 2)
+        large.result(LIMIT_S)
+        small.result(LIMIT_S)
+        assert [m.text for m in context.browser("orders")] == ["large"] * 3 + ["small"]
+        assert state_of(context).requests == ()
+
+
+def test_preemptive_policy_lets_a_small_send_through(root: str) -> None:
+    """T1: although a large one waits."""
+    made(root, {"messagesMaximum": 4, "policy": "Preemptive"})
+    with connect(root) as context, ThreadPoolExecutor(2) as threads:
+        context.producer("orders").send_many([{"text": "old"}] * 3)
+        large = send_later(threads, context, "large", 3)
+        wait_until(waiting(context, 1), LIMIT_S)
+        context.producer("orders", send_timeout=0).send(text="small")
+        receive(context, 3)
+        large.result(LIMIT_S)
+
+
+def test_send_gives_up_after_its_timeout_and_leaves_the_queue(root: str) -> None:
+    """T2: with ResourceAllocationException; the next sender is not held up."""
+    made(root, {"messagesMaximum": 1})
+    with connect(root) as context:
+        context.producer("orders").send(text="old")
+        with pytest.raises(ResourceAllocationException):
+            context.producer("orders", send_timeout="50 ms").send(text="late")
+        assert state_of(context).requests == ()
+        receive(context, 1)
+        wait_until(lambda: context._domain.usage_of("orders").messages == 0, LIMIT_S)
+        context.producer("orders", send_timeout=0).send(text="new")
+
+
+def test_dead_waiting_sender_lapses(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T1: a sender that does not renew its request does not hold up the others for ever."""
+    made(root, {"messagesMaximum": 1})
+    with connect(root) as context:
+        context.producer("orders").send(text="old")
+
+        def die(*_: object) -> float:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(quotas_module._Attempt, "pause", die)
+            patch.setattr(quotas_module.Quotas, "_withdraw", lambda *_: None)
+            with pytest.raises(KeyboardInterrupt):
+                context.producer("orders", send_timeout=LIMIT_S).send(text="dead")
+        assert len(state_of(context).waiting) == 1
+        receive(context, 1)
+        wait_until(lambda: context._domain.usage_of("orders").messages == 0, LIMIT_S)
+        producer = context.producer("orders", send_timeout=0)
+        with pytest.raises(QuotaExceededError):
+            producer.send(text="behind it")
+        later = quotas_module.now_ms() + quotas_module.WAITING_MS + 1
+        monkeypatch.setattr(context._domain.quotas, "_clock_ms", lambda: later)
+        producer.send(text="new")
+
+
+def test_reservation_of_a_dead_sender_is_voided(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T1: behind a fence in the log: a sender that only slept reserves again before it commits."""
+    made(root, {"messagesMaximum": 2})
+    with connect(root) as context:
+        grants: list[Grant] = []
+        reserve = quotas_module.Quotas.reserve
+
+        def dying(self: Any, *arguments: Any) -> Grant | None:
+            found = reserve(self, *arguments)
+            assert found is not None
+            grants.append(found)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(quotas_module.Quotas, "reserve", dying)
+            with pytest.raises(KeyboardInterrupt):
+                context.producer("orders", send_timeout=0).send_table(pa.table({"text": ["x"] * 2}))
+        assert state_of(context).reserved.messages == 2
+        producer = context.producer("orders", send_timeout=0)
+        with pytest.raises(QuotaExceededError):
+            producer.send(text="no room beside the reservation")
+        later = quotas_module.now_ms() + quotas_module.RESERVED_MS + 1
+        monkeypatch.setattr(context._domain.quotas, "_clock_ms", lambda: later)
+        producer.send_many([{"text": "y"}] * 2)
+        with pytest.raises(sending.QuotaNeeded):  # the sleeper wakes
+            sending.spent(context._domain.log("orders").refresh(), [file_of(2)], grants[0], later)
+        assert state_of(context).requests == ()
+
+
+def test_reservation_ends_with_its_commit(root: str) -> None:
+    """T1: one entry for each send; a sender that is killed after its commit leaves nothing that counts twice."""
+    made(root, {"messagesMaximum": 10})
+    with connect(root) as context:
+        producer = context.producer("orders")
+        found = context._domain.quotas
+        before = found.ledger("small", found.limit("small"), "orders").read().number
+        for text in "abc":
+            producer.send(text=text)
+        entry = found.ledger("small", found.limit("small"), "orders").read()
+        assert entry.number == before + 3
+        assert (entry.state.used.messages, entry.state.reserved.messages) == (2, 1)
+        assert (state_of(context).used.messages, state_of(context).requests) == (3, ())
+        assert context._domain.log("orders").snapshot.transactions.get("quota/small/0") == entry.number
+
+
+def file_of(rows: int) -> Any:
+    return sending.StagedFile("m0-xxxxxxxx.parquet", 0, rows, 1, 0, "{}")
+
+
+# -- changes -------------------------------------------------------------------------------------------------------------------
+def test_raised_maximum_lets_waiting_senders_through(root: str) -> None:
+    """T1: editing the quota does not fail them."""
+    made(root, {"messagesMaximum": 1})
+    with connect(root) as context, ThreadPoolExecutor(1) as threads:
+        context.producer("orders").send(text="old")
+        sent = send_later(threads, context, "new")
+        wait_until(waiting(context, 1), LIMIT_S)
+        made(root, {"messagesMaximum": 2})
+        assert sent.result(LIMIT_S).messages == 1
+
+
+def test_switching_the_quota_fails_waiting_senders(root: str) -> None:
+    """T1: with ResourceAllocationException, as the texts have it; the next send counts in the new quota."""
+    made(root, {"messagesMaximum": 1})
+    with connect(root) as context, ThreadPoolExecutor(1) as threads:
+        context.producer("orders").send(text="old")
+        sent = send_later(threads, context, "new")
+        wait_until(waiting(context, 1), LIMIT_S)
+        made(root, {"messagesMaximum": 1}, orders={"kind": "queue", "quota": "other"})
+        with pytest.raises(ResourceAllocationException, match="orders got the quota other while"):
+            sent.result(LIMIT_S)
+        context.producer("orders", send_timeout=0).send(text="new")
+        assert state_of(context, "other").used.messages == 2
+        assert state_of(context).used.messages == 0
+
+
+def test_destination_that_joins_a_quota_brings_its_messages(root: str) -> None:
+    """T1: `apply` counts what it holds."""
+    made(root, {"messagesMaximum": 3})
+    with connect(root) as context:
+        context.producer("free").send_many([{"text": "x"}] * 3)
+        made(root, {"messagesMaximum": 3}, free=QUEUE)
+        with pytest.raises(QuotaExceededError):
+            context.producer("orders", send_timeout=0).send(text="x")
+
+
+@pytest.mark.parametrize(
+    ("quota", "error"),
+    [
+        ({"messagesMaximum": -2}, "messagesMaximum is -2"),
+        ({"policy": "LIFO"}, "policy is 'LIFO', but must be one of FIFO, Preemptive"),
+        ({"messageMaximum": 1}, "did you mean 'messagesMaximum'"),
+        ({"bytesMaximum": "much"}, "bytesMaximum"),
+    ],
+)
+def test_wrong_quota_is_refused_by_name(root: str, quota: dict[str, Any], error: str) -> None:
+    """T1, T18: before anything changes."""
+    with pytest.raises(ModuleFileError, match=error):
+        made(root, quota)
+
+
+def test_unknown_quota_is_refused_by_name(root: str) -> None:
+    """T1: with the quotas that there are."""
+    with pytest.raises(JmsqError, match=r"no quota 'smal' \(there are: other, small\)"):
+        made(root, {}, orders={"kind": "queue", "quota": "smal"})
+
+
+# -- transfers -----------------------------------------------------------------------------------------------------------------
+def test_transfer_waits_for_room_and_loses_nothing(root: str) -> None:
+    """T1, C18: a move into a full quota stays open and ends when there is room."""
+    made(root, {"messagesMaximum": 3})
+    with connect(root) as context:
+        context.producer("orders").send_many([{"text": "old"}] * 2)
+        context.producer("free").send_many([{"text": "moved"}] * 2)
+        with pytest.raises(JmsqError, match="waits: orders: quota small has no room"):
+            move(context._domain, context._store, MoveOrder("free", "orders"), LIMIT_S)
+        assert context._domain.usage_of("orders").messages == 2
+        receive(context, 2)
+        wait_until(lambda: context._domain.usage_of("orders").messages == 0, LIMIT_S)
+        move(context._domain, context._store, MoveOrder("free", "orders"), LIMIT_S)
+        assert [m.text for m in context.browser("orders")] == ["moved"] * 2
+        assert not list(context.browser("free"))
+        assert state_of(context).requests == ()
+
+
+def test_move_makes_batches_that_the_quota_can_take(root: str) -> None:
+    """T1, C18: more messages than the maximum are moved part by part."""
+    made(root, {"messagesMaximum": 3})
+    with connect(root) as context:
+        context.producer("free").send_many([{"text": str(n)} for n in range(5)])
+        with pytest.raises(JmsqError, match="waits"):
+            move(context._domain, context._store, MoveOrder("free", "orders"), LIMIT_S)
+        assert [m.text for m in context.browser("orders")] == ["0", "1", "2"]
+
+
+def test_move_within_a_destination_needs_no_room(root: str) -> None:
+    """T1, D5: between its members, although the quota is full."""
+    made(root, {"messagesMaximum": 4}, orders={"kind": "distributed-queue", "members": 2, "quota": "small"})
+    with connect(root) as context:
+        context.producer("orders").send_many([{"text": "x"}] * 4)
+        move(context._domain, context._store, MoveOrder("orders", "orders", members=(0,), target_member=1), LIMIT_S)
+        assert {m.member for m in context.browser("orders")} == {1}
+
+
+# -- looking -------------------------------------------------------------------------------------------------------------------
+def test_quota_command_shows_usage_and_waiting_senders(root: str, jmsq: Jmsq) -> None:
+    """T1, T3, C14: with the process that waits."""
+    made(root, {"messagesMaximum": 2})
+    with connect(root) as context, ThreadPoolExecutor(1) as threads:
+        assert "of 50" in jmsq("quota", "list").output
+        context.producer("orders").send_many([{"text": "old"}] * 2)
+        sent = send_later(threads, context, "new")
+        wait_until(waiting(context, 1), LIMIT_S)
+        shown = jmsq("quota", "show", "small").output
+        assert "2 of 2" in shown
+        assert "waiting" in shown
+        assert "process" in shown
+        (row,) = quotas(Domain(root), ["small"])
+        assert (row.destinations, row.messages_used, row.waiting) == (("orders",), 2, 1)
+        assert "waits" in jmsq("quota", "entries", "small").output
+        receive(context, 1)
+        sent.result(LIMIT_S)
+    assert "no quota 'none'" in jmsq("quota", "show", "none", code=1).output
+
+
+@pytest.fixture
+def jmsq(root: str) -> Jmsq:
+    from click.testing import CliRunner
+
+    from spark_jms.cli.main import cli
+
+    def run(*arguments: str, code: int = 0, **_: Any) -> Any:
+        result = CliRunner().invoke(cli, [*arguments, "--root", root])
+        assert result.exit_code == code, result.output
+        return result
+
+    return run
+
+
+def test_destinations_without_a_quota_write_nothing(root: str) -> None:
+    """T1: no file of usage, no ledger, no fence."""
+    made(root, {"messagesMaximum": 2})
+    with connect(root) as context:
+        context.producer("free").send_many([{"text": "x"}] * 5)
+        receive(context, 5, "free")
+        names = {info.path.split("/")[1] for info in context._domain.storage.list("_jmsq")}
+        assert not names & {"usage", "quota-ledgers"}

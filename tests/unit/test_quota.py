@@ -1,0 +1,214 @@
+"""The pure quota: the theory at the top of core/quota.py (T1, T2)."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from spark_jms.core.quota import (
+    FIFO,
+    PREEMPTIVE,
+    TRANSITIONS,
+    Limit,
+    Observation,
+    OpenRequest,
+    QuotaRequestEvent,
+    QuotaRequestState,
+    QuotaState,
+    Request,
+)
+from spark_jms.core.usage import MessageUsage
+from spark_jms.log.quota_ledger import KEPT, QuotaLedger
+from spark_jms.testing.memory_storage import MemoryStorage
+
+NAMES = st.sampled_from(["orders", "prices"])
+NEEDS = st.builds(MessageUsage, st.integers(1, 8), st.integers(0, 80))
+
+
+class Senders(RuleBasedStateMachine):
+    """Senders of two destinations beside a model of their logs: what each has committed and finished, and its fence."""
+
+    @initialize(
+        policy=st.sampled_from([FIFO, PREEMPTIVE]),
+        messages=st.integers(-1, 20),
+        size=st.integers(-1, 200),
+    )
+    def begin(self, policy: str, messages: int, size: int) -> None:
+        self.limit = Limit(messages, size, policy=policy)
+        self.state, self.ids, self.now = QuotaState(), 0, 0
+        self.held = {"orders": MessageUsage(), "prices": MessageUsage()}
+        self.logs: dict[str, dict[int, int]] = {"orders": {}, "prices": {}}  # slot -> its newest transaction
+        self.grants: list[OpenRequest] = []  # reserved, and not committed yet: also by senders that sleep
+        self.wanting: list[Request] = []
+
+    def entry(self, state: QuotaState) -> None:
+        assert state.number == self.state.number + 1
+        self.state = state
+
+    def looked(self, destination: str) -> QuotaState:
+        seen = Observation(self.held[destination], dict(self.logs[destination]))
+        return self.state.successor().observe({destination: seen})
+
+    def end(self, one: OpenRequest) -> bool:
+        """A commit with the transaction of the reservation. False: the log has it, or a later one."""
+        log = self.logs[one.request.destination]
+        if log.get(one.slot, 0) >= one.number:
+            return False
+        log[one.slot] = one.number
+        return True
+
+    @rule(destination=NAMES, need=NEEDS)
+    def want(self, destination: str, need: MessageUsage) -> None:
+        self.ids += 1
+        self.wanting.append(Request(f"r{self.ids}", destination, need, "a sender"))
+
+    @precondition(lambda self: self.wanting)
+    @rule(data=st.data(), waits=st.booleans())
+    def attempt(self, data: st.DataObject, waits: bool) -> None:
+        request = data.draw(st.sampled_from(self.wanting))
+        draft = self.looked(request.destination).lapse(self.now)
+        before = [one for one in draft.waiting if one.request.id != request.id]
+        known = draft.find(request.id)
+        granted = draft.grant(request, self.limit, self.now + 5)
+        if granted is not None:
+            own = known.number if known is not None else granted.number
+            assert self.limit.policy == PREEMPTIVE or all(one.number > own for one in before), "nobody is overtaken"
+            self.entry(granted)
+            self.wanting.remove(request)
+            made = granted.find(request.id)
+            assert made is not None
+            self.grants.append(made)
+        elif waits:
+            self.entry(draft.wait(request, self.now + 6))
+
+    @precondition(lambda self: self.grants)
+    @rule(data=st.data())
+    def commit(self, data: st.DataObject) -> None:
+        """Sooner or later: a sender may sleep before."""
+        one = data.draw(st.sampled_from(self.grants))
+        self.grants.remove(one)
+        if self.end(one):
+            self.held[one.request.destination] += one.request.need
+
+    @precondition(lambda self: self.grants)
+    @rule(data=st.data(), dies=st.booleans())
+    def give_back(self, data: st.DataObject, dies: bool) -> None:
+        one = data.draw(st.sampled_from(self.grants))
+        self.grants.remove(one)
+        if not dies:
+            self.entry(self.looked(one.request.destination).withdraw(one.request, one.number))
+
+    @rule(destination=NAMES)
+    def look(self, destination: str) -> None:
+        self.entry(self.looked(destination))
+
+    @precondition(lambda self: self.wanting)
+    @rule(data=st.data(), dies=st.booleans())
+    def give_up(self, data: st.DataObject, dies: bool) -> None:
+        request = data.draw(st.sampled_from(self.wanting))
+        self.wanting.remove(request)
+        if not dies:
+            self.entry(self.looked(request.destination).withdraw(request))
+
+    @rule(destination=NAMES, part=st.integers(0, 10))
+    def finish(self, destination: str, part: int) -> None:
+        held = self.held[destination]
+        self.held[destination] = MessageUsage(held.messages * part // 10, held.bytes * part // 10)
+
+    @rule(ms=st.integers(1, 10))
+    def pass_time(self, ms: int) -> None:
+        self.now += ms
+
+    @precondition(lambda self: self.state.overdue(self.now))
+    @rule()
+    def end_overdue(self) -> None:
+        one = self.state.overdue(self.now)[0]
+        self.end(one)
+        self.entry(self.looked(one.request.destination))
+
+    @invariant()
+    def used_and_reserved_are_within_the_maximum(self) -> None:
+        if not hasattr(self, "state"):
+            return
+        state, nothing = self.state, MessageUsage()
+        assert state.used + state.reserved == nothing or self.limit.allows(state.used + state.reserved)
+        coming = (
+            one.request.need for one in self.grants if self.logs[one.request.destination].get(one.slot, 0) < one.number
+        )
+        real = sum(coming, sum(self.held.values(), nothing))
+        assert real == nothing or self.limit.allows(real), "what is in the tables, and what may still come"
+        for name in self.held:
+            assert len(set(state.slots(name))) == len(state.slots(name)), "no two reservations end each other"
+        assert QuotaState.from_json(state.to_json()) == state
+
+
+TestSenders = Senders.TestCase
+TestSenders.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestSenders.__doc__ = "T1: used + reserved is within the maximum after every entry, FIFO is exact, whatever senders do."
+
+
+def test_transitions_are_those_of_the_theory() -> None:
+    """T1: a request ends absent, and nothing happens to one that is absent but its registration or grant."""
+    of_absent = {event for (state, event) in TRANSITIONS if state is QuotaRequestState.ABSENT}
+    assert of_absent == {QuotaRequestEvent.REGISTER, QuotaRequestEvent.GRANT}
+    assert {state for state, _ in TRANSITIONS} == set(QuotaRequestState)
+    assert {event for _, event in TRANSITIONS} == set(QuotaRequestEvent)
+
+
+def test_repeated_batch_takes_over_its_reservation() -> None:
+    """T1: its room counts once; the earlier attempt cannot withdraw it any more."""
+    request = Request("sink/q/7", "orders", MessageUsage(6, 0), "query q, batch 7")
+    first = QuotaState().successor().grant(request, Limit(10), 100)
+    assert first is not None
+    second = first.successor().grant(request, Limit(10), 200)
+    assert second is not None
+    assert second.reserved.messages == 6
+    assert second.withdraw(request, first.number) == second
+    assert second.withdraw(request, second.number).requests == ()
+
+
+@given(st.integers(1, 60))
+def test_ledger_keeps_a_bounded_tail(entries: int) -> None:
+    """T1: the newest entries, each linked to the one before."""
+    storage = MemoryStorage()
+    ledger = QuotaLedger(storage, "small")
+    for _ in range(entries):
+        before = ledger.read()
+        assert ledger.append(before, before.state.successor(), 0, "x") is not None
+    kept = QuotaLedger(storage, "small").history()
+    assert [one.number for one in kept] == list(range(max(1, entries - KEPT), entries + 1))
+    assert all(a.mark == b.previous for a, b in itertools.pairwise(kept))
+
+
+def test_ledger_accepts_no_entry_of_a_process_that_slept() -> None:
+    """T1: its number is free again, because the entry was deleted; also behind another stray entry."""
+    storage = MemoryStorage()
+    sleeper, second, awake = (QuotaLedger(storage, "small") for _ in range(3))
+    for ledger in (sleeper, second):
+        entry = ledger.read()
+    assert awake.append(entry, entry.state.successor(), 0, "x")
+    known = sleeper.read()
+    assert second.read() == known
+    for _ in range(KEPT + 3):
+        before = awake.read()
+        assert awake.append(before, before.state.successor(), 0, "x")
+    newest = awake.read()
+    stray = dataclasses.replace(known.state.successor())
+    assert sleeper.append(known, stray, 0, "stray") is None
+    assert second.append(known, stray, 0, "stray") is None
+    assert sleeper.read() == second.read() == newest
+    assert sleeper.append(newest, newest.state.successor(), 0, "x") is not None
+
+
+def test_of_two_entries_with_one_number_one_counts() -> None:
+    """T1: compare-and-append is all that senders share."""
+    storage = MemoryStorage()
+    one, other = QuotaLedger(storage, "small"), QuotaLedger(storage, "small")
+    start, same = one.read(), other.read()
+    assert one.append(start, start.state.successor(), 0, "one") is not None
+    assert other.append(same, same.state.successor(), 0, "other") is None
+    assert other.read().what == "one"
