@@ -5,6 +5,7 @@
       prices: {kind: topic, retention: 1 day}
     store: file                     # optional: file (beside the tables), an absolute path or a URI
     templates: {big: {maxMessageSize: 64 MiB}}   # optional: values for the destinations that say `template: big`
+    expirationScanInterval: 30 s    # optional: the pause between two searches for expired messages; 0: none
     servers: {a: {store: …}}        # optional: servers with stores of their own; a destination names its `servers`
     connectionFactories: {once: {loadBalancingEnabled: false}}   # optional: settings that connections name
     quotas: {small: {messagesMaximum: 10000}}   # optional: limits that destinations name
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 FACTORIES = "connectionFactories"
 TEMPLATES = "templates"
 QUOTAS = "quotas"
+SCAN_INTERVAL = "expirationScanInterval"
 MAX_FILE_BYTES = 2**20
 _STORE_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 
@@ -61,6 +63,7 @@ class Module:
     servers: Sequence[ServerSettings] = ()
     factories: Mapping[str, ConnectionFactory] = field(default_factory=dict)
     quotas: Mapping[str, QuotaSettings] = field(default_factory=dict)
+    expiration_scan_interval_ms: int | None = None  # None: the domain keeps its own
 
 
 # -- applying ----------------------------------------------------------------------------------------------------------
@@ -77,6 +80,8 @@ def apply(root: str | os.PathLike[str], module: str | os.PathLike[str] | Mapping
 
     domain = create_domain(os.fspath(root), declared.store)
     declare_servers(domain, declared.servers)
+    if declared.expiration_scan_interval_ms is not None:
+        domain.set_expiration_scan_interval(declared.expiration_scan_interval_ms)
     for name, factory in declared.factories.items():
         domain.connection_factories.put(name, factory)
     for name, quota in declared.quotas.items():
@@ -161,7 +166,12 @@ class _Reader:
         servers = self._servers(top["servers"]) if "servers" in top else ()
         factories = self._factories(top[FACTORIES]) if FACTORIES in top else {}
         quotas = self._quotas(top[QUOTAS]) if QUOTAS in top else {}
-        return Module(destinations, store, servers, factories, quotas)
+        return Module(destinations, store, servers, factories, quotas, self._scan_interval(top))
+
+    def _scan_interval(self, top: Mapping[str, Node]) -> int | None:
+        rows = {SCAN_INTERVAL: settings_of(DomainSettings)[SCAN_INTERVAL]}
+        value = self._values({SCAN_INTERVAL: top[SCAN_INTERVAL]}, "", rows) if SCAN_INTERVAL in top else {}
+        return next(iter(value.values()), None)
 
     def _quotas(self, node: Node) -> dict[str, QuotaSettings]:
         quotas = {}
@@ -256,7 +266,7 @@ class _Reader:
     def _values(self, keys: Mapping[str, Node], path: str, rows: Mapping[str, Setting]) -> dict[str, Any]:
         """By field, those that are given."""
         given = [(row, keys[key]) for key, row in rows.items() if key in keys]
-        return {row.field: self._value(node, f"{path}.{row.name}", row.type) for row, node in given}
+        return {row.field: self._value(node, f"{path}.{row.name}".lstrip("."), row.type) for row, node in given}
 
     def _value(self, node: Node, path: str, type: ValueType) -> Any:
         if isinstance(type, ListOf) and node.kind == "list":

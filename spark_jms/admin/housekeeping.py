@@ -23,16 +23,20 @@ class Round:
     compacted_files: int = 0
     checkpoints: int = 0
     deleted_files: int = 0
+    expired_messages: int = 0
     failures: tuple[BackgroundFailure, ...] = ()
 
     @property
     def did_something(self) -> bool:
-        done = self.purged_files or self.compacted_files or self.checkpoints or self.deleted_files
+        done = (
+            self.purged_files or self.compacted_files or self.checkpoints or self.deleted_files or self.expired_messages
+        )
         return bool(done or self.failures)
 
     def as_row(self) -> tuple[object, ...]:
         return (
             self.destination,
+            self.expired_messages,
             self.purged_messages,
             self.purged_files,
             self.compacted_files,
@@ -59,6 +63,7 @@ class Rounds:
             made = self._housekeepers[name] = Housekeeper(self._domain, self._store, name)
             if self._clean_up:
                 made.rounds.CLEAN_UP_EVERY_S = made.ABANDONED_EVERY_S = 0.0
+                made.scans_at_once = True
         housekeeper = self._housekeepers[name]
         before = replace(housekeeper.rounds.total)
         if not housekeeper.run():
@@ -72,6 +77,7 @@ class Rounds:
             after.compacted_files - before.compacted_files,
             after.checkpoints - before.checkpoints,
             after.deleted_files - before.deleted_files,
+            after.expired_messages - before.expired_messages,
             tuple(housekeeper.health.failures.values()),
         )
 

@@ -73,6 +73,7 @@ class DestinationStatistics:
     paused: tuple[PauseRow, ...] = ()
     current: int = 0  # as of a member
     pending: int = 0
+    expired: int = 0  # messages, counted for each subscription that has not had them
     oldest: datetime | None = None  # when the oldest unfinished message was sent, or earlier: its file's first message
 
 
@@ -126,6 +127,7 @@ def collect(domain: Domain, store: Store, destination: str) -> DestinationStatis
         paused=tuple(row for row in pause_rows(declared) if row.member is None or row.member in chosen),
         current=sum(m.current for m in members),
         pending=sum(m.pending for m in members),
+        expired=sum(row.expired for row in rows),
         oldest=_oldest(snapshot, rows),
     )
 

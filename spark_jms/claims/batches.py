@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from spark_jms.claims.barriers import BarrierWatch
 from spark_jms.claims.error_destination import ErrorDestination
+from spark_jms.claims.expiration import Expiration
 from spark_jms.claims.isolation import Isolation, pinned, waiting_in
 from spark_jms.claims.members import Held, Members
 from spark_jms.claims.offer import Offer
@@ -153,6 +154,7 @@ class BatchMaker:
         )
         self.isolation = Isolation(table, members, transfers, errors, clock_ms, narrows=settings.isolates_poison)
         self.previous = PreviousBatch(store, members, self.isolation, replayable=settings.replayable, clock_ms=clock_ms)
+        self._expiration = Expiration(table, errors, members.session_id, members.label, clock_ms)
         self._limit = RedeliveryLimit(errors, members.session_id, members.label, clock_ms)
         self._room = SubscriptionLimit(table, members.subscription, settings.selector, members.label, clock_ms)
         self._work_planner = WorkPlanner(planner, errors, members.session_id, members.label, clock_ms)
@@ -177,6 +179,7 @@ class BatchMaker:
         for member, offer in self._prepared.items():
             self._planner.not_claimed(member, offer.picks)
         self._prepared = {}
+        self._expiration.forget()
         snapshot = self._table.refresh()
         self.planned_version = snapshot.version
         self._check_subscription(snapshot)
@@ -231,6 +234,7 @@ class BatchMaker:
         held = self._members.held
         begun = {m for m, state in changed.items() if state.intents.keys() - held[m].state.intents.keys()}
         self._members.commit(changed, progress)
+        self._expiration.log_written()
         self._prepared = {}
         self.previous.finish(prepared.start, prepared.missing)
         self._finish(begun)
@@ -419,7 +423,7 @@ class BatchMaker:
         limits: Limits,
         targets: Mapping[int, int] | None,
     ) -> dict[int, Offer]:
-        """What each member could deliver now. Skips expired, refused and lost messages in `changed`."""
+        """What each member could deliver now. Expires messages that are over, and skips refused and lost ones, in `changed`."""
         full = {member for member, state in changed.items() if state.outbox_is_full}
         if full:
             log.warning("%s: members %s wait for their acknowledgement table", self._members.destination, sorted(full))
@@ -437,6 +441,8 @@ class BatchMaker:
             epoch = self._members.held[member].handle.epoch
             planner = self._work_planner if declared.handles_units_of_work else self._planner
             changed[member], offer = planner.picks(snapshot, member, changed[member], last, limits, epoch)
+            if offer.expired:
+                changed[member] = self._expiration.expire(changed[member], snapshot, member, offer.expired, epoch)
             if offer.picks:
                 planned[member] = offer
         return planned

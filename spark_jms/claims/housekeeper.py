@@ -7,6 +7,7 @@ from functools import partial
 
 from spark_jms.claims.active_subscriptions import not_durable
 from spark_jms.claims.barriers import BarrierWatch
+from spark_jms.claims.expiration_scan import ExpirationScan
 from spark_jms.claims.leftovers import clear_leftovers
 from spark_jms.claims.life_cycle_table import LifeCycleTable, opened_table
 from spark_jms.claims.record_sets import label_of, read_state
@@ -85,12 +86,14 @@ class Housekeeper:
         self._transfers = Transfers(domain, self._messages)
         self._barriers = BarrierWatch(self._messages)
         self._limits = FreeRecordLimits(self._messages, now_ms)
+        self._expiration = ExpirationScan(domain, self._store, self._messages, self._not_durable)
+        self.scans_at_once = False  # every round searches for expired messages, whatever the domain's interval
         self._looked_for_abandoned_s = time.monotonic()
 
     def live_names(self) -> list[str]:
         """A purge asks for them when its snapshot is fixed."""
         snapshot = self._messages.snapshot
-        self._live = not_durable(self._store, snapshot.table_id) if snapshot.destination.is_topic else {}
+        self._live = self._not_durable() if snapshot.destination.is_topic else {}
         return sorted(self._live)
 
     def is_done(self, subscription: str, member: int, sequences: Ranges) -> bool:
@@ -132,6 +135,12 @@ class Housekeeper:
 
     def _clear_leftovers(self) -> None:
         clear_leftovers(self._store, self._session, self._domain.log(self._destination))
+
+    def _not_durable(self) -> dict[str, Subscription]:
+        return not_durable(self._store, self._messages.snapshot.table_id)
+
+    def _expire(self) -> None:
+        self.rounds.total.expired_messages += self._expiration.run(at_once=self.scans_at_once)
 
     def _recover_transfers(self) -> None:
         snapshot = self._domain.log(self._destination).snapshot
@@ -216,6 +225,7 @@ class Housekeeper:
             self._away.clear()
             self._leave_stopped()
             self.rounds.monitor.run("life-cycle log", self._log_sent)
+            self.rounds.monitor.run("expiration", self._expire)
             self.rounds.round()
             self.rounds.monitor.run("recovery of transfers", self._recover_transfers)
             self.rounds.monitor.run("barriers of units of order", self._pass_barriers)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,11 +30,15 @@ from spark_jms.log.snapshot import Snapshot
 @dataclass(frozen=True)
 class Offer:
     """`picks` may be claimed. `order`: their sequences in the order of delivery; None: ascending. `ends`: behind how many of
-    them a batch may end; None: behind each."""
+    them a batch may end; None: behind each. `expired` are over: the holder expires them."""
 
     picks: Ranges = EMPTY
     order: pa.Int64Array | None = None
     ends: pa.Int64Array | None = None
+    expired: Ranges = EMPTY
+
+    def beside(self, expired: Ranges) -> Offer:
+        return replace(self, expired=self.expired | expired) if expired else self
 
     def first(self, count: int) -> Ranges:
         """The first `count` messages, or somewhat fewer if they are too scattered for one claim or belong together with

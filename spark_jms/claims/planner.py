@@ -118,8 +118,8 @@ class Planner:
         epoch: int,
         apart: Ranges = EMPTY,
     ) -> tuple[RecordSet, Offer]:
-        """The messages up to `last` that may be delivered now, in order; and the state without those that are expired,
-        lost or, in a topic, refused. With a limit it looks at no more messages than it needs: a plan costs the same
+        """The messages up to `last` that may be delivered now, in order, beside those that are expired; and the state without
+        those that are lost or, in a topic, refused. With a limit it looks at no more messages than it needs: a plan costs the same
         whatever the backlog. Of a sorted destination it looks at all. `apart` are messages that another plan looks at."""
         order = SortOrder.of(snapshot.destination.destination_keys)
         current, max_rows = (None, None) if order else (self._passes.get(member), self._max_rows(limits))
@@ -142,7 +142,7 @@ class Planner:
         question = Question(self.selector, blocked, now, due_ms, is_topic, not_seen)
         bounded = limits.max_messages is not None and not order
         bounds = ScanBounds(max(limits.max_messages or 0, limits.min_messages) if bounded else None, max_rows)
-        picks, read = EMPTY, 0
+        picks, expired, read = EMPTY, EMPTY, 0
         wanted = bounds.enough  # at first look at as many messages as are wanted; if they do not do, at all the others
         while windows.next and not bounds.reached(picks.count, read):
             window, wanted = windows.take(wanted), None
@@ -151,13 +151,14 @@ class Planner:
                 rest = bounds.after(picks.count, read)
                 found = scan(self.table, member, present, question, rest, table_id=snapshot.table_id)
                 state = self._without_unwanted(snapshot, state, member, found)
-                picks, read = picks | found.picks, read + found.read
+                picks, expired, read = picks | found.picks, expired | found.expired, read + found.read
                 windows.give_back(found.left)
         if windows.next and (current or (max_rows is not None and read >= max_rows)):
             self._passes[member] = _Pass(windows.next.first - 1, blocked, epoch)
         else:
             self._passes.pop(member, None)
-        return state, self._sorted.offer(snapshot, member, state, picks, order) if order and picks else Offer(picks)
+        offer = self._sorted.offer(snapshot, member, state, picks, order) if order and picks else Offer(picks)
+        return state, offer.beside(expired)
 
     def refuse(self, member: int, state: RecordSet, messages: Ranges) -> None:
         """Messages of a queue that the selector refuses, as another plan has found."""
@@ -183,12 +184,9 @@ class Planner:
             blocked.block_behind(self._refused[member].first_of_units(state))
 
     def _without_unwanted(self, snapshot: Snapshot, state: RecordSet, member: int, found: Scan) -> RecordSet:
-        """Skips what the scan found expired, refused or lost."""
-        if found.expired:
-            not_seen = found.expired & missed(snapshot.destination, self._subscription, member, found.expired.last)
-            state = state.skip(found.expired - not_seen, LifeEvent.EXPIRED)
-            if not_seen:
-                state = state.skip(not_seen, LifeEvent.SKIPPED, "sent while its server was down")
+        """Skips what the scan found missed, refused or lost."""
+        if found.missed:
+            state = state.skip(found.missed, LifeEvent.SKIPPED, "sent while its server was down")
         if found.refused and snapshot.destination.is_topic:
             state = state.skip(found.refused, LifeEvent.REFUSED)  # the subscription's selector refuses them for good
         elif found.refused:

@@ -40,13 +40,15 @@ class Condition(NamedTuple):
 
 @dataclass(frozen=True)
 class Scan:
-    """`picks` may be delivered now; the selector refuses `refused`; `expired` are over, or were missed; `gone` are in the log
-    but not on disk; `left` were not looked at, because a bound was reached. All others are delayed or blocked.
+    """`picks` may be delivered now; the selector refuses `refused`; `expired` are over; `missed` were sent while the server of the
+    subscription was down, and do not wait for it; `gone` are in the log but not on disk; `left` were not looked at, because a
+    bound was reached. All others are delayed or blocked.
     `refused_units`: the refused ones that block others of their units."""
 
     picks: Ranges = EMPTY
     refused: Ranges = EMPTY
     expired: Ranges = EMPTY
+    missed: Ranges = EMPTY
     gone: Ranges = EMPTY
     left: Ranges = EMPTY
     read: int = 0  # rows whose headers were read
@@ -58,6 +60,7 @@ class Scan:
             self.picks | other.picks,
             self.refused | other.refused,
             self.expired | other.expired,
+            self.missed | other.missed,
             other.gone,
             self.left | other.left,
             self.read + other.read,
@@ -167,6 +170,7 @@ def _scan_files(
         union(p.picks for p in parts),
         union(p.refused for p in parts),
         union(p.expired for p in parts),
+        union(p.missed for p in parts),
         union(gone),
         union(p.left for p in parts),
         read,
@@ -187,8 +191,13 @@ def _high(file: DataFile, name: str) -> int:
     return int(file.statistics.get("maxValues", {}).get(name, 0) or 0)
 
 
+def may_expire(file: DataFile) -> bool:
+    """Some message of the file does at some time."""
+    return _high(file, "JMSExpiration") > 0
+
+
 def _expires(file: DataFile, question: Question) -> bool:
-    return question.now_ms is not None and _high(file, "JMSExpiration") > 0
+    return question.now_ms is not None and may_expire(file)
 
 
 def _misses(file: DataFile, question: Question) -> bool:
@@ -257,7 +266,7 @@ def _all_refused(storage: Storage, file: DataFile, part: Ranges, question: Quest
 def _scan_rows(
     storage: Storage, file: DataFile, part: Ranges, columns: list[str], question: Question, bounds: ScanBounds
 ) -> Scan:
-    picks, refused, expired = [], [], []
+    picks, refused, expired, missed = [], [], [], []
     refused_units: list[UnitMessages] = []
     picked = read = 0
     left = EMPTY
@@ -272,8 +281,15 @@ def _scan_rows(
         if question.now_ms is not None and "JMSExpiration" in batch.schema.names:
             ends = batch.column("JMSExpiration")
             over = pc.and_(pc.greater(ends, 0), pc.less_equal(ends, question.now_ms))
+            if question.skips_refused:
+                over = pc.and_(over, matches)  # what the selector refuses never belonged to the subscription
         if question.missed and "JMSDeliveryMode" in batch.schema.names:
-            over = pc.or_(over, _missed(batch, sequences, question.missed))
+            not_seen = _missed(batch, sequences, question.missed)
+            missed.append(Ranges.from_numbers(sequences.filter(not_seen)))
+            expired.append(Ranges.from_numbers(sequences.filter(pc.and_not(over, not_seen))))
+            over = pc.or_(over, not_seen)
+        else:
+            expired.append(Ranges.from_numbers(sequences.filter(over)))
         ready = pc.and_not(matches, over)
         unwanted = pc.invert(pc.or_(matches, over))
         due_ms = question.delivers_up_to_ms
@@ -291,12 +307,12 @@ def _scan_rows(
                 refused_units.append(UnitMessages.of(sequences, units, ends, among=unwanted))
         picks.append(Ranges.from_numbers(sequences.filter(ready)))
         refused.append(Ranges.from_numbers(sequences.filter(unwanted)))
-        expired.append(Ranges.from_numbers(sequences.filter(over)))
         picked, read = picked + picks[-1].count, read + len(sequences)
     return Scan(
         union(picks),
         union(refused),
         union(expired),
+        union(missed),
         left=left,
         read=read,
         refused_units=UnitMessages.together(refused_units),

@@ -85,7 +85,7 @@ class SubscriptionLimit:
         question = Question(self._selector, skips_refused=True, missed=not_seen)
         new = state.available(state.limit.arrived + 1, last)
         found = scan(self._table, member, new, question, table_id=snapshot.table_id)
-        others = found.refused | found.expired
+        others = found.refused | found.missed
         return state.skip(others) if others else state
 
     def _droppable(self, state: RecordSet, snapshot: Snapshot, member: int, last: int) -> Droppable:

@@ -69,6 +69,7 @@ class SubscriptionRow:
     def has_limit(self) -> bool:
         """Now, or it had one that has deleted messages (T4)."""
         return self.subscription_messages_limit != UNLIMITED or self.subscription_limit_deleted_count > 0
+    expired: int = 0  # since the subscription, or the queue, was made
 
 
 @dataclass(frozen=True)
@@ -241,6 +242,7 @@ def subscriptions(
                     state.waiting.count,
                     declared.messages_limit_override,
                     state.limit.dropped,
+                    state.expired,
                 )
             )
     return out

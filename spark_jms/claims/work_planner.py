@@ -24,6 +24,7 @@ from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.unit_of_work import NO_PARTS, WorkVerdict, are_in, judge
 from spark_jms.log.snapshot import Snapshot
+from spark_jms.settings.expiration import DISCARD
 
 JUDGE = "unit of work"  # the consumer of faulty parts, in the acknowledgement table
 log = logging.getLogger("spark_jms")
@@ -80,7 +81,7 @@ class WorkPlanner:
         )
         state = self._set_aside(snapshot, member, state, verdict, epoch)
         state = self._without_unwanted(snapshot, member, state, verdict)
-        return state, together(singles, verdict)
+        return state, together(singles, verdict).beside(singles.expired | verdict.expired)
 
     # -- inside ---------------------------------------------------------------------------------------------------
     def _look(self, snapshot: Snapshot, member: int, state: RecordSet, last: int) -> RecordSet:
@@ -106,14 +107,13 @@ class WorkPlanner:
         return state
 
     def _without_unwanted(self, snapshot: Snapshot, member: int, state: RecordSet, verdict: WorkVerdict) -> RecordSet:
-        if verdict.expired:
+        if verdict.expired and snapshot.destination.expiration_policy == DISCARD:
             log.warning(
                 "%s: %d message(s) (%s) of units of work have expired undelivered",
                 self._label(member),
                 verdict.expired.count,
                 verdict.expired,
             )
-            state = state.skip(verdict.expired, LifeEvent.EXPIRED)
         if verdict.refused and snapshot.destination.is_topic:
             return state.skip(verdict.refused, LifeEvent.REFUSED)
         if verdict.refused:

@@ -15,12 +15,13 @@ from spark_jms.cli.settings import (
 )
 
 
-@command("housekeep", short_help="Purge, compact, checkpoint and clean up.")
+@command("housekeep", short_help="Expire, purge, compact, checkpoint and clean up.")
 @destinations_argument
 @click.option("--once", is_flag=True, help="One round, with clean-up, then stop.")
 @every_option("5s", 0.1)
 def housekeep(settings: CommandSettings, destinations: tuple[str, ...], once: bool, every_s: float) -> None:
-    """Purge finished messages, compact small files, write Delta checkpoints and clean up, until interrupted.
+    """Search for expired messages, purge finished ones, compact small files, write Delta checkpoints and clean up, until
+    interrupted.
 
     Running jobs do this beside their work; the command is for domains without any. One process at a time does it for a
     destination; this one waits while another process does. With --once, the exit code is 1 when a step failed.
@@ -37,6 +38,7 @@ def housekeep(settings: CommandSettings, destinations: tuple[str, ...], once: bo
                 elif once or any(d.busy is False and d.did_something for d in done):
                     columns = (
                         "destination",
+                        "expired messages",
                         "purged messages",
                         "purged files",
                         "compacted files",

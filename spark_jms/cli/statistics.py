@@ -285,6 +285,12 @@ def _of_troubles(found: Sequence[DestinationStatistics]) -> list[_Columns]:
         if r.has_limit
     ]
     of_limits = ("destination", "subscription", "member", "backlog")
+    expired: list[tuple[object, ...]] = [
+        (row.destination, row.subscription, row.member, row.expired)
+        for s in found
+        for row in s.subscriptions
+        if row.expired
+    ]
     of_transfers = ("destination", "subscription", "member", "to", "messages", "reason", "made", "next step")
     tables = (
         _Columns(
@@ -301,6 +307,7 @@ def _of_troubles(found: Sequence[DestinationStatistics]) -> list[_Columns]:
             ("member",),
         ),
         _Columns("Open transfers", of_transfers, transfers, ("made",)),
+        _Columns("Expired messages", ("destination", "subscription", "member", "expired"), expired, ()),
     )
     return [table for table in tables if table.rows]
 

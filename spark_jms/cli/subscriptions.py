@@ -80,6 +80,7 @@ def subscriptions(
         "holder",
         "epoch",
         "delayed",
+        "expired",
     )
     shown_rows = [views.as_row(row) for row in rows]
     if any(row.has_limit for row in rows):

@@ -1,6 +1,6 @@
 """What one consumer has claimed, by stage of delivery (C8, C11).
 
-    prefetched   claimed, not yet shown to the application               released as it was
+    prefetched   claimed, not yet shown to the application               released as it was, also when it expires
     delivered    shown to the application, not acknowledged              released flagged and counted
     finished     acknowledged by the application, not yet in the store   never released
     aside        cannot be decoded, on its way to the set-aside queue        –
@@ -110,12 +110,13 @@ class Delivery:
         self._pending_high = max(self._pending_high, self._pending)
 
     def take(self, now_ms: int) -> Message | None:
-        """The next prefetched message. A message that has expired since it was claimed is finished without delivery."""
+        """The next prefetched message. A message that has expired since it was claimed is released: the next plan expires it."""
         while self.prefetched:
             message, claim = self.prefetched.popleft()
             keys = keys_of(message)
             if 0 < message.expiration_ms <= now_ms:
-                self.finished.update(dict.fromkeys(keys, claim))
+                self._return(dict.fromkeys(keys, claim), flagged=False)
+                self.returned -= len(keys)
                 self.expired += len(keys)
                 continue
             self.delivered.update(dict.fromkeys(keys, claim))

@@ -38,9 +38,10 @@ from spark_jms.settings.destination import (
     from_metadata,
     to_metadata,
 )
+from spark_jms.settings.expiration import DISCARD
 
-# Of tables with a quota. Those with a path service, or with a life-cycle log now or before, have 5, those with units of work, or with
-# slots that have moved, 4, replicated topics 3, others with servers 2, all others 1.
+# Of tables with a quota, or whose expired messages are logged or redirected. Those with a path service, or with a life-cycle log now
+# or before, have 5, those with units of work, or with slots that have moved, 4, replicated topics 3, others with servers 2, all others 1.
 FORMAT_VERSION = 6
 QUEUE_SUBSCRIPTION = "-"  # a queue has one set of positions, under this name
 TEMPORARY_PREFIX = "jmsq-temporary-"
@@ -358,7 +359,7 @@ class Destination(DestinationSettings):
 
     @property
     def _format_version(self) -> int:
-        if self.quota is not None:
+        if self.quota is not None or self.expiration_policy != DISCARD:
             return FORMAT_VERSION
         if self.unit_of_order_routing == PATH_SERVICE or self.paths or self.has_life_cycle:
             return 5

@@ -9,7 +9,7 @@ A destination with `messageLoggingEnabled` logs events. Those of a subscription 
     claimed       CLAIM by an attached consumer                                 that consumer
     acknowledged  ACKNOWLEDGE                                                   that consumer
     released      RETURN, REDELIVER, REFUSE: available again                    the one that had them
-    expired       SKIP                                                          –
+    expired       EXPIRE; a redirected message is transferred                   –
     refused       SKIP: by the selector of a topic's subscription               –
     skipped       SKIP: the files are lost, or the server of the subscription was down   –
     transferred   ARRIVE: another destination or member has them                the one that moved them

@@ -37,7 +37,8 @@ class MessageEvent(Enum):
     REDELIVER = auto()  # an application may have seen it: a release after delivery, a revoked claim
     DOUBT = auto()  # the session of the claim died
     RECOVER = auto()  # the consumer is back, or its session was only slow
-    SKIP = auto()  # expired, refused, dropped, purged or lost
+    SKIP = auto()  # refused, dropped, purged, missed or lost
+    EXPIRE = auto()  # its time is over, and no consumer has it
     MOVE = auto()  # the intent of a transfer is durable
     ARRIVE = auto()  # all targets of the transfer have it
     REFUSE = auto()  # no target has it, and none will
@@ -52,6 +53,7 @@ _S, _E = MessageState, MessageEvent
 TRANSITIONS: Mapping[tuple[MessageState, MessageEvent], MessageTransition] = {
     (_S.AVAILABLE, _E.CLAIM): MessageTransition(_S.CLAIMED),
     (_S.AVAILABLE, _E.SKIP): MessageTransition(_S.DONE),
+    (_S.AVAILABLE, _E.EXPIRE): MessageTransition(_S.DONE),
     (_S.CLAIMED, _E.ACKNOWLEDGE): MessageTransition(_S.DONE),
     (_S.CLAIMED, _E.RETURN): MessageTransition(_S.AVAILABLE),
     (_S.CLAIMED, _E.REDELIVER): MessageTransition(_S.AVAILABLE, redelivers=True),

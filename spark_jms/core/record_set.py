@@ -21,6 +21,7 @@ from typing import Any
 from spark_jms.core.acknowledgement import NOTHING_WAITS, Acknowledgement, Outbox
 from spark_jms.core.chunked_ranges import NONE, ChunkedRanges
 from spark_jms.core.claim import Claim
+from spark_jms.core.expiration import EXPIRER
 from spark_jms.core.life_cycle import LOGGED, OFF, LifeCycle, LifeEvent, LoggedEvent
 from spark_jms.core.message_state import TRANSITIONS, MessageEvent, MessageState
 from spark_jms.core.ranges import Ranges, union
@@ -55,6 +56,7 @@ class RecordSet:
     slots: Mapping[int, int] = field(default_factory=dict)  # slot -> the newest number given in this life
     limit: LimitAccount = NOTHING_DROPPED  # of a subscription with a limit
     life: LifeCycle = OFF
+    expired: int = 0  # how many messages have expired, each counted once
 
     # -- reading --------------------------------------------------------------------------------------------------
     @property
@@ -212,6 +214,14 @@ class RecordSet:
             return after
         return replace(after, life=self.life.noted(LoggedEvent(why, self.unfinished_of(picks), 0, detail=detail)))
 
+    def expire(self, picks: Ranges) -> RecordSet:
+        """Finish messages whose time is over, and count them (see EXPIRE). Claimed, moving and finished ones are left out."""
+        over = self.unfinished_of(picks - self.claimed - self.moving)
+        if not over:
+            return self
+        life = self.life.noted(LoggedEvent(LifeEvent.EXPIRED, over, 0))
+        return replace(self._finish(over), expired=self.expired + over.count, life=life)
+
     def discard(self, picks: Ranges, consumer: str, claim: str, epoch: int, now_ms: int) -> RecordSet:
         """Finish available messages for good; the acknowledgement table tells by whom."""
         if picks & self.claimed or picks & self.moving or not picks:
@@ -272,7 +282,8 @@ class RecordSet:
         intent = self.intents[slot]
         row = Acknowledgement(self.position + 1, intent.consumer, intent.claim, intent.picks, epoch, now_ms)
         after = self._end(intent, MessageEvent.ARRIVE, now_ms)
-        return replace(after, outbox=self.outbox.appended(row), position=row.position)
+        expired = intent.picks.count if intent.consumer == EXPIRER else 0
+        return replace(after, outbox=self.outbox.appended(row), position=row.position, expired=self.expired + expired)
 
     def returned(self, slot: int) -> RecordSet:
         """No target has the messages or will ever have them: they are available again, flagged."""

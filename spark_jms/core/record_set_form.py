@@ -2,7 +2,7 @@
 
     key                     value
     ---                     -----
-    head                    JSON: version, floor, positions, consumers, nonce and slots of transfers
+    head                    JSON: version, floor, positions, consumers, nonce and slots of transfers, expired messages
     done/<chunk>            finished messages above the floor, in chunks (chunked_ranges.py)
     deliveries/<n>/<chunk>  unfinished messages that were delivered n times
     delays/<until>/<chunk>  available messages that no consumer gets before this time
@@ -97,6 +97,7 @@ def from_objects(objects: Mapping[str, bytes], name: str) -> RecordSet:
             position=int(head["position"]),
             consumers=dict(head["consumers"]),
             nonce=str(head["nonce"]),
+            expired=int(head.get("expired", 0)),
             slots={int(slot): int(number) for slot, number in head["slots"].items()},
             outbox=Outbox(sorted((_read_row(v) for _, v in _under(objects, "outbox/")), key=lambda row: row.position)),
             intents={int(slot): intent_from_json(json.loads(v)) for slot, v in _under(objects, "intent/")},
@@ -116,7 +117,7 @@ def from_objects(objects: Mapping[str, bytes], name: str) -> RecordSet:
         ) from error
 
 
-_in_head = attrgetter("floor", "position", "consumers", "nonce", "slots", "life.position")
+_in_head = attrgetter("floor", "position", "consumers", "nonce", "slots", "life.position", "expired")
 
 
 def _head(state: RecordSet) -> dict[str, Any]:
@@ -128,6 +129,7 @@ def _head(state: RecordSet) -> dict[str, Any]:
         "nonce": state.nonce,
         "slots": {str(slot): number for slot, number in state.slots.items()},
         **({"life": state.life.position} if state.life.position else {}),
+        **({"expired": state.expired} if state.expired else {}),
     }
 
 

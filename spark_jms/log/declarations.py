@@ -41,6 +41,7 @@ from spark_jms.log.table_schema import first_commit, with_columns
 from spark_jms.log.temporary import check_not_temporary
 from spark_jms.log.unit_paths import ended_paths
 from spark_jms.settings.destination import KEYS, UNLIMITED
+from spark_jms.settings.expiration import DISCARD
 
 log = logging.getLogger("spark_jms")
 
@@ -185,6 +186,7 @@ def _of_history(destination: Destination) -> Destination:
         subscriptions={},
         durability="process",
         error_destination=None,
+        expiration_policy=DISCARD,
         forwarding="partitioned",
         store_enabled=True,
         promoted_properties=(),

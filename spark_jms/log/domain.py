@@ -1,7 +1,7 @@
 """A domain: one root with its destinations, its store and its format version (C3, C14, C16).
 
 ROOT/<destination>/                          the Delta table of a destination, unless the register names another path
-ROOT/_jmsq/domain.json                       format version, id, store
+ROOT/_jmsq/domain.json                       format version, id, store, interval of the search for expired messages
 ROOT/_jmsq/destinations/<destination>        the register: where its tables lie
 ROOT/_jmsq/temporary/                        temporary destinations: log/temporary.py
 ROOT/_jmsq/health/<destination>              failures of senders' housekeeping
@@ -45,11 +45,14 @@ from spark_jms.log.servers import ServerEntry, Servers
 from spark_jms.log.storage import Storage, now_ms
 from spark_jms.log.temporary import TemporaryTables
 from spark_jms.log.usage import UsageFiles, usage_at
-from spark_jms.settings.destination import ServerSettings
+from spark_jms.settings.destination import DomainSettings, ServerSettings
+from spark_jms.settings.table import settings_of
 from spark_jms.store.shown_uri import shown_uri
 
 DOMAIN_FILE = "_jmsq/domain.json"
 DEFAULT_STORE = "file"
+_SCAN_INTERVAL = "expirationScanIntervalMs"
+_DEFAULT_SCAN_MS = settings_of(DomainSettings)["expirationScanInterval"].default
 FORMAT_VERSION = 2  # of the domain: how record sets are named and stored
 _JDBC = ("jdbc:", "sqlite:", "postgresql:")
 _ONE_HOST = ("file:", "jdbc:sqlite:", "sqlite:")
@@ -99,6 +102,20 @@ class Domain:
                 f"{self.root} cannot be opened, because {begun}: stop its jobs and clients, then run `jmsq upgrade --root "
                 f"{self.root}`"
             )
+
+    def expiration_scan_interval_ms(self) -> int:
+        """As it is declared now (T6); 0: none. Raises DomainError."""
+        data = self.storage.get(DOMAIN_FILE)
+        if data is None:
+            raise DomainError(f"{self.root} cannot be reached: its domain file is missing; try again")
+        return int(json.loads(data).get(_SCAN_INTERVAL, _DEFAULT_SCAN_MS))
+
+    def set_expiration_scan_interval(self, interval_ms: int) -> None:
+        """Durable on return. Housekeeping that runs takes it over with its next round."""
+        if interval_ms != self.declaration.get(_SCAN_INTERVAL, _DEFAULT_SCAN_MS):
+            self.declaration = {**self.declaration, _SCAN_INTERVAL: interval_ms}
+            self.storage.put(DOMAIN_FILE, json.dumps(self.declaration, indent=1).encode())
+            self.storage.sync([DOMAIN_FILE])
 
     def is_present(self) -> bool:
         """The root can be reached now."""

@@ -14,3 +14,4 @@ class HousekeepingReport:
     compacted_files: int = 0
     checkpoints: int = 0
     deleted_files: int = 0
+    expired_messages: int = 0

@@ -14,6 +14,7 @@ import attrs
 
 from spark_jms.errors import ModuleFileError
 from spark_jms.settings.destination_key import KeyText
+from spark_jms.settings.expiration import DISCARD, EXPIRATION_POLICIES, REDIRECT, LoggedFieldsText
 from spark_jms.settings.promoted_property import MAX_PROMOTED, PromotedText, doubled
 from spark_jms.settings.table import REQUIRED, Setting, Table, setting, settings_of
 from spark_jms.settings.types import Choice, Duration, Flag, ListOf, NumberChoice, Size, Text, Whole
@@ -83,6 +84,13 @@ class DomainSettings(Table):
         "Where positions and claims are kept: `file` is beside the tables, for one host. It is chosen when the domain is "
         "created; applying another file does not change it.",
         without="file",
+    )
+    expiration_scan_interval_ms: int = setting(
+        "expirationScanInterval",
+        Duration(high="365 days"),
+        30_000,
+        "The pause between two searches for expired messages in each destination of the domain. 0: none; messages then expire as "
+        "consumers come to them. A file that leaves it out changes nothing.",
     )
 
 
@@ -310,6 +318,20 @@ class DestinationSettings(Table):
         "Whether the [life-cycle log](OPERATING.md#the-life-cycle-log) tells what becomes of messages. Its rows stay for "
         "`acknowledgementRetention`.",
     )
+    expiration_policy: str = setting(
+        "expirationPolicy",
+        Choice(EXPIRATION_POLICIES),
+        DISCARD,
+        "What happens to messages that expire before they are delivered ([expired messages](MESSAGES.md#expired-messages)).",
+    )
+    expiration_logging_policy: str = setting(
+        "expirationLoggingPolicy",
+        LoggedFieldsText(),
+        "",
+        "What `expirationPolicy: Log` tells of an expired message beside its JMSMessageID: names of header fields and properties, "
+        "`%header%` for all header fields, `%properties%` for all properties.",
+        without="the JMSMessageID alone",
+    )
 
     quota: str | None = setting(
         "quota",
@@ -371,6 +393,11 @@ def contradiction(settings: DestinationSettings) -> tuple[str, str] | None:
     if settings.messages_limit_override != UNLIMITED and not kind.endswith("topic"):
         return "messagesLimitOverride", (
             f"messagesLimitOverride is {settings.messages_limit_override}, but a {kind} has no subscriptions: it is for a topic"
+        )
+    if settings.expiration_policy == REDIRECT and settings.error_destination is None:
+        return "expirationPolicy", (
+            f"expirationPolicy is {REDIRECT}, but there is no errorDestination for expired messages: name a queue of this domain "
+            "as errorDestination, or use another policy"
         )
     for contradicts in (_contradicts_replication, _contradicts_units_of_work, _contradicts_forwarding):
         if found := contradicts(settings):

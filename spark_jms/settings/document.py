@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from spark_jms.settings import texts
+from spark_jms.settings.destination import DestinationSettings, DomainSettings
 from spark_jms.settings.options import VIEWS
-from spark_jms.settings.table import Setting
+from spark_jms.settings.table import Setting, settings_of
 from spark_jms.settings.tables import GROUPS
 from spark_jms.settings.types import Choice, NumberChoice
 
@@ -203,9 +204,7 @@ def meaning(row: Setting) -> str:
 
 def module_header() -> str:
     """The comment at the top of conf/jms-module.yaml."""
-    rows = GROUPS["module"].settings.values()
-    keys = [row for row in rows if row.name != "store"]
-    domain = [row for row in rows if row.name == "store"]
+    keys, domain = settings_of(DestinationSettings).values(), settings_of(DomainSettings).values()
     return MODULE_HEADER.format(keys="\n".join(_explained(keys)), domain="\n".join(_explained(domain)))
 
 

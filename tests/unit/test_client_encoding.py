@@ -241,14 +241,15 @@ def test_messages_pickle_and_convert_to_json() -> None:
 
 
 def test_message_that_expires_while_prefetched_is_not_delivered() -> None:
-    """C12: a prefetched message that expires is finished, not delivered."""
+    """C12, T6: a prefetched message that expires is released, not delivered: the next plan expires it."""
     delivery = Delivery()
     delivery.add([Message(expiration_ms=10, member=0, sequence=1), Message(member=0, sequence=2)], "c")
     taken = delivery.take(now_ms=10)
     assert taken is not None
     assert taken.sequence == 2
-    assert list(delivery.finished) == [(0, 1)]
-    assert delivery.statistics(0, 10).expired == 1
+    assert not delivery.finished
+    assert [(one.picks.first, one.delivered) for one in delivery.returning] == [(1, False)]
+    assert (delivery.statistics(0, 10).expired, delivery.statistics(0, 10).returned) == (1, 0)
 
 
 def test_delivery_releases_each_stage_correctly() -> None:

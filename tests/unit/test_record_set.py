@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from spark_jms.core.acknowledgement import MAX_OUTBOX, MAX_OUTBOX_BYTES, Acknowledgement, Outbox
 from spark_jms.core.claim import Claim
+from spark_jms.core.expiration import EXPIRER
 from spark_jms.core.message_state import TRANSITIONS, MessageEvent, MessageState
 from spark_jms.core.ranges import EMPTY, Ranges, union
 from spark_jms.core.record_set import RecordSet
@@ -53,6 +54,7 @@ class Model(RuleBasedStateMachine):
         self.serial = 0
         self.replayable: dict[str, bool] = {}
         self.doubt: dict[str, int] = {}
+        self.expired = 0
 
     def claims_of(self, consumer: str) -> list[str]:
         return [c.id for c in self.state.claims.values() if c.consumer == consumer]
@@ -152,13 +154,15 @@ class Model(RuleBasedStateMachine):
         self.state = self.state.sweep(live, self.now, 60, delay)
         assert self.state.sweep(live, self.now, 60, delay) is self.state
 
-    @rule(low=st.integers(1, LAST), size=st.integers(0, 3))
-    def skip(self, low: int, size: int) -> None:
+    @rule(low=st.integers(1, LAST), size=st.integers(0, 3), expires=st.booleans())
+    def skip(self, low: int, size: int, expires: bool) -> None:
+        """T6: a message that expires is counted, whether it was looked at before or not."""
         chosen = Ranges.of((low, min(low + size, LAST)))
-        self.state = self.state.skip(chosen)
+        self.state = self.state.expire(chosen) if expires else self.state.skip(chosen)
         for n in chosen.numbers().tolist():
             if self.where[n] == "available":
                 self.where[n] = "done"
+                self.expired += expires
 
     @rule(limit=st.integers(-1, 3), discard=st.booleans())
     def enforce_limit(self, limit: int, discard: bool) -> None:
@@ -175,15 +179,16 @@ class Model(RuleBasedStateMachine):
                 self.where[n] = "done"
 
     @precondition(lambda self: self.state.claims)
-    @rule(data=st.data(), part=st.booleans())
-    def move(self, data: st.DataObject, part: bool) -> None:
+    @rule(data=st.data(), part=st.booleans(), expires=st.booleans())
+    def move(self, data: st.DataObject, part: bool, expires: bool) -> None:
         key = data.draw(st.sampled_from(sorted(self.state.claims)))
         held = self.state.claims[key]
         ticket = self.state.ticket("0" * 16)
         if ticket is None or held.in_doubt_since_ms:
             return
         chosen = held.picks.take(2) if part else held.picks
-        intent = Intent(ticket, chosen, (TARGET,), held.consumer, f"transfer {ticket}", "why", self.now)
+        mover = EXPIRER if expires else held.consumer
+        intent = Intent(ticket, chosen, (TARGET,), mover, f"transfer {ticket}", "why", self.now)
         self.state = self.state.move(key, intent)
         for n in chosen.numbers().tolist():
             self.where[n] = f"moving {ticket.slot}"
@@ -194,6 +199,7 @@ class Model(RuleBasedStateMachine):
         slot = data.draw(st.sampled_from(sorted(self.state.intents)))
         picks = self.state.intents[slot].picks
         if arrives:
+            self.expired += picks.count if self.state.intents[slot].consumer == EXPIRER else 0
             self.state = self.state.moved(slot, 1, self.now)
             assert self.state.outbox[-1].picks == picks
             for n in picks.numbers().tolist():
@@ -232,6 +238,7 @@ class Model(RuleBasedStateMachine):
             assert (n in done) == (place == "done")
             assert claimed.get(n) == (place if place not in ("done", "available") else None)
         assert not self.state.done or self.state.done.first > self.state.floor + 1
+        assert self.state.expired == self.expired
         assert self.state.claimed.count + self.state.moving.count == len(claimed)
         late = {n: until for until, ranges in self.state.delays.items() for n in ranges.all().numbers().tolist()}
         assert late == {n: until for n, until in self.not_before.items() if self.where[n] == "available"}
@@ -453,3 +460,4 @@ def test_transition_table_drives_every_change() -> None:
         assert bool(ended.available(1, 4) & picks) == (transition.to is MessageState.AVAILABLE)
         assert bool(ended.redelivered(picks)) == transition.redelivers
     assert state_of(available.skip(Ranges.of((2, 4)))) == TRANSITIONS[MessageState.AVAILABLE, MessageEvent.SKIP].to
+    assert state_of(available.expire(Ranges.of((2, 4)))) == TRANSITIONS[MessageState.AVAILABLE, MessageEvent.EXPIRE].to

@@ -207,6 +207,8 @@ STORED = {
     "jmsq.unitOfOrderRouting": "hash",
     "jmsq.messagesLimitOverride": "-1",
     "jmsq.messageLoggingEnabled": "false",
+    "jmsq.expirationPolicy": "Discard",
+    "jmsq.expirationLoggingPolicy": "",
     "jmsq.slotMembers": "2",
     "jmsq.epoch": "4",
     "jmsq.subscriptions": "{}",
@@ -230,6 +232,8 @@ LATER = (  # tables of earlier versions lack them
     "jmsq.unitOfOrderRouting",
     "jmsq.messagesLimitOverride",
     "jmsq.messageLoggingEnabled",
+    "jmsq.expirationPolicy",
+    "jmsq.expirationLoggingPolicy",
     "jmsq.paused",
 )
 ORDERS = Destination(

@@ -1,0 +1,126 @@
+"""Expired messages leave their member by the policy of the destination (T6): core/expiration.py has the rules.
+
+The holder of a record set calls this: a consumer for what its plan has found, the scan of a process for the rest. The log
+tells of a message once its end is written, so never twice; a process that dies in between has not logged it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from spark_jms.claims.error_destination import ErrorDestination, UnclaimedMessages
+from spark_jms.claims.fetch import fetch
+from spark_jms.core.expiration import EXPIRER, REASON
+from spark_jms.core.expiration_log import columns_of, entry
+from spark_jms.core.ranges import Ranges
+from spark_jms.core.record_set import RecordSet
+from spark_jms.errors import JmsqError
+from spark_jms.log.data_file import FileHint
+from spark_jms.log.delta_log import DeltaLog
+from spark_jms.log.snapshot import Snapshot
+from spark_jms.settings.expiration import DISCARD, LOG, REDIRECT, LoggedFields
+
+MOST = 10_000  # messages that are logged or redirected in one step
+log = logging.getLogger("spark_jms")
+expiration_log = logging.getLogger("spark_jms.expiration")
+
+
+@dataclass(frozen=True)
+class _Unlogged:
+    """Expired messages, as they were before their end was written."""
+
+    destination: str
+    table_id: str
+    member: int
+    picks: Ranges
+    redelivered: dict[int, Ranges]
+    files: Sequence[FileHint]  # a purge may take them out of the log
+    fields: LoggedFields
+
+
+class Expiration:
+    """Of one holder. Not thread-safe: the holder's lock guards it."""
+
+    def __init__(
+        self,
+        table: DeltaLog,
+        errors: ErrorDestination,
+        session: str,
+        label: Callable[[int], str],
+        clock_ms: Callable[[], int],
+    ) -> None:
+        self._table = table
+        self._unclaimed = UnclaimedMessages(errors, EXPIRER, session, label, clock_ms)
+        self._unlogged: list[_Unlogged] = []
+
+    def expire(self, state: RecordSet, snapshot: Snapshot, member: int, over: Ranges, epoch: int) -> RecordSet:
+        """The state of a held member without these messages, as far as possible: at most MOST of them if they are logged or
+        redirected, but units of work as a whole. When it has a new intent, the caller writes the state and then finishes the
+        transfer. Raises DataLossError for messages that are gone."""
+        declared = snapshot.destination
+        over = state.unfinished_of(over - state.claimed - state.moving)
+        if declared.expiration_policy != DISCARD and not declared.handles_units_of_work:
+            over = over.take(MOST)
+        if not over:
+            return state
+        if declared.expiration_policy == REDIRECT:
+            if not self._unclaimed.may_move(member):
+                return state
+            kept_back = "have expired; they are kept back, because they"
+            return self._unclaimed.move(state, declared, member, over, epoch, REASON, kept_back)
+        if declared.expiration_policy == LOG and expiration_log.isEnabledFor(logging.WARNING):
+            self._unlogged.append(_unlogged(state, snapshot, member, over))
+        return state.expire(over)
+
+    def forget(self) -> None:
+        """What was expired last is not written."""
+        self._unlogged = []
+
+    def log_written(self) -> None:
+        """What was expired is written: log it."""
+        unlogged, self._unlogged = self._unlogged, []
+        for each in unlogged:
+            try:
+                _log(self._table, each)
+            except (JmsqError, OSError) as error:  # they have expired, so this fails nothing else
+                log.warning(
+                    "%s, member %d: %d message(s) have expired (%s), and could not be read for the log: %s",
+                    each.destination,
+                    each.member,
+                    each.picks.count,
+                    each.picks,
+                    error,
+                )
+
+
+def _unlogged(state: RecordSet, snapshot: Snapshot, member: int, picks: Ranges) -> _Unlogged:
+    declared = snapshot.destination
+    files = snapshot.member_files(member).overlapping(picks.first, picks.last)
+    return _Unlogged(
+        declared.name,
+        snapshot.table_id,
+        member,
+        picks,
+        state.redelivered(picks),
+        [file.hint for file in files if picks.between(file.first, file.last)],
+        LoggedFields.parse(declared.expiration_logging_policy),
+    )
+
+
+def _log(table: DeltaLog, each: _Unlogged) -> None:
+    rows = fetch(
+        table,
+        each.destination,
+        each.member,
+        each.picks,
+        each.redelivered,
+        columns=columns_of(each.fields),
+        files=each.files,
+        fail_on_data_loss=False,
+        table_id=each.table_id,
+    )
+    for batch in rows:
+        for row in batch.to_pylist():
+            expiration_log.warning("%s", entry(row, dict(row.get("properties") or ()), each.fields))

@@ -1,0 +1,483 @@
+"""Expired messages: discarded, logged or redirected, and counted once (T6)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from spark_jms import apply, connect
+from spark_jms.admin.housekeeping import Rounds
+from spark_jms.admin.pause import pause, resume
+from spark_jms.admin.statistics import collect
+from spark_jms.claims import expiration, expiration_scan, views
+from spark_jms.claims.active_subscriptions import not_durable
+from spark_jms.claims.batches import ConsumerSettings
+from spark_jms.claims.expiration_scan import ExpirationScan
+from spark_jms.claims.subscriber import Subscriber
+from spark_jms.cli.main import cli
+from spark_jms.client.context import Context
+from spark_jms.core.batch import Batch, Limits
+from spark_jms.core.destination import FORMAT_VERSION
+from spark_jms.core.expiration import EXPIRER
+from spark_jms.core.pause import INSERTION
+from spark_jms.errors import ModuleFileError
+from spark_jms.log.storage import now_ms
+from spark_jms.testing import memory_domain
+from spark_jms.testing.waiting import wait_until
+
+HOUR_MS = 3_600_000
+REDIRECTED = {"kind": "queue", "expiration_policy": "Redirect", "error_destination": "failed"}
+DESTINATIONS: dict[str, Any] = {
+    "plain": "queue",
+    "logged": {"kind": "queue", "expiration_policy": "Log", "expiration_logging_policy": "JMSPriority, %properties%"},
+    "two": {"kind": "distributed-queue", "members": 2},
+    "moved": REDIRECTED,
+    "works": {"kind": "queue", "unit_of_work_handling_policy": "SingleMessageDelivery"},
+    "news": {"kind": "topic", "expiration_policy": "Log"},
+    "failed": "queue",
+}
+
+
+@pytest.fixture
+def context() -> Iterator[Context]:
+    with memory_domain(**DESTINATIONS) as root, connect(root, housekeeping=False) as made:
+        yield made
+
+
+class Search:
+    """The scan of one destination, whose time the test sets: two hours later, when what lives for an hour is over."""
+
+    def __init__(self, context: Context, destination: str) -> None:
+        self.now_ms, self.monotonic_s = now_ms() + 2 * HOUR_MS, 0.0
+        table = context._domain.log(destination)
+        table.refresh()
+        self.scan = ExpirationScan(
+            context._domain,
+            context._store,
+            table,
+            lambda: not_durable(context._store, table.snapshot.table_id),
+            lambda: self.now_ms,
+            lambda: self.monotonic_s,
+        )
+
+    def run(self) -> int:
+        return self.scan.run(at_once=True)
+
+
+class Later:
+    """A consumer of a queue, two hours later."""
+
+    def __init__(self, context: Context, destination: str) -> None:
+        self.now_ms = now_ms() + 2 * HOUR_MS
+        settings = ConsumerSettings(replayable=False)
+        self.subscriber = Subscriber(
+            context._domain, context._store, destination, "-", "later", settings, lambda: self.now_ms
+        )
+
+    def batch(self, count: int | None = None) -> tuple[Batch | None, list[int]]:
+        batch = self.subscriber.next_batch(Batch("later"), Limits(max_messages=count))
+        return batch, batch.members[0].picks.numbers().tolist() if batch else []
+
+    def drain(self, taken: list[int], stop: threading.Event) -> None:
+        """Take and acknowledge until there is no more, by 30, and hand the record over whenever another process waits."""
+        while True:
+            last = stop.is_set()
+            batch, picks = self.batch(30)
+            if batch is not None:
+                taken += picks
+                parts = {batch.claim: {0: batch.members[0].picks}}
+                wait_until(lambda parts=parts: not self.subscriber.acknowledge(parts))  # the search may have the record
+            elif last:
+                return
+            self.subscriber.hand_over()
+
+
+def send(context: Context, destination: str, *texts: str, **more: Any) -> None:
+    """Messages that live for an hour."""
+    how = {"time_to_live": "1 h", **more}
+    context.producer(destination).send_many({"text": text, **how} for text in texts)
+
+
+def texts(context: Context, destination: str) -> list[str | None]:
+    return [message.text for message in context.browser(destination)]
+
+
+def expired(context: Context, destination: str) -> int:
+    return collect(context._domain, context._store, destination).expired
+
+
+# -- the search --------------------------------------------------------------------------------------------------------
+def test_search_expires_what_no_consumer_comes_to(context: Context) -> None:
+    """T6: in every member; what never expires, or later, stays; and each message is counted once."""
+    send(context, "two", *map(str, range(6)))
+    send(context, "two", "for ever", time_to_live=None)
+    send(context, "two", "later", time_to_live="1 day")
+    search = Search(context, "two")
+    assert search.run() == 6
+    assert sorted(filter(None, texts(context, "two"))) == ["for ever", "later"]
+    assert (search.run(), expired(context, "two")) == (0, 6)
+    search.now_ms += 24 * HOUR_MS
+    assert (search.run(), expired(context, "two")) == (1, 7)
+
+
+def test_claimed_messages_do_not_expire_under_their_consumer(context: Context) -> None:
+    """T6: they are acknowledged as ever; what comes back expires then."""
+    send(context, "plain", "a", "b", "c")
+    search = Search(context, "plain")
+    with context.consumer("plain", prefetch=2) as consumer:
+        first = consumer.receive(5)
+        assert first is not None
+        assert search.run() == 1  # the consumer has claimed the others
+        consumer.recover()
+        again = consumer.receive(5)
+        assert again is not None
+        again.acknowledge()
+    assert search.run() == 1
+    assert (texts(context, "plain"), expired(context, "plain")) == ([], 2)
+
+
+def test_messages_of_dead_consumers_expire(context: Context) -> None:
+    """T6, C9: as the next consumer would have found them."""
+    send(context, "plain", "a")
+    dead = Later(context, "plain")
+    dead.now_ms = now_ms()
+    assert dead.batch()[1] == [1]
+    dead.subscriber.close()
+    assert (Search(context, "plain").run(), expired(context, "plain")) == (1, 1)
+
+
+def test_consumers_and_search_meet_the_same_messages(
+    context: Context, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T6: 20,000 messages, of which a consumer and the search each find parts; each is counted and logged once, and the others
+    are delivered."""
+    monkeypatch.setattr(expiration, "MOST", 300)
+    monkeypatch.setattr(expiration_scan, "WAIT_S", 60)
+    send(context, "logged", *map(str, range(10_000)))
+    send(context, "logged", *map(str, range(10_000, 10_100)), time_to_live=None)
+    send(context, "logged", *map(str, range(10_100, 20_100)))
+    consumer, search, delivered = Later(context, "logged"), Search(context, "logged"), list[int]()
+    stop = threading.Event()
+    consumes = threading.Thread(target=consumer.drain, args=(delivered, stop))
+    with caplog.at_level(logging.WARNING, "spark_jms.expiration"):
+        consumes.start()
+        try:
+            found = search.run()
+        finally:
+            stop.set()
+            consumes.join()
+    assert delivered == list(range(10_001, 10_101))
+    assert expired(context, "logged") == 20_000
+    assert 0 < found < 20_000
+    lines = [record.getMessage() for record in caplog.records if record.name == "spark_jms.expiration"]
+    assert len(lines) == len(set(lines)) == 20_000
+
+
+def test_busy_consumer_is_left_alone(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T6: it keeps its record, and the next search tries again."""
+    monkeypatch.setattr(expiration_scan, "WAIT_S", 0.01)
+    send(context, "plain", "a", "b")
+    busy, search = Later(context, "plain"), Search(context, "plain")
+    busy.now_ms = now_ms()
+    assert busy.batch(1)[1] == [1]
+    assert search.run() == 0
+    busy.subscriber.close()
+    assert search.run() == 2  # what the dead consumer had claimed too
+
+
+def test_interval_of_the_domain(context: Context) -> None:
+    """T6: 30 s; 0 searches never; a change counts from the next round on."""
+    domain = context._domain
+    assert domain.expiration_scan_interval_ms() == 30_000
+    search, found = Search(context, "plain"), []
+    for seconds, interval_ms in ((0, 30_000), (29, 30_000), (30, 30_000), (59, 5_000), (100, 0)):
+        domain.set_expiration_scan_interval(interval_ms)
+        send(context, "plain", "x")
+        search.monotonic_s = seconds
+        found.append(search.scan.run())
+    assert found == [1, 0, 2, 1, 0]
+    assert search.run() == 0, "passive"
+    assert Later(context, "plain").batch()[0] is None
+    assert expired(context, "plain") == 5, "a consumer comes to it"
+
+
+def test_search_of_messages_that_never_expire_costs_nothing(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T6: the statistics of the files tell; no store is asked and no file is read, nor the interval of the domain."""
+    send(context, "plain", "a", time_to_live=None)
+    search = Search(context, "plain")
+    monkeypatch.setattr(type(context._domain), "expiration_scan_interval_ms", lambda self: pytest.fail("read"))
+    assert search.run() == 0
+
+
+def test_file_is_looked_at_when_its_next_message_expires(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T6: not in every round."""
+    send(context, "plain", "a", time_to_live="3 h")
+    search, reads = Search(context, "plain"), []
+    read_stored = expiration_scan.read_stored
+    monkeypatch.setattr(
+        expiration_scan, "read_stored", lambda *given, **more: reads.append(1) or read_stored(*given, **more)
+    )
+    assert [search.run() for _ in range(5)] == [0] * 5
+    assert len(reads) == 1
+    search.now_ms += 2 * HOUR_MS
+    assert (search.run(), len(reads)) == (1, 2)
+
+
+# -- policies ----------------------------------------------------------------------------------------------------------
+def test_log_tells_of_each_message_once(context: Context, caplog: pytest.LogCaptureFixture) -> None:
+    """T6: the consumer's part and the search's, in the texts' format."""
+    send(context, "logged", "a", properties={"Make": "Honda", "Weight": 2680, "Used": True}, priority=7)
+    with caplog.at_level(logging.WARNING, "spark_jms.expiration"):
+        later = Later(context, "logged")
+        assert later.batch()[0] is None
+        later.subscriber.close()
+        send(context, "logged", "b")
+        assert Search(context, "logged").run() == 1
+        assert Search(context, "logged").run() == 0
+    lines = [record.getMessage() for record in caplog.records if record.name == "spark_jms.expiration"]
+    ids = [line.split("'")[1] for line in lines]
+    assert lines == [
+        f"<ExpiredJMSMessage JMSMessageID='{ids[0]}' >\n"
+        " <HeaderFields JMSPriority='7' />\n"
+        " <UserProperties Make='Honda' Weight='2680' Used='true' />\n"
+        "</ExpiredJMSMessage>",
+        f"<ExpiredJMSMessage JMSMessageID='{ids[1]}' >\n <HeaderFields JMSPriority='4' />\n</ExpiredJMSMessage>",
+    ]
+    assert expired(context, "logged") == 2
+
+
+def test_plan_that_is_not_written_logs_nothing(context: Context, caplog: pytest.LogCaptureFixture) -> None:
+    """T6: a batch that is prepared and dropped has expired nothing."""
+    send(context, "logged", "a")
+    later = Later(context, "logged")
+    with caplog.at_level(logging.WARNING, "spark_jms.expiration"):
+        later.subscriber.prepare(Batch("later"), Limits(), None)
+        assert caplog.records == []
+        later.batch()
+    assert len(caplog.records) == 1
+
+
+def test_redirect_moves_the_whole_message_for_good(context: Context) -> None:
+    """T6: it keeps id, properties and body, does not expire again, and says where it comes from and when it expired."""
+    producer = context.producer("moved")
+    sent = producer.send(text="x", properties={"n": 7}, priority=9, group_id="g", time_to_live="1 h")
+    send(context, "moved", "y")
+    assert Search(context, "moved").run() == 2
+    assert (expired(context, "moved"), texts(context, "failed")) == (2, ["x", "y"])
+    message = next(iter(context.browser("failed")))
+    assert (message.message_id, message.priority, message.group_id) == (sent.message_id, 9, "g")
+    assert (message.expiration_ms, message.properties["n"]) == (0, 7)
+    assert message.properties["JMS_JMSQ_ErrorExpiration"] == sent.expiration_ms
+    assert (message.properties["JMS_JMSQ_ErrorReason"], message.properties["JMS_JMSQ_ErrorDeliveries"]) == (
+        "found expired",
+        0,
+    )
+    assert Search(context, "failed").run() == 0
+    rows = views.acknowledgements(context._domain, context._store, "moved")
+    assert [(row.consumer, row.messages) for row in rows] == [(EXPIRER, 2)]
+
+
+def test_consumer_redirects_what_it_finds_expired(context: Context) -> None:
+    """T6: and delivers the others."""
+    send(context, "moved", "x")
+    send(context, "moved", "good", time_to_live=None)
+    later = Later(context, "moved")
+    assert later.batch()[1] == [2]
+    assert (expired(context, "moved"), texts(context, "failed")) == (1, ["x"])
+
+
+def test_redirect_waits_for_its_error_destination(context: Context) -> None:
+    """T6, T14: messages that cannot move yet are kept back from consumers, and counted when they have arrived."""
+    send(context, "moved", "x")
+    pause(context._domain, "failed", (INSERTION,), None)
+    search = Search(context, "moved")
+    assert search.run() == 0
+    later = Later(context, "moved")
+    assert (later.batch()[0], expired(context, "moved")) == (None, 0)
+    later.subscriber.close()
+    resume(context._domain, "failed", (INSERTION,), None)
+    assert Later(context, "moved").batch()[0] is None, "it finishes the transfer, as housekeeping does"
+    assert (expired(context, "moved"), texts(context, "failed"), texts(context, "moved")) == (1, ["x"], [])
+
+
+def test_redirect_moves_many_messages_in_bounded_transfers(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T6, C18: none is lost, doubled or counted twice."""
+    monkeypatch.setattr(expiration, "MOST", 100)
+    send(context, "moved", *map(str, range(950)))
+    assert Search(context, "moved").run() == 950
+    assert expired(context, "moved") == 950
+    assert sorted(int(text or "") for text in texts(context, "failed")) == list(range(950))
+
+
+def test_message_beyond_its_redelivery_limit_goes_the_way_of_the_limit(context: Context) -> None:
+    """T6, C8: it failed before it expired, so no search discards it."""
+    with (
+        memory_domain(
+            orders={"kind": "queue", "redelivery_limit": 0, "error_destination": "failed"}, failed="queue"
+        ) as root,
+        connect(root, housekeeping=False) as made,
+    ):
+        send(made, "orders", "x")
+        with made.consumer("orders") as consumer:
+            message = consumer.receive(5)
+            assert message is not None
+            message.reject()
+        assert Search(made, "orders").run() == 0
+        assert (Later(made, "orders").batch()[0], texts(made, "failed")) == (None, ["x"])
+
+
+# -- topics, units of work, clients --------------------------------------------------------------------------------------
+def test_each_subscription_expires_its_own_messages(context: Context) -> None:
+    """T6, C10: what a subscription has had, or refuses, or was sent before it began does not expire for it."""
+    before = {"properties": {"color": "red"}}
+    send(context, "news", "before", **before)
+    late = context.consumer("news", subscription="late")
+    red = context.consumer("news", subscription="red", selector="color = 'red'")
+    passing = context.consumer("news")
+    send(context, "news", "a", properties={"color": "red"})
+    send(context, "news", "b", properties={"color": "blue"})
+    message = late.receive(5)
+    assert message is not None
+    message.acknowledge()
+    for consumer in (late, red):
+        consumer.close()
+    search = Search(context, "news")
+    assert search.run() == 1 + 1 + 2  # late: b; red: a; the one that is not durable: both
+    counts: dict[str, int] = {}
+    for row in views.subscriptions(context._domain, context._store, "news"):
+        counts[row.subscription] = row.expired
+    assert [counts.pop("late"), counts.pop("red"), *counts.values()] == [1, 1, 2]
+    assert search.run() == 0
+    passing.close()
+
+
+def part(unit: str, number: int, *, end: bool, **more: Any) -> dict[str, Any]:
+    return {
+        "text": f"{unit}{number}",
+        "properties": {
+            "JMS_BEA_UnitOfWork": unit,
+            "JMS_BEA_UnitOfWorkSequenceNumber": number,
+            **({"JMS_BEA_IsUnitOfWorkEnd": True} if end else {}),
+        },
+        **more,
+    }
+
+
+def test_unit_of_work_expires_as_a_whole(context: Context) -> None:
+    """T6, T12: with its first message that is over; not while a consumer has it; a message of no unit alone."""
+    context.producer("works").send_many(
+        [
+            part("u", 1, end=False, time_to_live="1 h"),
+            part("u", 2, end=True),
+            part("v", 1, end=True),
+            {"text": "single", "time_to_live": "1 h"},
+        ]
+    )
+    search = Search(context, "works")
+    with context.consumer("works", prefetch=1) as consumer:
+        unit = consumer.receive(5)
+        assert unit is not None
+        found = search.run()
+        assert found == 1 if len(unit.unit_of_work) == 2 else 3
+    assert found + search.run() == 3
+    assert (expired(context, "works"), texts(context, "works")) == (3, ["v1"])
+
+
+def test_message_that_expires_while_prefetched_is_counted(context: Context, caplog: pytest.LogCaptureFixture) -> None:
+    """T6, C12: the client releases it, and the next plan expires it."""
+    producer = context.producer("logged")
+    producer.send(text="first")
+    soon = producer.send(text="soon", time_to_live=0.5)
+    with context.consumer("logged", prefetch=2) as consumer:
+        first = consumer.receive(5)
+        assert first is not None
+        claimed = consumer.statistics().prefetched
+        wait_until(lambda: now_ms() > soon.expiration_ms)
+        assert consumer.receive(0) is None
+        first.acknowledge()
+        assert consumer.receive(0) is None
+        assert consumer.statistics().expired == claimed
+    assert expired(context, "logged") == 1
+    assert soon.message_id in caplog.text
+
+
+# -- declaring ---------------------------------------------------------------------------------------------------------
+def test_redirect_needs_an_error_destination(tmp_path: Path) -> None:
+    """T6: it is refused by name, as is dropping the one it has; other policies need none."""
+    destination = {"kind": "queue", "expirationPolicy": "Redirect"}
+    with pytest.raises(ModuleFileError, match=r"expirationPolicy is Redirect, but there is no errorDestination"):
+        apply(str(tmp_path), {"destinations": {"orders": destination}})
+    with pytest.raises(ModuleFileError, match="Discard, Log, Redirect"):
+        apply(str(tmp_path), {"destinations": {"orders": {**destination, "expirationPolicy": "Drop"}}})
+    with pytest.raises(ModuleFileError, match="did you mean JMSPriority"):
+        apply(
+            str(tmp_path),
+            {"destinations": {"orders": {"kind": "queue", "expirationLoggingPolicy": "JMSPrioritty"}}},
+        )
+
+
+def test_table_with_a_policy_is_refused_by_releases_that_would_discard(context: Context) -> None:
+    """T6, C16: they would not know it. A table without one stays as it was."""
+    versions = {
+        name: context._domain.log(name).refresh().destination.to_configuration()["jmsq.formatVersion"]
+        for name in ("plain", "logged", "moved")
+    }
+    assert versions == {"plain": "1", "logged": str(FORMAT_VERSION), "moved": str(FORMAT_VERSION)}
+
+
+def test_interval_is_a_key_of_the_module_file(tmp_path: Path) -> None:
+    """T6: a file without it leaves it unchanged."""
+    root, queues = str(tmp_path), {"orders": {"kind": "queue"}}
+    apply(root, {"destinations": queues, "expirationScanInterval": "2 min"})
+    apply(root, {"destinations": queues})
+    with connect(root, housekeeping=False) as context:
+        assert context._domain.expiration_scan_interval_ms() == 120_000
+    with pytest.raises(ModuleFileError, match=r"expirationScanInterval is 30, but must be"):
+        apply(root, {"destinations": queues, "expirationScanInterval": 30})
+
+
+def test_housekeeping_searches(tmp_path: Path) -> None:
+    """T6, C13: one process at a time, under the lease; a round tells how many have expired."""
+    apply(str(tmp_path), {"destinations": {"orders": {"kind": "queue"}}})
+    with connect(str(tmp_path), housekeeping=False) as context:
+        gone = context.producer("orders").send(text="gone", time_to_live=0.001)
+        wait_until(lambda: now_ms() > gone.expiration_ms)
+        rounds = Rounds(context._domain, context._store, clean_up=True)
+        assert [done.expired_messages for done in rounds.run(["orders"])] == [1]
+        assert [done.expired_messages for done in rounds.run(["orders"])] == [0]
+        rounds.close()
+        assert expired(context, "orders") == 1
+
+
+def test_example(run_example: Callable[[str], str]) -> None:
+    """T6"""
+    assert run_example("client_expiration.py").splitlines() == [
+        "logged: <ExpiredJMSMessage JMSMessageID=… > <UserProperties item='tulips' /> </ExpiredJMSMessage>",
+        "late has: a bid for roses, expired in bids",
+        "expired: bids 1, quotes 1",
+    ]
+
+
+def test_counts_are_shown(tmp_path: Path) -> None:
+    """T6, C14: by `jmsq stat` and `jmsq subscriptions`; without expired messages `stat` has no such table."""
+    root = str(tmp_path)
+    apply(root, {"destinations": {"orders": {"kind": "queue"}}})
+
+    def shown(*arguments: str) -> str:
+        return CliRunner().invoke(cli, [*arguments, "--root", root]).output
+
+    with connect(root, housekeeping=False) as context:
+        assert "Expired messages" not in shown("stat")
+        gone = context.producer("orders").send(text="gone", time_to_live=0.001)
+        wait_until(lambda: now_ms() > gone.expiration_ms)
+        assert context.consumer("orders").receive(0) is None
+    assert "Expired messages" in shown("stat")
+    assert json.loads(shown("stat", "--json"))["destinations"][0]["expired"] == 1
+    assert json.loads(shown("subscriptions", "--json"))[0]["expired"] == 1
