@@ -88,7 +88,7 @@ class ExpirationScan:
     ) -> None:
         self._domain, self._store, self._table, self._live = domain, store, table, live
         self._clock_ms, self._monotonic_s = clock_ms, monotonic_s
-        self._transfers = Transfers(domain, clock_ms)
+        self._transfers = Transfers(domain, table, clock_ms)
         self._looks, self._unit_looks = DueLooks(), DueLooks()
         self._searched_s = float("-inf")
         self._names: set[str] = set()  # of the subscriptions that the looks concern

@@ -62,6 +62,7 @@ class SubscriptionRow:
     holder: str | None
     epoch: int
     delayed: int  # messages whose redelivery waits
+    expired: int = 0  # since the subscription, or the queue, was made
     subscription_messages_limit: int = UNLIMITED
     subscription_limit_deleted_count: int = 0  # messages that have made room for new ones
 
@@ -69,7 +70,6 @@ class SubscriptionRow:
     def has_limit(self) -> bool:
         """Now, or it had one that has deleted messages (T4)."""
         return self.subscription_messages_limit != UNLIMITED or self.subscription_limit_deleted_count > 0
-    expired: int = 0  # since the subscription, or the queue, was made
 
 
 @dataclass(frozen=True)
@@ -240,9 +240,9 @@ def subscriptions(
                     holder,
                     info.epoch if info else 0,
                     state.waiting.count,
+                    state.expired,
                     declared.messages_limit_override,
                     state.limit.dropped,
-                    state.expired,
                 )
             )
     return out

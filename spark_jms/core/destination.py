@@ -40,8 +40,9 @@ from spark_jms.settings.destination import (
 )
 from spark_jms.settings.expiration import DISCARD
 
-# Of tables with a quota, or whose expired messages are logged or redirected. Those with a path service, or with a life-cycle log now
-# or before, have 5, those with units of work, or with slots that have moved, 4, replicated topics 3, others with servers 2, all others 1.
+# Of tables with a quota, or whose expired messages are logged or redirected. Those with a path service, or with a life-cycle log
+# now or before, have 5, those with units of work, or with slots that have moved, 4, replicated topics 3, others with servers 2,
+# all others 1.
 FORMAT_VERSION = 6
 QUEUE_SUBSCRIPTION = "-"  # a queue has one set of positions, under this name
 TEMPORARY_PREFIX = "jmsq-temporary-"

@@ -20,12 +20,14 @@ from spark_jms.claims import expiration, expiration_scan, views
 from spark_jms.claims.active_subscriptions import not_durable
 from spark_jms.claims.batches import ConsumerSettings
 from spark_jms.claims.expiration_scan import ExpirationScan
+from spark_jms.claims.record_sets import state_of
 from spark_jms.claims.subscriber import Subscriber
 from spark_jms.cli.main import cli
 from spark_jms.client.context import Context
 from spark_jms.core.batch import Batch, Limits
 from spark_jms.core.destination import FORMAT_VERSION
 from spark_jms.core.expiration import EXPIRER
+from spark_jms.core.life_cycle import LifeEvent
 from spark_jms.core.pause import INSERTION
 from spark_jms.errors import ModuleFileError
 from spark_jms.log.storage import now_ms
@@ -463,6 +465,16 @@ def test_example(run_example: Callable[[str], str]) -> None:
         "late has: a bid for roses, expired in bids",
         "expired: bids 1, quotes 1",
     ]
+
+
+def test_life_cycle_log_tells_of_what_the_search_expires() -> None:
+    """T6: as of what a consumer finds expired."""
+    logging_queue = {"kind": "queue", "message_logging_enabled": True}
+    with memory_domain(orders=logging_queue) as root, connect(root, housekeeping=False) as made:
+        send(made, "orders", "a", "b")
+        assert Search(made, "orders").run() == 2
+        state = state_of(made._store, made._domain.log("orders").refresh(), "-", 0)
+        assert [(row.event, row.picks.count) for row in state.life.waiting] == [(LifeEvent.EXPIRED, 2)]
 
 
 def test_counts_are_shown(tmp_path: Path) -> None:
