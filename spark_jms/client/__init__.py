@@ -6,6 +6,7 @@ with connect(root) as context:
 """
 
 from spark_jms.client.browser import Browser
+from spark_jms.client.completion import Completion, CompletionListener
 from spark_jms.client.consumer import Consumer
 from spark_jms.client.consumer_arguments import StartingPosition
 from spark_jms.client.context import Context, ContextStatistics, connect
@@ -23,6 +24,8 @@ __all__ = [
     "AcknowledgeMode",
     "Browser",
     "ClientPool",
+    "Completion",
+    "CompletionListener",
     "ConnectionFactory",
     "Consumer",
     "ConsumerStatistics",

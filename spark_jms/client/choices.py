@@ -1,14 +1,18 @@
-"""What a connection's factory and home server decide: the members of its senders and receivers, and the pipeline of its
-consumers (D2, D3, T9)."""
+"""What a connection's factory and home server decide: the members of its senders and receivers, the pipeline of its
+consumers, and whether its senders wait (D2, D3, T9, T11)."""
 
 from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
 
+from spark_jms.client.listener import ExceptionListener
+from spark_jms.client.one_way import OneWaySends
 from spark_jms.client.pinning import Pinning
 from spark_jms.client.pipeline import Pipeline
+from spark_jms.core.address import DestinationAddress
 from spark_jms.core.balancing import Balancing, balancing_of
+from spark_jms.core.one_way import OneWayRule
 from spark_jms.log.domain import Domain
 from spark_jms.log.servers import home_server
 from spark_jms.settings.connection_factory import ConnectionFactory
@@ -33,6 +37,12 @@ class Choices:
         """Of a new consumer; `prefetch` None: as the connection factory says."""
         maximum = self.factory.pipeline(listener=listener, topic=topic) if prefetch is None else prefetch
         return Pipeline(maximum, self.factory.max_message_bytes)
+
+    def one_way(self, address: DestinationAddress, listener: ExceptionListener | None) -> OneWaySends | None:
+        """Of a new producer; None: each of its sends waits."""
+        if not self.factory.sends_one_way:
+            return None
+        return OneWaySends(OneWayRule(self.factory, address, self.home), listener)
 
 
 def choices_of(domain: Domain, factory: str | ConnectionFactory | None, server: str | None) -> Choices:

@@ -18,6 +18,7 @@ one member take turns with its record, at most about 0.1 s each; a consumer that
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import get_args
@@ -121,6 +122,21 @@ class Consumer:
             f"<Consumer {self.name} of {self.destination}: {'closed, ' if self.closed else ''}{self.mode}, "
             f"{now.received:,} received, {now.unacknowledged:,} unacknowledged>"
         )
+
+
+class InterruptibleReceive:
+    """One `receive`, which another thread may interrupt: then it returns None unless it has a message already."""
+
+    def __init__(self, consumer: Consumer, timeout: DurationLike | None) -> None:
+        self._receiver, self._timeout_s = consumer._receiver, _seconds("timeout", timeout)
+        self._interrupted = threading.Event()
+
+    def __call__(self) -> Message | None:
+        return self._receiver.next_message(self._timeout_s, self._interrupted)
+
+    def interrupt(self) -> None:
+        self._interrupted.set()
+        self._receiver.wake()
 
 
 def _seconds(name: str, duration: DurationLike | None) -> float | None:

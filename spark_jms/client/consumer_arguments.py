@@ -27,11 +27,16 @@ def check_delivery(acknowledge: object, prefetch: object) -> None:
 
 def check_listeners(listener: object, exception_listener: object) -> None:
     """Raises OptionError."""
-    for name, given in (("listener", listener), ("exception_listener", exception_listener)):
-        if given is not None and (not callable(given) or inspect.iscoroutinefunction(given)):
-            raise OptionError(f"{name} is {given!r}, but must be a function of one argument that is not async")
+    check_listener("listener", listener)
+    check_listener("exception_listener", exception_listener)
     if exception_listener is not None and listener is None:
         raise OptionError("an exception_listener needs a listener: without one, receive() raises the errors")
+
+
+def check_listener(name: str, given: object) -> None:
+    """Raises OptionError."""
+    if given is not None and (not callable(given) or inspect.iscoroutinefunction(given)):
+        raise OptionError(f"{name} is {given!r}, but must be a function of one argument that is not async")
 
 
 def starting_position_option(given: StartingPosition | None) -> str | None:

@@ -22,12 +22,14 @@ from spark_jms.claims.stores import open_stores, store_of
 from spark_jms.claims.subscription_request import Sharing, subscription_request
 from spark_jms.claims.subscriptions import drop_subscription, droppable_subscription
 from spark_jms.claims.usage import PUBLISH_EVERY_S, UsagePublisher
+from spark_jms.client.asynchronous_send import AsynchronousSender
 from spark_jms.client.browser import Browser
 from spark_jms.client.choices import Choices, choices_of
 from spark_jms.client.consumer import Consumer
 from spark_jms.client.consumer_arguments import (
     StartingPosition,
     check_delivery,
+    check_listener,
     check_listeners,
     named_members,
     starting_position_option,
@@ -35,6 +37,7 @@ from spark_jms.client.consumer_arguments import (
 from spark_jms.client.durations import seconds_of
 from spark_jms.client.listener import ExceptionListener, ListenerThread, MessageListener
 from spark_jms.client.message import Message, MessageArguments
+from spark_jms.client.one_way import OneWaySends
 from spark_jms.client.producer import DEFAULT_SEND_TIMEOUT_S, Producer
 from spark_jms.client.receiver import AcknowledgeMode, Receiver
 from spark_jms.client.reply import Replies
@@ -116,6 +119,7 @@ class ContextStatistics:
     consumers_high: int = 0
     producers_total: int = 0
     consumers_total: int = 0
+    listener_failures: int = 0  # completion listeners that raised
 
     @property
     def healthy(self) -> bool:
@@ -157,34 +161,33 @@ class Context:
         self._sending = SenderHousekeeping(domain)
         self._shared: dict[str, SharedSender] = {}
         self._publishers: dict[str, UsagePublisher] = {}
+        self._asynchronous = AsynchronousSender()
         self._watch = LogWatch()
         self._producers: list[Producer] = []
         self._consumers: list[Consumer] = []
         self._opened: dict[type, _Opened] = {Producer: _Opened(), Consumer: _Opened()}
         self._owned = OwnedDestinations(domain, store_of(self._store, HOME))
         self._replies = Replies(self._reply_producer)
-        self._requestor = Requestor(self._open_inbox, self._discard_inbox, self.producer)
+        self._requestor = Requestor(self._open_inbox, self._discard_inbox, self._request_producer)
         self._closed = False
 
     # -- producers, consumers, browsers --------------------------------------------------------------------------------------------
-    def producer(self, destination: str, *, send_timeout: DurationLike = DEFAULT_SEND_TIMEOUT_S) -> Producer:
+    def producer(
+        self,
+        destination: str,
+        *,
+        send_timeout: DurationLike = DEFAULT_SEND_TIMEOUT_S,
+        exception_listener: ExceptionListener | None = None,
+    ) -> Producer:
         """Of a destination, or of its member on a server (`server@destination`), to which all messages go then (D3).
 
-        `send_timeout` is how long a send waits while insertion is paused; 0: not at all. Raises OptionError, and
+        `send_timeout` is how long a send waits while insertion is paused; 0: not at all. `exception_listener` is called with the
+        error when a one-way send has failed and the producer is closed for it (T11). Raises OptionError, and
         InvalidDestinationError, which lists the existing destinations, or the servers of this one."""
         send_timeout_s = seconds_of("send_timeout", send_timeout)
+        check_listener("exception_listener", exception_listener)
         address = DestinationAddress.parse(destination)
-        name = address.destination
-        if is_temporary(name) and name not in self._domain.temporary.own:
-            return self._keep(self._producers, self._reply_producer(name, send_timeout_s))
-        log = self._use(name)
-        address.members(log.snapshot.destination)
-        with self._lock:
-            shared = self._shared.setdefault(name, SharedSender(log))
-        forget = self._forget(self._producers)
-        balancing = self._choices.balancing(address.server)
-        producer = Producer(log, shared, self._check, self._after_send, forget, send_timeout_s, balancing)
-        return self._keep(self._producers, producer)
+        return self._producer(address, send_timeout_s, self._choices.one_way(address, exception_listener))
 
     def consumer(
         self,
@@ -380,15 +383,43 @@ class Context:
             housekeeper.close()
         self._owned.delete(name)
 
+    def _producer(
+        self, address: DestinationAddress, send_timeout_s: float, one_way: OneWaySends | None = None
+    ) -> Producer:
+        name = address.destination
+        if is_temporary(name) and name not in self._domain.temporary.own:
+            return self._keep(self._producers, self._reply_producer(name, send_timeout_s))
+        log = self._use(name)
+        address.members(log.snapshot.destination)
+        with self._lock:
+            shared = self._shared.setdefault(name, SharedSender(log))
+        producer = Producer(
+            log,
+            shared,
+            self._asynchronous,
+            self._check,
+            self._after_send,
+            self._forget(self._producers),
+            send_timeout_s,
+            self._choices.balancing(address.server),
+            one_way,
+        )
+        return self._keep(self._producers, producer)
+
+    def _request_producer(self, destination: str) -> Producer:
+        """Each of its sends waits: a request needs its message's id, and its errors."""
+        return self._producer(DestinationAddress.parse(destination), DEFAULT_SEND_TIMEOUT_S)
+
     def _reply_producer(self, destination: str, send_timeout_s: float = DEFAULT_SEND_TIMEOUT_S) -> Producer:
         """Of a destination to which this context perhaps sends once: nothing of it is kept here."""
         if not is_temporary(destination):
-            return self.producer(destination)
+            return self._request_producer(destination)
         self._check()
         log = self._domain.temporary.log(destination)
         log.verify()
         forget = self._forget(self._producers)
-        return Producer(log, SharedSender(log), self._check, lambda *_: None, forget, send_timeout_s)
+        shared, after_send = SharedSender(log), lambda *_: None
+        return Producer(log, shared, self._asynchronous, self._check, after_send, forget, send_timeout_s)
 
     def _open_inbox(self, listener: MessageListener, exception_listener: ExceptionListener) -> Consumer:
         queue = self.create_temporary_queue()
@@ -476,6 +507,7 @@ class Context:
                 self._opened[Consumer].high,
                 self._opened[Producer].total,
                 self._opened[Consumer].total,
+                self._asynchronous.failures,
             )
 
     def reset_statistics(self) -> None:
@@ -488,8 +520,10 @@ class Context:
         return self._closed
 
     def close(self) -> None:
-        """Close the consumers, which release their unacknowledged messages, then everything else. Raises the first error
-        of closing them."""
+        """Close the consumers, which release their unacknowledged messages, then the producers, once their asynchronous sends are
+        complete, then everything else. Raises the first error of closing them, and IllegalStateException in a completion
+        listener."""
+        self._asynchronous.refuse_in_listener("Context.close")
         with self._lock:
             if self._closed:
                 return
@@ -501,6 +535,7 @@ class Context:
                 close()
             except Exception as error:  # noqa: BLE001 - raised below, after the others are closed
                 unreported.append(error)
+        self._asynchronous.close()
         with self._lock:
             self._closed = True
         self._watch.close()

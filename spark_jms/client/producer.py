@@ -1,4 +1,4 @@
-"""Sending without Spark: one message or many, each call or chunk in one commit (C2, C4, C11)."""
+"""Sending without Spark: one message or many, each call or chunk in one commit (C2, C4, C11); asynchronously and one-way (T11)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, overload
 
 import pyarrow as pa
 
+from spark_jms.client.asynchronous_send import AsynchronousSend, AsynchronousSender
 from spark_jms.client.columns import ArrowStream, Item, carried_bytes, item_bytes, slices, to_columns
+from spark_jms.client.completion import CompletionListener, check_completion
 from spark_jms.client.encoding import compose, to_batch
 from spark_jms.client.message import MapValue, Message, MessageArguments, MessageHeaders, PropertyValue
-from spark_jms.client.shared_send import SentPosition, SharedSender
+from spark_jms.client.one_way import OneWaySends
+from spark_jms.client.shared_send import OutgoingMessages, Part, SentPosition, SharedSender
 from spark_jms.client.unit_of_work import as_unit
 from spark_jms.core.balancing import ANY_MEMBER, Balancing
 from spark_jms.core.ranges import EMPTY, Ranges
@@ -40,6 +44,7 @@ if TYPE_CHECKING:
 CHUNK_MESSAGES = 1000
 CHUNK_BYTES = 32 * 2**20
 DEFAULT_SEND_TIMEOUT_S = 0.01
+NOWHERE = SentPosition(-1, 0, "")  # of a message that is sent one-way
 SHARED_MESSAGES = 100  # a chunk of at most so many shares its commit with what other threads send
 
 
@@ -52,6 +57,9 @@ class ProducerStatistics:
     commits: int = 0
     bytes: int = 0
     duplicates: int = 0  # calls of send_many whose transaction was in the log already
+    outstanding: int = 0  # asynchronous and one-way sends that are not complete now
+    one_way: int = 0  # one-way sends whose messages are in the table
+    deleted: int = 0  # one-way sends whose messages are not, and will not be
 
 
 @dataclass(frozen=True)
@@ -68,7 +76,8 @@ class Producer:
     """Made by `Context.producer`. Thread-safe. When `send` returns, the message is in the table; when it raises, it is
     not, except for CommitOutcomeUnknownError. Sends of several threads share commits. Each member keeps the order of one
     producer's messages, and the whole destination keeps the order of one `group_id`. Messages of several
-    threads have no order among them.
+    threads have no order among them. With `completion`, `send` returns at once, and a thread of the context calls the listener
+    when the message is sent (T11).
 
     Single messages go to the members in turn; `send_many` gives each member an equal consecutive share of a chunk.
     """
@@ -77,23 +86,30 @@ class Producer:
         self,
         log: DeltaLog,
         shared: SharedSender,
+        asynchronous: AsynchronousSender,
         check: Callable[[], None],
         sent: Callable[[DeltaLog, int], None],
         closed: Callable[[Producer], None],
         send_timeout_s: float = DEFAULT_SEND_TIMEOUT_S,
         balancing: Balancing = ANY_MEMBER,
+        one_way: OneWaySends | None = None,
     ) -> None:
         self.destination, self._balancing = log.name, balancing
-        self._log, self._shared = log, shared
+        self._log, self._shared, self._asynchronous = log, shared, asynchronous
         self._check_context, self._sent, self._on_close = check, sent, closed
-        self._send_timeout_s = send_timeout_s
+        self._send_timeout_s, self._one_way = send_timeout_s, one_way
         self._name = uuid.uuid4().hex
         self._turns = itertools.count(random.randrange(2**31))
         self._lock = threading.Lock()
         self._statistics = ProducerStatistics()
+        self._completed_version = -1  # the newest one with asynchronous sends of ours, which commits are counted by
         self._closed = False
 
     # -- sending --------------------------------------------------------------------------------------------------
+    @overload
+    def send(self, template: Message, /, *, completion: CompletionListener) -> None: ...
+    @overload
+    def send(self, *, completion: CompletionListener, **arguments: Unpack[MessageArguments]) -> None: ...
     @overload
     def send(self, template: Message, /) -> Message: ...
     @overload
@@ -111,6 +127,7 @@ class Producer:
         template: Message | None = None,
         /,
         *,
+        completion: CompletionListener | None = None,
         text: str | None = None,
         body: bytes | bytearray | None = None,
         map: Mapping[str, MapValue] | None = None,
@@ -127,7 +144,7 @@ class Producer:
         delivery_time: datetime | None = None,
         delivery_mode: Literal["PERSISTENT", "NON_PERSISTENT", 1, 2] | None = None,
         **unknown: object,
-    ) -> Message:
+    ) -> Message | None:
         """Send one message and return it as sent, with its id, member and sequence.
 
         Give one of `text`, `body` and `map`, or none; or a Message as a template, which `dataclasses.replace` changes.
@@ -135,6 +152,14 @@ class Producer:
         or seconds), `expiration` and `delivery_time` the same as points of time. Raises MessageFormatError or
         MessageSizeError before anything is written, and ProductionPausedError or, after the send time-out,
         InsertionPausedError while an administrator has paused the destination.
+
+        With `completion`, this is JMS's asynchronous send (T11). It returns None once the message is queued, and waits only while
+        5,000 messages or 32 MiB of this context are not complete. One thread of the context calls
+        `completion.on_completion(message)` with the message as sent, or `completion.on_exception(message, error)`, for one
+        message after the other in the order of this producer's sends. Errors of the arguments are raised here.
+
+        Where the connection factory allows one-way sends, a non-persistent send may return before its message is in the table; the
+        message returned then has no id, member and sequence.
         """
         arguments: dict[str, object] = {
             "text": text,
@@ -162,20 +187,20 @@ class Producer:
             raise MessageFormatError("give a Message or arguments, not both: dataclasses.replace changes a Message")
         else:
             message = _template(template)
-        position = self._share([message], now)[0]
-        return replace(
-            message,
-            group_id=message.group_id or self._log.snapshot.destination.default_unit(self._name),
-            message_id=position.message_id,
-            timestamp_ms=now,
-            delivery_time_ms=message.delivery_time_ms or now,
-            destination=self.destination,
-            redelivered=False,
-            delivery_count=0,
-            member=position.member,
-            sequence=position.sequence,
-            _receipt=None,
-        )
+        if completion is not None:
+            check_completion(completion)
+            self._submit(message, now, completion)
+            return None
+        if self._one_way is not None and self._one_way.takes(message, self._log.snapshot.destination):
+            self._submit(message, now, self._one_way)
+            return self._as_sent(message, NOWHERE, now)
+        return self._as_sent(message, self._share([message], now)[0], now)
+
+    def _submit(self, message: Message, now: int, completion: CompletionListener) -> None:
+        size = item_bytes(message)
+        done = partial(self._complete, completion, message, size)
+        outgoing = self._outgoing([message], now)
+        self._asynchronous.submit(AsynchronousSend(self._shared, outgoing, size, done, self._check))
 
     def send_many(
         self,
@@ -243,15 +268,47 @@ class Producer:
         members = {position.member for position in positions}
         return {m: Ranges.from_numbers([p.sequence for p in positions if p.member == m]) for m in members}
 
-    def _share(self, messages: Sequence[Item], now: int) -> list[SentPosition]:
+    def _outgoing(self, messages: Sequence[Item], now: int) -> OutgoingMessages:
         self._balancing = self._balancing.keeping(self._log.snapshot.destination)
-        part = self._shared.send(messages, next(self._turns), now, self._send_timeout_s, self._balancing, self._name)
+        return OutgoingMessages(messages, next(self._turns), now, self._send_timeout_s, self._balancing, self._name)
+
+    def _share(self, messages: Sequence[Item], now: int) -> list[SentPosition]:
+        self._asynchronous.wait_until_sent(self._name)
+        part = self._shared.send(self._outgoing(messages, now))
         self._count(len(messages), 1, sum(map(item_bytes, messages)), 0)
         if part.first == 0:  # one of the senders
             self._sent(self._log, part.version)
+        self._waited()
         return part.positions()
 
+    def _complete(self, listener: CompletionListener, message: Message, size: int, outcome: Part | Exception) -> None:
+        """In the thread of the asynchronous sends."""
+        if isinstance(outcome, Exception):
+            listener.on_exception(message, outcome)
+            return
+        new, self._completed_version = outcome.version != self._completed_version, outcome.version
+        self._count(1, int(new), size, 0)
+        if new:
+            self._sent(self._log, outcome.version)
+        listener.on_completion(self._as_sent(message, outcome.positions()[0], outcome.now_ms))
+
+    def _as_sent(self, message: Message, position: SentPosition, now: int) -> Message:
+        return replace(
+            message,
+            group_id=message.group_id or self._log.snapshot.destination.default_unit(self._name),
+            message_id=position.message_id,
+            timestamp_ms=now,
+            delivery_time_ms=message.delivery_time_ms or now,
+            destination=self.destination,
+            redelivered=False,
+            delivery_count=0,
+            member=position.member,
+            sequence=position.sequence,
+            _receipt=None,
+        )
+
     def _commit(self, batches: Iterable[pa.RecordBatch], now: int, transaction: TransactionId | None) -> Sent:
+        self._asynchronous.wait_until_sent(self._name)
         snapshot = self._log.refresh()  # it avoids members that are paused by now
         self._balancing = self._balancing.keeping(snapshot.destination)
         routing = self._balancing.routing(snapshot.destination)
@@ -283,7 +340,12 @@ class Producer:
         self._count(sum(f.rows for f in sent.files), int(done), done * size, int(not done))
         if done:
             self._sent(self._log, sent.version)
+        self._waited()
         return sent
+
+    def _waited(self) -> None:
+        if self._one_way is not None:
+            self._one_way.waited()
 
     def _count(self, messages: int, commits: int, size: int, duplicates: int) -> None:
         with self._lock:
@@ -296,24 +358,34 @@ class Producer:
     def _check(self) -> None:
         if self._closed:
             raise ClosedError(f"this producer of {self.destination} is closed: create a new one")
+        if self._one_way is not None:
+            self._one_way.check()
         self._check_context()
 
     def statistics(self) -> ProducerStatistics:
-        return self._statistics
+        now = replace(self._statistics, outstanding=self._asynchronous.outstanding(self._name))
+        return now if self._one_way is None else replace(now, one_way=self._one_way.sent, deleted=self._one_way.deleted)
 
     def reset_statistics(self) -> None:
         """Count from 0 again (T17)."""
         with self._lock:
             self._statistics = ProducerStatistics()
+        if self._one_way is not None:
+            self._one_way.reset_statistics()
 
     @property
     def closed(self) -> bool:
-        return self._closed
+        return self._closed or (self._one_way is not None and self._one_way.failed)
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._on_close(self)
+        """Returns once its asynchronous and one-way sends are complete. Raises IllegalStateException in a completion listener, and
+        closes nothing; ClosedError when a one-way send has failed and no exception listener or send has told it."""
+        self._asynchronous.refuse_in_listener("Producer.close")
+        self._closed = True
+        self._asynchronous.wait_until_complete(self._name)
+        self._on_close(self)
+        if self._one_way is not None:
+            self._one_way.raise_untold()
 
     def __enter__(self) -> Producer:
         return self

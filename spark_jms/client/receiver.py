@@ -101,9 +101,10 @@ class Receiver:
         self._boundary_s = time.monotonic()
 
     # -- receiving ------------------------------------------------------------------------------------------------
-    def next_message(self, timeout_s: float | None) -> Message | None:
-        """The next message, or None if none arrives within `timeout_s` (None waits for ever, 0 does not wait) or the
-        receiver is closed meanwhile. Acknowledges, in the modes "auto" and "dups-ok", what it delivered before."""
+    def next_message(self, timeout_s: float | None, interrupted: threading.Event | None = None) -> Message | None:
+        """The next message, or None if none arrives within `timeout_s` (None waits for ever, 0 does not wait), the
+        receiver is closed or `interrupted` is set meanwhile. Acknowledges, in the modes "auto" and "dups-ok", what it delivered
+        before."""
         self.check_open()
         started = time.monotonic()
         deadline = None if timeout_s is None else started + timeout_s
@@ -111,9 +112,9 @@ class Receiver:
             self.acknowledge_delivered()
             while not self._closing.is_set():
                 message = self._take()
-                if message is None and self._wait(started, deadline):
+                if message is None and self._wait(started, deadline, interrupted):
                     continue
-                if message is None and self._subscriber.lingers:
+                if message is None and self._subscriber.lingers and not (interrupted and interrupted.is_set()):
                     message = self._take(hurries=True)  # the time is up before a full batch is there
                 return message
         except ClosedError:
@@ -197,7 +198,7 @@ class Receiver:
                     self._delivery.aside.remove(item)
                     self._delivery.set_aside += len(item.reasons)
 
-    def _wait(self, started: float, deadline: float | None) -> bool:
+    def _wait(self, started: float, deadline: float | None, interrupted: threading.Event | None) -> bool:
         """True when new messages may be available; False when the time is up or the consumer closes."""
         replan = time.monotonic() + _REPLAN_S
         poll = 0.0
@@ -210,7 +211,7 @@ class Receiver:
                 pause = min(pause, deadline - now)
             rung = self._bell.wait(pause)
             self._bell.clear()  # before the look, so that no ring is lost
-            if self._closing.is_set():
+            if self._closing.is_set() or (interrupted is not None and interrupted.is_set()):
                 return False
             now = time.monotonic()
             if self._table.snapshot.version != self._seen_version or self._table.has_news():
@@ -359,6 +360,10 @@ class Receiver:
     @property
     def closing(self) -> bool:
         return self._closing.is_set()
+
+    def wake(self) -> None:
+        """For a `next_message` that was interrupted."""
+        self._bell.set()
 
     def stop(self) -> None:
         """`next_message` returns None from now on."""

@@ -7,7 +7,7 @@
 5. A shipment that is refused because a member is paused, down or removed, or because the destination's quota has no room, is
    repeated for each sender alone, so that only senders with messages for that member, or more than there is room for, get the
    error. While insertion is paused, each waits by its own time-out, and queues again; for room it waits in the quota's own
-   queue, and then commits alone.
+   queue, and then commits alone. What one call of `send_all` has for that member of the same producer stays behind it.
 
     an error                                 reaches                       its messages are
     --------                                 -------                       ----------------
@@ -18,7 +18,8 @@
     an interrupt (Ctrl-C) of the leader      the leader                    unknown to it; the other senders look into the
                                                                            log, and send again what is certainly not there
 
-Messages stay in the order in which they were queued, so each thread's own sends keep theirs.
+Messages stay in the order in which they were queued, so each thread's own sends keep theirs. One thread may also queue the
+sends of many callers at once: `send_all`, for asynchronous sends (T11).
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -43,6 +46,7 @@ from spark_jms.errors import (
     DestinationPausedError,
     InsertionPausedError,
     InvalidDestinationError,
+    JmsqError,
     MessageFormatError,
     MessageSizeError,
     ServerDownError,
@@ -54,12 +58,17 @@ from spark_jms.log.message_writer import MessageWriter
 from spark_jms.log.send import Sent, explained, find, send, wait_for_change
 from spark_jms.log.staged_file import discard
 from spark_jms.store import OutcomeUnknownError
-from spark_jms.store.ledger.group import Drain, GroupCommit, GroupRequest, finish
+from spark_jms.store.ledger.group import Drain, GroupCommit, GroupRequest, PlanCall, finish
 
 GATHER_S = 0.0005
 _REFUSALS = (MessageFormatError, MessageSizeError)
 # Perhaps not of each sender's.
 _OF_A_MEMBER = (DestinationPausedError, ServerDownError, InvalidDestinationError, QuotaExceededError)
+
+
+Sender = tuple[object, str]  # a call of send_all, and one producer's messages in it
+# And a member -> for what one of the sender's messages for that member waits.
+WaitingFor = dict[tuple[Sender, int], type[InsertionPausedError | QuotaExceededError]]
 
 
 class SentPosition(NamedTuple):
@@ -70,14 +79,26 @@ class SentPosition(NamedTuple):
     message_id: str
 
 
+@dataclass(frozen=True)
+class OutgoingMessages:
+    """Messages of one producer. `turn` is the round-robin turn of the first; `wait_s` how long to wait while insertion is
+    paused."""
+
+    messages: Sequence[Item]
+    turn: int
+    now_ms: int
+    wait_s: float = 0
+    balancing: Balancing = ANY_MEMBER
+    producer: str = ""
+
+
 class Part:
     """One sender's messages, on their way. They are neighbours in the shipment, from row `first` on."""
 
-    def __init__(
-        self, messages: Sequence[Item], turn: int, now_ms: int, balancing: Balancing = ANY_MEMBER, producer: str = ""
-    ) -> None:
-        self.messages, self.turn, self.now_ms, self.balancing = messages, turn, now_ms, balancing
-        self.producer = producer
+    def __init__(self, outgoing: OutgoingMessages, call: object = None) -> None:
+        self.messages, self.turn, self.now_ms = outgoing.messages, outgoing.turn, outgoing.now_ms
+        self.balancing, self.producer = outgoing.balancing, outgoing.producer
+        self.sender = call, outgoing.producer  # in one call, the messages of one producer have an order
         self.shipment: Shipment | None = None
         self.first = 0
 
@@ -100,17 +121,12 @@ class Part:
         """Where the messages are, in their order, once they are sent."""
         sent = self._sent
         assert self.shipment is not None
-        members = self.shipment.members
-        tokens = {file.member: file.token for file in sent.files}
-        positions = []
-        written = Counter(members[: self.first])
-        for member in members[self.first : self.first + len(self.messages)]:
-            ordinal = written[member]
-            written[member] += 1
-            positions.append(
-                SentPosition(member, sent.sequences[member].first + ordinal, f"ID:{tokens[member]}-{ordinal}")
-            )
-        return positions
+        rows = slice(self.first, self.first + len(self.messages))
+        tokens = self.shipment.tokens
+        return [
+            SentPosition(member, sent.sequences[member].first + ordinal, f"ID:{tokens[member]}-{ordinal}")
+            for member, ordinal in zip(self.shipment.members[rows], self.shipment.ordinals[rows], strict=True)
+        ]
 
 
 class SharedSender:
@@ -120,44 +136,83 @@ class SharedSender:
         self._log = log
         self._group = GroupCommit(self._lead, gather_s=GATHER_S)
 
-    def send(
-        self,
-        messages: Sequence[Item],
-        turn: int,
-        now_ms: int,
-        wait_s: float = 0,
-        balancing: Balancing = ANY_MEMBER,
-        producer: str = "",
-    ) -> Part:
-        """Returns when the messages are in the table. `turn` is the round-robin turn of the first; `wait_s` how long to wait
-        while insertion is paused or the quota has no room."""
-        deadline = time.monotonic() + wait_s
-        while True:
-            part, epoch = Part(messages, turn, now_ms, balancing, producer), self._log.snapshot.destination.epoch
-            try:
-                self._group.write(part.join)
-            except InsertionPausedError:
-                if not wait_for_change(self._log, epoch, deadline):
-                    raise
-                continue
-            except QuotaExceededError as error:
-                left_s = deadline - time.monotonic()
-                if left_s <= 0 or isinstance(error, LargerThanQuotaError):
-                    raise
-                return self._ship_alone(Part(messages, turn, now_ms, balancing, producer), left_s)
-            except OutcomeUnknownError:  # another thread led, and was interrupted
-                if part.shipment is None or not part.shipment.is_sent():
-                    continue
-            return part
+    def send(self, outgoing: OutgoingMessages) -> Part:
+        """Returns when the messages are in the table."""
+        (outcome,) = self.send_all([outgoing])
+        try:
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
+        finally:
+            del outcome  # else the error and this call would keep each other in memory
 
-    def _ship_alone(self, part: Part, wait_s: float) -> Part:
-        shipment = Shipment(self._log)
+    def send_all(self, outgoing: Sequence[OutgoingMessages]) -> list[Part | Exception]:
+        """As `send` of each, in this order, in one shipment with what other threads send. Returns the part or the error of
+        each."""
+        started, call = time.monotonic(), object()
+        outcomes: dict[int, Part | Exception] = {}
+        left = list(range(len(outgoing)))
+        while left:
+            epoch = self._log.snapshot.destination.epoch
+            parts = [Part(outgoing[number], call) for number in left]
+            calls = self._group.write_all([part.join for part in parts])
+            outcomes.update(
+                (number, self._outcome(part, made)) for number, part, made in zip(left, parts, calls, strict=True)
+            )
+            self._wait_for_room(outgoing, left, started, outcomes)
+            paused = [number for number in left if isinstance(outcomes[number], InsertionPausedError)]
+            left = [number for number in left if isinstance(outcomes[number], OutcomeUnknownError)]
+            left += self._resumed(paused, [started + outgoing[number].wait_s for number in paused], epoch)
+            left.sort()
+        return [outcomes[number] for number in range(len(outgoing))]
+
+    def _outcome(self, part: Part, call: PlanCall) -> Part | Exception:
+        """OutcomeUnknownError: it is certainly not sent, and the caller sends it again."""
+        error, call.error = call.error, None
+        if isinstance(error, OutcomeUnknownError):  # another thread led, and was interrupted
+            try:
+                return part if part.shipment is not None and part.shipment.is_sent() else error
+            except JmsqError as unknown:
+                return unknown
+        assert error is None or isinstance(error, Exception)
+        return error or part
+
+    def _resumed(self, paused: Sequence[int], deadlines: Sequence[float], epoch: int) -> Sequence[int]:
+        """Those of the paused sends that may try again, once insertion may have been resumed or one of them has to give up."""
+        if not paused or wait_for_change(self._log, epoch, min(deadlines)):
+            return paused
+        now = time.monotonic()
+        return [number for number, deadline in zip(paused, deadlines, strict=True) if deadline > now]
+
+    def _wait_for_room(
+        self,
+        outgoing: Sequence[OutgoingMessages],
+        numbers: Sequence[int],
+        started: float,
+        outcomes: dict[int, Part | Exception],
+    ) -> None:
+        """Each that the quota refused waits alone, one after the other. One behind another that has waited tries at least once."""
+        waiting: WaitingFor = {}
+        waited = False
+        for number in numbers:
+            left_s = started + outgoing[number].wait_s - time.monotonic()
+            if _waits_for_room(outcomes[number]) and (left_s > 0 or waited):
+                outcomes[number] = self._ship_alone(Part(outgoing[number]), max(0.0, left_s), waiting)
+                waited = True
+
+    def _ship_alone(self, part: Part, wait_s: float, waiting: WaitingFor) -> Part | Exception:
+        shipment = Shipment(self._log, waiting)
         try:
             part.join(shipment)
             shipment.encode_alone()
             shipment.commit(wait_s)
+        except InsertionPausedError as error:
+            waiting.update(dict.fromkeys(shipment.senders(), InsertionPausedError))
+            return error
         except InvalidDestinationError as error:
-            raise explained(self._log, error) from error
+            return explained(self._log, error)
+        except Exception as error:  # noqa: BLE001 - the sender gets it
+            return error
         finally:
             shipment.let_go()
         return part
@@ -167,9 +222,9 @@ class SharedSender:
         self._ship(requests)
         finish(requests, None)
 
-    def _ship(self, requests: Sequence[GroupRequest]) -> None:
-        """A request that fails gets its error."""
-        shipment = Shipment(self._log)
+    def _ship(self, requests: Sequence[GroupRequest], waiting: WaitingFor | None = None) -> None:
+        """A request that fails gets its error. `waiting`, and what is added to it: behind whom messages of this round wait."""
+        shipment = Shipment(self._log, waiting)
         try:
             for request in requests:
                 request.run(shipment)
@@ -180,9 +235,14 @@ class SharedSender:
             if isinstance(error, InvalidDestinationError):
                 error = explained(self._log, error)
             if isinstance(error, _OF_A_MEMBER) and len(failed) > 1:
+                alone: WaitingFor = {}
                 for request in failed:
-                    self._ship([request])
+                    self._ship([request], alone)
                 return
+            if waiting is not None and isinstance(error, InsertionPausedError):
+                waiting.update(dict.fromkeys(shipment.senders(), InsertionPausedError))
+            if waiting is not None and _waits_for_room(error):
+                waiting.update(dict.fromkeys(shipment.senders(), QuotaExceededError))
             for request in failed:
                 request.error = error if len(requests) == 1 else own_copy(error)
         finally:
@@ -192,8 +252,8 @@ class SharedSender:
 class Shipment:
     """The messages of several senders, in one commit. Used by the leader, then read by each sender."""
 
-    def __init__(self, log: DeltaLog) -> None:
-        self._log = log
+    def __init__(self, log: DeltaLog, waiting: WaitingFor | None = None) -> None:
+        self._log, self._waiting = log, waiting or {}
         self.parts: list[Part] = []
         self.sent: Sent | None = None
         self._files: list[StagedFile] = []
@@ -233,6 +293,10 @@ class Shipment:
             part.first, first = first, first + len(part.messages)
         snapshot = self._log.snapshot
         files = self._stage(snapshot.destination)
+        ahead = self._waiting.keys() & self.senders() if self._waiting else None
+        if ahead:  # when there is room, or the pause ends, the message before it goes first
+            discard(self._log.storage, files)
+            raise self._waiting[ahead.pop()]()
         self._committing = True
         self.sent = send(self._log, files, snapshot.route_id, reroute=self._stage_again, wait_s=wait_s)
         for file in self.sent.files:
@@ -263,12 +327,40 @@ class Shipment:
         at once, and senders pay less for the garbage collector."""
         self.parts, self._rows, self._stored = [], None, {}
 
+    @cached_property
+    def ordinals(self) -> list[int]:
+        """Of each row, within its member's file."""
+        written: Counter[int] = Counter()
+        found = []
+        for member in self.members:
+            found.append(written[member])
+            written[member] += 1
+        return found
+
+    @cached_property
+    def tokens(self) -> dict[int, str]:
+        """Of each member's file, by which its message ids begin."""
+        assert self.sent is not None
+        return {file.member: file.token for file in self.sent.files}
+
+    def senders(self) -> set[tuple[Sender, int]]:
+        """The senders of the messages, each with the members that its messages go to."""
+        return {
+            (part.sender, member)
+            for part in self.parts
+            for member in self.members[part.first : part.first + len(part.messages)]
+        }
+
     def is_sent(self) -> bool:
         """For senders whose leader was interrupted. False: certainly not, and it will not be. Raises
         CommitOutcomeUnknownError when the storage cannot tell."""
         if self.sent is None and self._committing:
             self.sent = find(self._log, self._files)
         return self.sent is not None
+
+
+def _waits_for_room(error: object) -> bool:
+    return isinstance(error, QuotaExceededError) and not isinstance(error, LargerThanQuotaError)
 
 
 def _rows(parts: Sequence[Part], destination: Destination) -> pa.RecordBatch:

@@ -1,6 +1,6 @@
 """The settings of a connection factory: how the senders and receivers of its connections choose among the members of a
-distributed destination (D2, D3), and how many messages its consumers claim at a time (T9). The keys have
-JMS's own names in WebLogic, in camel case.
+distributed destination (D2, D3), how many messages its consumers claim at a time (T9), and whether
+its senders wait (T11). The keys have JMS's own names in WebLogic, in camel case.
 
 To add a key, add a line at the end of ConnectionFactory, and run `make docs`. Stored ones that lack the key have its default.
 """
@@ -14,9 +14,10 @@ import attrs
 
 from spark_jms.errors import OptionError
 from spark_jms.settings.table import Setting, Table, setting, settings_of
-from spark_jms.settings.types import Choice, Flag, Maximum, Size
+from spark_jms.settings.types import Choice, Flag, Maximum, Size, Whole
 
 PER_MEMBER, PER_JVM = "per-member", "per-jvm"
+MAX_WINDOW = 2_147_483_647
 PRODUCER_POLICIES = {
     PER_MEMBER: "all members",
     PER_JVM: "one member of each server: the one with the lowest id",
@@ -27,6 +28,12 @@ PREFETCH_MODES = {
     PREFETCH_ENABLED: "as for listeners",
     PREFETCH_DISABLED: "one message at a time",
     PREFETCH_OF_TOPICS: "as for listeners on topics, one message at a time on queues",
+}
+DISABLED, ENABLED, TOPIC_ONLY = "disabled", "enabled", "topicOnly"
+ONE_WAY_SEND_MODES = {
+    DISABLED: "a send returns when its message is in the table",
+    ENABLED: "non-persistent sends may return before",
+    TOPIC_ONLY: "the same, to topics alone",
 }
 LOAD_BALANCING = (
     "Whether each message goes to a member of its own, by the destination's `routing`. With `false`, a sender chooses at its first "
@@ -78,6 +85,20 @@ class ConnectionFactory(Table):
         "Whether consumers without a listener claim `messagesMaximum` messages at a time too, where `prefetch` is not given.",
     )
 
+    one_way_send_mode: str = setting(
+        "oneWaySendMode",
+        Choice(ONE_WAY_SEND_MODES),
+        DISABLED,
+        "Whether producers send non-persistent messages without waiting: [when, and what is lost](CLIENT.md#one-way-sends).",
+    )
+    one_way_send_window_size: int = setting(
+        "oneWaySendWindowSize",
+        Whole(1, MAX_WINDOW),
+        1,
+        "With one-way sends: every send of this number waits, and those before it are in the table then. With 1 each waits; 300 is "
+        "a good start.",
+    )
+
     def refusal(self, row: Setting, value: object, allowed: str) -> OptionError:
         return OptionError(f"{row.name} of a connection factory is {value!r}, but must be {allowed}")
 
@@ -87,6 +108,10 @@ class ConnectionFactory(Table):
         if not prefetches and not (topic and self.synchronous_prefetch_mode == PREFETCH_OF_TOPICS):
             return 1
         return self.messages_maximum
+
+    @property
+    def sends_one_way(self) -> bool:
+        return self.one_way_send_mode != DISABLED
 
     @property
     def balances_per_jvm(self) -> bool:

@@ -57,11 +57,11 @@ class PlanCall:
 class GroupRequest(PlanCall):
     """A plan in the queue; the leader calls it with the transaction of its write, and finishes the request."""
 
-    __slots__ = ("finished", "wake")
+    __slots__ = ("finished", "first", "wake")
 
-    def __init__(self, plan: Callable[[Any], Any]) -> None:
+    def __init__(self, plan: Callable[[Any], Any], *, first: bool = True) -> None:
         super().__init__(plan)
-        self.finished = False
+        self.finished, self.first = False, first  # `first` of those that its thread has queued at once
         self.wake: SimpleQueue[None] = SimpleQueue()  # one each: waiting at one common lock would starve some callers
 
 
@@ -91,17 +91,25 @@ class GroupCommit:
         self._drained: list[GroupRequest] = []  # only the thread that has the turn uses it
 
     def write(self, plan: Callable[[Any], T]) -> T:
-        request = GroupRequest(plan)
+        (call,) = self.write_all([plan])
+        return cast(T, call.outcome())
+
+    def write_all(self, plans: Sequence[Callable[[Any], object]]) -> Sequence[PlanCall]:
+        """Several plans of one thread, neighbours in the queue, each with a result or an error of its own."""
+        requests = [GroupRequest(plan, first=number == 0) for number, plan in enumerate(plans)]
         try:
-            self._queue.append(request)
-            while not request.finished:
-                self._wait_or_serve(request)
+            self._queue.extend(requests)
+            for request in requests:
+                while not request.finished:
+                    self._wait_or_serve(request)
         finally:
-            if not request.finished:  # interrupted: no caller waits for it any more
+            interrupted = [request for request in requests if not request.finished]
+            for request in interrupted:  # no caller waits for them any more
                 request.finished = True
                 self._remove(request)
+            if interrupted:
                 self._wake_first()
-        return cast(T, request.outcome())
+        return requests
 
     def run_alone(self, action: Callable[[], None]) -> None:
         """Run an action while no write is under way."""
@@ -122,7 +130,7 @@ class GroupCommit:
                     self._lead(self._drain)
             finally:
                 finish(self._drained, self._interrupted)
-                self._expected = len(self._drained) + len(self._queue)
+                self._expected = sum(request.first for request in self._drained) + len(self._queue)
                 self._drained = []
 
     def _gather(self) -> None:

@@ -40,7 +40,7 @@ def test_send_declares_each_argument_of_a_message() -> None:
     """C11: an editor completes them."""
     parameters = inspect.signature(Producer.send).parameters
     named = {name for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY}
-    assert named == set(get_type_hints(MessageArguments))
+    assert named == {"completion", *get_type_hints(MessageArguments)}
 
 
 PUBLIC = {

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 import spark_jms
 from spark_jms.cli.main import cli
-from spark_jms.client import Context, Message
+from spark_jms.client import Completion, Context, Message
 from spark_jms.errors import IllegalStateException, InvalidDestinationError
 from spark_jms.settings.options import OPTIONS
 from spark_jms.spark.options import parse_options
@@ -48,7 +48,7 @@ def run_python(code: str, context: Context) -> None:
     if "unsubscribe" in code:
         context.consumer("prices", subscription="billing").close()
     names: dict[str, Any] = {"ctx": context, "producer": producer, "spark_jms": spark_jms}
-    names |= {"datetime": datetime, "timezone": timezone}
+    names |= {"datetime": datetime, "timezone": timezone, "completion": Completion(print, print)}
     if re.search(r"\b(consumer|message)\.", code):
         names["consumer"] = context.consumer("orders", acknowledge="individual")
     if "message." in code:

@@ -164,7 +164,7 @@ def test_members_removed_before_a_shared_commit(monkeypatch: pytest.MonkeyPatch)
         with connect(root, housekeeping=False) as context:
             log = context._domain.log("spread")
             shipment = shared_send.Shipment(log)
-            parts = [shared_send.Part([Message(text=str(n))], n, 1) for n in range(8)]
+            parts = [shared_send.Part(shared_send.OutgoingMessages([Message(text=str(n))], n, 1)) for n in range(8)]
             for part in parts:
                 part.join(shipment)
             shipment.encode([])

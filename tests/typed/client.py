@@ -8,7 +8,8 @@ from datetime import datetime, timedelta, timezone
 from typing_extensions import assert_type
 
 import spark_jms
-from spark_jms.client import Consumer, Context, Message, MessageArguments, SendReport
+from spark_jms import aio
+from spark_jms.client import Completion, CompletionListener, Consumer, Context, Message, MessageArguments, SendReport
 
 
 def sends(context: Context, row: MessageArguments) -> None:
@@ -38,6 +39,47 @@ def sends(context: Context, row: MessageArguments) -> None:
     producer.send(text="a", delivery_mode="FAST")  # type: ignore[call-overload]
     producer.send_many([{"txt": "a"}])  # type: ignore[list-item]
     producer.send_many(["a"])  # type: ignore[list-item]
+
+
+def asynchronous_sends(context: Context, message: Message) -> None:
+    def failed(message: Message, error: Exception) -> None:
+        print(message.text, error)
+
+    producer = context.producer("orders", exception_listener=print)
+    completion = Completion(print, failed)
+    producer.send(text="a", priority=9, completion=completion)
+    producer.send(message, completion=completion)
+    listener: CompletionListener = completion
+    producer.send(body=b"a", completion=listener)
+
+    producer.send(text="a", completion=print)  # type: ignore[call-overload]
+    producer.send(txt="a", completion=completion)  # type: ignore[call-overload]
+    Completion(print)  # type: ignore[call-arg]
+
+
+async def coroutines() -> None:
+    async with aio.connect("messages", housekeeping=False) as context:
+        assert_type(context, aio.AsyncContext)
+        producer = await context.producer("orders", send_timeout="1 s")
+        sent = await producer.send(text="hello", priority=9)
+        assert_type(sent, Message)
+        assert_type(await producer.send(sent), Message)
+        assert_type(await producer.send_many([{"text": "a"}, sent]), SendReport)
+        async with context.consumer("orders", acknowledge="individual", prefetch=5) as consumer:
+            assert_type(await consumer.receive(timeout="5 s"), aio.AsyncMessage | None)
+            async for message in consumer:
+                assert_type(message, aio.AsyncMessage)
+                await message.acknowledge()
+                await message.reject(delay=30)
+                assert_type(await message.reply(text="x"), Message)
+        assert_type([m.sequence async for m in context.browser("orders", limit=3)], list[int])
+        assert_type(await context.request("orders", text="x", timeout=3), Message)
+
+        await producer.send(txt="a")  # type: ignore[call-overload]
+        await producer.send(text=1)  # type: ignore[call-overload]
+        context.consumer("orders", listener=print)  # type: ignore[call-arg]
+        context.producer("orders").send(text="a")  # type: ignore[attr-defined]
+    aio.connect("messages", housekeeping=1, port=5)  # type: ignore[call-arg, arg-type]
 
 
 def requests(context: Context, message: Message) -> None:

@@ -8,7 +8,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import cast
 
 import pytest
@@ -107,6 +107,21 @@ def test_thread_that_writes_alone_gathers_nobody(monkeypatch: pytest.MonkeyPatch
     for _ in range(20):
         commit.write(lambda _: None)
     assert (place.rounds, waits) == ([1] * 20, [])
+
+
+def test_plans_of_one_thread_are_written_together() -> None:
+    """C6, T11: in their order, each with its own result or error; the next write does not wait for as many again."""
+    place = Place()
+    commit = GroupCommit(place.lead, gather_s=60)
+
+    def plan(number: int) -> Callable[[Transaction], int]:
+        return lambda _: 10 // number
+
+    calls = commit.write_all([plan(number) for number in (5, 0, 2)])
+    assert [call.result for call in calls] == [2, None, 5]
+    assert [type(call.error) for call in calls] == [type(None), ZeroDivisionError, type(None)]
+    assert commit.write(plan(1)) == 10
+    assert place.rounds == [3, 1]
 
 
 def test_every_request_of_a_refused_write_gets_an_error_of_its_own() -> None:
@@ -266,8 +281,8 @@ def test_a_request_interrupted_while_it_queued_up_never_runs() -> None:
     """C6: its caller has left, and may have asked again."""
 
     class Interrupting(deque[group.GroupRequest]):
-        def append(self, request: group.GroupRequest) -> None:
-            super().append(request)
+        def extend(self, requests: Iterable[group.GroupRequest]) -> None:
+            super().extend(requests)
             raise KeyboardInterrupt
 
     commit = GroupCommit(Place().lead)

@@ -1,0 +1,132 @@
+"""Blocking calls of one event loop, in threads (M7).
+
+Each call gets a thread that is idle, or a new one. A call that may block for long (a receive, a request) is `start`ed; short ones
+`run`, at most AT_ONCE at a time, so there are about as many threads as consumers. Cancelling a coroutine does not end the call
+that it waits for: the call's effect takes place, and what it opens is discarded. The threads are daemons: none keeps the
+interpreter from exiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, ParamSpec, TypeVar
+
+log = logging.getLogger("spark_jms")
+T = TypeVar("T")
+P = ParamSpec("P")
+AT_ONCE = 32
+KEPT = 8  # idle threads
+
+
+class BlockingCalls:
+    """Of the loop that runs when it is made. Only its coroutines may call the methods."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._idle: deque[SimpleQueue[Callable[[], None] | None]] = deque()
+        self._at_once = asyncio.Semaphore(AT_ONCE)
+        self._posted: deque[Callable[[], None]] = deque()
+        self._posting = threading.Lock()
+        self._closed = False
+        self._discarding: set[asyncio.Future[Any]] = set()  # what was opened for cancelled coroutines
+
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        async with self._at_once:
+            return await asyncio.shield(self.start(function, *args, **kwargs))
+
+    async def open(self, function: Callable[[], T], discard: Callable[[T], object]) -> T:
+        """As `run`. `discard` closes what `function` has opened for a coroutine that was cancelled."""
+        async with self._at_once:
+            call = self.start(function)
+            try:
+                return await asyncio.shield(call)
+            except asyncio.CancelledError:
+                self._keep_until_discarded(call, discard)
+                raise
+
+    def start(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
+        """Cancelling the future does not end the call."""
+        future: asyncio.Future[T] = self._loop.create_future()
+
+        def work() -> None:
+            try:
+                decide = partial(_succeed, future, function(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001 - the coroutine gets it
+                decide = partial(_fail, future, error)
+            self.post(decide)
+
+        jobs = self._idle.pop() if self._idle else None
+        if jobs is None:
+            jobs = SimpleQueue()
+            threading.Thread(target=self._serve, args=(jobs,), name="jmsq-asyncio-call", daemon=True).start()
+        jobs.put(work)
+        return future
+
+    def post(self, callback: Callable[[], None]) -> None:
+        """From any thread: have the loop call it. Many callbacks share one wake-up of the loop."""
+        with self._posting:
+            self._posted.append(callback)
+            first = len(self._posted) == 1
+        if first:
+            with suppress(RuntimeError):  # the loop is closed: no coroutine waits any more
+                self._loop.call_soon_threadsafe(self._call_posted)
+
+    async def discarded(self) -> None:
+        """Returns once what cancelled coroutines have opened is closed."""
+        while self._discarding:
+            await asyncio.wait(self._discarding)
+
+    def close(self) -> None:
+        self._closed = True
+        while self._idle:
+            self._idle.pop().put(None)
+
+    def _call_posted(self) -> None:
+        with self._posting:
+            posted, self._posted = self._posted, deque()
+        for callback in posted:
+            callback()
+
+    def _serve(self, jobs: SimpleQueue[Callable[[], None] | None]) -> None:
+        while (work := jobs.get()) is not None:
+            work()
+            del work
+            if self._closed or len(self._idle) >= KEPT:
+                return
+            self._idle.append(jobs)
+
+    def _keep_until_discarded(self, call: asyncio.Future[T], discard: Callable[[T], object]) -> None:
+        def opened(_: object) -> None:
+            if call.exception() is None:
+                closing = self.start(discard, call.result())
+                self._discarding.add(closing)
+                closing.add_done_callback(closed)
+            self._discarding.discard(call)
+
+        def closed(closing: asyncio.Future[Any]) -> None:
+            self._discarding.discard(closing)
+            if (error := closing.exception()) is not None:
+                log.warning("what was opened for a coroutine that was cancelled could not be closed", exc_info=error)
+
+        self._discarding.add(call)
+        call.add_done_callback(opened)
+
+
+def _succeed(future: asyncio.Future[Any], result: object) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
+    if future.done():
+        return
+    if isinstance(error, StopIteration):  # a future does not take it
+        error = RuntimeError(f"the call raised {error!r}")
+    future.set_exception(error)

@@ -1,0 +1,148 @@
+"""An asyncio application's connection to a domain (M7)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterable
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, TypedDict
+
+from spark_jms import client
+from spark_jms.aio.blocking_calls import BlockingCalls
+from spark_jms.aio.consumer import AsyncConsumer
+from spark_jms.aio.opening import AsyncOpening
+from spark_jms.aio.producer import AsyncProducer
+from spark_jms.aio.room import SendRoom
+from spark_jms.claims.subscription_request import Sharing
+from spark_jms.client import AcknowledgeMode, Context, ContextStatistics, Message, MessageArguments, StartingPosition
+from spark_jms.client.asynchronous_send import MAX_BYTES, MAX_MESSAGES
+from spark_jms.core.client_identity import ClientIdPolicy
+from spark_jms.settings.connection_factory import ConnectionFactory
+from spark_jms.settings.duration import DurationLike
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_BROWSED_AT_ONCE = 100
+
+
+class ConnectArguments(TypedDict, total=False):
+    """Those of `spark_jms.connect`."""
+
+    housekeeping: bool
+    client_id: str | None
+    client_id_policy: ClientIdPolicy
+    connection_factory: str | ConnectionFactory | None
+    server: str | None
+
+
+class ConsumerArguments(TypedDict, total=False):
+    """Those of `Context.consumer`, but the listeners."""
+
+    selector: str | None
+    subscription: str | None
+    durable: bool | None
+    sharing: Sharing
+    starting_position: StartingPosition | None
+    acknowledge: AcknowledgeMode
+    prefetch: int
+    members: int | Iterable[int] | None
+    pin: bool | None
+    fail_on_data_loss: bool
+
+
+def connect(
+    root: str | os.PathLike[str] | None = None, **arguments: Unpack[ConnectArguments]
+) -> AsyncOpening[AsyncContext]:
+    """As `spark_jms.connect`: `async with connect(root) as context`, or `context = await connect(root)`."""
+
+    async def opened() -> AsyncContext:
+        calls = BlockingCalls()
+        context = await calls.open(lambda: client.connect(root, **arguments), Context.close)
+        return AsyncContext(context, calls)
+
+    return AsyncOpening(opened)
+
+
+class AsyncContext:
+    """A Context whose calls are coroutines; of one event loop. `blocking` is that Context, for what this one lacks: call it in a
+    thread. Leave `async with` before the loop ends, or `await close()`."""
+
+    def __init__(self, blocking: Context, calls: BlockingCalls) -> None:
+        self.blocking, self.root, self.client_id = blocking, blocking.root, blocking.client_id
+        self._calls = calls
+        # Half of what the core allows, so that the core never makes the event loop wait.
+        self._room = SendRoom(MAX_MESSAGES // 2, MAX_BYTES // 2)
+
+    def producer(self, destination: str, *, send_timeout: DurationLike | None = None) -> AsyncOpening[AsyncProducer]:
+        """As `Context.producer`: await it, or use it in `async with`."""
+        given = {} if send_timeout is None else {"send_timeout": send_timeout}
+
+        async def opened() -> AsyncProducer:
+            make = partial(self.blocking.producer, destination, **given)  # type: ignore[arg-type]
+            producer = await self._calls.open(make, client.Producer.close)
+            return AsyncProducer(producer, self._calls, self._room)
+
+        return AsyncOpening(opened)
+
+    def consumer(self, destination: str, **arguments: Unpack[ConsumerArguments]) -> AsyncOpening[AsyncConsumer]:
+        """As `Context.consumer`: await it, or use it in `async with`."""
+
+        async def opened() -> AsyncConsumer:
+            make = partial(self.blocking.consumer, destination, **arguments)
+            consumer = await self._calls.open(make, client.Consumer.close)
+            return AsyncConsumer(consumer, self._calls)
+
+        return AsyncOpening(opened)
+
+    async def browser(
+        self,
+        destination: str,
+        *,
+        selector: str | None = None,
+        subscription: str | None = None,
+        limit: int | None = None,
+        include_finished: bool = False,
+    ) -> AsyncIterator[Message]:
+        """As `Context.browser`: `async for message in context.browser("orders")`."""
+        make = partial(
+            self.blocking.browser,
+            destination,
+            selector=selector,
+            subscription=subscription,
+            limit=limit,
+            include_finished=include_finished,
+        )
+        shown = iter(await self._calls.run(make))
+        while some := await self._calls.run(lambda: list(islice(shown, _BROWSED_AT_ONCE))):
+            for message in some:
+                yield message
+
+    async def request(
+        self, destination: str, *, timeout: DurationLike | None = None, **arguments: Unpack[MessageArguments]
+    ) -> Message:
+        """As `Context.request`. Cancelled, the request stays sent, and its reply is dropped."""
+        return await self._calls.start(lambda: self.blocking.request(destination, timeout=timeout, **arguments))
+
+    def statistics(self) -> ContextStatistics:
+        return self.blocking.statistics()
+
+    def reset_statistics(self) -> None:
+        """As `Context.reset_statistics`."""
+        self.blocking.reset_statistics()
+
+    async def close(self) -> None:
+        """As `Context.close`."""
+        await self._calls.discarded()
+        await self._calls.run(self.blocking.close)
+        self._calls.close()
+
+    async def __aenter__(self) -> AsyncContext:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return repr(self.blocking).replace("<Context", "<AsyncContext", 1)

@@ -1,0 +1,127 @@
+"""Sending from coroutines: each send is an asynchronous send of the same core, whose completion wakes its coroutine (M7, T11)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, overload
+
+import pyarrow as pa
+
+from spark_jms.aio.blocking_calls import BlockingCalls
+from spark_jms.aio.room import SendRoom
+from spark_jms.client.columns import ArrowStream, item_bytes
+from spark_jms.client.message import Message, MessageArguments
+from spark_jms.client.producer import CHUNK_MESSAGES, Producer, ProducerStatistics, SendReport
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+log = logging.getLogger("spark_jms")
+
+
+class AsyncProducer:
+    """Made by `AsyncContext.producer`. Coroutines that send at the same time share commits. The messages of one coroutine, and of
+    any in the order of their calls, keep their order as those of a Producer do."""
+
+    def __init__(self, producer: Producer, calls: BlockingCalls, room: SendRoom) -> None:
+        self.destination = producer.destination
+        self._producer, self._calls, self._room = producer, calls, room
+
+    @overload
+    async def send(self, template: Message, /) -> Message: ...
+    @overload
+    async def send(self, **arguments: Unpack[MessageArguments]) -> Message: ...
+
+    async def send(self, template: Message | None = None, /, **arguments: Any) -> Message:  # type: ignore[misc]
+        """Send one message and return it as sent, as `Producer.send` does. Waits while too much of this context is outstanding.
+
+        Cancelled while it waits for that, it has sent nothing. Cancelled later, the message is sent all the same; an error of it
+        goes to the log.
+        """
+        size = item_bytes(template if isinstance(template, Message) else arguments)  # type: ignore[arg-type]
+        await self._room.enter(size)
+        outcome: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        try:
+            completion = _Outcome(outcome, size, self._calls, self._room)
+            if template is None:
+                self._producer.send(completion=completion, **arguments)
+            else:
+                self._producer.send(template, completion=completion, **arguments)
+        except BaseException:
+            self._room.leave(size)
+            raise
+        return await outcome
+
+    async def send_many(
+        self,
+        messages: Iterable[Message | MessageArguments],
+        *,
+        chunk_messages: int = CHUNK_MESSAGES,
+        transaction: tuple[str, int] | None = None,
+    ) -> SendReport:
+        """As `Producer.send_many`. Cancelled, it continues in its thread."""
+        send_many = self._producer.send_many
+        return await self._calls.run(
+            lambda: send_many(messages, chunk_messages=chunk_messages, transaction=transaction)
+        )
+
+    async def send_table(
+        self, table: pa.RecordBatch | ArrowStream, *, transaction: tuple[str, int] | None = None
+    ) -> SendReport:
+        """As `Producer.send_table`. Cancelled, it continues in its thread."""
+        return await self._calls.run(self._producer.send_table, table, transaction=transaction)
+
+    async def send_unit_of_work(
+        self, messages: Iterable[Message | MessageArguments], name: str | None = None
+    ) -> SendReport:
+        """As `Producer.send_unit_of_work`. Cancelled, it continues in its thread."""
+        return await self._calls.run(self._producer.send_unit_of_work, messages, name)
+
+    def statistics(self) -> ProducerStatistics:
+        return self._producer.statistics()
+
+    def reset_statistics(self) -> None:
+        """As `Producer.reset_statistics`."""
+        self._producer.reset_statistics()
+
+    @property
+    def closed(self) -> bool:
+        return self._producer.closed
+
+    async def close(self) -> None:
+        """Returns once its sends are complete."""
+        await self._calls.run(self._producer.close)
+
+    async def __aenter__(self) -> AsyncProducer:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return repr(self._producer).replace("<Producer", "<AsyncProducer", 1)
+
+
+class _Outcome:
+    """The completion listener of one send."""
+
+    def __init__(self, outcome: asyncio.Future[Message], size: int, calls: BlockingCalls, room: SendRoom) -> None:
+        self._outcome, self._size, self._calls, self._room = outcome, size, calls, room
+
+    def on_completion(self, message: Message, /) -> None:
+        self._calls.post(lambda: self._decide(message))
+
+    def on_exception(self, message: Message, error: Exception, /) -> None:
+        self._calls.post(lambda: self._decide(error))
+
+    def _decide(self, outcome: Message | Exception) -> None:
+        self._room.leave(self._size)
+        if not self._outcome.done():
+            if isinstance(outcome, Message):
+                self._outcome.set_result(outcome)
+            else:
+                self._outcome.set_exception(outcome)
+        elif isinstance(outcome, Exception):
+            log.warning("a message whose coroutine was cancelled could not be sent", exc_info=outcome)

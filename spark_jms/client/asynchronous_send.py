@@ -1,0 +1,200 @@
+"""Asynchronous sends of one context (T11): one thread sends what producers have queued, and then calls their listeners.
+
+    a send is   until                                                      counted by
+    ---------   -----                                                      ----------
+    queued      the thread has taken up to BATCH of them, and each         `_unsent`, `_outstanding`
+                destination has committed its share in one shipment
+    sent        its listener has returned; also when sending failed        `_outstanding`
+    complete    –                                                          –
+
+The thread sends in the order of the queue and calls the listeners in that order too, so both keep the order of each producer.
+While a batch is committed the application queues the next one: the slower a commit, the more sends share the next.
+
+    waits for                                         who
+    ---------                                         ---
+    fewer than MAX_MESSAGES and MAX_BYTES that are    an asynchronous send, except from a listener. A message of more bytes
+    outstanding                                       goes alone
+    the producer's own sends to be sent               its blocking sends, so that its messages keep their order
+    the producer's, or all, to be complete            closing it, or the context
+
+A listener runs in this thread. Closing waits for the listener, so it is refused there. A blocking send there sends the queue
+first, in the same thread.
+
+The thread is a daemon: when the interpreter exits without closing the context, what is not complete may or may not be sent. A
+forked child has none of the parent's sends, and cannot send asynchronously by the parent's context.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from spark_jms.client.shared_send import OutgoingMessages, Part, SharedSender
+from spark_jms.errors import ClosedError, IllegalStateException
+from spark_jms.store.forks import abandon_in_child
+
+log = logging.getLogger("spark_jms")
+MAX_MESSAGES = 5_000
+MAX_BYTES = 32 * 2**20
+BATCH = 1_000
+
+
+@dataclass(eq=False)
+class AsynchronousSend:
+    """One message of one producer, which `outgoing.producer` names. `complete` takes its part or its error, and calls the
+    application's listener. `check` raises when the producer is closed."""
+
+    shared: SharedSender
+    outgoing: OutgoingMessages
+    bytes: int
+    complete: Callable[[Part | Exception], object]
+    check: Callable[[], object]
+    outcome: Part | Exception | None = None
+
+
+class AsynchronousSender:
+    """Thread-safe."""
+
+    def __init__(self, max_messages: int = MAX_MESSAGES, max_bytes: int = MAX_BYTES) -> None:
+        self._max_messages, self._max_bytes = max_messages, max_bytes
+        self.failures = 0  # of listeners
+        self._thread: threading.Thread | None = None
+        self._abandoned = False
+        self._reset()
+        abandon_in_child(self)
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._work, self._room, self._changed = (threading.Condition(self._lock) for _ in range(3))
+        self._queue: deque[AsynchronousSend] = deque()
+        self._sent: deque[AsynchronousSend] = deque()  # only the thread uses it
+        self._outstanding: Counter[str] = Counter()  # producer -> sends that are not complete
+        self._unsent: Counter[str] = Counter()
+        self._messages = self._bytes = 0  # of all that are outstanding
+        self._closed = False
+
+    # -- the application's threads --------------------------------------------------------------------------------
+    def submit(self, send: AsynchronousSend) -> None:
+        """Waits while too much is outstanding. Raises ClosedError, and IllegalStateException in a forked child."""
+        with self._lock:
+            while self._is_full(send.bytes) and not self.in_listener:
+                send.check()
+                self._room.wait()
+            send.check()
+            if self._abandoned:
+                raise IllegalStateException("the parent of this forked process opened the context: connect again here")
+            if self._closed:
+                raise ClosedError("this context is closed: connect again")
+            self._queue.append(send)
+            self._outstanding[send.outgoing.producer] += 1
+            self._unsent[send.outgoing.producer] += 1
+            self._messages += 1
+            self._bytes += send.bytes
+            self._work.notify()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="jmsq-asynchronous-sends", daemon=True)
+                self._thread.start()
+
+    def outstanding(self, producer: str) -> int:
+        return self._outstanding[producer]
+
+    def wait_until_sent(self, producer: str) -> None:
+        """Then the producer may send in another way, and its messages stay in order."""
+        if not self._unsent[producer]:
+            return
+        if self.in_listener:
+            while self._unsent[producer]:
+                self._send_batch()
+            return
+        with self._lock:
+            self._changed.wait_for(lambda: not self._unsent[producer])
+
+    def wait_until_complete(self, producer: str) -> None:
+        with self._lock:
+            self._room.notify_all()  # a send that waits for room finds its producer closed
+            self._changed.wait_for(lambda: not self._outstanding[producer])
+
+    def refuse_in_listener(self, call: str) -> None:
+        """Raises IllegalStateException: `call` waits for all listeners, also for the one that makes it."""
+        if self.in_listener:
+            raise IllegalStateException(
+                f"{call} was called by a completion listener, whose return it waits for: call it from another thread"
+            )
+
+    def close(self) -> None:
+        """Once every send is complete."""
+        with self._lock:
+            self._changed.wait_for(lambda: not self._messages)
+            self._closed = True
+            self._work.notify()
+            self._room.notify_all()
+        if self._thread is not None and not self._abandoned:
+            self._thread.join()
+
+    def abandon(self) -> None:
+        """In a forked child, where the parent's thread does not run."""
+        self._reset()
+        self._abandoned, self._thread = True, None
+
+    @property
+    def in_listener(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def _is_full(self, size: int) -> bool:
+        if self._closed or self._abandoned or not self._messages:
+            return False
+        return self._messages >= self._max_messages or self._bytes + size > self._max_bytes
+
+    # -- the thread -----------------------------------------------------------------------------------------------
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                self._work.wait_for(lambda: self._queue or self._closed)
+                if not self._queue:
+                    return
+            self._send_batch()
+            while self._sent:
+                self._complete(self._sent.popleft())
+
+    def _send_batch(self) -> None:
+        with self._lock:
+            batch = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
+        by_destination: dict[SharedSender, list[AsynchronousSend]] = {}
+        for send in batch:
+            by_destination.setdefault(send.shared, []).append(send)
+        for shared, sends in by_destination.items():
+            _send(shared, sends)
+        self._sent += batch
+        with self._lock:
+            self._unsent -= Counter(send.outgoing.producer for send in batch)
+            self._changed.notify_all()
+
+    def _complete(self, send: AsynchronousSend) -> None:
+        assert send.outcome is not None
+        try:
+            send.complete(send.outcome)
+        except BaseException as error:
+            self.failures += 1
+            log.warning("a completion listener raised; the next ones are called", exc_info=error)
+        producer = send.outgoing.producer
+        with self._lock:
+            self._outstanding[producer] -= 1
+            self._messages -= 1
+            self._bytes -= send.bytes
+            if not self._outstanding[producer]:
+                del self._outstanding[producer]
+                self._changed.notify_all()
+            if 2 * self._messages <= self._max_messages and 2 * self._bytes <= self._max_bytes:
+                self._room.notify_all()  # at half, so that many sends follow each other, not one
+
+
+def _send(shared: SharedSender, sends: list[AsynchronousSend]) -> None:
+    try:
+        outcomes = shared.send_all([send.outgoing for send in sends])
+    except Exception as error:  # noqa: BLE001 - each listener gets it
+        outcomes = [error] * len(sends)
+    for send, outcome in zip(sends, outcomes, strict=True):
+        send.outcome = outcome

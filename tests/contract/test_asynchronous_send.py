@@ -1,0 +1,589 @@
+"""Asynchronous sends: completions, their order, what waits for them, failures, forks and kills (T11)."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from spark_jms import apply, connect
+from spark_jms.admin.pause import pause, resume
+from spark_jms.client import Completion, Context, Message, Producer, shared_send
+from spark_jms.core.pause import INSERTION, PRODUCTION
+from spark_jms.errors import (
+    ClosedError,
+    IllegalStateException,
+    InsertionPausedError,
+    MessageFormatError,
+    MessageSizeError,
+    OptionError,
+    ProductionPausedError,
+)
+from spark_jms.log.admission import QuotaExceededError
+from spark_jms.testing import memory_domain, wait_until
+from tests.contract.hooked_storage import HookedStorage
+from tests.contract.killed import killed_client
+
+LIMIT_S = 30
+FOUR = {"kind": "distributed-queue", "members": 4}
+UNITS = {"kind": "queue", "default_unit_of_order": "(SystemGenerated)"}
+
+
+class Outcomes:
+    """A listener that keeps what it is called with."""
+
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+        self.failed: list[tuple[str | None, Exception]] = []
+        self.threads: set[threading.Thread] = set()
+
+    def on_completion(self, message: Message, /) -> None:
+        self.threads.add(threading.current_thread())
+        self.sent.append(message)
+
+    def on_exception(self, message: Message, error: Exception, /) -> None:
+        self.threads.add(threading.current_thread())
+        self.failed.append((message.text, error))
+
+    def texts(self) -> list[str | None]:
+        return [message.text for message in self.sent]
+
+
+class Hold:
+    """Commits of a destination wait until `open`."""
+
+    def __init__(self, context: Context, destination: str = "orders") -> None:
+        log = context._domain.log(destination)
+        self._held, self._open, self._log, self._storage = threading.Event(), threading.Event(), log, log.storage
+        log.storage = HookedStorage(log.storage.uri, self._hook)
+
+    def _hook(self, step: str, path: str) -> None:
+        if step == "before create" and path.startswith("_delta_log/") and path.endswith(".json"):
+            self._held.set()
+            assert self._open.wait(LIMIT_S)
+
+    def wait_until_held(self) -> None:
+        assert self._held.wait(LIMIT_S)
+
+    def open(self) -> None:
+        self._open.set()
+        self._log.storage = self._storage
+
+
+@pytest.fixture
+def context() -> Iterator[Context]:
+    with (
+        memory_domain(
+            orders="queue", spread=FOUR, units=UNITS, small={"kind": "queue", "max_message_bytes": 10}
+        ) as root,
+        connect(root, housekeeping=False) as opened,
+    ):
+        yield opened
+
+
+def browse(context: Context, destination: str = "orders") -> list[Message]:
+    return list(context.browser(destination))
+
+
+def texts(context: Context) -> list[str | None]:
+    return [message.text for message in browse(context)]
+
+
+def send_texts(producer: Producer, outcomes: Outcomes, first: int, end: int) -> None:
+    for number in range(first, end):
+        producer.send(text=str(number), completion=outcomes)
+
+
+def numbers(first: int, end: int) -> list[str]:
+    return [str(number) for number in range(first, end)]
+
+
+def in_thread(call: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=call)
+    thread.start()
+    return thread
+
+
+# -- completions -------------------------------------------------------------------------------------------------------
+def test_completion_gets_the_message_as_sent(context: Context) -> None:
+    """T11: with the id, the member and the sequence that it has in the table."""
+    outcomes = Outcomes()
+    with context.producer("spread") as producer:
+        template = Message(text="0", properties={"n": 0}, priority=7)
+        assert producer.send(template, completion=outcomes) is None  # type: ignore[func-returns-value]
+        for n in range(1, 20):
+            producer.send(text=str(n), properties={"n": n}, completion=outcomes)
+    assert outcomes.texts() == numbers(0, 20)
+    there = {message.message_id: message for message in browse(context, "spread")}
+    for message in outcomes.sent:
+        found = there[message.message_id]
+        assert (found.text, found.properties, found.priority) == (message.text, message.properties, message.priority)
+        assert (found.member, found.sequence) == (message.member, message.sequence)
+        assert (found.timestamp_ms, found.delivery_time_ms) == (message.timestamp_ms, message.delivery_time_ms)
+        assert message.destination == "spread"
+
+
+def test_completion_of_two_functions(context: Context) -> None:
+    """T11"""
+    sent: list[Message] = []
+    failed: list[object] = []
+    with context.producer("small") as producer:
+        listener = Completion(sent.append, lambda message, error: failed.append((message.text, type(error))))
+        producer.send(text="a", completion=listener)
+        producer.send(text="x" * 11, completion=listener)
+    assert [message.text for message in sent] == ["a"]
+    assert failed == [("x" * 11, MessageSizeError)]
+
+
+def test_completion_is_called_after_the_commit(context: Context) -> None:
+    """T11: the listener finds its message in the table."""
+    found: list[bool] = []
+    failed: list[object] = []
+
+    def arrived(message: Message) -> None:
+        found.append(message.message_id in {m.message_id for m in browse(context)})
+
+    with context.producer("orders") as producer:
+        for n in range(10):
+            producer.send(text=str(n), completion=Completion(arrived, lambda _, error: failed.append(error)))
+    assert (found, failed) == ([True] * 10, [])
+
+
+def test_completions_of_all_producers_come_in_one_thread(context: Context) -> None:
+    """T11: in the order of each producer's sends, whatever threads send."""
+    outcomes = [Outcomes() for _ in range(6)]
+    to = ["orders", "spread", "units"] * 2
+    producers = [context.producer(destination) for destination in to]
+    threads = [
+        in_thread(lambda p=p, o=o: send_texts(p, o, 0, 150))  # type: ignore[misc]
+        for p, o in zip(producers, outcomes, strict=True)
+    ]
+    for thread in threads:
+        thread.join(LIMIT_S)
+    for producer in producers:
+        producer.close()
+    assert [each.texts() for each in outcomes] == [numbers(0, 150)] * 6
+    assert len(set().union(*(each.threads for each in outcomes))) == 1
+    assert threading.current_thread() not in outcomes[0].threads
+    for each in outcomes:
+        for member in range(4):
+            sequences = [message.sequence for message in each.sent if message.member == member]
+            assert sequences == sorted(sequences)
+
+
+def test_outstanding_sends_share_a_commit(context: Context) -> None:
+    """T11, C5: what is queued while a commit is under way goes with the next one."""
+    outcomes = Outcomes()
+    version = context._domain.log("orders").refresh().version
+    with context.producer("orders") as producer:
+        hold = Hold(context)
+        send_texts(producer, outcomes, 0, 1)
+        hold.wait_until_held()
+        send_texts(producer, outcomes, 1, 501)
+        assert producer.statistics().outstanding == 501
+        assert outcomes.sent == []
+        hold.open()
+    assert outcomes.texts() == numbers(0, 501)
+    assert context._domain.log("orders").refresh().version == version + 2
+    statistics = producer.statistics()
+    assert (statistics.messages, statistics.commits, statistics.outstanding) == (501, 2, 0)
+    assert statistics.bytes == sum(len(text) for text in numbers(0, 501))
+
+
+def test_every_kind_of_message_may_be_sent_asynchronously(context: Context) -> None:
+    """T11: units of order, delays, persistent and not."""
+    outcomes = Outcomes()
+    with context.producer("spread") as producer:
+        for n in range(12):
+            unit, mode = f"unit {n % 3}", ("PERSISTENT", "NON_PERSISTENT")[n % 2]
+            producer.send(text=str(n), group_id=unit, delivery_mode=mode, completion=outcomes)  # type: ignore[call-overload]
+        producer.send(text="later", delay=timedelta(hours=1), completion=outcomes)
+    with context.producer("units") as producer:
+        producer.send(text="by default", completion=outcomes)
+    assert len(outcomes.sent) == 14
+    there = browse(context, "spread")
+    assert {m.delivery_mode for m in there} == {1, 2}
+    for unit in {m.group_id for m in there} - {None}:
+        of_unit = [m for m in there if m.group_id == unit]
+        assert len({m.member for m in of_unit}) == 1
+        assert [int(m.text or "") for m in sorted(of_unit, key=lambda m: m.sequence)] == list(
+            range(int(unit[-1]), 12, 3)
+        )  # type: ignore[index]
+    later = outcomes.sent[12]
+    assert later.delivery_time_ms == later.timestamp_ms + 3_600_000
+    assert outcomes.sent[13].group_id == browse(context, "units")[0].group_id is not None
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+def test_refused_message_fails_alone(context: Context) -> None:
+    """T11: its listener gets the error and the message, which has no id; the others are sent, in order."""
+    outcomes = Outcomes()
+    with context.producer("small") as producer:
+        for n in range(9):
+            producer.send(text=str(n) * (20 if n % 4 == 1 else 1), completion=outcomes)
+    assert outcomes.texts() == ["0", "2", "3", "4", "6", "7", "8"]
+    assert [(text, type(error)) for text, error in outcomes.failed] == [
+        ("1" * 20, MessageSizeError),
+        ("5" * 20, MessageSizeError),
+    ]
+    assert [message.text for message in browse(context, "small")] == outcomes.texts()
+    assert producer.statistics().messages == 7
+
+
+def test_errors_of_arguments_are_raised_by_send(context: Context) -> None:
+    """T11: the listener is not called."""
+    outcomes = Outcomes()
+    producer = context.producer("orders")
+    with pytest.raises(MessageFormatError, match="did you mean text"):
+        producer.send(txt="a", completion=outcomes)  # type: ignore[call-overload]
+    with pytest.raises(OptionError, match="no method on_completion"):
+        producer.send(text="a", completion=print)  # type: ignore[call-overload]
+    producer.close()
+    with pytest.raises(ClosedError):
+        producer.send(text="a", completion=outcomes)
+    assert (outcomes.sent, outcomes.failed) == ([], [])
+
+
+def test_pause_fails_each_message_that_it_meets(context: Context) -> None:
+    """T11, T14: production at once, insertion after the producer's send time-out; after the resume the same producer sends."""
+    outcomes = Outcomes()
+    producer = context.producer("orders", send_timeout=0)
+    pause(context._domain, "orders", [PRODUCTION])
+    send_texts(producer, outcomes, 0, 3)
+    wait_until(lambda: len(outcomes.failed) == 3)
+    resume(context._domain, "orders", [PRODUCTION])
+    pause(context._domain, "orders", [INSERTION])
+    send_texts(producer, outcomes, 3, 6)
+    wait_until(lambda: len(outcomes.failed) == 6)
+    resume(context._domain, "orders", [INSERTION])
+    send_texts(producer, outcomes, 6, 9)
+    producer.close()
+    assert [(text, type(error)) for text, error in outcomes.failed] == [
+        *((text, ProductionPausedError) for text in numbers(0, 3)),
+        *((text, InsertionPausedError) for text in numbers(3, 6)),
+    ]
+    assert outcomes.texts() == numbers(6, 9) == [message.text for message in browse(context)]
+
+
+def test_insertion_that_resumes_between_two_messages_keeps_their_order(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T11, T14: the ones behind the message that met the pause wait for it."""
+    outcomes, producer = Outcomes(), context.producer("orders", send_timeout=LIMIT_S)
+    original, met, queued = shared_send.send, 0, threading.Event()
+
+    def resuming(*arguments: Any, **more: Any) -> Any:
+        nonlocal met
+        try:
+            return original(*arguments, **more)
+        except InsertionPausedError:
+            met += 1
+            if met == 2:  # all together, then the first alone
+                resume(context._domain, "orders", [INSERTION])
+            raise
+
+    monkeypatch.setattr(shared_send, "send", resuming)
+    producer.send(text="first", completion=Completion(lambda _: queued.wait(LIMIT_S), lambda *_: None))
+    wait_until(lambda: texts(context) == ["first"])
+    pause(context._domain, "orders", [INSERTION])
+    send_texts(producer, outcomes, 0, 5)
+    queued.set()
+    producer.close()
+    assert (outcomes.texts(), outcomes.failed) == (numbers(0, 5), [])
+    assert texts(context) == ["first", *numbers(0, 5)]
+    assert met >= 2
+
+
+def test_quota_makes_messages_wait_in_order() -> None:
+    """T11, T1: those that find no room within the send time-out fail, the others follow each other when there is room."""
+    module = {
+        "quotas": {"small": {"messagesMaximum": 3}},
+        "destinations": {"orders": {"kind": "queue", "quota": "small"}},
+    }
+    with memory_domain(other="queue") as root:
+        apply(root, module)
+        with connect(root, housekeeping=False) as context:
+            outcomes = Outcomes()
+            with context.producer("orders", send_timeout=0) as producer:
+                send_texts(producer, outcomes, 0, 5)
+            assert outcomes.texts() == numbers(0, 3)
+            assert [(text, type(error)) for text, error in outcomes.failed] == [
+                (text, QuotaExceededError) for text in numbers(3, 5)
+            ]
+            producer = context.producer("orders", send_timeout=LIMIT_S)
+            send_texts(producer, outcomes, 5, 9)
+            with context.consumer("orders", acknowledge="auto") as consumer:
+                got = [consumer.receive(timeout=LIMIT_S) for _ in range(7)]
+            producer.close()
+            assert [message.text for message in got if message] == outcomes.texts() == [*numbers(0, 3), *numbers(5, 9)]
+
+
+def test_storage_failure_reaches_each_listener(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T11"""
+    outcomes = Outcomes()
+    producer = context.producer("orders")
+
+    def fail(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(context._domain.log("orders").storage, "open_output", fail)
+        send_texts(producer, outcomes, 0, 3)
+        wait_until(lambda: len(outcomes.failed) == 3)
+    send_texts(producer, outcomes, 3, 5)
+    producer.close()
+    assert all("no space left" in str(error) for _, error in outcomes.failed)
+    assert outcomes.texts() == numbers(3, 5) == [message.text for message in browse(context)]
+
+
+def test_listener_that_raises_does_not_stop_the_others(context: Context, caplog: pytest.LogCaptureFixture) -> None:
+    """T11: logged and counted; also SystemExit, which would end the thread."""
+    outcomes, errors = Outcomes(), iter([ValueError("bad listener"), SystemExit(1)])
+
+    def fail(_: Message) -> None:
+        raise next(errors)
+
+    with caplog.at_level(logging.WARNING, "spark_jms"), context.producer("orders") as producer:
+        for n in range(2):
+            producer.send(text=f"failing {n}", completion=Completion(fail, lambda *_: None))
+        send_texts(producer, outcomes, 0, 3)
+    assert outcomes.texts() == numbers(0, 3)
+    assert context.statistics().listener_failures == 2
+    assert "bad listener" in caplog.text
+
+
+# -- order with other sends --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("way", ["send", "send_many", "send_table", "send_unit_of_work"])
+def test_blocking_send_comes_after_the_outstanding_ones(context: Context, way: str) -> None:
+    """T11: it waits until those of its producer are in the table."""
+    outcomes, producer = Outcomes(), context.producer("orders")
+    calls: dict[str, Callable[[], object]] = {
+        "send": lambda: producer.send(text="blocking"),
+        "send_many": lambda: producer.send_many([{"text": "blocking"}] * 101),
+        "send_table": lambda: producer.send_table(pa.table({"text": ["blocking"]})),
+        "send_unit_of_work": lambda: producer.send_unit_of_work([{"text": "blocking"}]),
+    }
+    hold = Hold(context)
+    send_texts(producer, outcomes, 0, 1)
+    hold.wait_until_held()
+    send_texts(producer, outcomes, 1, 5)
+    blocking = in_thread(calls[way])
+    wait_until(lambda: context._asynchronous._changed._waiters)  # type: ignore[attr-defined]
+    hold.open()
+    blocking.join(LIMIT_S)
+    assert [message.text for message in browse(context)][:6] == [*numbers(0, 5), "blocking"]
+
+
+def test_listener_may_send(context: Context) -> None:
+    """T11: blocking and asynchronously; its blocking sends come after what its producer has queued."""
+    outcomes, producer = Outcomes(), context.producer("orders")
+    hold = Hold(context)
+
+    def answer(message: Message) -> None:
+        producer.send(text="from the listener", completion=outcomes)
+        outcomes.sent.append(producer.send(text="blocking"))
+
+    producer.send(text="question", completion=Completion(answer, lambda *_: None))
+    hold.wait_until_held()
+    send_texts(producer, outcomes, 0, 3)
+    hold.open()
+    wait_until(lambda: len(outcomes.sent) == 5)
+    order = ["question", *numbers(0, 3), "from the listener", "blocking"]
+    assert [message.text for message in browse(context)] == order
+    assert outcomes.texts() == ["blocking", *numbers(0, 3), "from the listener"]
+
+
+# -- closing -----------------------------------------------------------------------------------------------------------
+def test_close_waits_for_completions(context: Context) -> None:
+    """T11: of a producer for its own, of a context for all."""
+    outcomes, others = Outcomes(), Outcomes()
+    for closed in (context.producer("spread"), context):
+        hold = Hold(context, "spread")
+        producer = closed if isinstance(closed, Producer) else context.producer("spread")
+        send_texts(producer, outcomes, 0, 10)
+        if closed is context:
+            send_texts(context.producer("orders"), others, 0, 10)
+        hold.wait_until_held()
+        closing = in_thread(closed.close)
+        wait_until(lambda: context._asynchronous._changed._waiters)  # type: ignore[attr-defined]
+        assert closing.is_alive()
+        hold.open()
+        closing.join(LIMIT_S)
+        assert not closing.is_alive()
+    assert outcomes.texts() == numbers(0, 10) * 2
+    assert others.texts() == numbers(0, 10)
+    with pytest.raises(ClosedError):
+        producer.send(text="late", completion=outcomes)
+
+
+@pytest.mark.parametrize("what", ["producer", "context"])
+def test_close_in_a_listener_is_refused(context: Context, what: str) -> None:
+    """T11: by name, and nothing is closed."""
+    refused: list[Exception] = []
+    outcomes, producer = Outcomes(), context.producer("orders")
+
+    def close(_: Message) -> None:
+        try:
+            (producer if what == "producer" else context).close()
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            refused.append(error)
+
+    producer.send(text="a", completion=Completion(close, lambda *_: None))
+    send_texts(producer, outcomes, 0, 2)
+    wait_until(lambda: len(outcomes.sent) == 2)
+    assert [type(error) for error in refused] == [IllegalStateException]
+    assert f"{what.title()}.close was called by a completion listener" in str(refused[0])
+    assert not producer.closed
+
+
+# -- bounds ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("limits", "size"), [((4, 10**6), 1), ((100, 40), 10)], ids=["messages", "bytes"])
+def test_send_waits_while_too_much_is_outstanding(context: Context, limits: tuple[int, int], size: int) -> None:
+    """T11: best-effort flow control. A closed producer ends the wait."""
+    outcomes, producer = Outcomes(), context.producer("orders")
+    sender = context._asynchronous
+    sender._max_messages, sender._max_bytes = limits
+    hold = Hold(context)
+    refused: list[Exception] = []
+
+    def send_all() -> None:
+        try:
+            for _ in range(20):
+                producer.send(text="x" * size, completion=outcomes)
+        except ClosedError as error:
+            refused.append(error)
+
+    sending = in_thread(send_all)
+    wait_until(lambda: sender._room._waiters)  # type: ignore[attr-defined]
+    assert producer.statistics().outstanding == 4
+    closing = in_thread(producer.close)
+    sending.join(LIMIT_S)
+    hold.open()
+    closing.join(LIMIT_S)
+    assert len(refused) == 1
+    assert len(outcomes.sent) == 4 == len(browse(context))
+    with context.producer("orders") as other:
+        other.send(body=b"y" * 100, completion=outcomes)  # larger than all the room
+        for _ in range(20):
+            other.send(text="x" * size, completion=outcomes)
+    assert len(outcomes.sent) == 25 == len(browse(context))
+
+
+@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals reach the main thread")
+def test_interrupt_ends_the_wait_for_room(context: Context) -> None:
+    """T11: Ctrl-C; what was queued completes."""
+    outcomes, producer, sender = Outcomes(), context.producer("orders"), context._asynchronous
+    sender._max_messages = 2
+    hold = Hold(context)
+    main = threading.get_ident()
+
+    def interrupt() -> None:
+        wait_until(lambda: sender._room._waiters)  # type: ignore[attr-defined]
+        signal.pthread_kill(main, signal.SIGINT)
+
+    interrupting = in_thread(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        send_texts(producer, outcomes, 0, 5)
+    interrupting.join(LIMIT_S)
+    hold.open()
+    producer.close()
+    assert outcomes.texts() == numbers(0, 2)
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+_FORK = """
+import os, sys
+from spark_jms import apply, connect
+from spark_jms.client import Completion
+from spark_jms.errors import IllegalStateException
+context = connect(sys.argv[1], housekeeping=False)
+producer = context.producer("orders")
+failed = []
+listener = Completion(lambda m: None, lambda m, e: failed.append(e))
+for n in range(200):
+    producer.send(text=str(n), completion=listener)
+child = os.fork()
+if child == 0:
+    try:
+        producer.send(text="of the child", completion=listener)
+    except IllegalStateException as error:
+        producer.close()
+        os._exit(7)
+    os._exit(1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+producer.close()
+print(len(failed), flush=True)
+for n in range(3):
+    context.producer("orders").send(text="perhaps", completion=listener)
+"""  # and the interpreter exits without closing the context
+
+
+def test_forked_child_and_exit_do_not_hang() -> None:
+    """T11: the child has none of the parent's sends."""
+    with memory_domain("file", orders="queue") as root:
+        done = subprocess.run(
+            [sys.executable, "-c", _FORK, root], capture_output=True, text=True, timeout=LIMIT_S, check=True
+        )
+        assert done.stdout.split() == ["7", "0"]
+        with connect(root, housekeeping=False) as context:
+            there = [message.text for message in browse(context)]
+        assert there[:200] == numbers(0, 200)
+        assert len(there) <= 203
+
+
+_SENDS = """
+import os, threading
+from spark_jms.client import Completion
+out = os.open(os.path.join(sys.argv[1], "completed"), os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+ready = threading.Event()
+def completed(message):
+    os.write(out, f"{message.text} {message.message_id}\\n".encode())
+    if int(message.text) > 50:
+        ready.set()
+def send():
+    producer, n = context.producer("orders"), 0
+    while True:
+        producer.send(text=str(n), completion=Completion(completed, lambda m, e: os.abort()))
+        n += 1
+threading.Thread(target=send, daemon=True).start()
+ready.wait()
+"""
+
+
+def test_killed_client_has_sent_what_completed() -> None:
+    """T11: kill -9. What had completed is there, once; the other messages are there once or not at all, in order."""
+    with memory_domain("file", orders="queue") as root:
+        with killed_client(root, _SENDS):
+            wait_until(lambda: Path(root, "completed").read_bytes().count(b"\n") > 300, LIMIT_S)
+        lines = Path(root, "completed").read_text().split("\n")[:-1]
+        with connect(root, housekeeping=False) as context:
+            there = {message.message_id: message.text for message in browse(context)}
+    assert {line.split()[1]: line.split()[0] for line in lines}.items() <= there.items()
+    assert list(there.values()) == numbers(0, len(there))
+
+
+def test_completed_thread_ends_with_the_context() -> None:
+    """T11: and a context without asynchronous sends has no such thread."""
+    with memory_domain(orders="queue") as root:
+        with connect(root, housekeeping=False) as context:
+            context.producer("orders").send(text="blocking")
+            assert context._asynchronous._thread is None
+            context.producer("orders").send(text="a", completion=Outcomes())
+            thread: Any = context._asynchronous._thread
+        assert not thread.is_alive()
+
+
+def test_example(run_example: Callable[[str], str]) -> None:
+    """T11"""
+    refused, told = run_example("client_asynchronous.py").splitlines()
+    assert "1001 characters were refused" in refused
+    assert told == "999 sent, 1 refused, in few commits"
