@@ -44,7 +44,7 @@ from spark_jms.log.server_terms import ServerTerms
 from spark_jms.log.servers import ServerEntry, Servers
 from spark_jms.log.storage import Storage, now_ms
 from spark_jms.log.temporary import TemporaryTables
-from spark_jms.log.usage import UsageFiles, usage_at
+from spark_jms.log.usage import UsageFiles
 from spark_jms.settings.destination import DomainSettings, ServerSettings
 from spark_jms.settings.table import settings_of
 from spark_jms.store.shown_uri import shown_uri
@@ -170,9 +170,7 @@ class Domain:
         """The messages of a destination that are not finished, and their bytes, at most (T1, T5). Opens no store: what
         consumers finish shows a moment later. Exact where the destination `measures_usage`; elsewhere all messages in its
         table count. Raises InvalidDestinationError."""
-        log = self.log(destination)
-        snapshot = log.refresh()
-        return usage_at(snapshot, self.usages.read(snapshot.table_id))
+        return self.usages.at(self.log(destination).refresh())
 
     def usage_of_server(self, server: str) -> MessageUsage:
         """The same of all members on a server, as far as their destinations publish it: late by two seconds at most."""

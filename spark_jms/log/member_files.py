@@ -35,12 +35,12 @@ class MemberFiles:
 
     def overlapping(self, first: int, last: int) -> list[DataFile]:
         """The files that hold any of first..last, in order."""
-        return _overlapping(self.base_firsts, self.base, first, last) + _overlapping(
+        return overlapping(self.base_firsts, self.base, first, last) + overlapping(
             self.tail_firsts, self.tail, first, last
         )
 
 
-def _overlapping(firsts: Sequence[int], files: Sequence[DataFile], first: int, last: int) -> list[DataFile]:
+def overlapping(firsts: Sequence[int], files: Sequence[DataFile], first: int, last: int) -> list[DataFile]:
     at = max(bisect.bisect_right(firsts, first) - 1, 0)
     out = []
     while at < len(files) and firsts[at] <= last:

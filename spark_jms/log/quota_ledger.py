@@ -25,7 +25,7 @@ from spark_jms.log.storage import Storage
 
 LEDGERS = "_jmsq/quota-ledgers"
 FORMAT_VERSION = 1
-KEPT = 16  # entries behind the newest
+KEPT = 6  # entries behind the newest: each append lists them
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from spark_jms.log.quota_ledger import LEDGERS, LedgerEntry, QuotaLedger
 from spark_jms.log.send import TransactionId
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.storage import Storage, now_ms
-from spark_jms.log.usage import UsageFiles, usage_at
+from spark_jms.log.usage import UsageFiles
 from spark_jms.settings.quota import QuotaSettings, from_stored, to_stored
 
 log = logging.getLogger("spark_jms")
@@ -58,6 +58,9 @@ class Quotas:
         self._files = NamedFiles(storage, QUOTAS)
         self._lock = threading.Lock()
         self._ledgers: dict[str, QuotaLedger] = {}
+        self._read: dict[
+            str, tuple[bytes, QuotaSettings]
+        ] = {}  # by name: the newest content, which every send asks for
 
     # -- the resources ------------------------------------------------------------------------------------------------
     def names(self) -> list[str]:
@@ -71,8 +74,12 @@ class Quotas:
                 f"{self._storage.uri} has no quota {name!r} (there are: {', '.join(self.names()) or 'none'}): add it under "
                 "`quotas:` in the module file"
             )
+        known = self._read.get(name)
+        if known is not None and known[0] == data:
+            return known[1]
         try:
-            return from_stored(json.loads(data))
+            self._read[name] = data, from_stored(json.loads(data))
+            return self._read[name][1]
         except (ValueError, KeyError, TypeError, AttributeError, ModuleFileError) as error:
             raise DomainError(
                 f"{self._files.shown(name)} is damaged, or a later spark-jms wrote it ({error!r}): apply the module file again, "
@@ -197,7 +204,7 @@ class Quotas:
         if snapshot.destination.quota != ledger.quota:
             return None
         numbers = {slot: snapshot.transactions.get(transaction_id(ledger.name, slot), 0) for slot in slots}
-        return Observation(usage_at(snapshot, self._usages.read(snapshot.table_id)), numbers)
+        return Observation(self._usages.at(snapshot), numbers)
 
     def _withdraw(self, ledger: QuotaLedger, request: Request, number: int | None = None) -> None:
         try:

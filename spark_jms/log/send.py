@@ -34,7 +34,7 @@ from spark_jms.errors import (
     InvalidDestinationError,
     JmsqError,
 )
-from spark_jms.log.admission import Grant, QuotaNeeded, Sender, spent
+from spark_jms.log.admission import Grant, QuotaNeeded, Sender, need_of, spent
 from spark_jms.log.commit import Decision, commit_prepared
 from spark_jms.log.delta_log import Action, DeltaLog
 from spark_jms.log.reroute import rewrite
@@ -113,6 +113,8 @@ def send(
     deadline = time.monotonic() + wait_s
     room = Room(log, sender or _this_process(), deadline)
     try:
+        if transaction is None:  # else the messages may be in the log already
+            room.reserve_for(staged)
         while True:
             log.admit()
             epoch = log.snapshot.destination.epoch
@@ -207,6 +209,12 @@ class Room:
         self.give_back()
         wait_s = self._deadline - time.monotonic()
         self.grant = self._log.quotas.reserve(self._log.name, needed, self._sender, wait_s)
+
+    def reserve_for(self, files: Sequence[StagedFile]) -> None:
+        """Ahead of the first attempt to commit, which would find out that it needs room."""
+        declared = self._log.snapshot.destination
+        if declared.quota is not None and files and not declared.pauses:
+            self.reserve(QuotaNeeded(declared.quota, need_of(files), declared.epoch))
 
     def give_back(self) -> None:
         """When there will be no commit. Raises nothing."""
