@@ -32,7 +32,7 @@ from spark_jms.core.batch import Batch, Limits, MemberPick, claim_id, claim_numb
 from spark_jms.core.batching import Admission
 from spark_jms.core.claim import Claim
 from spark_jms.core.destination import Destination
-from spark_jms.core.life_cycle import LifeEvent
+from spark_jms.core.life_cycle import SERVER_WAS_DOWN, LifeEvent
 from spark_jms.core.pause import CONSUMPTION
 from spark_jms.core.placement import HOME
 from spark_jms.core.poison import Messages, Trial, claimed_again, common, count, joined
@@ -328,7 +328,7 @@ class BatchMaker:
             if not destination.store_enabled:
                 lost = missed(destination, self._members.subscription, member, snapshot.last_sequence(member))
                 if state.unfinished_of(lost) - state.claimed - state.moving:
-                    state = state.skip(lost, LifeEvent.SKIPPED, "sent while its server was down")
+                    state = state.skip(lost, LifeEvent.SKIPPED, SERVER_WAS_DOWN)
             if state.intents:
                 state = self._transfers.finish(state, held.handle.epoch, patient=True).state
             state = self._limit.enforce(state, destination, member, held.handle.epoch)
@@ -342,9 +342,10 @@ class BatchMaker:
         snapshot = self._table.refresh()
         if snapshot.table_id != self._members.table_id:
             return  # the next plan tells
-        known = {m: one for m, one in self._members.held.items() if m in self._members.attached}
+        known = {m: self._members.attached_state(m) for m in self._members.held.keys() & self._members.attached}
+        held = self._members.held
         self._members.commit(
-            {m: self._room.enforce(one.state, snapshot, m, one.handle.epoch) for m, one in known.items()}
+            {m: self._room.enforce(state, snapshot, m, held[m].handle.epoch) for m, state in known.items()}
         )
 
     def _finish(self, members: Set[int]) -> None:

@@ -26,7 +26,7 @@ from spark_jms.claims.refused import RefusedMessages
 from spark_jms.claims.scan import Question, Scan, ScanBounds, scan, units_of
 from spark_jms.core.batch import Limits, fair_shares
 from spark_jms.core.destination import QUEUE_SUBSCRIPTION
-from spark_jms.core.life_cycle import LifeEvent
+from spark_jms.core.life_cycle import SERVER_WAS_DOWN, LifeEvent
 from spark_jms.core.ranges import EMPTY, Ranges, union
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.selector import Selector
@@ -186,7 +186,7 @@ class Planner:
     def _without_unwanted(self, snapshot: Snapshot, state: RecordSet, member: int, found: Scan) -> RecordSet:
         """Skips what the scan found missed, refused or lost."""
         if found.missed:
-            state = state.skip(found.missed, LifeEvent.SKIPPED, "sent while its server was down")
+            state = state.skip(found.missed, LifeEvent.SKIPPED, SERVER_WAS_DOWN)
         if found.refused and snapshot.destination.is_topic:
             state = state.skip(found.refused, LifeEvent.REFUSED)  # the subscription's selector refuses them for good
         elif found.refused:

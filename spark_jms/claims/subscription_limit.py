@@ -16,14 +16,15 @@ from spark_jms.claims.scan import Question, scan
 from spark_jms.claims.stores import record_of
 from spark_jms.claims.work_parts import read_parts, together
 from spark_jms.core.destination import Subscription
+from spark_jms.core.life_cycle import SERVER_WAS_DOWN, LifeEvent
 from spark_jms.core.placement import HOME
-from spark_jms.core.ranges import Ranges
+from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.selector import Selector
 from spark_jms.core.sort_order import SortOrder
 from spark_jms.core.subscription_limit import Droppable, dropped
 from spark_jms.core.subscription_place import missed, record_server
-from spark_jms.core.unit_of_work import judge
+from spark_jms.core.unit_of_work import WorkVerdict, judge
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.settings.destination import UNLIMITED
@@ -77,16 +78,23 @@ class SubscriptionLimit:
         return state.limited(last, picks, f"limit-{secrets.token_hex(8)}", epoch, self._clock_ms())
 
     def _without_others(self, state: RecordSet, snapshot: Snapshot, member: int, last: int) -> RecordSet:
-        """Finishes messages that were never in the subscription: its selector refuses them, or its server was down. Parts of
-        units of work are left to their planner."""
-        not_seen = missed(snapshot.destination, self._subscription, member, last)
-        if not (self._selector or not_seen) or snapshot.destination.handles_units_of_work:
+        """Finishes messages that were never in the subscription: its selector refuses them, or its server was down."""
+        destination = snapshot.destination
+        not_seen = missed(destination, self._subscription, member, last)
+        if not_seen and not destination.store_enabled:
+            state = state.skip(not_seen, LifeEvent.SKIPPED, SERVER_WAS_DOWN)
+        if not (self._selector or not_seen):
             return state
+        of_units = EMPTY
+        if destination.handles_units_of_work:
+            of_units, verdict = self._judged(state, snapshot, member, last)
+            state = state.skip(verdict.refused, LifeEvent.REFUSED)
         question = Question(self._selector, skips_refused=True, missed=not_seen)
-        new = state.available(state.limit.arrived + 1, last)
+        new = state.available(state.limit.arrived + 1, last) - of_units
         found = scan(self._table, member, new, question, table_id=snapshot.table_id)
-        others = found.refused | found.missed
-        return state.skip(others) if others else state
+        if found.missed:
+            state = state.skip(found.missed, LifeEvent.SKIPPED, SERVER_WAS_DOWN)
+        return state.skip(found.refused, LifeEvent.REFUSED) if found.refused else state
 
     def _droppable(self, state: RecordSet, snapshot: Snapshot, member: int, last: int) -> Droppable:
         """Available messages; of units of work, the complete ones."""
@@ -101,13 +109,17 @@ class SubscriptionLimit:
         return Droppable(offer.picks, offer.order, offer.ends)
 
     def _with_whole_units(self, state: RecordSet, snapshot: Snapshot, member: int, last: int) -> Offer:
-        destination, free = snapshot.destination, state.available(1, last)
+        of_units, verdict = self._judged(state, snapshot, member, last)
+        return together(Offer(state.available(1, last) - of_units), verdict)
+
+    def _judged(self, state: RecordSet, snapshot: Snapshot, member: int, last: int) -> tuple[Ranges, WorkVerdict]:
+        """The unfinished parts of units of work, and what becomes of them; delays do not matter."""
         messages = state.unfinished(1, last)
         parts = read_parts(self._table, member, messages, self._selector, snapshot.table_id).sort_by("sequence")
         of_units = Ranges.from_numbers(parts["sequence"].combine_chunks())
-        expiration_ms = destination.incomplete_work_expiration_ms
-        verdict = judge(parts, free & of_units, self._clock_ms(), expiration_ms, _FOR_EVER_MS)
-        return together(Offer(free - of_units), verdict)
+        expiration_ms = snapshot.destination.incomplete_work_expiration_ms
+        free = state.available(1, last) & of_units
+        return of_units, judge(parts, free, self._clock_ms(), expiration_ms, _FOR_EVER_MS)
 
 
 def is_over(state: RecordSet, snapshot: Snapshot, member: int) -> bool:
@@ -160,7 +172,8 @@ class FreeRecordLimits:
             return
         with handle:
             label = label_of(snapshot.destination.name, subscription.name, member)
-            before = opened_state(handle, label)
+            logged = snapshot.destination.message_logging_enabled
+            before = opened_state(handle, label).logging(is_on=logged, now_ms=self._clock_ms())
             begun = before.start_at(subscription.floors.get(member, 0))
             after = self._limit(snapshot, subscription).enforce(begun, snapshot, member, handle.epoch)
             if after is not begun:

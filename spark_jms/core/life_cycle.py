@@ -36,6 +36,7 @@ from spark_jms.core.ranges import Ranges
 
 MAX_EVENTS = 10_000  # of one record set, that wait for the table: about what a busy client makes in two seconds
 MAX_EVENT_BYTES = 2 * 2**20  # but the newest one stays
+SERVER_WAS_DOWN = "sent while its server was down"  # the detail of a skipped message
 _ROW_BYTES, _RANGE_BYTES = 200, 24  # upper bounds of a stored row and of each of its ranges
 
 

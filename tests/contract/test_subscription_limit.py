@@ -12,6 +12,7 @@ from spark_jms import apply, connect
 from spark_jms.admin.statistics import collect
 from spark_jms.claims import subscription_limit, views
 from spark_jms.claims.housekeeper import Housekeeper
+from spark_jms.claims.life_cycle_view import events
 from spark_jms.client import Consumer, Context
 from spark_jms.core.destination import Destination
 from spark_jms.core.subscription_limit import LIMIT
@@ -28,6 +29,7 @@ TOPICS: dict[str, Any] = {
     "stack": {**FIVE, "destination_keys": ("JMSMessageID descending",)},
     "units": {**FIVE, "unit_of_work_handling_policy": "SingleMessageDelivery"},
     "spread": {**FIVE, "kind": "distributed-topic", "members": 2},
+    "logged": {**FIVE, "message_logging_enabled": True},
     "free": "topic",
     "orders": "queue",
 }
@@ -184,6 +186,31 @@ def test_refused_messages_take_no_room(context: Context) -> None:
     keep_house(context, "prices")
     assert deleted(context, "prices", "red") == 3
     assert all_texts(context, "prices", "red", selector="color = 'red'") == ["9", "12", "15", "18", "21"]
+
+
+def test_refused_messages_and_units_of_work_take_no_room(context: Context) -> None:
+    """T4, T12, C7: also on a topic that handles units of work."""
+    selector = "color = 'red'"
+    subscribed(context, "units", "red", selector=selector)
+    producer = context.producer("units")
+    for n in range(18):
+        producer.send(text=str(n), properties={"color": "red" if n % 4 == 0 else "blue"})
+    for unit, color in (("u", "blue"), ("v", "red")):
+        producer.send_unit_of_work([{"text": f"{unit}{n}", "properties": {"color": color}} for n in (1, 2)], unit)
+    keep_house(context, "units")
+    assert deleted(context, "units", "red") == 2
+    assert all_texts(context, "units", "red", selector=selector) == ["8", "12", "16", None], "None: the unit v"
+
+
+def test_life_cycle_log_tells_what_made_room_and_what_was_refused(context: Context) -> None:
+    """T4, T6: also where housekeeping has dropped it."""
+    subscribed(context, "logged", "red", selector="color = 'red'")
+    producer = context.producer("logged")
+    for n in range(12):
+        producer.send(text=str(n), properties={"color": "red" if n % 2 == 0 else "blue"})
+    keep_house(context, "logged")
+    found = [row for row in events(context._domain, context._store, "logged", "red") if row.subscription]
+    assert [(row.event, row.ranges) for row in found] == [("refused", "2, 4, 6, 8, 10, 12"), ("removed", "1")]
 
 
 def test_each_member_has_the_limit(context: Context) -> None:
