@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_jms.core.destination import Destination, check_name
 from spark_jms.core.placement import HOME
-from spark_jms.errors import ModuleFileError
+from spark_jms.errors import ModuleFileError, OptionError
 from spark_jms.module_tree import Node, describe, from_dict, from_text
 from spark_jms.settings.connection_factory import FACTORY_KEYS, ConnectionFactory
 from spark_jms.settings.destination import (
@@ -202,7 +202,10 @@ class _Reader:
             self._check_name("connection factory", name, entry)
             keys = self._mapping(entry, path, "a mapping, such as {loadBalancingEnabled: false}")
             self._known_keys(keys, path, FACTORY_KEYS)
-            factories[name] = ConnectionFactory(**self._values(keys, path, FACTORY_KEYS))
+            try:
+                factories[name] = ConnectionFactory(**self._values(keys, path, FACTORY_KEYS))
+            except OptionError as error:
+                raise self._fail(entry, f"{path}: {error}") from error
         return factories
 
     def _servers(self, node: Node) -> list[ServerSettings]:
@@ -228,7 +231,10 @@ class _Reader:
         if "store" not in keys:
             raise self._fail(node.key or node, f"{path}.store is missing: it must be file, a path or a URI")
         values = self._values(keys, path, rows)
-        return ServerSettings(name, **{**values, "store": self._store(keys["store"], f"{path}.store")})
+        server = ServerSettings(name, **{**values, "store": self._store(keys["store"], f"{path}.store")})
+        if wrong := server.wrong_thresholds:
+            raise self._fail(keys.get(wrong.split(" ")[0], node), f"{path}.{wrong}")
+        return server
 
     def _destination(self, name: str, node: Node, templates: Mapping[str, Mapping[str, Node]]) -> Destination:
         path = f"destinations.{name}"

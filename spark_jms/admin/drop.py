@@ -35,6 +35,7 @@ from spark_jms.log.declarations import referring
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.dropped_table import decide_drop, delete_dropped_table
+from spark_jms.log.flow_watch import FLOW
 from spark_jms.log.register import RegisterEntry
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.store import Delete, RecordCorruptError, RecordHeldError, Session, Store
@@ -103,7 +104,7 @@ def drop_destination(
         domain.register.replace(destination, entry)
     if entry.dropping:
         _empty_records(domain, store, entry.dropping, destination, wait_s)
-        for marks in (LEFT_OUT, QUERY_PROGRESS):
+        for marks in (LEFT_OUT, QUERY_PROGRESS, FLOW):
             domain.storage.delete_all(f"{marks}/{entry.dropping}")
         domain.usages.delete(entry.dropping)
     delete_dropped_table(domain.storage, entry.path)

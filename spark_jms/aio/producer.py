@@ -13,7 +13,7 @@ from spark_jms.aio.blocking_calls import BlockingCalls
 from spark_jms.aio.room import SendRoom
 from spark_jms.client.columns import ArrowStream, item_bytes
 from spark_jms.client.message import Message, MessageArguments
-from spark_jms.client.producer import CHUNK_MESSAGES, Producer, ProducerStatistics, SendReport
+from spark_jms.client.producer import CHUNK_MESSAGES, Producer, ProducerStatistics, SendReport, flow_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -35,11 +35,13 @@ class AsyncProducer:
     async def send(self, **arguments: Unpack[MessageArguments]) -> Message: ...
 
     async def send(self, template: Message | None = None, /, **arguments: Any) -> Message:  # type: ignore[misc]
-        """Send one message and return it as sent, as `Producer.send` does. Waits while too much of this context is outstanding.
+        """Send one message and return it as sent, as `Producer.send` does. Waits while too much of this context is outstanding, and
+        for flow control.
 
         Cancelled while it waits for that, it has sent nothing. Cancelled later, the message is sent all the same; an error of it
         goes to the log.
         """
+        await self._keep_pace()
         size = item_bytes(template if isinstance(template, Message) else arguments)  # type: ignore[arg-type]
         await self._room.enter(size)
         outcome: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
@@ -53,6 +55,15 @@ class AsyncProducer:
             self._room.leave(size)
             raise
         return await outcome
+
+    async def _keep_pace(self) -> None:
+        """Without blocking the loop (T5)."""
+        flow = flow_of(self._producer)
+        if flow is None or flow.is_idle:
+            return
+        turn = await self._calls.run(flow.enter, 1)
+        while (left_s := await self._calls.run(flow.left_s, turn)) > 0:
+            await asyncio.sleep(left_s)
 
     async def send_many(
         self,
@@ -106,6 +117,8 @@ class AsyncProducer:
 
 class _Outcome:
     """The completion listener of one send."""
+
+    has_kept_pace = True  # the coroutine has waited: `Producer.send` does not
 
     def __init__(self, outcome: asyncio.Future[Message], size: int, calls: BlockingCalls, room: SendRoom) -> None:
         self._outcome, self._size, self._calls, self._room = outcome, size, calls, room

@@ -25,6 +25,7 @@ from spark_jms.core.subscription_place import record_server
 from spark_jms.log.barriers import forget_purged_barriers
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
+from spark_jms.log.flow_watch import publishes_usage
 from spark_jms.log.housekeeping import HousekeepingRounds
 from spark_jms.log.sender_housekeeping import DUE_VERSIONS, published_sender_failures
 from spark_jms.log.snapshot import Snapshot
@@ -186,7 +187,7 @@ class Housekeeper:
 
     def _publish_usage(self) -> None:
         """For senders (T1). On a server that is away, everything counts."""
-        if self._messages.refresh().destination.measures_usage:
+        if publishes_usage(self._domain, self._messages.refresh().destination):
             publish_usage(self._domain, self._messages, self._state_unless_away, lambda _: self.live_names())
 
     def _state_unless_away(self, snapshot: Snapshot, subscription: str, member: int) -> RecordSet:

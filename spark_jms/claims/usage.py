@@ -1,7 +1,7 @@
 """Publishes what is unfinished of a destination, for senders, which have no store (T1, T3, T5). core/usage.py has the rule.
 
 Housekeeping publishes every 2 seconds, and every process with consumers of the destination several times a second, because
-senders may wait for room. Only destinations that `measures_usage` publish; for all others nothing is read or written.
+senders may wait for room. Only destinations that `publishes_usage` names publish; for all others nothing is read or written.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from spark_jms.core.record_set import RecordSet
 from spark_jms.core.usage import MemberUsage, MessageUsage, PublishedUsage
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
+from spark_jms.log.flow_watch import publishes_usage
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.store import Store, StoreError
 
@@ -34,7 +35,7 @@ class UsagePublisher:
         self._next_s = 0.0
 
     def publish(self, *, paced: bool = True) -> None:
-        if not self._log.snapshot.destination.measures_usage:
+        if not publishes_usage(self._domain, self._log.snapshot.destination):
             return
         begun = time.monotonic()
         if paced and begun < self._next_s:

@@ -35,6 +35,7 @@ from spark_jms.client.consumer_arguments import (
     starting_position_option,
 )
 from spark_jms.client.durations import seconds_of
+from spark_jms.client.flow import Flows
 from spark_jms.client.listener import ExceptionListener, ListenerThread, MessageListener
 from spark_jms.client.message import Message, MessageArguments
 from spark_jms.client.one_way import OneWaySends
@@ -162,6 +163,7 @@ class Context:
         self._shared: dict[str, SharedSender] = {}
         self._publishers: dict[str, UsagePublisher] = {}
         self._asynchronous = AsynchronousSender()
+        self._flows = Flows(domain, choices.factory)
         self._watch = LogWatch()
         self._producers: list[Producer] = []
         self._consumers: list[Consumer] = []
@@ -403,6 +405,7 @@ class Context:
             send_timeout_s,
             self._choices.balancing(address.server),
             one_way,
+            self._flows.of(log),
         )
         return self._keep(self._producers, producer)
 

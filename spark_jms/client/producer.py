@@ -19,6 +19,7 @@ from spark_jms.client.asynchronous_send import AsynchronousSend, AsynchronousSen
 from spark_jms.client.columns import ArrowStream, Item, carried_bytes, item_bytes, slices, to_columns
 from spark_jms.client.completion import CompletionListener, check_completion
 from spark_jms.client.encoding import compose, to_batch
+from spark_jms.client.flow import NOT_SLOWED, FlowStatistics, ProducerFlow
 from spark_jms.client.message import MapValue, Message, MessageArguments, MessageHeaders, PropertyValue
 from spark_jms.client.one_way import OneWaySends
 from spark_jms.client.shared_send import OutgoingMessages, Part, SentPosition, SharedSender
@@ -60,6 +61,7 @@ class ProducerStatistics:
     outstanding: int = 0  # asynchronous and one-way sends that are not complete now
     one_way: int = 0  # one-way sends whose messages are in the table
     deleted: int = 0  # one-way sends whose messages are not, and will not be
+    flow: FlowStatistics = NOT_SLOWED
 
 
 @dataclass(frozen=True)
@@ -93,8 +95,10 @@ class Producer:
         send_timeout_s: float = DEFAULT_SEND_TIMEOUT_S,
         balancing: Balancing = ANY_MEMBER,
         one_way: OneWaySends | None = None,
+        flow: ProducerFlow | None = None,
     ) -> None:
-        self.destination, self._balancing = log.name, balancing
+        """`flow` None: nothing slows it down."""
+        self.destination, self._balancing, self._flow = log.name, balancing, flow
         self._log, self._shared, self._asynchronous = log, shared, asynchronous
         self._check_context, self._sent, self._on_close = check, sent, closed
         self._send_timeout_s, self._one_way = send_timeout_s, one_way
@@ -154,7 +158,7 @@ class Producer:
         InsertionPausedError while an administrator has paused the destination.
 
         With `completion`, this is JMS's asynchronous send (T11). It returns None once the message is queued, and waits only while
-        5,000 messages or 32 MiB of this context are not complete. One thread of the context calls
+        5,000 messages or 32 MiB of this context are not complete, and for flow control. One thread of the context calls
         `completion.on_completion(message)` with the message as sent, or `completion.on_exception(message, error)`, for one
         message after the other in the order of this producer's sends. Errors of the arguments are raised here.
 
@@ -180,6 +184,8 @@ class Producer:
             **unknown,
         }
         self._check()
+        if not getattr(completion, "has_kept_pace", False):
+            self._keep_pace(1)
         now = now_ms()
         if template is None:
             message = compose(now, arguments)
@@ -225,6 +231,7 @@ class Producer:
         total = SendReport(0, 0)
         try:
             for chunk in chunks:
+                self._keep_pace(len(chunk))
                 sent_to = self._send_chunk(chunk)
                 sequences = {m: total.sequences.get(m, EMPTY) | r for m, r in sent_to.items()}
                 total = SendReport(total.messages + len(chunk), total.commits + 1, {**total.sequences, **sequences})
@@ -257,9 +264,12 @@ class Producer:
         return self._send_whole(slices(table), _transaction(transaction) if transaction is not None else None)
 
     def _send_whole(self, batches: Iterable[pa.RecordBatch], transaction: TransactionId | None) -> SendReport:
+        self._keep_pace(0)
         sent = self._commit(batches, now_ms(), transaction)
-        duplicate = transaction is not None and sent.version < 0
-        return SendReport(sum(f.rows for f in sent.files), int(sent.version >= 0), sent.sequences, duplicate)
+        duplicate, rows = transaction is not None and sent.version < 0, sum(f.rows for f in sent.files)
+        if self._flow is not None and not duplicate:
+            self._flow.sent(rows)
+        return SendReport(rows, int(sent.version >= 0), sent.sequences, duplicate)
 
     def _send_chunk(self, chunk: Sequence[Item]) -> Mapping[int, Ranges]:
         if len(chunk) > SHARED_MESSAGES:  # large enough for a commit of its own; and threads convert in parallel
@@ -306,6 +316,11 @@ class Producer:
             sequence=position.sequence,
             _receipt=None,
         )
+
+    def _keep_pace(self, messages: int) -> None:
+        """Wait while flow control keeps the next messages back (T5)."""
+        if self._flow is not None:
+            self._flow.wait(messages)
 
     def _commit(self, batches: Iterable[pa.RecordBatch], now: int, transaction: TransactionId | None) -> Sent:
         self._asynchronous.wait_until_sent(self._name)
@@ -363,7 +378,8 @@ class Producer:
         self._check_context()
 
     def statistics(self) -> ProducerStatistics:
-        now = replace(self._statistics, outstanding=self._asynchronous.outstanding(self._name))
+        flow = NOT_SLOWED if self._flow is None else self._flow.statistics()
+        now = replace(self._statistics, outstanding=self._asynchronous.outstanding(self._name), flow=flow)
         return now if self._one_way is None else replace(now, one_way=self._one_way.sent, deleted=self._one_way.deleted)
 
     def reset_statistics(self) -> None:
@@ -382,6 +398,8 @@ class Producer:
         closes nothing; ClosedError when a one-way send has failed and no exception listener or send has told it."""
         self._asynchronous.refuse_in_listener("Producer.close")
         self._closed = True
+        if self._flow is not None:
+            self._flow.close()
         self._asynchronous.wait_until_complete(self._name)
         self._on_close(self)
         if self._one_way is not None:
@@ -401,6 +419,11 @@ class Producer:
             f"<Producer of {self.destination}: {'closed, ' if self._closed else ''}{sent.messages:,} messages in "
             f"{sent.commits:,} commits>"
         )
+
+
+def flow_of(producer: Producer) -> ProducerFlow | None:
+    """For a caller that waits for the pace itself; None: nothing slows the producer down."""
+    return producer._flow
 
 
 def _template(message: object) -> Message:

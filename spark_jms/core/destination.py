@@ -19,6 +19,7 @@ from spark_jms.core.pause import INSERTION, PRODUCTION, Pauses
 from spark_jms.core.placement import HOME, Placement, placed_on
 from spark_jms.core.routing import Routing
 from spark_jms.core.slots import Barrier, SlotMap
+from spark_jms.core.thresholds import FlowThresholds, thresholds_of
 from spark_jms.core.unit_paths import NO_PATHS, UnitPaths, paths_of_lost
 from spark_jms.errors import (
     DestinationPausedError,
@@ -115,6 +116,11 @@ class Destination(DestinationSettings):
             if self.default_unit_of_order == SYSTEM_GENERATED
             else self.default_unit_of_order
         )
+
+    @property
+    def thresholds(self) -> FlowThresholds:
+        """Of its own, for flow control (T5)."""
+        return thresholds_of(self)
 
     @property
     def member_ids(self) -> Sequence[int]:

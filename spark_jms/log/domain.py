@@ -15,6 +15,7 @@ ROOT/_jmsq/lease-terms/<server>/             the terms of its lease: log/server_
 ROOT/_jmsq/quotas/<quota>                    its settings
 ROOT/_jmsq/quota-ledgers/<ledger>/           who has reserved room in a quota: log/quota_ledger.py
 ROOT/_jmsq/usage/<table id>                  what a destination holds, for its senders: log/usage.py
+ROOT/_jmsq/flow/<table id>/<query id>        how fast a query's sink may send: spark/flow.py
 ROOT/_jmsq/left-out/<table id>/<consumer>/   messages left out of a batch: claims/left_out.py
 ROOT/_jmsq/query-progress/<table id>/        what queries acknowledge while a server is away: claims/noted_progress.py
 ROOT/_jmsq/store/                            the default file store
@@ -31,6 +32,7 @@ from typing import Any
 
 from spark_jms.core.destination import check_name, is_temporary
 from spark_jms.core.placement import HOME
+from spark_jms.core.thresholds import thresholds_of
 from spark_jms.core.usage import MessageUsage
 from spark_jms.errors import DestinationDroppedError, DomainError, FormatVersionError, InvalidDestinationError
 from spark_jms.log.clock import ClockWatch
@@ -279,4 +281,4 @@ def declare_servers(domain: Domain, servers: Iterable[ServerSettings]) -> None:
                     f"server {server.name} has the store of server {shared[0]}: each server has a store of its own"
                 )
             open_store(uri).close()
-        domain.servers.add(server.name, ServerEntry(server.store, server.lease_ms))
+        domain.servers.add(server.name, ServerEntry(server.store, server.lease_ms, thresholds_of(server)))

@@ -11,6 +11,7 @@ import os
 from dataclasses import dataclass
 
 from spark_jms.core.placement import HOME
+from spark_jms.core.thresholds import NO_THRESHOLDS, FlowThresholds
 from spark_jms.errors import DomainError
 from spark_jms.log.named_files import NamedFiles
 from spark_jms.log.storage import Storage
@@ -27,10 +28,11 @@ STOPPED = "_jmsq/stopped-servers"
 @dataclass(frozen=True)
 class ServerEntry:
     """`store` as the module file has it: `file`, a path or a URI. `lease_ms`: so long a store may be silent before its server
-    counts as away."""
+    counts as away. `thresholds`: of flow control (T5)."""
 
     store: str
     lease_ms: int = DEFAULT_LEASE_MS
+    thresholds: FlowThresholds = NO_THRESHOLDS
 
 
 class Servers:
@@ -54,7 +56,8 @@ class Servers:
             )
         try:
             stored = json.loads(data)
-            return ServerEntry(str(stored["store"]), int(stored.get("leaseMs", DEFAULT_LEASE_MS)))
+            thresholds = FlowThresholds.from_json(stored.get("thresholds", {}))
+            return ServerEntry(str(stored["store"]), int(stored.get("leaseMs", DEFAULT_LEASE_MS)), thresholds)
         except (ValueError, KeyError, TypeError) as error:
             raise DomainError(
                 f"{self._files.shown(name)} is damaged ({error!r}): restore it from a copy, or write into it "
@@ -94,4 +97,5 @@ def home_server(servers: Servers, given: str | None) -> str | None:
 
 
 def _stored(entry: ServerEntry) -> bytes:
-    return json.dumps({"store": entry.store, "leaseMs": entry.lease_ms}, indent=1).encode()
+    thresholds = {"thresholds": entry.thresholds.to_json()} if entry.thresholds else {}
+    return json.dumps({"store": entry.store, "leaseMs": entry.lease_ms, **thresholds}, indent=1).encode()

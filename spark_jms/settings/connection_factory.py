@@ -1,6 +1,6 @@
 """The settings of a connection factory: how the senders and receivers of its connections choose among the members of a
-distributed destination (D2, D3), how many messages its consumers claim at a time (T9), and whether
-its senders wait (T11). The keys have JMS's own names in WebLogic, in camel case.
+distributed destination (D2, D3), how many messages its consumers claim at a time (T9), whether its senders wait (T11), and
+its flow control (T5). The keys have JMS's own names in WebLogic, in camel case.
 
 To add a key, add a line at the end of ConnectionFactory, and run `make docs`. Stored ones that lack the key have its default.
 """
@@ -14,7 +14,7 @@ import attrs
 
 from spark_jms.errors import OptionError
 from spark_jms.settings.table import Setting, Table, setting, settings_of
-from spark_jms.settings.types import Choice, Flag, Maximum, Size, Whole
+from spark_jms.settings.types import Choice, Duration, Flag, Maximum, Size, Whole
 
 PER_MEMBER, PER_JVM = "per-member", "per-jvm"
 MAX_WINDOW = 2_147_483_647
@@ -23,6 +23,7 @@ PRODUCER_POLICIES = {
     PER_JVM: "one member of each server: the one with the lowest id",
 }
 MAX_MESSAGES_MAXIMUM = 10_000
+MAX_FLOW = 2**31 - 1
 PREFETCH_ENABLED, PREFETCH_DISABLED, PREFETCH_OF_TOPICS = "enabled", "disabled", "topicSubscriberOnly"
 PREFETCH_MODES = {
     PREFETCH_ENABLED: "as for listeners",
@@ -84,7 +85,32 @@ class ConnectionFactory(Table):
         PREFETCH_ENABLED,
         "Whether consumers without a listener claim `messagesMaximum` messages at a time too, where `prefetch` is not given.",
     )
-
+    flow_control_enabled: bool = setting(
+        "flowControlEnabled",
+        Flag(),
+        True,
+        "Whether senders slow down while a destination or server is above its [thresholds](LIMITS.md#flow-control). Without "
+        "thresholds it costs nothing. One-way sends turn it off.",
+    )
+    flow_maximum: int = setting(
+        "flowMaximum",
+        Whole(1, MAX_FLOW, "messages a second"),
+        500,
+        "Messages a second of a producer, or of a query's sink, when it begins to slow down.",
+    )
+    flow_minimum: int = setting(
+        "flowMinimum",
+        Whole(1, MAX_FLOW, "messages a second"),
+        50,
+        "A producer, or sink, does not become slower than this.",
+    )
+    flow_interval_ms: int = setting(
+        "flowInterval",
+        Duration(high="365 days"),
+        60_000,
+        "In so long a sender goes from the maximum to the minimum, geometrically, or back, linearly.",
+    )
+    flow_steps: int = setting("flowSteps", Whole(1, 1000), 10, "In so many steps.")
     one_way_send_mode: str = setting(
         "oneWaySendMode",
         Choice(ONE_WAY_SEND_MODES),
@@ -98,6 +124,13 @@ class ConnectionFactory(Table):
         "With one-way sends: every send of this number waits, and those before it are in the table then. With 1 each waits; 300 is "
         "a good start.",
     )
+
+    def __attrs_post_init__(self) -> None:
+        if self.flow_minimum > self.flow_maximum:
+            raise OptionError(
+                f"flowMinimum of a connection factory is {self.flow_minimum}, but must be at most its flowMaximum, "
+                f"{self.flow_maximum}"
+            )
 
     def refusal(self, row: Setting, value: object, allowed: str) -> OptionError:
         return OptionError(f"{row.name} of a connection factory is {value!r}, but must be {allowed}")

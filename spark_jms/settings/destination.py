@@ -17,6 +17,7 @@ from spark_jms.settings.destination_key import KeyText
 from spark_jms.settings.expiration import DISCARD, EXPIRATION_POLICIES, REDIRECT, LoggedFieldsText
 from spark_jms.settings.promoted_property import MAX_PROMOTED, PromotedText, doubled
 from spark_jms.settings.table import REQUIRED, Setting, Table, setting, settings_of
+from spark_jms.settings.threshold import NO_THRESHOLD, wrong_pair
 from spark_jms.settings.types import Choice, Duration, Flag, ListOf, NumberChoice, Size, Text, Whole
 
 UNLIMITED = -1  # of redeliveries, and of a subscription's messages
@@ -73,6 +74,17 @@ DURABILITIES = {
 }
 
 
+_SLOWER = (
+    "unfinished messages than this, and its senders slow down ([flow control](LIMITS.md#flow-control)); -1: never."
+)
+MESSAGES_HIGH = f"More {_SLOWER}"
+MESSAGES_LOW = "Fewer unfinished messages than this, and they may go faster again. It is below the high threshold."
+BYTES_HIGH = f"More bytes of {_SLOWER}"
+BYTES_LOW = (
+    "Fewer bytes of unfinished messages than this, and they may go faster again. It is below the high threshold."
+)
+
+
 @attrs.frozen
 class DomainSettings(Table):
     """The keys of the module file beside `destinations`."""
@@ -113,6 +125,15 @@ class ServerSettings(Table):
         "So long the server's store may be silent for all processes that use it before the server counts as away: then senders "
         "avoid it. One whose address refuses connections, or whose folder does not exist, counts as away within 2 s.",
     )
+    bytes_threshold_high: int = setting("bytesThresholdHigh", Whole(NO_THRESHOLD), NO_THRESHOLD, BYTES_HIGH)
+    bytes_threshold_low: int = setting("bytesThresholdLow", Whole(NO_THRESHOLD), NO_THRESHOLD, BYTES_LOW)
+    messages_threshold_high: int = setting("messagesThresholdHigh", Whole(NO_THRESHOLD), NO_THRESHOLD, MESSAGES_HIGH)
+    messages_threshold_low: int = setting("messagesThresholdLow", Whole(NO_THRESHOLD), NO_THRESHOLD, MESSAGES_LOW)
+
+    @property
+    def wrong_thresholds(self) -> str | None:
+        """What does not fit in them; None: nothing."""
+        return _wrong_thresholds(self)
 
 
 @attrs.frozen
@@ -310,6 +331,10 @@ class DestinationSettings(Table):
         "subscription full takes the place of the message that would be delivered next, see "
         "[the limit of subscriptions](LIMITS.md#the-limit-of-a-subscription).",
     )
+    bytes_threshold_high: int = setting("bytesThresholdHigh", Whole(NO_THRESHOLD), NO_THRESHOLD, BYTES_HIGH)
+    bytes_threshold_low: int = setting("bytesThresholdLow", Whole(NO_THRESHOLD), NO_THRESHOLD, BYTES_LOW)
+    messages_threshold_high: int = setting("messagesThresholdHigh", Whole(NO_THRESHOLD), NO_THRESHOLD, MESSAGES_HIGH)
+    messages_threshold_low: int = setting("messagesThresholdLow", Whole(NO_THRESHOLD), NO_THRESHOLD, MESSAGES_LOW)
 
     message_logging_enabled: bool = setting(
         "messageLoggingEnabled",
@@ -345,7 +370,7 @@ class DestinationSettings(Table):
     @property
     def measures_usage(self) -> bool:
         """Processes with its record sets publish what is not finished, for senders that have to know it."""
-        return self.quota is not None
+        return self.quota is not None or max(self.messages_threshold_high, self.bytes_threshold_high) != NO_THRESHOLD
 
     @property
     def handles_units_of_work(self) -> bool:
@@ -399,6 +424,8 @@ def contradiction(settings: DestinationSettings) -> tuple[str, str] | None:
             f"expirationPolicy is {REDIRECT}, but there is no errorDestination for expired messages: name a queue of this domain "
             "as errorDestination, or use another policy"
         )
+    if wrong := _wrong_thresholds(settings):
+        return wrong.split(" ")[0], wrong
     for contradicts in (_contradicts_replication, _contradicts_units_of_work, _contradicts_forwarding):
         if found := contradicts(settings):
             return found
@@ -415,6 +442,12 @@ def contradiction(settings: DestinationSettings) -> tuple[str, str] | None:
             f"weights is {weights}, but must be a list of {members} weight(s), one for each member, not all 0"
         )
     return None
+
+
+def _wrong_thresholds(settings: DestinationSettings | ServerSettings) -> str | None:
+    return wrong_pair("messages", settings.messages_threshold_high, settings.messages_threshold_low) or wrong_pair(
+        "bytes", settings.bytes_threshold_high, settings.bytes_threshold_low
+    )
 
 
 def _contradicts_units_of_work(settings: DestinationSettings) -> tuple[str, str] | None:

@@ -35,6 +35,7 @@ from spark_jms.log.staged_file import discard, patience_ms
 from spark_jms.log.storage import now_ms
 from spark_jms.settings.connection_factory import ConnectionFactory
 from spark_jms.settings.options import Options
+from spark_jms.spark.flow import SinkFlow
 from spark_jms.spark.options import address_of
 from spark_jms.spark.worker import freeze_loaded
 
@@ -142,12 +143,28 @@ class _Writer:
             if isinstance(message, StagedMessage):
                 discard(storage, message.files)
 
-    def _send(self, messages: Sequence[WriterCommitMessage | None], transaction: TransactionId | None) -> None:
+    def _keep_pace(self, flow: SinkFlow, staged: Sequence[StagedMessage], batch_id: int) -> None:
+        """Wait while flow control keeps the batch back (T5), for half as long as its staged files are safe from clean-up."""
+        if self.destination.thresholds or self.destination.servers:
+            files = [file for message in staged for file in message.files]
+            longest_s = patience_ms(files, self.destination, now_ms()) / 2000
+            flow.wait(staged[0].query_id, batch_id, sum(file.rows for file in files), longest_s)
+
+    def _send(
+        self,
+        messages: Sequence[WriterCommitMessage | None],
+        transaction: TransactionId | None,
+        *,
+        paced: bool = False,
+    ) -> None:
         staged = sorted((m for m in messages if isinstance(m, StagedMessage)), key=lambda m: m.partition)
         files = [file for message in staged for file in message.files]
         if not files:
             return
-        log = Domain(self.options.root).log(self.address.destination)
+        domain = Domain(self.options.root)
+        log = domain.log(self.address.destination)
+        if paced and transaction is not None:
+            self._keep_pace(SinkFlow(domain, log, self.factory), staged, transaction.version)
         wait_s = patience_ms(files, self.destination, now_ms()) / 1000
         if self.options.send_timeout_ms is not None:
             wait_s = min(wait_s, self.options.send_timeout_ms / 1000)
@@ -185,7 +202,7 @@ class JmsqStreamWriter(_Writer, DataSourceStreamArrowWriter):
         query_ids = {message.query_id for message in messages if isinstance(message, StagedMessage)}
         if len(query_ids) > 1 or "" in query_ids:
             raise QueryIdError()
-        self._send(messages, TransactionId(f"sink/{next(iter(query_ids), '')}", batchId))
+        self._send(messages, TransactionId(f"sink/{next(iter(query_ids), '')}", batchId), paced=True)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._discard(messages)

@@ -5,8 +5,15 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import attrs
 import pytest
 from pyspark.errors import PySparkException
+
+from spark_jms.log.declarations import apply_destinations
+from spark_jms.log.domain import Domain
+from spark_jms.log.flow_watch import FLOW
+from spark_jms.settings.connection_factory import ConnectionFactory
+from spark_jms.spark.flow import QueryPace
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -179,3 +186,24 @@ def test_root_without_a_domain_raises_domain_error(bench: Bench) -> None:
         PySparkException, match="(?s)DomainError: .* is not a spark-jms domain: create it with `jmsq apply"
     ):
         bench.spark.read.format("jmsq").option("root", str(bench.path / "no")).option("destination", "x").load().count()
+
+
+def test_sink_slows_down_above_a_threshold(bench: Bench) -> None:
+    """T5: batches that find the destination armed keep the limit of the connection factory, under the query's id."""
+    domain = Domain(bench.root)
+    log = domain.log("orders")
+    armed = attrs.evolve(log.refresh().destination, messages_threshold_high=2, messages_threshold_low=1)
+    apply_destinations(domain, [armed], lambda destination, member: False)
+    domain.connection_factories.put("steady", ConnectionFactory(flow_maximum=1000, flow_interval_ms=3_600_000))
+    bench.send(bench.numbers(1, 60), "jobs")
+    frame = bench.stream("jobs", maxMessagesPerTrigger=20)
+    checkpoint = str(bench.path / "ck")
+    sink = bench.options(frame.writeStream, "orders", checkpointLocation=checkpoint, connectionFactory="steady")
+    query = sink.trigger(availableNow=True).start()
+    query.awaitTermination()
+    assert len(bench.browse("orders").collect()) == 60
+    (stored,) = domain.storage.list(f"{FLOW}/{log.refresh().table_id}")
+    assert stored.path.endswith(str(query.id))
+    pace = QueryPace.from_bytes(domain.storage.get(stored.path) or b"")
+    assert pace.pace.limit == 1000
+    assert 0 < pace.pace.debt <= 40
