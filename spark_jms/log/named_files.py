@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from spark_jms.log.storage import Storage
 
 
@@ -26,7 +28,8 @@ class NamedFiles:
 
     def put(self, name: str, data: bytes) -> None:
         self._storage.put(self._path(name), data)
-        self._storage.sync([self._path(name)])
+        with suppress(FileNotFoundError):  # another process has deleted it, and made that durable
+            self._storage.sync([self._path(name)])
 
     def delete(self, name: str) -> None:
         if self._storage.exists(self._path(name)):  # without any file there is no folder to sync

@@ -37,6 +37,7 @@ from spark_jms.log.declarations import DeclarationChange, apply_destinations
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.local_storage import LocalStorage
+from spark_jms.log.named_files import NamedFiles
 from spark_jms.log.register import ACKNOWLEDGEMENTS, REGISTER, Register
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader, read_partition
@@ -296,6 +297,19 @@ def test_two_drops_at_once(root: str, store: Store) -> None:
         thread.join()
     assert len(errors) < 4
     assert left(root, store) == []
+
+
+def test_file_that_is_deleted_while_it_is_replaced_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C18: two drops at once: one enters the id of the table into the register when the other one has finished."""
+    files, put = NamedFiles(LocalStorage(tmp_path), "register"), LocalStorage.put
+
+    def then_deleted(storage: LocalStorage, path: str, data: bytes) -> None:
+        put(storage, path, data)
+        storage.delete(path)
+
+    monkeypatch.setattr(LocalStorage, "put", then_deleted)
+    files.put("orders", b"dropping")
+    assert files.names() == []
 
 
 def test_drop_finishes_a_destination_deleted_by_hand(root: str, domain: Domain, store: Store) -> None:
