@@ -20,7 +20,7 @@ STORED, SENDING, RECEIVING = (
     "compression: time to send",
     "compression: time to receive",
 )
-SNAPPY = "Snappy (off)"
+SNAPPY, BY_SENDER = "Snappy (off)", "by the sender, GZIP"
 TEXT_BYTES = 10_000
 MESSAGES, QUICK_MESSAGES = 5_000, 100
 
@@ -28,11 +28,11 @@ MESSAGES, QUICK_MESSAGES = 5_000, 100
 def run(bench: Workbench) -> None:
     from spark_jms.settings.destination import COMPRESSIONS
 
-    cells: dict[str, str | None] = {SNAPPY: None, **{kind: kind for kind in COMPRESSIONS}}
+    cells: dict[str, str | None] = {SNAPPY: None, **{kind: kind for kind in COMPRESSIONS}, BY_SENDER: None}
     runs = bench.options.runs + 1
     bench.recorder.part("compression", runs * len(cells))
     for table in (STORED, SENDING, RECEIVING):
-        for cell in COMPRESSIONS:
+        for cell in (*COMPRESSIONS, BY_SENDER):
             bench.recorder.compare(TargetComparison(table, cell, SNAPPY, None, at_least=False))
     rows = _rows(QUICK_MESSAGES if bench.options.quick else MESSAGES)
     for number in range(runs):
@@ -63,18 +63,20 @@ def _rows(count: int) -> pa.Table:
 
 def _measure(bench: Workbench, root: Path, cell: str, kind: str | None, number: int, rows: pa.Table) -> None:
     import spark_jms
+    from spark_jms.client import ConnectionFactory
 
     declared = {"kind": "queue", "storeMessageCompressionEnabled": kind is not None}
     if kind is not None:
         declared["messageCompressionOptions"] = kind
     spark_jms.apply(str(root), {"destinations": {"texts": declared}})
-    with spark_jms.connect(str(root), housekeeping=False) as context:
+    factory = ConnectionFactory(default_compression_threshold=0 if cell == BY_SENDER else None)
+    with spark_jms.connect(str(root), housekeeping=False, connection_factory=factory) as context:
         with Meter() as sending:
             context.producer("texts").send_table(rows)
         received = 0
         with context.consumer("texts", prefetch=1000, acknowledge="dups-ok") as consumer, Meter() as receiving:
-            while received < rows.num_rows and consumer.receive(60) is not None:
-                received += 1
+            while received < rows.num_rows and (message := consumer.receive(60)) is not None:
+                received += bool(message.text)
     size = sum(file.stat().st_size for file in Path(root).rglob("*.parquet"))
     for table, value, unit, meter in (
         (STORED, float(size), "bytes", sending),

@@ -9,11 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_jms.core.body_compression import columns_to_read, decompressed
 from spark_jms.core.delivery_order import DeliveryOrder
 from spark_jms.core.message import COLUMNS, deliver, stored_columns
 from spark_jms.core.ranges import Ranges, union
 from spark_jms.core.sort_order import FIFO
-from spark_jms.errors import DataLossError, DestinationReplacedError
+from spark_jms.errors import DataLossError, DestinationReplacedError, MessageFormatError
 from spark_jms.log.data_file import FileHint
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.file_reader import LastRows, StoredRows, read_stored
@@ -40,6 +41,7 @@ def fetch(
     table_id: str | None = None,
     order: DeliveryOrder = FIFO,
     last: LastRows | None = None,
+    unpacks: bool = False,
 ) -> Iterator[pa.RecordBatch]:
     """The picked messages of one member, in `order`: FIFO, or another one, and then all are in memory at once. `redelivered` maps
     a delivery count above 1 to its messages.
@@ -47,11 +49,14 @@ def fetch(
     `files` are tried first; a file that compaction has replaced is looked up in the log. Raises DataLossError for
     messages that are in no file, or leaves them out when `fail_on_data_loss` is false. Raises DestinationReplacedError when
     the table is not `table_id` any more: the messages that have these sequences now are others. `last` keeps decoded rows
-    for the next call.
+    for the next call. With `unpacks`, compressed bodies are as they were sent (T8).
     """
     found = _PickedRows(table, member, picks, files, table_id, last)
-    rows = _together(found.rows(list(dict.fromkeys([*stored_columns(columns), *order.columns]))))
+    stored = list(dict.fromkeys([*stored_columns(columns), *order.columns]))
+    rows = _together(found.rows(columns_to_read(stored) if unpacks else stored))
     for batch, sequences in _in_order(rows, order, redelivered) if order else rows:
+        if unpacks:
+            batch = _unpacked(batch, destination, member)
         yield deliver(batch, columns, destination, member, sequences, _delivery_counts(sequences, redelivered))
     if not found.left:
         return
@@ -60,6 +65,13 @@ def fetch(
     if fail_on_data_loss:
         raise DataLossError(f"{what}. {WITHOUT_LOST}")
     log.warning("%s. They are left out.", what)
+
+
+def _unpacked(batch: pa.RecordBatch, destination: str, member: int) -> pa.RecordBatch:
+    try:
+        return decompressed(batch)
+    except ValueError as error:
+        raise MessageFormatError(f"{destination}, member {member}: {error}") from None
 
 
 class _PickedRows:

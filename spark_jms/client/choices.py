@@ -13,6 +13,7 @@ from spark_jms.client.pipeline import Pipeline
 from spark_jms.core.address import DestinationAddress
 from spark_jms.core.balancing import Balancing, balancing_of
 from spark_jms.core.one_way import OneWayRule
+from spark_jms.errors import OptionError
 from spark_jms.log.domain import Domain
 from spark_jms.log.servers import home_server
 from spark_jms.settings.connection_factory import ConnectionFactory
@@ -32,6 +33,12 @@ class Choices:
     def balancing(self, server: str | None) -> Balancing:
         """Of a new producer; `server` when its address names one."""
         return balancing_of(self.factory, server, self.home, secrets.token_hex(8))
+
+    def threshold(self, given: int | None) -> int | None:
+        """From how many bytes on a new producer compresses a body; None: never. Raises OptionError."""
+        if given is not None and (type(given) is not int or given < 0):
+            raise OptionError(f"compression_threshold is {given!r}, but must be a number of bytes, 0 or more")
+        return self.factory.default_compression_threshold if given is None else given
 
     def pipeline(self, prefetch: int | None, *, listener: bool, topic: bool) -> Pipeline:
         """Of a new consumer; `prefetch` None: as the connection factory says."""

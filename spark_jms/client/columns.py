@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_jms.client.compressed import CompressedMessage
 from spark_jms.client.encoding import ARGUMENTS, FIELDS, check_properties, column_array, compose, to_batch
 from spark_jms.client.message import Message, MessageArguments
 from spark_jms.core.typed_properties import TYPES_PROPERTY
@@ -67,6 +68,8 @@ def _small(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
 def item_bytes(item: Item) -> int:
     """Of bodies and properties. An estimate: text counts its characters. A later check refuses values that a message cannot carry."""
     body: object
+    if isinstance(item, CompressedMessage) and item.compressed_bytes:  # nobody has read its body
+        return item.compressed_bytes
     if isinstance(item, Message):
         text, body, content, properties = item.text, item.body, item.map, item.properties
     else:

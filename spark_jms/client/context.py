@@ -180,16 +180,19 @@ class Context:
         *,
         send_timeout: DurationLike = DEFAULT_SEND_TIMEOUT_S,
         exception_listener: ExceptionListener | None = None,
+        compression_threshold: int | None = None,
     ) -> Producer:
         """Of a destination, or of its member on a server (`server@destination`), to which all messages go then (D3).
 
         `send_timeout` is how long a send waits while insertion is paused; 0: not at all. `exception_listener` is called with the
-        error when a one-way send has failed and the producer is closed for it (T11). Raises OptionError, and
+        error when a one-way send has failed and the producer is closed for it (T11). Bodies of at least `compression_threshold`
+        bytes are compressed (None: as the connection factory says, never; T8). Raises OptionError, and
         InvalidDestinationError, which lists the existing destinations, or the servers of this one."""
         send_timeout_s = seconds_of("send_timeout", send_timeout)
         check_listener("exception_listener", exception_listener)
         address = DestinationAddress.parse(destination)
-        return self._producer(address, send_timeout_s, self._choices.one_way(address, exception_listener))
+        threshold = self._choices.threshold(compression_threshold)
+        return self._producer(address, send_timeout_s, self._choices.one_way(address, exception_listener), threshold)
 
     def consumer(
         self,
@@ -386,7 +389,11 @@ class Context:
         self._owned.delete(name)
 
     def _producer(
-        self, address: DestinationAddress, send_timeout_s: float, one_way: OneWaySends | None = None
+        self,
+        address: DestinationAddress,
+        send_timeout_s: float,
+        one_way: OneWaySends | None = None,
+        threshold: int | None = None,
     ) -> Producer:
         name = address.destination
         if is_temporary(name) and name not in self._domain.temporary.own:
@@ -406,6 +413,7 @@ class Context:
             self._choices.balancing(address.server),
             one_way,
             self._flows.of(log),
+            threshold,
         )
         return self._keep(self._producers, producer)
 

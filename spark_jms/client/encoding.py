@@ -17,7 +17,9 @@ from typing import Any, get_type_hints
 
 import pyarrow as pa
 
+from spark_jms.client.compressed import CompressedMessage
 from spark_jms.client.message import Message, MessageHeaders, Receipt
+from spark_jms.core.body_compression import COMPRESSED_PROPERTY
 from spark_jms.core.message import (
     BODY_TYPE_PROPERTY,
     COLUMNS,
@@ -287,10 +289,14 @@ def _message(
 ) -> Message:
     """The parameters are the message columns, in their order."""
     stored = dict(properties or ())
+    if (kind := stored.get(COMPRESSED_PROPERTY)) is not None and body is not None:
+        packed, body = body, None
+    else:
+        kind = None
     values = None
     if text is not None and stored.get(BODY_TYPE_PROPERTY) == "map":
         values = decode_map(text)
-    return Message(
+    message = Message(
         None if values is not None else text,
         body,
         values,
@@ -314,6 +320,9 @@ def _message(
         (),
         receipt,
     )
+    if kind is None:
+        return message
+    return CompressedMessage.of(message, packed, kind, decode_map if stored.get(BODY_TYPE_PROPERTY) == "map" else None)
 
 
 def decode_map(text: str) -> dict[str, Any] | None:

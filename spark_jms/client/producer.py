@@ -96,8 +96,10 @@ class Producer:
         balancing: Balancing = ANY_MEMBER,
         one_way: OneWaySends | None = None,
         flow: ProducerFlow | None = None,
+        threshold: int | None = None,
     ) -> None:
-        """`flow` None: nothing slows it down."""
+        """`flow` None: nothing slows it down. `threshold`: from so many bytes on a body is compressed; None: never."""
+        self._threshold = threshold
         self.destination, self._balancing, self._flow = log.name, balancing, flow
         self._log, self._shared, self._asynchronous = log, shared, asynchronous
         self._check_context, self._sent, self._on_close = check, sent, closed
@@ -280,7 +282,8 @@ class Producer:
 
     def _outgoing(self, messages: Sequence[Item], now: int) -> OutgoingMessages:
         self._balancing = self._balancing.keeping(self._log.snapshot.destination)
-        return OutgoingMessages(messages, next(self._turns), now, self._send_timeout_s, self._balancing, self._name)
+        turn = next(self._turns)
+        return OutgoingMessages(messages, turn, now, self._send_timeout_s, self._balancing, self._name, self._threshold)
 
     def _share(self, messages: Sequence[Item], now: int) -> list[SentPosition]:
         self._asynchronous.wait_until_sent(self._name)
@@ -328,7 +331,13 @@ class Producer:
         self._balancing = self._balancing.keeping(snapshot.destination)
         routing = self._balancing.routing(snapshot.destination)
         writer = MessageWriter(
-            self._log.storage, snapshot.destination, next(self._turns), now, routing=routing, producer=self._name
+            self._log.storage,
+            snapshot.destination,
+            next(self._turns),
+            now,
+            routing=routing,
+            producer=self._name,
+            threshold=self._threshold,
         )
         size = 0
         try:

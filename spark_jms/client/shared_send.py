@@ -36,6 +36,7 @@ import pyarrow as pa
 
 from spark_jms.client.columns import Item, to_columns
 from spark_jms.core.balancing import ANY_MEMBER, Balancing
+from spark_jms.core.body_compression import compressed
 from spark_jms.core.destination import Destination
 from spark_jms.core.message import normalise
 from spark_jms.core.routing import route
@@ -90,6 +91,7 @@ class OutgoingMessages:
     wait_s: float = 0
     balancing: Balancing = ANY_MEMBER
     producer: str = ""
+    threshold: int | None = None  # from so many bytes on a body is compressed; None: never
 
 
 class Part:
@@ -97,7 +99,7 @@ class Part:
 
     def __init__(self, outgoing: OutgoingMessages, call: object = None) -> None:
         self.messages, self.turn, self.now_ms = outgoing.messages, outgoing.turn, outgoing.now_ms
-        self.balancing, self.producer = outgoing.balancing, outgoing.producer
+        self.balancing, self.producer, self.threshold = outgoing.balancing, outgoing.producer, outgoing.threshold
         self.sender = call, outgoing.producer  # in one call, the messages of one producer have an order
         self.shipment: Shipment | None = None
         self.first = 0
@@ -371,6 +373,9 @@ def _rows(parts: Sequence[Part], destination: Destination) -> pa.RecordBatch:
         check_parts(rows)
     if destination.forward_delay_ms is not None:
         refuse_units(rows, destination.name)
+    if any(part.threshold is not None for part in parts):
+        thresholds = pa.array([part.threshold for part in parts for _ in part.messages], pa.int64())
+        rows = compressed(rows, thresholds)
     if destination.default_unit_of_order is None:
         return rows
     slices = (

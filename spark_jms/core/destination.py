@@ -41,10 +41,10 @@ from spark_jms.settings.destination import (
 )
 from spark_jms.settings.expiration import DISCARD
 
-# Of tables with a quota, or whose expired messages are logged or redirected. Those with a path service, or with a life-cycle log
-# now or before, have 5, those with units of work, or with slots that have moved, 4, replicated topics 3, others with servers 2,
-# all others 1.
-FORMAT_VERSION = 6
+# Of tables that have or had compressed bodies. Those with a quota, or whose expired messages are logged or redirected, have 6,
+# those with a path service, or with a life-cycle log now or before, 5, those with units of work, or with slots that have moved, 4,
+# replicated topics 3, others with servers 2, all others 1.
+FORMAT_VERSION = 7
 QUEUE_SUBSCRIPTION = "-"  # a queue has one set of positions, under this name
 TEMPORARY_PREFIX = "jmsq-temporary-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
@@ -82,6 +82,7 @@ class Destination(DestinationSettings):
     terms: Mapping[str, LeaseTerm] = attrs.field(factory=dict)  # server -> the newest term of its lease, as known here
     outages: Outages = NO_OUTAGES  # of a replicated topic
     slots: SlotMap | None = None  # once slots of units of order have moved
+    has_compressed: bool = False  # messages with compressed bodies are or were in the table (T8)
     leaving: frozenset[int] = frozenset()  # members that are to be removed and still have messages
     was_logged: bool = False  # the life-cycle log was on in an earlier declaration
     paths: Mapping[str, int] = attrs.field(
@@ -283,6 +284,7 @@ class Destination(DestinationSettings):
             subscriptions=self.subscriptions,
             pauses=self.pauses.within(ids),
             outages=self.outages,
+            has_compressed=self.has_compressed,
             slots=self._slots_of(new, ids, last),
             was_logged=self.has_life_cycle,
             paths=self.paths,
@@ -359,6 +361,7 @@ class Destination(DestinationSettings):
             **({"leaseTerms": json.dumps(terms, sort_keys=True)} if self.placement else {}),
             **({"outages": json.dumps(self.outages.to_json())} if self.is_replicated else {}),
             **({"slotMap": json.dumps(self.slots.to_json())} if self.slots else {}),
+            **({"compressedBodies": "true"} if self.has_compressed else {}),
             **({"leaving": json.dumps(sorted(self.leaving))} if self.leaving else {}),
             **({"wasLogged": "true"} if self.was_logged else {}),
         }
@@ -366,8 +369,10 @@ class Destination(DestinationSettings):
 
     @property
     def _format_version(self) -> int:
-        if self.quota is not None or self.expiration_policy != DISCARD:
+        if self.has_compressed:
             return FORMAT_VERSION
+        if self.quota is not None or self.expiration_policy != DISCARD:
+            return 6
         if self.unit_of_order_routing == PATH_SERVICE or self.paths or self.has_life_cycle:
             return 5
         if self.slots is not None or self.leaving or self.handles_units_of_work:
@@ -400,6 +405,7 @@ class Destination(DestinationSettings):
                 terms={s: LeaseTerm.from_json(term) for s, term in json.loads(stored.get("leaseTerms", "{}")).items()},
                 outages=Outages.from_json(json.loads(stored.get("outages", "[]"))),
                 slots=SlotMap.from_json(json.loads(stored["slotMap"])) if "slotMap" in stored else None,
+                has_compressed=json.loads(stored.get("compressedBodies", "false")) is True,
                 leaving=frozenset(json.loads(stored.get("leaving", "[]"))),
                 was_logged=json.loads(stored.get("wasLogged", "false")),
             )

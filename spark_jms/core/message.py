@@ -17,6 +17,7 @@ from functools import reduce
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_jms.core.body_compression import COMPRESSED_PROPERTY
 from spark_jms.core.integers import arrow, copied, counting, interleaved, joined, view, view_of
 from spark_jms.core.typed_properties import (
     TYPES_PROPERTY,
@@ -318,6 +319,8 @@ def check_property_names(names: list[str]) -> None:
                 f"{name!r} cannot be a property name: it must be an identifier (letters, digits, _ and $), and names "
                 "that begin with JMS belong to JMS (JMSX… and JMS_… are allowed)"
             )
+        if name == COMPRESSED_PROPERTY:
+            raise MessageFormatError(f"{name} is set by spark-jms, when it compresses a body: leave it out")
         if name.upper() in SELECTOR_KEYWORDS and name.isascii():
             raise MessageFormatError(
                 f"{name!r} cannot be a property name: it is a word of selectors, so no selector could name the property"
@@ -424,7 +427,8 @@ def decode_properties(stored: Mapping[str, str] | list[tuple[str, str]] | None) 
         return {}
     entries = dict(stored)
     types = declared_types(entries.pop(TYPES_PROPERTY, "") or "")
-    entries.pop(BODY_TYPE_PROPERTY, None)
+    for ours in (BODY_TYPE_PROPERTY, COMPRESSED_PROPERTY):
+        entries.pop(ours, None)
     return {name: _decode(name, text, types.get(name, "string")) for name, text in entries.items()}
 
 

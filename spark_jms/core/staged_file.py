@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+COMPRESSED_BODIES = "jmsqCompressedBodies"  # among the statistics of a file; Delta readers ignore it
+
 
 @dataclass(frozen=True)
 class StagedFile:
@@ -22,6 +24,11 @@ class StagedFile:
     def token(self) -> str:
         """The unique part of the file's name, with which the ids of its messages begin."""
         return self.path.removeprefix(f"m{self.member}-").removesuffix(".parquet")
+
+    @property
+    def has_compressed(self) -> bool:
+        """Bodies of some messages are compressed (T8)."""
+        return f'"{COMPRESSED_BODIES}":true' in self.stats
 
     def add_action(self, first_sequence: int, *, data_change: bool) -> dict[str, dict[str, object]]:
         return {

@@ -10,8 +10,8 @@ import attrs
 from spark_jms.core.active_subscription import is_durable
 from spark_jms.core.slots import Barrier
 from spark_jms.log.commit import Decision, commit
-from spark_jms.log.declarations import metadata_action
 from spark_jms.log.delta_log import DeltaLog
+from spark_jms.log.metadata import metadata_action
 from spark_jms.log.snapshot import Snapshot
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import attrs
 import pyarrow as pa
@@ -34,10 +33,11 @@ from spark_jms.log.commit import Decision, commit, commit_prepared
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.life_cycle import sent_id
+from spark_jms.log.metadata import metadata_action, removed_retention
 from spark_jms.log.register import RegisterEntry
-from spark_jms.log.snapshot import DROPPED, Snapshot
+from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.storage import now_ms
-from spark_jms.log.table_schema import first_commit, with_columns
+from spark_jms.log.table_schema import first_commit
 from spark_jms.log.temporary import check_not_temporary
 from spark_jms.log.unit_paths import ended_paths
 from spark_jms.settings.destination import KEYS, UNLIMITED
@@ -222,7 +222,7 @@ def create_table(domain: Domain, path: str, schema: pa.Schema, destination: Dest
     """Leaves an existing table unchanged."""
     configuration = {
         "delta.logRetentionDuration": "interval 1 days",
-        **_removed_retention(destination),
+        **removed_retention(destination),
         "delta.enableExpiredLogCleanup": "false",  # housekeeping does it
         **destination.to_configuration(),
     }
@@ -419,19 +419,3 @@ def _difference(old: Destination, new: Destination) -> str:
     fields = [row.field for row in KEYS.values()]
     changed = [f"{f}: {getattr(old, f)} -> {getattr(new, f)}" for f in fields if getattr(old, f) != getattr(new, f)]
     return ", ".join(changed) or "the same values, others of them from the template"
-
-
-def metadata_action(snapshot: Snapshot, destination: Destination) -> dict[str, dict[str, Any]]:
-    """The metaData action that makes `destination` the table's declaration. Properties that are promoted now become columns.
-    Raises InvalidDestinationError when the table has such a column of another type."""
-    stored: dict[str, str] = dict(snapshot.metadata.get("configuration") or {})
-    kept = {key: value for key, value in stored.items() if not key.startswith("jmsq.") or key == DROPPED}
-    changed = {**kept, **_removed_retention(destination), **destination.to_configuration()}
-    promoted = PromotedColumns.of(destination.promoted_properties)
-    metadata = with_columns(snapshot.metadata, promoted.fields) if promoted else snapshot.metadata
-    return {"metaData": {**metadata, "configuration": changed}}
-
-
-def _removed_retention(destination: Destination) -> dict[str, str]:
-    """How long a Delta checkpoint remembers removed files: clean-up needs them until the grace is over."""
-    return {"delta.deletedFileRetentionDuration": f"interval {max(destination.file_grace_ms // 1000, 1)} seconds"}

@@ -13,11 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from spark_jms.core.body_compression import has_compressed
 from spark_jms.core.integers import counting
 from spark_jms.core.message import DICTIONARY_COLUMNS, STORED_SCHEMA
 from spark_jms.core.promoted_columns import NOT_PROMOTED, PromotedColumns
 from spark_jms.core.ranges import Ranges
-from spark_jms.core.staged_file import StagedFile
+from spark_jms.core.staged_file import COMPRESSED_BODIES, StagedFile
 from spark_jms.core.store_compression import Codec, parquet_arguments
 from spark_jms.errors import InvalidDestinationError
 from spark_jms.log.data_file import OWN_STATISTICS
@@ -92,6 +93,8 @@ class FileWriter:
             self._statistics.add(rows, found.incomplete)
         else:
             self._statistics.add(rows)
+        if "properties" in stored.schema.names and has_compressed(stored.column("properties")):
+            self._statistics.compressed = True
         self.single = stored if not self.rows and size <= SMALL_BYTES else None
         self.rows += stored.num_rows
         self._pending.append(rows)
@@ -135,6 +138,7 @@ class FileStatistics:
         self._incomplete: set[str] = set()
         self._unordered: set[str] = set()  # columns with values that have no place between minimum and maximum
         self.rows = 0
+        self.compressed = False  # some bodies are (T8)
         self.low: dict[str, Any] = {}
         self.high: dict[str, Any] = {}
         self.nulls: dict[str, int] = {}
@@ -164,6 +168,7 @@ class FileStatistics:
                 "minValues": {n: self.low[n] for n in short},
                 "maxValues": {n: self.high[n] for n in short},
                 "nullCount": {n: count for n, count in self.nulls.items() if n not in self._incomplete},
+                **({COMPRESSED_BODIES: True} if self.compressed else {}),
             },
             separators=(",", ":"),
         )

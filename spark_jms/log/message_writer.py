@@ -10,6 +10,7 @@ from types import MappingProxyType
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_jms.core.body_compression import compressed
 from spark_jms.core.destination import Destination
 from spark_jms.core.message import check_sendable, normalise
 from spark_jms.core.promoted_columns import PromotedColumns
@@ -40,9 +41,11 @@ class MessageWriter:
         prefix: str = "",
         routing: Routing | None = None,
         producer: str | None = None,
+        threshold: int | None = None,
     ) -> None:
         """`prefix` begins the token of every file (transfers name theirs). `routing` None: the destination's. `producer` names
-        the sender of the rows; None: this writer is one."""
+        the sender of the rows; None: this writer is one. `threshold`: from so many bytes on a body is compressed; None: never."""
+        self._threshold = threshold
         self._storage = storage
         self._destination = destination
         self._routing = destination.route if routing is None else routing
@@ -73,7 +76,7 @@ class MessageWriter:
             check_parts(rows)
         if self._destination.forward_delay_ms is not None:
             refuse_units(rows, self._destination.name)
-        return self.write_normalised(rows)
+        return self.write_normalised(compressed(rows, self._threshold))
 
     def write_normalised(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Rows of a sorted destination are stored in its order (T15). Returns them so."""

@@ -9,8 +9,8 @@ import attrs
 
 from spark_jms.core.pause import INSERTION, PRODUCTION, Pauses
 from spark_jms.log.commit import Decision, commit
-from spark_jms.log.declarations import metadata_action
 from spark_jms.log.delta_log import DeltaLog
+from spark_jms.log.metadata import metadata_action
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.storage import now_ms
 

@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+import attrs
+
 from spark_jms.core.balancing import ANY_MEMBER, Balancing
 from spark_jms.core.destination import Destination
 from spark_jms.core.ranges import EMPTY, Ranges
@@ -37,6 +39,7 @@ from spark_jms.errors import (
 from spark_jms.log.admission import Grant, QuotaNeeded, Sender, need_of, spent
 from spark_jms.log.commit import Decision, commit_prepared
 from spark_jms.log.delta_log import Action, DeltaLog
+from spark_jms.log.metadata import metadata_action
 from spark_jms.log.reroute import rewrite
 from spark_jms.log.snapshot import SEQUENCE_PREFIX, RouteId, Snapshot
 from spark_jms.log.staged_file import discard, too_old
@@ -294,7 +297,8 @@ def decide_send(
 
 
 def number(snapshot: Snapshot, files: Sequence[StagedFile], now: int) -> Numbering:
-    """Give the files dense sequences behind each member's last one; txn actions keep the new last ones (C5)."""
+    """Give the files dense sequences behind each member's last one; txn actions keep the new last ones (C5). The first files
+    with compressed bodies raise the table's format, which earlier releases refuse (T8)."""
     actions: list[Action] = []
     last: dict[int, int] = {}
     sequences: dict[int, Ranges] = {}
@@ -305,4 +309,6 @@ def number(snapshot: Snapshot, files: Sequence[StagedFile], now: int) -> Numberi
         sequences[file.member] = sequences.get(file.member, EMPTY) | Ranges.of((before + 1, before + file.rows))
     for member, sequence in sorted(last.items()):
         actions.append({"txn": {"appId": f"{SEQUENCE_PREFIX}{member}", "version": sequence, "lastUpdated": now}})
+    if any(file.has_compressed for file in files) and not snapshot.destination.has_compressed:
+        actions.insert(0, metadata_action(snapshot, attrs.evolve(snapshot.destination, has_compressed=True)))
     return Numbering(actions, sequences)

@@ -17,9 +17,10 @@ from spark_jms.core.lease_term import HELD, LeaseTerm
 from spark_jms.core.placement import HOME
 from spark_jms.errors import DomainError, InvalidDestinationError, JmsqError
 from spark_jms.log.commit import Decision, commit
-from spark_jms.log.declarations import metadata_action, with_outages
+from spark_jms.log.declarations import with_outages
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
+from spark_jms.log.metadata import metadata_action
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.storage import now_ms
 

@@ -64,6 +64,14 @@ class ConnectionFactory(Table):
         "Whether a client's receivers and browsers of a queue are pinned to one member, as JMS has it, where `pin` is not given. "
         "`false`: they take the messages of all members.",
     )
+    default_compression_threshold: int | None = setting(
+        "defaultCompressionThreshold",
+        Size("0"),
+        None,
+        "Senders compress a body of at least this size with GZIP, and it stays compressed until it is read ([what that "
+        "means](MESSAGES.md#compressed-bodies)). `Context.producer(compression_threshold=…)` comes before it.",
+        without="never",
+    )
     messages_maximum: int = setting(
         "messagesMaximum",
         Maximum(1, MAX_MESSAGES_MAXIMUM),

@@ -125,6 +125,7 @@ class JmsqReader(DataSourceReader):
                         [f.hint for f in group],
                         fail_on_data_loss=False,
                         table_id=snapshot.table_id,
+                        unpacks=snapshot.destination.has_compressed,
                     )
                 )
         return out

@@ -120,7 +120,10 @@ class _Writer:
         sender = query_id or self.options.txn_app_id or context.getLocalProperty("spark.sql.execution.id") or ""
         balancing = balancing_of(self.factory, self.address.server, self.home, sender)
         routing = balancing.routing(self.destination)
-        writer = MessageWriter(storage, self.destination, turn=batch_id + context.partitionId(), routing=routing)
+        threshold = self.factory.default_compression_threshold
+        writer = MessageWriter(
+            storage, self.destination, turn=batch_id + context.partitionId(), routing=routing, threshold=threshold
+        )
         try:
             for batch in iterator:
                 writer.write(batch)

@@ -60,6 +60,7 @@ class MemberPartition(InputPartition):
     fail_on_data_loss: bool
     table_id: str | None = None
     order: DeliveryOrder | None = None  # None: FIFO
+    unpacks: bool = False  # the destination may have compressed bodies
 
 
 class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -319,6 +320,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                         self.options.fail_on_data_loss,
                         snapshot.table_id,
                         order,
+                        snapshot.destination.has_compressed,
                     )
                 )
         return out
@@ -365,4 +367,5 @@ def read_partition(partition: MemberPartition) -> Iterator[RecordBatch]:
         fail_on_data_loss=partition.fail_on_data_loss,
         table_id=partition.table_id,
         order=partition.order or FIFO,
+        unpacks=partition.unpacks,
     )

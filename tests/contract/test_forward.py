@@ -19,8 +19,8 @@ from spark_jms.cli.main import cli
 from spark_jms.client import Context
 from spark_jms.errors import MessageFormatError, ModuleFileError
 from spark_jms.log.commit import Decision, commit
-from spark_jms.log.declarations import metadata_action
 from spark_jms.log.domain import Domain
+from spark_jms.log.metadata import metadata_action
 from spark_jms.log.server_state import stop_server
 from spark_jms.testing.waiting import wait_until
 from tests.contract.killed import killed_client

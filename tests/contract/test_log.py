@@ -24,12 +24,13 @@ from spark_jms.log.clean_up import checkpoint, clean_up
 from spark_jms.log.commit import Decision, commit
 from spark_jms.log.compaction import compact
 from spark_jms.log.data_file import FileHint
-from spark_jms.log.declarations import create_table, metadata_action
+from spark_jms.log.declarations import create_table
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import create_domain
 from spark_jms.log.file_reader import read_stored
 from spark_jms.log.local_storage import LocalStorage
 from spark_jms.log.message_writer import MessageWriter
+from spark_jms.log.metadata import metadata_action
 from spark_jms.log.object_storage import ObjectStorage
 from spark_jms.log.purge import purge
 from spark_jms.log.root import open_storage

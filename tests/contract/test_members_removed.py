@@ -13,9 +13,10 @@ from spark_jms import apply, connect
 from spark_jms.claims.positions import start_floors
 from spark_jms.core.destination import Destination, Subscription
 from spark_jms.errors import MemberRemovalError
-from spark_jms.log.declarations import decide_change, metadata_action
+from spark_jms.log.declarations import decide_change
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
+from spark_jms.log.metadata import metadata_action
 from spark_jms.log.purge import purge
 from spark_jms.log.snapshot import Snapshot, TableMetadata
 from spark_jms.log.subscriptions import create_subscription, drop_subscription

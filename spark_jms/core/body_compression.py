@@ -1,0 +1,110 @@
+"""Bodies that a sender compresses stay compressed until they are read (T8).
+
+A message whose body has at least so many bytes as its producer's compression threshold is stored with a GZIP body:
+
+    sent               stored in `body`          `text`   the property JMS_JMSQ_Compressed
+    text (or a map)    GZIP of its UTF-8 bytes   null     text
+    bytes              GZIP of the bytes         null     body
+
+A body that does not get smaller stays as it is. Limits on the size of a message count what was sent. Moving messages, selectors and
+compaction leave the bodies compressed; the client decompresses one when the application reads it, and a query of Spark where its
+`columns` name `text` or `body`. Only rows with such a body are looked at one by one: GZIP has no kernel.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_jms.core.map_entries import MapEntries
+
+COMPRESSED_PROPERTY = "JMS_JMSQ_Compressed"
+TEXT, BODY = "text", "body"
+_GZIP = 31  # zlib's window bits for the format of GZIP
+_LEVEL = 6
+_MAP = pa.map_(pa.string(), pa.string())
+
+
+def pack(data: bytes) -> bytes:
+    packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP)
+    return packer.compress(data) + packer.flush()
+
+
+def unpack(packed: bytes) -> bytes:
+    """Raises ValueError for bytes that are not GZIP, or not all of it."""
+    try:
+        return zlib.decompress(packed, _GZIP)
+    except zlib.error as error:
+        raise ValueError(f"the compressed body is damaged: {error}") from None
+
+
+def has_compressed(properties: pa.Array) -> bool:
+    """Of a column of properties."""
+    return len(properties.keys) > 0 and bool(pc.any(pc.equal(properties.keys, COMPRESSED_PROPERTY)).as_py())
+
+
+def compressed(rows: pa.RecordBatch, threshold: int | pa.Array | None) -> pa.RecordBatch:
+    """Normalised rows, with the bodies compressed that have `threshold` bytes or more: one for all rows, or for each, in which
+    null is never. None: none."""
+    if threshold is None:
+        return rows
+    text, body = rows.column(TEXT), rows.column(BODY)
+    sizes = pc.coalesce(pc.binary_length(text), pc.binary_length(body))
+    large = pc.indices_nonzero(pc.fill_null(pc.greater_equal(sizes, threshold), False)).to_pylist()
+    changed: dict[int, tuple[bytes, str]] = {}
+    for row in large:
+        kind = TEXT if text[row].is_valid else BODY
+        data = (text if kind == TEXT else body)[row].as_buffer().to_pybytes()
+        packed = pack(data)
+        if len(packed) < len(data):
+            changed[row] = packed, kind
+    if not changed:
+        return rows
+    is_changed = pa.array([row in changed for row in range(rows.num_rows)])
+    bodies = pc.replace_with_mask(body, is_changed, pa.array([packed for packed, _ in changed.values()], body.type))
+    texts = pc.if_else(is_changed, pa.scalar(None, text.type), text)
+    properties = rows.column("properties").to_pylist()
+    for row, (_, kind) in changed.items():
+        properties[row] = [*(properties[row] or ()), (COMPRESSED_PROPERTY, kind)]
+    return _with(rows, {TEXT: texts, BODY: bodies, "properties": pa.array(properties, _MAP)})
+
+
+def columns_to_read(columns: list[str]) -> list[str]:
+    """To decompress what these stored columns have."""
+    more = {TEXT: [BODY, "properties"], BODY: ["properties"]}
+    return list(dict.fromkeys([*columns, *(name for column in columns for name in more.get(column, ()))]))
+
+
+def decompressed(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Stored rows as they were sent, as far as their columns go (see `columns_to_read`). Raises ValueError, which names the
+    row."""
+    names = rows.schema.names
+    if "properties" not in names or not has_compressed(rows.column("properties")):
+        return rows
+    properties = rows.column("properties")
+    entries = MapEntries(properties)
+    kinds = entries.items.take(entries.of(pc.equal(entries.keys, COMPRESSED_PROPERTY))).to_pylist()
+    columns: dict[str, list[Any]] = {name: rows.column(name).to_pylist() for name in (TEXT, BODY) if name in names}
+    plain = properties.to_pylist()
+    for row, kind in enumerate(kinds):
+        if kind is None:
+            continue
+        if BODY in columns:
+            try:
+                data = unpack(columns[BODY][row] or b"")
+                columns[BODY][row] = data if kind == BODY else None
+                if TEXT in columns:
+                    columns[TEXT][row] = data.decode() if kind == TEXT else None
+            except ValueError as error:
+                raise ValueError(f"row {row}: {error}") from None
+        plain[row] = [entry for entry in plain[row] if entry[0] != COMPRESSED_PROPERTY] or None
+    arrays = {name: pa.array(values, rows.schema.field(name).type) for name, values in columns.items()}
+    return _with(rows, {**arrays, "properties": pa.array(plain, _MAP)})
+
+
+def _with(rows: pa.RecordBatch, columns: dict[str, pa.Array]) -> pa.RecordBatch:
+    arrays = [columns.get(name, rows.column(name)) for name in rows.schema.names]
+    return pa.RecordBatch.from_arrays(arrays, names=rows.schema.names)
