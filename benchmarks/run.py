@@ -40,6 +40,7 @@ from benchmarks import (  # noqa: E402
     report,
     scaling,
     selective_backlog,
+    send_modes,
     sorted_backlog,
     subscriptions,
     throughput,
@@ -150,6 +151,8 @@ def _parts(bench: Workbench, broker: Broker | None) -> None:
         ranking.run(bench)
     if options.wants("client") and "jmsq" in only:
         client.run(bench)
+    if options.wants("modes") and "jmsq" in only:
+        send_modes.run(bench)
     if options.wants("compression") and "jmsq" in only:
         compression.run(bench)
     if options.wants("growth") and "jmsq" in only:

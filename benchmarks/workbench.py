@@ -21,12 +21,13 @@ PARTS = (
     "planning",
     "ranking",
     "client",
+    "modes",
     "compression",
     "growth",
     "selectors",
     "subscriptions",
 )
-SPARKLESS = ("ranking", "client", "compression", "growth", "selectors", "subscriptions")
+SPARKLESS = ("ranking", "client", "modes", "compression", "growth", "selectors", "subscriptions")
 FAMILIES = ("jmsq", "kafka", "delta")
 
 

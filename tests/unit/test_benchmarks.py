@@ -31,6 +31,7 @@ from benchmarks import (
     report,
     scaling,
     selective_backlog,
+    send_modes,
     subscriptions,
 )
 from benchmarks.errors import CellFailedError
@@ -453,6 +454,20 @@ def test_subscriptions_are_measured_by_time_and_bytes(monkeypatch: pytest.Monkey
         assert results.cells(table) == ["1 subscription", "5 subscriptions"]
     (storage,) = [c for c in results.comparisons if c.table == subscriptions.STORAGE]
     assert storage.verdict(results.ratio(storage)) == "met"
+
+
+def test_send_modes_are_measured_beside_blocking_sends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """T11, M7"""
+    monkeypatch.setattr(send_modes, "QUICK_WINDOW_S", 0.01)
+    options = replace(OPTIONS, parts=("modes",), runs=1, quick=True)
+    with Recorder(tmp_path / "lines.jsonl", Console(file=io.StringIO())) as recorder:
+        send_modes.run(Workbench(None, tmp_path, tmp_path, options, recorder))
+    results = recorder.results
+    assert results.absences == []
+    cells = results.cells(send_modes.TABLE)
+    assert cells == [send_modes.BLOCKING, send_modes.ASYNCHRONOUS, *send_modes.ONE_WAY, send_modes.COROUTINES]
+    assert all(results.by_run(send_modes.TABLE, cell).keys() == {0, 1} for cell in cells)
+    assert {c.against for c in results.comparisons} == {send_modes.BLOCKING}
 
 
 def test_a_run_of_some_parts_replaces_only_their_sections() -> None:
