@@ -25,7 +25,12 @@ CODE = re.compile(r"`([^`]+)`")
 TABLES = PAGE[PAGE.index("## From Jakarta") :]
 ROWS = [line.strip("| ").split(" | ") for line in TABLES.splitlines() if line.startswith("| ")]
 PAIRS = [(left, right) for left, right in ROWS if right not in ("Python", "spark-jms")]
-NAMES = {"members", *("text", "body", "JMSXGroupID", "properties")}  # of the module file, and columns
+NAMES = {
+    "members",
+    "expirationPolicy: Redirect",
+    "errorDestination",
+    *("text", "body", "JMSXGroupID", "properties"),
+}  # of the module file, and columns
 
 
 @pytest.fixture(scope="module")
