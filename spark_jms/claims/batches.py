@@ -91,6 +91,7 @@ class PreparedBatch:
     planned: Mapping[int, Offer]
     missing: frozenset[int]
     waiting: frozenset[int]  # members whose records a narrowed batch needs, all at once
+    looked_at: frozenset[int]  # members whose messages may be planned
     draining: bool = False  # it is asked for what was there at some moment, and no more
 
     @property
@@ -99,8 +100,9 @@ class PreparedBatch:
         return None if self.missing else self.progress.trial
 
     @property
-    def total(self) -> int:
-        return sum(offer.picks.count for offer in self.planned.values())
+    def offered(self) -> dict[int, int]:
+        """Member -> messages that may be claimed."""
+        return {member: offer.picks.count for member, offer in self.planned.items()}
 
 
 class Continuation(NamedTuple):
@@ -170,7 +172,8 @@ class BatchMaker:
         claim = claim_id(prepared.progress.claimed + 1, secrets.token_hex(8))
         if prepared.trial is not None:
             return self.conclude(prepared, claim, {}, continuation({self._server: prepared}, claim))
-        if not self.admission.allows(limits, prepared.total, _monotonic_ms(), draining=targets is not None):
+        draining, looked_at = targets is not None, prepared.looked_at
+        if not self.admission.allows(limits, prepared.offered, _monotonic_ms(), draining=draining, looked_at=looked_at):
             return self.conclude(prepared, None, {})
         return self.conclude(prepared, claim, batch_shares(prepared.snapshot, prepared.planned, limits))
 
@@ -199,10 +202,13 @@ class BatchMaker:
         if not missing:
             progress = self.isolation.acknowledged(progress, start, own)
         narrowed = progress.trial is not None
-        planned = {} if missing or narrowed else self._plan(snapshot, changed, leaving, limits, targets)
+        looked_at = frozenset() if missing or narrowed else frozenset(changed.keys() - leaving)
+        planned = self._plan(snapshot, changed, looked_at, limits, targets) if looked_at else {}
         self._prepared = planned
         draining = targets is not None
-        return PreparedBatch(start, snapshot, progress, changed, planned, missing, frozenset(waiting), draining)
+        return PreparedBatch(
+            start, snapshot, progress, changed, planned, missing, frozenset(waiting), looked_at, draining
+        )
 
     def conclude(
         self,
@@ -420,11 +426,11 @@ class BatchMaker:
         self,
         snapshot: Snapshot,
         changed: dict[int, RecordSet],
-        leaving: Set[int],
+        members: Set[int],
         limits: Limits,
         targets: Mapping[int, int] | None,
     ) -> dict[int, Offer]:
-        """What each member could deliver now. Expires messages that are over, and skips refused and lost ones, in `changed`."""
+        """What each of `members` could deliver now. Expires messages that are over, and skips refused and lost ones, in `changed`."""
         full = {member for member, state in changed.items() if state.outbox_is_full}
         if full:
             log.warning("%s: members %s wait for their acknowledgement table", self._members.destination, sorted(full))
@@ -435,7 +441,7 @@ class BatchMaker:
         for member in paused:
             self._planner.restart(member)  # there is nothing more to plan until it is resumed
         planned: dict[int, Offer] = {}
-        for member in sorted(set(changed) - leaving - full - paused):
+        for member in sorted(members - full - paused):
             last = snapshot.last_sequence(member)
             if targets is not None:
                 last = min(last, targets.get(member, 0))

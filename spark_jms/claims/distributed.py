@@ -191,8 +191,10 @@ class DistributedSubscriber:
     ) -> dict[int, int]:
         """How many of each member's messages the next batch takes; {}: it waits for more."""
         planned: dict[int, Offer] = {m: offer for one in prepared.values() for m, offer in one.planned.items()}
-        total = sum(offer.picks.count for offer in planned.values())
-        if not self._admission.allows(limits, total, self._monotonic_s() * 1000, draining=targets is not None):
+        offered = {member: offer.picks.count for member, offer in planned.items()}
+        looked_at = frozenset[int]().union(*(one.looked_at for one in prepared.values()))
+        now_ms, draining = self._monotonic_s() * 1000, targets is not None
+        if not self._admission.allows(limits, offered, now_ms, draining=draining, looked_at=looked_at):
             return {}
         return batch_shares(self.table.snapshot, planned, limits)
 

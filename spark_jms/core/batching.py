@@ -16,6 +16,8 @@ there, and a batch of FULL_BATCH messages is full.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Set
+
 from spark_jms.core.batch import Limits
 
 WAITS_MS = {0: 0, 25: 0, 50: 20, 75: 100, 100: 500}
@@ -41,20 +43,30 @@ def _full(maximum: int | None) -> int:
 
 
 class Admission:
-    """Whether the next batch may be made, from plan to plan. Times are in milliseconds, of any clock that never goes back."""
+    """Whether the next batch may be made, from plan to plan. Times are in milliseconds, of any clock that never goes back.
+
+    The wait ends when its messages are seen to be gone. While another consumer has the record of their member, that is not
+    known, and the wait continues: consumers that take turns with a record would else begin it again with each turn."""
 
     def __init__(self, now_ms: float) -> None:
-        self._made_ms = now_ms  # the batch before
+        self._made_ms = self._looked_ms = now_ms  # the batch before, the plan before
         self._due_ms: float | None = None  # when the messages seen now may go, however few
+        self._waits_on: Set[int] = frozenset()  # the members that have them
 
-    def allows(self, limits: Limits, available: int, now_ms: float, *, draining: bool) -> bool:
-        """`available` messages may be claimed now. `draining`: what is there is taken, however little."""
+    def allows(
+        self, limits: Limits, offered: Mapping[int, int], now_ms: float, *, draining: bool, looked_at: Set[int]
+    ) -> bool:
+        """`offered`: member -> messages that may be claimed now, of the members `looked_at`. `draining`: what is there is taken,
+        however little."""
+        available = sum(offered.values())
         if limits.linger_ms is None:
             return limits.allow(available, now_ms - self._made_ms, draining=draining)
-        if not available:
+        self._looked_ms = now_ms
+        if available:
+            self._waits_on = frozenset(offered)
+            self._due_ms = now_ms + limits.linger_ms if self._due_ms is None else self._due_ms
+        elif self._waits_on <= looked_at:
             self._due_ms = None
-        elif self._due_ms is None:
-            self._due_ms = now_ms + limits.linger_ms
         due = self._due_ms is not None and now_ms >= self._due_ms
         return available > 0 and (draining or due or available >= limits.min_messages)
 
@@ -64,8 +76,8 @@ class Admission:
         return self._due_ms is not None
 
     def is_due(self, now_ms: float) -> bool:
-        """Messages have waited for others as long as they may: plan again."""
-        return self._due_ms is not None and now_ms >= self._due_ms
+        """Since the last plan, messages have waited for others as long as they may: plan again."""
+        return self._due_ms is not None and self._looked_ms < self._due_ms <= now_ms
 
     def made(self, now_ms: float) -> None:
         """A batch was made."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import spark_jms
+from spark_jms.claims import batches, members
 from spark_jms.claims.batches import ConsumerSettings
 from spark_jms.claims.subscriber import Subscriber
 from spark_jms.client import ConnectionFactory, Consumer, Context
@@ -211,6 +212,35 @@ def test_waiting_batch_goes_when_its_time_is_over(open_context: Any, monkeypatch
     send(context, "patient", 1)
     with context.consumer("patient") as consumer:
         assert consumer.receive(30) is not None
+
+
+def test_wait_continues_while_another_consumer_has_the_record(
+    open_context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T13, C9: consumers that take turns with a member do not wait from the beginning with each turn."""
+    monkeypatch.setitem(batching.WAITS_MS, 100, LONG_MS)
+    monkeypatch.setattr(members, "MIN_HOLD_S", 0.0)
+    now_s = [0.0]
+    monkeypatch.setattr(batches, "_monotonic_ms", lambda: now_s[0] * 1000)
+    context = open_context()
+    one, other = [
+        Subscriber(context._domain, context._store, "patient", "-", name, ConsumerSettings(replayable=False))
+        for name in ("one", "other")
+    ]
+    limits = batching.client_limits(100, 3, 10_000)
+    send(context, "patient", 1)
+    for turn in range(4):
+        now_s[0] = turn * LONG_MS / 3000
+        for consumer, waits in ((one, other), (other, one)):
+            batch = consumer.next_batch(Batch(consumer.consumer), limits)
+            if batch is not None:
+                break
+            waits.next_batch(Batch(waits.consumer), limits)  # asks for the record
+            consumer.hand_over()
+    assert batch is not None
+    assert batch.count == 1
+    one.close()
+    other.close()
 
 
 def test_receive_does_not_wait_longer_than_its_time_out(open_context: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,12 @@ from spark_jms.settings.destination import KEYS, PERFORMANCE_PREFERENCES
 preferences = st.sampled_from(list(WAITS_MS))
 
 
+def allows(admission: Admission, limits: Limits, available: int, now_ms: float, *, draining: bool = False) -> bool:
+    """Of the only member, which this consumer holds."""
+    offered = {0: available} if available else {}
+    return admission.allows(limits, offered, now_ms, draining=draining, looked_at={0})
+
+
 def test_each_preference_has_its_wait() -> None:
     """T13: the texts' five values with 25 as the default; the reference states the waits."""
     assert list(PERFORMANCE_PREFERENCES) == list(WAITS_MS) == [0, 25, 50, 75, 100]
@@ -53,30 +59,44 @@ def test_batch_waits_from_its_first_message_on(steps: list[tuple[int, int]], pre
     for after, more in steps:
         now += after
         since += [now] * more
-        allowed = admission.allows(limits, min(len(since), full), now, draining=False)
+        allowed = allows(admission, limits, min(len(since), full), now)
         assert allowed == bool(since and (len(since) >= full or now - since[0] >= WAITS_MS[preference]))
         assert admission.lingers == bool(since)
         if allowed:
             since = []  # another consumer gets what is more than a batch
             admission.made(now)
-        assert admission.is_due(now) == (bool(since) and now - since[0] >= WAITS_MS[preference])
+        assert not admission.is_due(now)
+        due = since[0] + WAITS_MS[preference] if since else now
+        assert admission.is_due(due) == bool(since)
 
 
 def test_messages_that_others_took_do_not_shorten_the_next_wait() -> None:
     """T13"""
     limits = client_limits(100, 10, 1000)
     admission = Admission(0)
-    assert not admission.allows(limits, 3, 0, draining=False)
-    assert not admission.allows(limits, 0, 499, draining=False)
-    assert not admission.allows(limits, 3, 500, draining=False)
-    assert admission.allows(limits, 3, 1000, draining=False)
+    assert not allows(admission, limits, 3, 0)
+    assert not allows(admission, limits, 0, 499)
+    assert not allows(admission, limits, 3, 500)
+    assert allows(admission, limits, 3, 1000)
+
+
+def test_turn_of_another_consumer_does_not_begin_the_wait_again() -> None:
+    """T13: or consumers that take turns with a record would never deliver less than a full batch."""
+    limits = client_limits(100, 10, 1000)
+    admission = Admission(0)
+    assert not allows(admission, limits, 3, 0)
+    for now_ms in range(100, 700, 100):
+        assert not admission.allows(limits, {}, now_ms, draining=False, looked_at={1})
+        assert admission.lingers
+        assert not admission.is_due(now_ms), "without the record there is nothing to plan"
+    assert allows(admission, limits, 3, 700)
 
 
 def test_drained_messages_do_not_wait() -> None:
     """C6, T13: Trigger.AvailableNow."""
     admission = Admission(0)
-    assert admission.allows(query_limits(100, None, None), 1, 0, draining=True)
-    assert not admission.allows(query_limits(100, None, None), 0, 0, draining=True)
+    assert allows(admission, query_limits(100, None, None), 1, 0, draining=True)
+    assert not allows(admission, query_limits(100, None, None), 0, 0, draining=True)
 
 
 @given(st.integers(0, 5), st.integers(0, 2000), st.integers(1, 4), st.integers(0, 1000), st.booleans())
@@ -85,7 +105,7 @@ def test_minimum_of_a_query_waits_from_the_batch_before(
 ) -> None:
     """C6: minMessagesPerTrigger and maxTriggerDelay."""
     limits = Limits(min_messages=minimum, max_delay_ms=delay)
-    assert Admission(0).allows(limits, available, now, draining=draining) == (
+    assert allows(Admission(0), limits, available, now, draining=draining) == (
         available > 0 and (draining or available >= minimum or now >= delay)
     )
 
