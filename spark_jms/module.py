@@ -75,17 +75,19 @@ def apply(root: str | os.PathLike[str], module: str | os.PathLike[str] | Mapping
     (MemberRemovalError). Destinations that the file does not declare stay as they are.
     """
     declared = load_module(module)
-    from spark_jms.log.declarations import apply_destinations
+    from spark_jms.log.declarations import apply_destinations, follow_server_quotas
     from spark_jms.log.domain import create_domain, declare_servers
 
     domain = create_domain(os.fspath(root), declared.store)
-    declare_servers(domain, declared.servers)
+    declare_servers(domain, (server for server in declared.servers if server.name != HOME))
     if declared.expiration_scan_interval_ms is not None:
         domain.set_expiration_scan_interval(declared.expiration_scan_interval_ms)
     for name, factory in declared.factories.items():
         domain.connection_factories.put(name, factory)
     for name, quota in declared.quotas.items():
         domain.quotas.put(name, quota)
+    for server in declared.servers:
+        domain.quotas.put_server(server.name, server.quota)
     with ExitStack() as stack:
         opened: list[Store] = []
 
@@ -96,7 +98,9 @@ def apply(root: str | os.PathLike[str], module: str | os.PathLike[str] | Mapping
                 opened.append(stack.enter_context(views.opened_store(domain)))
             return views.is_empty(domain, opened[0], destination, member)
 
-        return apply_destinations(domain, declared.destinations, empty)
+        changes = apply_destinations(domain, declared.destinations, empty)
+    follow_server_quotas(domain)
+    return changes
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -223,10 +227,16 @@ class _Reader:
     def _server(self, name: str, node: Node) -> ServerSettings:
         path = f"servers.{name}"
         self._check_name("server", name, node)
-        if name == HOME:
-            raise self._fail(node.key or node, f"{path}: {HOME} is the domain's own store, `store:`; take another name")
         keys = self._mapping(node, path, "a mapping with `store`, such as {store: file}")
         rows = settings_of(ServerSettings)
+        if name == HOME:
+            if "store" in keys:
+                raise self._fail(
+                    node.key or node, f"{path}: {HOME} is the domain's own store, `store:`; take another name"
+                )
+            rows = {key: rows[key] for key in ("messagesMaximum", "bytesMaximum", "blockingSendPolicy")}
+            self._known_keys(keys, path, rows)
+            return ServerSettings(name, "file", **self._values(keys, path, rows))
         self._known_keys(keys, path, rows)
         if "store" not in keys:
             raise self._fail(node.key or node, f"{path}.store is missing: it must be file, a path or a URI")

@@ -102,7 +102,7 @@ def back_up(domain: Domain, store: Store, target_uri: str) -> Manifest:
     for name in domain.connection_factories.names():
         path = f"{CONNECTION_FACTORIES}/{name}"
         files.append(copy(domain.storage, path, target, f"{DOMAIN}/{path}"))
-    for name in domain.quotas.names():  # their ledgers begin again: what is in the tables counts
+    for name in domain.quotas.names(servers=True):  # their ledgers begin again: what is in the tables counts
         path = f"{QUOTAS}/{name}"
         files.append(copy(domain.storage, path, target, f"{DOMAIN}/{path}"))
     files += [write_records(target, server, own.values()) for server, own in records.items()]

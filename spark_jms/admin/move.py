@@ -128,9 +128,8 @@ def _check_same(domain: Domain, name: str, table_id: str, moved: int) -> None:
 
 def _batch(domain: Domain, request: MoveOrder) -> int:
     """How many messages a transfer moves: the target's quota must have room for them at once."""
-    quota = domain.log(request.target).snapshot.destination.quota
-    maximum = domain.quotas.limit(quota).messages if quota is not None and request.target != request.source else -1
-    return min(BATCH, maximum) if maximum > 0 else BATCH
+    quotas = domain.log(request.target).snapshot.destination.quotas if request.target != request.source else set()
+    return min([BATCH, *(most for quota in quotas if (most := domain.quotas.limit(quota).messages) > 0)])
 
 
 def _checked(domain: Domain, request: MoveOrder) -> tuple[str, list[int]]:

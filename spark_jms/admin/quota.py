@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from spark_jms.claims.views import moment
-from spark_jms.core.quota import Observation, OpenRequest
+from spark_jms.core.quota import OpenRequest
 from spark_jms.core.usage import MessageUsage
 from spark_jms.errors import JmsqError
 from spark_jms.log.domain import Domain
+from spark_jms.settings.quota import SERVER_QUOTA
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,8 @@ class QuotaRequestRow:
 
 @dataclass(frozen=True)
 class QuotaRow:
-    """One quota, or what one destination has of a quota that is not shared. A maximum of -1 is none. `destinations` are
-    those that have the quota now; usage counts messages that are not finished."""
+    """One quota, or what one destination has of a quota that is not shared. `server+NAME` is the quota of a server. A maximum
+    of -1 is none. `destinations` are those that have the quota now; usage counts messages that are not finished."""
 
     quota: str
     shared: bool
@@ -63,7 +64,8 @@ def quotas(domain: Domain, names: list[str]) -> list[QuotaRow]:
     """Raises DomainError for a quota that the domain does not have."""
     having = _destinations(domain)
     rows = []
-    for name in names or domain.quotas.names():
+    servers = [server for server, quota in domain.quotas.server_quotas().items() if quota.has_maximum]
+    for name in names or [*domain.quotas.names(), *(SERVER_QUOTA + server for server in servers)]:
         limit, users = domain.quotas.limit(name), sorted(having.get(name, ()))
         groups = [users] if limit.shared else [[user] for user in users]
         rows += [_row(domain, name, group) for group in groups or [[]]]
@@ -88,10 +90,10 @@ def _destinations(domain: Domain) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for name in domain.destinations():
         try:
-            quota = domain.log(name).refresh().destination.quota
+            counted = domain.log(name).refresh().destination.quotas
         except (JmsqError, OSError):
             continue
-        if quota is not None:
+        for quota in counted:
             found.setdefault(quota, set()).add(name)
     return found
 
@@ -99,10 +101,7 @@ def _destinations(domain: Domain) -> dict[str, set[str]]:
 def _row(domain: Domain, name: str, destinations: list[str]) -> QuotaRow:
     limit = domain.quotas.limit(name)
     ledger = domain.quotas.ledger(name, limit, destinations[0] if destinations else "")
-    state = domain.quotas.now(ledger)
-    for other in destinations:  # one that has not sent anything with the quota yet
-        if other not in state.usages:
-            state = state.observe({other: Observation(domain.usage_of(other))})
+    state = domain.quotas.now(ledger, destinations)
     waiting = state.waiting
     reserved = [one for one in state.requests if not one.waits]
     return QuotaRow(

@@ -71,6 +71,5 @@ def rename_destination(domain: Domain, store: Store, old: str, new: str, *, forc
 
     commit(log, decide)
     domain.register.remove(old)
-    if domain.log(new).refresh().destination.quota is not None:
-        domain.quotas.observe(new)
+    domain.quotas.observe(new)
     return RenamedDestination(old, new, entry.path)

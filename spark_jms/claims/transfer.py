@@ -32,7 +32,7 @@ from spark_jms.errors import (
     JmsqError,
     TransferError,
 )
-from spark_jms.log.admission import LargerThanQuotaError, QuotaExceededError, need_of
+from spark_jms.log.admission import LargerThanQuotaError, QuotaExceededError
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.snapshot import Snapshot
@@ -132,7 +132,7 @@ class Transfers:
         if target.table_id == self._origin.snapshot.table_id:
             return
         try:
-            self._domain.quotas.check_possible(target.destination, need_of(target.files))
+            self._domain.quotas.check_possible(target.destination, target.files)
         except LargerThanQuotaError:
             discard(target_log.storage, target.files)
             raise

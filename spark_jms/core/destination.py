@@ -40,6 +40,7 @@ from spark_jms.settings.destination import (
     to_metadata,
 )
 from spark_jms.settings.expiration import DISCARD
+from spark_jms.settings.quota import SERVER_QUOTA
 
 # Of tables that have or had compressed bodies. Those with a quota, or whose expired messages are logged or redirected, have 6,
 # those with a path service, or with a life-cycle log now or before, 5, those with units of work, or with slots that have moved, 4,
@@ -84,6 +85,7 @@ class Destination(DestinationSettings):
     slots: SlotMap | None = None  # once slots of units of order have moved
     has_compressed: bool = False  # messages with compressed bodies are or were in the table (T8)
     leaving: frozenset[int] = frozenset()  # members that are to be removed and still have messages
+    limited: frozenset[str] = frozenset()  # servers whose quota counts its members, because it has none of its own
     was_logged: bool = False  # the life-cycle log was on in an earlier declaration
     paths: Mapping[str, int] = attrs.field(
         factory=dict, eq=False
@@ -109,6 +111,22 @@ class Destination(DestinationSettings):
     def has_life_cycle(self) -> bool:
         """The life-cycle log is on, or was: it has a table, and record sets have positions in it (life_cycle.py)."""
         return self.message_logging_enabled or self.was_logged
+
+    @property
+    def measures_usage(self) -> bool:
+        return super().measures_usage or bool(self.limited)
+
+    def quota_of(self, member: int) -> str | None:
+        """The name of the quota in which the member's messages count."""
+        if self.quota is not None or not self.limited:
+            return self.quota
+        server = self.server_of(member)
+        return SERVER_QUOTA + server if server in self.limited else None
+
+    @property
+    def quotas(self) -> set[str]:
+        """The names of all quotas in which its messages count."""
+        return {quota for member in self.member_ids if (quota := self.quota_of(member)) is not None}
 
     def default_unit(self, producer: str) -> str | None:
         """The unit of order of a producer's messages that have none; `producer` is a name that no other producer has."""
@@ -285,6 +303,7 @@ class Destination(DestinationSettings):
             pauses=self.pauses.within(ids),
             outages=self.outages,
             has_compressed=self.has_compressed,
+            limited=self.limited,
             slots=self._slots_of(new, ids, last),
             was_logged=self.has_life_cycle,
             paths=self.paths,
@@ -363,6 +382,7 @@ class Destination(DestinationSettings):
             **({"slotMap": json.dumps(self.slots.to_json())} if self.slots else {}),
             **({"compressedBodies": "true"} if self.has_compressed else {}),
             **({"leaving": json.dumps(sorted(self.leaving))} if self.leaving else {}),
+            **({"limitedServers": json.dumps(sorted(self.limited))} if self.limited else {}),
             **({"wasLogged": "true"} if self.was_logged else {}),
         }
         return {_PREFIX + key: value for key, value in stored.items()}
@@ -371,7 +391,7 @@ class Destination(DestinationSettings):
     def _format_version(self) -> int:
         if self.has_compressed:
             return FORMAT_VERSION
-        if self.quota is not None or self.expiration_policy != DISCARD:
+        if self.quota is not None or self.limited or self.expiration_policy != DISCARD:
             return 6
         if self.unit_of_order_routing == PATH_SERVICE or self.paths or self.has_life_cycle:
             return 5
@@ -407,6 +427,7 @@ class Destination(DestinationSettings):
                 slots=SlotMap.from_json(json.loads(stored["slotMap"])) if "slotMap" in stored else None,
                 has_compressed=json.loads(stored.get("compressedBodies", "false")) is True,
                 leaving=frozenset(json.loads(stored.get("leaving", "[]"))),
+                limited=frozenset(json.loads(stored.get("limitedServers", "[]"))),
                 was_logged=json.loads(stored.get("wasLogged", "false")),
             )
         except (KeyError, ValueError, TypeError, AttributeError, ModuleFileError) as error:

@@ -1,18 +1,20 @@
 """Room for messages in a destination with a quota: what a commit to its log must have (T1). core/quota.py has the theory.
 
-    decide on a snapshot -- no quota, or the grant covers the files -> commit
+    decide on a snapshot -- no quota, or grants cover the files -> commit
             |
             +-- QuotaNeeded -> reserve room (log/quotas.py), then decide again
 
-The destination names its quota in its own metadata, so the commit that gives it another quota orders before or after each send.
+The destination names its quota, or the servers whose quotas count its members, in its own metadata, so the commit that gives it
+another quota orders before or after each send. Members on several servers need room in the quota of each: of all, or of none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from spark_jms.core.destination import Destination
 from spark_jms.core.quota import Request
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.core.usage import MessageUsage
@@ -34,11 +36,11 @@ class LargerThanQuotaError(QuotaExceededError):
 
 
 class QuotaNeeded(Exception):
-    """Not an error: the commit needs a reservation for `need` in the destination's quota."""
+    """Not an error: the commit needs reservations. `needs`: quota -> how much; `epoch`: of the declaration that says so."""
 
-    def __init__(self, quota: str, need: MessageUsage, epoch: int) -> None:
-        super().__init__(quota, need, epoch)
-        self.quota, self.need, self.epoch = quota, need, epoch
+    def __init__(self, needs: Mapping[str, MessageUsage], epoch: int) -> None:
+        super().__init__(needs, epoch)
+        self.needs, self.epoch = needs, epoch
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Sender:
 class QuotaAdmission(Protocol):
     """What a table's log needs of the domain's quotas."""
 
-    def reserve(self, table: str, room: QuotaNeeded, sender: Sender, wait_s: float) -> Grant | None: ...
+    def reserve(self, request: Request, quota: str, epoch: int, wait_s: float, *, stays: bool) -> Grant | None: ...
     def withdraw(self, grant: Grant) -> None: ...
 
 
@@ -80,20 +82,32 @@ def transaction_id(ledger: str, slot: int) -> str:
     return f"quota/{ledger}/{slot}"
 
 
-def need_of(files: Sequence[StagedFile]) -> MessageUsage:
-    return MessageUsage(sum(file.rows for file in files), sum(file.bytes for file in files))
+def needs_of(declared: Destination, files: Iterable[StagedFile]) -> dict[str, MessageUsage]:
+    """quota -> what the files need in it."""
+    needs: dict[str, MessageUsage] = {}
+    for file in files:
+        quota = declared.quota_of(file.member)
+        if quota is not None:
+            needs[quota] = needs.get(quota, MessageUsage()) + MessageUsage(file.rows, file.bytes)
+    return needs
 
 
-def spent(snapshot: Snapshot, files: Sequence[StagedFile], grant: Grant | None, now: int) -> list[Action]:
-    """Pure. What the commit of these files adds to the log: the transaction that ends the reservation; nothing where the
-    destination has no quota. Raises QuotaNeeded unless the grant is one of its quota, covers the files and has not ended."""
-    quota = snapshot.destination.quota
-    if quota is None or not files:
+def spent(snapshot: Snapshot, files: Sequence[StagedFile], grants: Sequence[Grant], now: int) -> list[Action]:
+    """Pure. What the commit of these files adds to the log: the transactions that end the reservations; nothing where no quota
+    counts them. Raises QuotaNeeded unless there is a grant of each quota, which covers its files and has not ended."""
+    declared = snapshot.destination
+    if declared.quota is None and not declared.limited:
         return []
-    need, epoch = need_of(files), snapshot.destination.epoch
-    if grant is None or (grant.quota, grant.epoch) != (quota, epoch):
-        raise QuotaNeeded(quota, need, epoch)
+    needs, by_quota = needs_of(declared, files), {grant.quota: grant for grant in grants}
+    for quota, need in needs.items():
+        grant = by_quota.get(quota)
+        if grant is None or not _fits(snapshot, grant, need):
+            raise QuotaNeeded(needs, declared.epoch)
+    used = (by_quota[quota] for quota in sorted(needs))
+    return [{"txn": {"appId": one.transaction, "version": one.number, "lastUpdated": now}} for one in used]
+
+
+def _fits(snapshot: Snapshot, grant: Grant, need: MessageUsage) -> bool:
     left = grant.request.need - need
-    if snapshot.transactions.get(grant.transaction, 0) >= grant.number or left.messages < 0 or left.bytes < 0:
-        raise QuotaNeeded(quota, need, epoch)
-    return [{"txn": {"appId": grant.transaction, "version": grant.number, "lastUpdated": now}}]
+    ended = snapshot.transactions.get(grant.transaction, 0) >= grant.number
+    return grant.epoch == snapshot.destination.epoch and not ended and left.messages >= 0 and left.bytes >= 0

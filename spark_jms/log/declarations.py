@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -106,6 +106,26 @@ def _follow_quota(domain: Domain, wanted: Destination) -> None:
         domain.quotas.observe(wanted.name)
 
 
+def follow_server_quotas(domain: Domain) -> None:
+    """Every destination without a quota of its own counts in those of its servers that have one (T1). Repeatable: after an
+    interrupted `apply`, the next one does the rest."""
+    known = domain.quotas.server_quotas()
+    limited = {server for server, quota in known.items() if quota.has_maximum}
+    for name in domain.destinations() if known else ():
+        if commit(domain.log(name), partial(decide_limited, limited)) is not None:
+            domain.quotas.observe(name)
+
+
+def decide_limited(limited: Set[str], snapshot: Snapshot) -> Decision | None:
+    """Pure. `limited`: the servers that have a quota. None when the destination knows them."""
+    declared = snapshot.destination
+    concerned = frozenset(limited & set(declared.servers_in_use())) if declared.quota is None else frozenset()
+    if concerned == declared.limited:
+        return None
+    after = attrs.evolve(declared, limited=concerned, epoch=declared.epoch + 1)
+    return Decision("SET TBLPROPERTIES", [metadata_action(snapshot, after)])
+
+
 def _check_error_destinations(domain: Domain, declared: Sequence[Destination]) -> None:
     """An error destination is another queue: a topic keeps nothing that no subscription wants. ModuleFileError."""
     kinds = {d.name: d.kind for d in declared}
@@ -194,6 +214,7 @@ def _of_history(destination: Destination) -> Destination:
         messages_limit_override=UNLIMITED,
         message_logging_enabled=False,
         quota=None,
+        limited=frozenset(),
     )
 
 

@@ -14,15 +14,15 @@ import logging
 import random
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 
 from spark_jms.core.quota import Limit, Observation, QuotaState, Request
+from spark_jms.core.staged_file import StagedFile
 from spark_jms.core.usage import MessageUsage
 from spark_jms.errors import DomainError, InvalidDestinationError, JmsqError, ModuleFileError
-from spark_jms.log.admission import Grant, LargerThanQuotaError, QuotaExceededError, QuotaNeeded, Sender, transaction_id
+from spark_jms.log.admission import Grant, LargerThanQuotaError, QuotaExceededError, needs_of, transaction_id
 from spark_jms.log.commit import Decision, commit
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.named_files import NamedFiles
@@ -31,7 +31,7 @@ from spark_jms.log.send import TransactionId
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.storage import Storage, now_ms
 from spark_jms.log.usage import UsageFiles
-from spark_jms.settings.quota import QuotaSettings, from_stored, to_stored
+from spark_jms.settings.quota import SERVER_QUOTA, QuotaSettings, from_stored, to_stored
 
 log = logging.getLogger("spark_jms")
 QUOTAS = "_jmsq/quotas"
@@ -63,8 +63,19 @@ class Quotas:
         ] = {}  # by name: the newest content, which every send asks for
 
     # -- the resources ------------------------------------------------------------------------------------------------
-    def names(self) -> list[str]:
-        return self._files.names()
+    def names(self, *, servers: bool = False) -> list[str]:
+        """Also of the quotas of servers, or without them."""
+        return [name for name in self._files.names() if servers or not name.startswith(SERVER_QUOTA)]
+
+    def server_quotas(self) -> dict[str, QuotaSettings]:
+        """By server, those that have or had a maximum."""
+        names = [name for name in self._files.names() if name.startswith(SERVER_QUOTA)]
+        return {name.removeprefix(SERVER_QUOTA): self.get(name) for name in names}
+
+    def put_server(self, server: str, quota: QuotaSettings) -> None:
+        """The quota of a server. A server that never had a maximum gets no file."""
+        if quota.has_maximum or SERVER_QUOTA + server in self._files.names():
+            self.put(SERVER_QUOTA + server, quota)
 
     def get(self, name: str) -> QuotaSettings:
         """Raises DomainError, which lists the quotas."""
@@ -106,39 +117,37 @@ class Quotas:
         return [ledger for ledger in found if ledger.quota == quota]
 
     # -- senders ------------------------------------------------------------------------------------------------------
-    def reserve(self, table: str, room: QuotaNeeded, sender: Sender, wait_s: float) -> Grant | None:
-        """Room for a send to the destination `table`. None: the destination has no quota any more. Raises QuotaExceededError
-        when there is none within `wait_s`, when the messages are more than the maximum, or when the destination gets another
-        quota while this waits."""
+    def reserve(self, request: Request, quota: str, epoch: int, wait_s: float, *, stays: bool) -> Grant | None:
+        """Room in the quota, by the declaration of this epoch. None: the quota does not count the destination any more. Raises
+        QuotaExceededError when there is none within `wait_s`, when the messages are more than the maximum, or when the
+        destination gets another quota while this waits. A request that `stays` keeps its place for a few seconds then."""
         deadline = time.monotonic() + wait_s
-        attempt = _Attempt(Request(sender.id or uuid.uuid4().hex, table, room.need, sender.by))
-        quota: str | None = room.quota
-        epoch = room.epoch
+        attempt, table = _Attempt(request), request.destination
         try:
-            while quota is not None:
-                grant = self._try(attempt, quota, epoch, waits=wait_s > 0 or sender.stays)
+            while True:
+                grant = self._try(attempt, quota, epoch, waits=wait_s > 0 or stays)
                 if grant is not None:
                     return grant
                 if time.monotonic() >= deadline:
                     raise QuotaExceededError(self._refusal(attempt, quota))
                 time.sleep(attempt.pause(deadline - time.monotonic()))
                 declared = self._log_of(table).refresh().destination
-                if declared.quota != quota and attempt.ledger is not None:
+                if quota not in declared.quotas:
+                    if attempt.ledger is None:
+                        return None
                     raise QuotaExceededError(
-                        f"{table} got the quota {declared.quota or 'none'} while {room.need.messages:,} message(s) waited for "
+                        f"{table} got the quota {declared.quota or 'none'} while {request.need.messages:,} message(s) waited for "
                         f"room in {quota}; nothing was sent"
                     )
-                quota, epoch = declared.quota, declared.epoch
-            return None
+                epoch = declared.epoch
         except BaseException as error:
-            if attempt.ledger is not None and not (sender.stays and isinstance(error, QuotaExceededError)):
+            if attempt.ledger is not None and not (stays and isinstance(error, QuotaExceededError)):
                 self._withdraw(attempt.ledger, attempt.request)
             raise
 
-    def check_possible(self, destination: str, need: MessageUsage) -> None:
+    def check_possible(self, destination: str, files: Iterable[StagedFile]) -> None:
         """Raises LargerThanQuotaError when no waiting would help."""
-        quota = self._log_of(destination).snapshot.destination.quota
-        if quota is not None:
+        for quota, need in needs_of(self._log_of(destination).snapshot.destination, files).items():
             _check_possible(destination, need, quota, self.limit(quota))
 
     def withdraw(self, grant: Grant) -> None:
@@ -146,16 +155,15 @@ class Quotas:
         self._withdraw(self._ledgers[grant.ledger], grant.request, grant.number)
 
     def observe(self, destination: str) -> None:
-        """Enter what the destination holds now into the ledger of its quota."""
-        quota = self._log_of(destination).refresh().destination.quota
-        if quota is not None:
+        """Enter what the destination holds now into the ledgers of its quotas."""
+        for quota in self._log_of(destination).refresh().destination.quotas:
             ledger = self.ledger(quota, self.limit(quota), destination)
             self._change(ledger, destination, lambda state: state, "looked")
 
-    def now(self, ledger: QuotaLedger) -> QuotaState:
-        """The ledger's newest state, with what its destinations hold now. Changes nothing."""
+    def now(self, ledger: QuotaLedger, destinations: Iterable[str] = ()) -> QuotaState:
+        """The ledger's newest state, with what its destinations, and these, hold now. Changes nothing."""
         state = ledger.read().state.lapse(self._clock_ms())
-        return self._observed(ledger, state, state.usages)
+        return self._observed(ledger, state, {*state.usages, *destinations})
 
     # -- inside -------------------------------------------------------------------------------------------------------
     def _try(self, attempt: _Attempt, quota: str, epoch: int, *, waits: bool) -> Grant | None:
@@ -201,10 +209,12 @@ class Quotas:
             snapshot = self._log_of(destination).refresh()
         except InvalidDestinationError:
             return None
-        if snapshot.destination.quota != ledger.quota:
+        declared = snapshot.destination
+        if ledger.quota not in declared.quotas:
             return None
         numbers = {slot: snapshot.transactions.get(transaction_id(ledger.name, slot), 0) for slot in slots}
-        return Observation(self._usages.at(snapshot), numbers)
+        members = {member for member in declared.member_ids if declared.quota_of(member) == ledger.quota}
+        return Observation(self._usages.at(snapshot, members), numbers)
 
     def _withdraw(self, ledger: QuotaLedger, request: Request, number: int | None = None) -> None:
         try:

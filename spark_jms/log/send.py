@@ -16,16 +16,19 @@ from __future__ import annotations
 import os
 import socket
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from typing import NamedTuple
 
 import attrs
 
 from spark_jms.core.balancing import ANY_MEMBER, Balancing
 from spark_jms.core.destination import Destination
+from spark_jms.core.quota import Request
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.errors import (
@@ -36,7 +39,7 @@ from spark_jms.errors import (
     InvalidDestinationError,
     JmsqError,
 )
-from spark_jms.log.admission import Grant, QuotaNeeded, Sender, need_of, spent
+from spark_jms.log.admission import Grant, QuotaNeeded, Sender, needs_of, spent
 from spark_jms.log.commit import Decision, commit_prepared
 from spark_jms.log.delta_log import Action, DeltaLog
 from spark_jms.log.metadata import metadata_action
@@ -125,7 +128,7 @@ def send(
                 done = commit_prepared(
                     log,
                     shipment.prepare,
-                    lambda snapshot, ready: decide_send(snapshot, ready, transaction, now, room.grant),
+                    lambda snapshot, ready: decide_send(snapshot, ready, transaction, now, room.grants),
                 )
                 break
             except QuotaNeeded as needed:
@@ -196,34 +199,38 @@ def wait_for_change(log: DeltaLog, epoch: int, deadline: float) -> bool:
 
 
 class Room:
-    """The reservation of one commit in its destination's quota, if it has one. The commit ends it. After an interrupt it stays
-    until other senders need the room: whether the commit is in the log is unknown."""
+    """The reservations of one commit in the quotas of its destination. The commit ends them. After an interrupt they stay until
+    other senders need the room: whether the commit is in the log is unknown."""
 
     def __init__(self, log: DeltaLog, sender: Sender, deadline: float) -> None:
         self._log, self._sender, self._deadline = log, sender, deadline
-        self.grant: Grant | None = None
+        self._id = sender.id or uuid.uuid4().hex
+        self.grants: tuple[Grant, ...] = ()
 
     def reserve(self, needed: QuotaNeeded) -> None:
-        """Raises QuotaExceededError at the deadline, a time of time.monotonic()."""
-        if self._log.quotas is None:
-            raise AssertionError(
-                f"{self._log.name} has the quota {needed.quota}, but its log was opened without quotas"
-            )
+        """In all quotas, or in none. Raises QuotaExceededError at the deadline, a time of time.monotonic()."""
+        quotas = self._log.quotas
+        if quotas is None:
+            raise AssertionError(f"{self._log.name} has a quota, but its log was opened without quotas")
         self.give_back()
-        wait_s = self._deadline - time.monotonic()
-        self.grant = self._log.quotas.reserve(self._log.name, needed, self._sender, wait_s)
+        for quota, need in sorted(needed.needs.items(), key=itemgetter(0)):  # in one order: no two wait for each other
+            request = Request(self._id, self._log.name, need, self._sender.by)
+            wait_s = self._deadline - time.monotonic()
+            grant = quotas.reserve(request, quota, needed.epoch, wait_s, stays=self._sender.stays)
+            self.grants += (grant,) if grant is not None else ()
 
     def reserve_for(self, files: Sequence[StagedFile]) -> None:
         """Ahead of the first attempt to commit, which would find out that it needs room."""
         declared = self._log.snapshot.destination
-        if declared.quota is not None and files and not declared.pauses:
-            self.reserve(QuotaNeeded(declared.quota, need_of(files), declared.epoch))
+        if declared.measures_usage and not declared.pauses and (needs := needs_of(declared, files)):
+            self.reserve(QuotaNeeded(needs, declared.epoch))
 
     def give_back(self) -> None:
         """When there will be no commit. Raises nothing."""
-        grant, self.grant = self.grant, None
-        if grant is not None and self._log.quotas is not None:
-            self._log.quotas.withdraw(grant)
+        grants, self.grants = self.grants, ()
+        for grant in grants:
+            if self._log.quotas is not None:
+                self._log.quotas.withdraw(grant)
 
 
 class _Send:
@@ -278,16 +285,20 @@ def _this_process() -> Sender:
 
 
 def decide_send(
-    snapshot: Snapshot, shipping: Shipping, transaction: TransactionId | None, now: int, grant: Grant | None = None
+    snapshot: Snapshot,
+    shipping: Shipping,
+    transaction: TransactionId | None,
+    now: int,
+    grants: Sequence[Grant] = (),
 ) -> SendDecision | None:
     """Pure. None when the transaction is in the log, or there is nothing to send. Raises ProductionPausedError,
-    InsertionPausedError, and QuotaNeeded when the destination has a quota and the grant does not fit."""
+    InsertionPausedError, and QuotaNeeded when a quota counts the messages and no grant fits."""
     files = shipping.files
     if (transaction and transaction.is_in(snapshot)) or not (files or transaction):
         return None
     snapshot.destination.check_up(file.member for file in files)
     snapshot.destination.check_production((file.member for file in files), shipping.planned_epoch)
-    room = spent(snapshot, files, grant, now)
+    room = spent(snapshot, files, grants, now)
     actions, sequences = number(snapshot, files, now)
     actions += new_paths(snapshot, files)
     actions += room

@@ -82,7 +82,7 @@ def append_transfer(log: DeltaLog, target: TransferTarget, ticket: Ticket, origi
             done = commit_prepared(
                 log,
                 partial(_files_for, log, target, ticket),
-                lambda snapshot, files: decide_append(snapshot, target, ticket, files, now, room.grant, within=within),
+                lambda snapshot, files: decide_append(snapshot, target, ticket, files, now, room.grants, within=within),
             )
         except QuotaNeeded as needed:
             room.reserve(needed)
@@ -109,17 +109,17 @@ def decide_append(
     ticket: Ticket,
     files: Sequence[StagedFile],
     now: int,
-    grant: Grant | None = None,
+    grants: Sequence[Grant] = (),
     *,
     within: bool = False,
 ) -> Decision | None:
     """Pure. None when another process has decided, or the table is another one. Raises InsertionPausedError, and QuotaNeeded when
-    the destination has a quota and the grant does not fit, unless the messages stay `within` the destination."""
+    a quota counts the messages and no grant fits, unless the messages stay `within` the destination."""
     if _outcome(snapshot, target, ticket) is not TargetOutcome.UNDECIDED:
         return None
     snapshot.destination.check_up(file.member for file in files)
     snapshot.destination.check_insertion(file.member for file in files)
-    actions = [] if within else spent(snapshot, files, grant, now)
+    actions = [] if within else spent(snapshot, files, grants, now)
     actions += number(snapshot, files, now).actions
     return Decision(
         "TRANSFER", [*actions, TransactionId(ticket.app_id, ticket.appended).action(now)], {"mode": "Append"}

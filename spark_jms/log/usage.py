@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from spark_jms.core.usage import MessageUsage, PublishedUsage, total
@@ -45,14 +45,14 @@ class UsageFiles:
             log.warning("%s/%s/%s is damaged and counts as missing: %r", self._storage.uri, USAGE, table_id, error)
             return None
 
-    def at(self, snapshot: Snapshot) -> MessageUsage:
-        """What the table holds at this version, at most. With a publication this looks at the files that were sent since, without
-        one at every file; in a series of calls only at the newest ones."""
+    def at(self, snapshot: Snapshot, only: Collection[int] | None = None) -> MessageUsage:
+        """What the table, or `only` these members of it, hold at this version, at most. With a publication this looks at the files
+        that were sent since, without one at every file; in a series of calls only at the newest ones."""
         published = self.read(snapshot.table_id)
         known, messages, size = published.members if published else {}, 0, 0
         for member, files in snapshot.members.items():
             then, after = known.get(member), 0
-            if not len(files):
+            if not len(files) or (only is not None and member not in only):
                 continue
             if then is not None:
                 messages, size, after = messages + then.unfinished.messages, size + then.unfinished.bytes, then.last

@@ -16,6 +16,8 @@ from spark_jms.errors import ModuleFileError
 from spark_jms.settings.destination_key import KeyText
 from spark_jms.settings.expiration import DISCARD, EXPIRATION_POLICIES, REDIRECT, LoggedFieldsText
 from spark_jms.settings.promoted_property import MAX_PROMOTED, PromotedText, doubled
+from spark_jms.settings.quota import BYTES_MAXIMUM, NO_MAXIMUM, QuotaSettings
+from spark_jms.settings.quota import POLICIES as QUOTA_POLICIES
 from spark_jms.settings.table import REQUIRED, Setting, Table, setting, settings_of
 from spark_jms.settings.threshold import NO_THRESHOLD, wrong_pair
 from spark_jms.settings.types import Choice, Duration, Flag, ListOf, NumberChoice, Size, Text, Whole
@@ -129,6 +131,27 @@ class ServerSettings(Table):
     bytes_threshold_low: int = setting("bytesThresholdLow", Whole(NO_THRESHOLD), NO_THRESHOLD, BYTES_LOW)
     messages_threshold_high: int = setting("messagesThresholdHigh", Whole(NO_THRESHOLD), NO_THRESHOLD, MESSAGES_HIGH)
     messages_threshold_low: int = setting("messagesThresholdLow", Whole(NO_THRESHOLD), NO_THRESHOLD, MESSAGES_LOW)
+    messages_maximum: int = setting(
+        "messagesMaximum",
+        Whole(NO_MAXIMUM),
+        NO_MAXIMUM,
+        "How many messages may be on the server that are not finished: a [quota](LIMITS.md#the-quota-of-a-server) that all members "
+        "on it share, except those of destinations with a quota of their own. -1: no maximum.",
+    )
+    bytes_maximum: int = setting(
+        "bytesMaximum",
+        BYTES_MAXIMUM,
+        NO_MAXIMUM,
+        "How many bytes the data files of these messages may have. -1: no maximum.",
+    )
+    blocking_send_policy: str = setting(
+        "blockingSendPolicy", Choice(QUOTA_POLICIES), "FIFO", "Who gets room on the server while senders wait for it."
+    )
+
+    @property
+    def quota(self) -> QuotaSettings:
+        """Of the destinations without one."""
+        return QuotaSettings(self.messages_maximum, self.bytes_maximum, True, self.blocking_send_policy)
 
     @property
     def wrong_thresholds(self) -> str | None:

@@ -97,6 +97,13 @@ destinations:
   prices: {{kind: topic, template: careful, errorDestination: null}}
 ```
 
+## Keys of a server
+
+`servers:` of the module file names [servers](DISTRIBUTED.md); `home`, the domain's own store, takes only those of its
+[quota](LIMITS.md#the-quota-of-a-server). They are declared in [destination.py](../spark_jms/settings/destination.py).
+
+{server}
+
 ## Keys of a connection factory
 
 `connectionFactories:` of the module file names sets of them. A connection takes one by its name:

@@ -15,6 +15,8 @@ from spark_jms.settings.table import Setting, Table, setting, settings_of
 from spark_jms.settings.types import Choice, Flag, SizeOrNone, Whole
 
 NO_MAXIMUM = -1
+SERVER_QUOTA = "server+"  # before a server's name: the name of its quota, which no other quota can have
+BYTES_MAXIMUM = SizeOrNone(high="1048576 GiB")
 POLICIES = {
     "FIFO": "no send is let through while another one waits for room before it",
     "Preemptive": "a send for which there is room is let through, whatever waits: large ones may starve",
@@ -34,7 +36,7 @@ class QuotaSettings(Table):
     )
     bytes_maximum: int = setting(
         "bytesMaximum",
-        SizeOrNone(high="1048576 GiB"),
+        BYTES_MAXIMUM,
         NO_MAXIMUM,
         "How many bytes the data files may have that hold these messages; a file counts until all its messages are finished. "
         "-1: no maximum.",
@@ -46,6 +48,10 @@ class QuotaSettings(Table):
         "Whether the destinations with this quota compete for it. `false`: each of them has the maximum for itself.",
     )
     policy: str = setting("policy", Choice(POLICIES), "FIFO", "Who gets room while senders wait for it.")
+
+    @property
+    def has_maximum(self) -> bool:
+        return self.messages_maximum != NO_MAXIMUM or self.bytes_maximum != NO_MAXIMUM
 
     def refusal(self, row: Setting, value: object, allowed: str) -> ModuleFileError:
         return ModuleFileError(f"{row.name} of a quota is {value!r}, but must be {allowed}")

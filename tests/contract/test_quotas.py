@@ -257,8 +257,8 @@ def test_reservation_of_a_dead_sender_is_voided(root: str, monkeypatch: pytest.M
         grants: list[Grant] = []
         reserve = quotas_module.Quotas.reserve
 
-        def dying(self: Any, *arguments: Any) -> Grant | None:
-            found = reserve(self, *arguments)
+        def dying(self: Any, *arguments: Any, **named: Any) -> Grant | None:
+            found = reserve(self, *arguments, **named)
             assert found is not None
             grants.append(found)
             raise KeyboardInterrupt
@@ -275,7 +275,7 @@ def test_reservation_of_a_dead_sender_is_voided(root: str, monkeypatch: pytest.M
         monkeypatch.setattr(context._domain.quotas, "_clock_ms", lambda: later)
         producer.send_many([{"text": "y"}] * 2)
         with pytest.raises(sending.QuotaNeeded):  # the sleeper wakes
-            sending.spent(context._domain.log("orders").refresh(), [file_of(2)], grants[0], later)
+            sending.spent(context._domain.log("orders").refresh(), [file_of(2)], grants, later)
         assert state_of(context).requests == ()
 
 
@@ -355,6 +355,73 @@ def test_unknown_quota_is_refused_by_name(root: str) -> None:
     """T1: with the quotas that there are."""
     with pytest.raises(JmsqError, match=r"no quota 'smal' \(there are: other, small\)"):
         made(root, {}, orders={"kind": "queue", "quota": "smal"})
+
+
+# -- servers --------------------------------------------------------------------------------------------------------------------
+def on_servers(root: str, **limits: Any) -> None:
+    """`limits`: server -> its keys beside `store`."""
+    apply(
+        root,
+        {
+            "quotas": {"small": {"messagesMaximum": 2}},
+            "servers": {
+                "east": {"store": "file", **limits.get("east", {})},
+                "west": {"store": "file", **limits.get("west", {})},
+                "home": limits.get("home", {}),
+            },
+            "destinations": {
+                "both": {"kind": "distributed-queue", "servers": ["east", "west"]},
+                "eastern": {"kind": "queue", "servers": ["east"]},
+                "own": {"kind": "queue", "servers": ["east"], "quota": "small"},
+                "plain": {"kind": "queue"},
+            },
+        },
+    )
+
+
+def test_server_has_a_quota_for_destinations_without_one(root: str) -> None:
+    """T1: all members on the server share it, each with its own messages; a destination with its own leaves the server's."""
+    on_servers(root, east={"messagesMaximum": 4})
+    with connect(root) as context:
+        both = context.producer("both", send_timeout=0)
+        both.send_many([{"text": str(n)} for n in range(6)])  # three on each server
+        eastern = context.producer("eastern", send_timeout=0)
+        eastern.send(text="x")
+        for producer in (eastern, context.producer("east@both", send_timeout=0)):
+            with pytest.raises(QuotaExceededError, match=r"quota server\+east has no room"):
+                producer.send(text="x")
+        with pytest.raises(QuotaExceededError):
+            both.send_many([{"text": "x"}] * 2)  # one of them for each server: all or none
+        assert context._domain.usage_of("both").messages == 6
+        context.producer("west@both", send_timeout=0).send(text="x")
+        context.producer("own", send_timeout=0).send_many([{"text": "x"}] * 2)
+        context.producer("plain", send_timeout=0).send_many([{"text": "x"}] * 9)
+        receive(context, 1, "eastern")
+        wait_until(lambda: context._domain.usage_of("eastern").messages == 0, LIMIT_S)
+        context.producer("east@both", send_timeout=0).send(text="y")
+        rows = {row.quota: row for row in quotas(context._domain, [])}
+        assert (rows["server+east"].destinations, rows["server+east"].messages_used) == (("both", "eastern"), 4)
+        assert rows["small"].messages_used == 2
+
+
+def test_quota_of_a_server_can_be_changed_and_removed(root: str) -> None:
+    """T1: of `home` too; destinations follow with the next `apply`, and those that no server limits write nothing more."""
+    on_servers(root)
+    with connect(root) as context:
+        plain = context.producer("plain", send_timeout=0)
+        plain.send(text="before")
+        on_servers(root, home={"messagesMaximum": 2, "blockingSendPolicy": "Preemptive"})
+        plain.send(text="x")
+        with pytest.raises(QuotaExceededError):
+            plain.send(text="x")
+        (row,) = (row for row in quotas(context._domain, []) if row.quota == "server+home")
+        assert (row.policy, row.messages_used, row.destinations) == ("Preemptive", 2, ("plain",))
+        on_servers(root, home={"messagesMaximum": 3})
+        plain.send(text="x")
+        on_servers(root)
+        plain.send_many([{"text": "x"}] * 9)
+        assert not context._domain.log("plain").snapshot.destination.measures_usage
+        assert [row.quota for row in quotas(context._domain, [])] == ["small"]
 
 
 # -- transfers -----------------------------------------------------------------------------------------------------------------

@@ -26,9 +26,9 @@ def hold_after(count: int, path: Path) -> None:
     reserve = quotas.Quotas.reserve
     had = 0
 
-    def holding(self: quotas.Quotas, *arguments: Any) -> Grant | None:
+    def holding(self: quotas.Quotas, *arguments: Any, **named: Any) -> Grant | None:
         nonlocal had
-        grant, had = reserve(self, *arguments), had + 1
+        grant, had = reserve(self, *arguments, **named), had + 1
         if had == count:
             path.with_suffix(".holding").touch()
             time.sleep(600)
