@@ -45,7 +45,7 @@ _PLACES = {
     "server": "a server",
     "factory": "a connection factory",
     "quota": "a quota",
-    "environment": "the environment",
+    "jdbc": "a jdbc: URI",
 }
 _CONSUMER = "`Context.consumer(acknowledge=…)`"
 _REFUSED = "refused"
@@ -83,6 +83,8 @@ TUNING = (
     TextName("Blocking Send Policy", "", ("server.blockingSendPolicy",)),
     TextName("Send Timeout", "", ("factory.sendTimeout",), "`Context.producer(send_timeout=…)`: 10 ms"),
     TextName("MessagesLimitOverride", "-1", ("module.messagesLimitOverride",)),
+    TextName("SubscriptionMessagesLimit", "-1", instead="`jmsq subscriptions`, `jmsq stat`: -1"),
+    TextName("SubscriptionLimitDeletedCount", "", instead="`jmsq subscriptions`, `jmsq stat`"),
     TextName("Flow Control Enabled", "", ("factory.flowControlEnabled",)),
     TextName("Flow Maximum", "", ("factory.flowMaximum",)),
     TextName("Flow Minimum", "", ("factory.flowMinimum",)),
@@ -111,6 +113,7 @@ TUNING = (
     TextName("DUPS_OK_ACKNOWLEDGE", "", instead=f'{_CONSUMER}: "dups-ok"'),
     TextName("MULTICAST_NO_ACKNOWLEDGE", "", instead=f"{_REFUSED}: messages are read from a log, not broadcast"),
     TextName("XML message selectors", "", instead=f"{_REFUSED}: a selector does not read bodies"),
+    TextName("IORetryDelaySeconds", "", ("jdbc.retry_limit_s",)),
     TextName("Production Pause and Resume", "", instead="`jmsq pause`, `jmsq resume`"),
     TextName(
         "weblogic.messaging.DisableTopicMultiSender", "", instead="no counterpart: a sender never waits for subscribers"

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from spark_jms.client.consumer_arguments import check_delivery
+from spark_jms.core.selector import Selector
+from spark_jms.errors import InvalidSelectorError, OptionError
 from spark_jms.settings.tables import GROUPS
 from spark_jms.settings.texts import NAMES, NOT_YET, TextName
 
@@ -43,6 +46,8 @@ TEXTS = {
     "Blocking Send Policy": "",
     "Send Timeout": "",
     "MessagesLimitOverride": "-1",
+    "SubscriptionMessagesLimit": "-1",
+    "SubscriptionLimitDeletedCount": "",
     # flow control
     "Flow Control Enabled": "",
     "Flow Maximum": "",
@@ -77,6 +82,7 @@ TEXTS = {
     "DUPS_OK_ACKNOWLEDGE": "",
     "MULTICAST_NO_ACKNOWLEDGE": "",
     "XML message selectors": "",
+    "IORetryDelaySeconds": "",
     "Production Pause and Resume": "",
     "weblogic.messaging.DisableTopicMultiSender": "",
     "local-jndi-name": "",
@@ -115,3 +121,13 @@ def test_setting_that_is_there_is_found(row: TextName) -> None:
 def test_text_row_is_well_formed(row: TextName) -> None:
     assert "|" not in row.name + row.default + row.shown
     assert not row.differs or row.settings
+
+
+def test_refused_names_are_refused_by_name() -> None:
+    """T18: XML selectors, and an acknowledge mode that broadcasts."""
+    with pytest.raises(
+        InvalidSelectorError, match=r"column 7: XML selectors \(JMS_BEA_SELECT\) are refused: a selector reads headers"
+    ):
+        Selector.parse("a and JMS_BEA_SELECT('xpath', '/order/id/text()') = '7'")
+    with pytest.raises(OptionError, match="acknowledge is 'MULTICAST_NO_ACKNOWLEDGE', but must be one of client, "):
+        check_delivery("MULTICAST_NO_ACKNOWLEDGE", None)

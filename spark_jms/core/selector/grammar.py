@@ -102,6 +102,7 @@ _WORDS = {
     "$END": "the end of the selector",
 }
 _ORDER = (*_WORDS, *sorted(KEYWORDS))
+XML_SELECTOR = "JMS_BEA_SELECT"  # a function of WebLogic: XPath on the body
 _HINTS = {
     '"': "strings are written in single quotes",
     "'": "the string is never closed: a quote inside a string is doubled, as in 'it''s'",
@@ -391,6 +392,10 @@ def _described(error: Exception, text: str) -> tuple[int, str]:
     if token.type == "$END":
         return len(text.rstrip()), f"the selector ends here, expected {_expected(error.accepts)}"
     before = next(reversed(list(_parser().lex(text[: _offset(token)]))), None)
+    if before is not None and before == XML_SELECTOR and token == "(":
+        return _offset(
+            before
+        ), f"XML selectors ({XML_SELECTOR}) are refused: a selector reads headers and properties, not bodies"
     after = f" after {_short(before)}" if before is not None else ""
     return _offset(token), f"found {_short(token)}{after}{_hint(token, before)}, expected {_expected(error.accepts)}"
 
