@@ -3,8 +3,9 @@
 A seed is one run on the real layers core, log and claims, with the storage and the stores in memory. Two queries with emulated
 checkpoints and idempotent sinks share the queue. Stores refuse, or write and then fail to say so; queries crash between any
 two steps; servers leave the destination and join it; consumption is paused. Some messages are poison: the sinks refuse them,
-and the queries isolate them (M4). Then the faults end, and the queries must drain the queue: sent = in a sink + in the error
-destination, where only the poison is, and a message is in the sinks twice only when the second delivery was flagged.
+and the queries isolate them (M4). A third of the queues have units of order and a path service (T10). Then the faults end, and
+the queries must drain the queue: sent = in a sink + in the error destination, where only the poison is, and a message is in the
+sinks twice only when the second delivery was flagged.
 `SEEDS` and the seeds are fixed, so one commit has one result.
 """
 
@@ -14,6 +15,8 @@ import os
 import random
 import re
 from collections import Counter
+from collections.abc import Collection
+from itertools import takewhile
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,10 +26,12 @@ from spark_jms.admin.pause import pause, resume
 from spark_jms.claims.batches import ConsumerSettings
 from spark_jms.claims.distributed import DistributedSubscriber
 from spark_jms.claims.views import is_empty
+from spark_jms.core.balancing import ANY_MEMBER
 from spark_jms.core.batch import Batch
 from spark_jms.core.destination import Destination
 from spark_jms.core.pause import CONSUMPTION
 from spark_jms.core.ranges import Ranges
+from spark_jms.core.routing import slot_of
 from spark_jms.errors import MemberRemovalError, ServerDownError
 from spark_jms.log import domain
 from spark_jms.log.declarations import apply_destinations
@@ -47,6 +52,7 @@ from tests.topics_model.life import Delivery, Key, deliveries
 ROOT = "memory://servers-model"
 SEEDS = int(os.environ.get("JMSQ_SEEDS", "2000")) // 10
 STEPS = 60
+UNITS = [f"unit {n}" for n in range(6)]
 
 pytestmark = pytest.mark.usefixtures("quiet_model")
 
@@ -80,6 +86,7 @@ class Query(EmulatedQuery):
         grown = self._world.isolates and len(rows) > self.tried.get(number, len(rows))
         assert not grown, "what a batch delivers has grown"
         self.tried[number] = len(rows)
+        self._world.check_order([key for key, flagged in rows if not flagged])
         if number not in self.sink and any(key in self._world.poison for key, _ in rows):
             self.fail()
             return
@@ -113,6 +120,8 @@ class World:
         self.faults = Faults(self.stores)
         failed = Destination("failed", "queue")
         apply_destinations(self.domain, [failed], lambda name, member: False)
+        self.units = random.Random(f"units {seed}")  # of their own, so that those without units are as they would be
+        self.has_units = self.units.random() < 0.33
         self.apply("a", "b", "home")
         self.faults.install(patch)
         self.sent: set[Key] = set()
@@ -123,6 +132,7 @@ class World:
             [0, 0, 0.5]
         )  # how many batches of more than two fail behind the sink's commit
         self.queries = [Query("q1", self), Query("q2", self)]
+        self.unit_of: dict[Key, str] = {}  # in the order of the commits
         self.seen: Counter[str] = Counter()
         clock.while_waiting = self.boundary
 
@@ -132,25 +142,74 @@ class World:
             query.hand_over()
 
     def apply(self, *servers: str) -> None:
-        wanted = Destination("orders", "distributed-queue", len(servers), servers=servers, error_destination="failed")
+        wanted = Destination(
+            "orders",
+            "distributed-queue",
+            len(servers),
+            servers=servers,
+            error_destination="failed",
+            unit_of_order_routing="path-service" if self.has_units else "hash",
+        )
         apply_destinations(self.domain, [wanted], lambda name, member: is_empty(self.domain, self.store, name, member))
 
     def send(self) -> None:
         log = self.domain.log("orders")
         snapshot = log.refresh()
-        writer = MessageWriter(log.storage, snapshot.destination, self.random.randrange(9), self.clock.ms())
+        turn, routing = self.random.randrange(9), ANY_MEMBER.routing(snapshot.destination)
+        writer = MessageWriter(log.storage, snapshot.destination, turn, self.clock.ms(), routing=routing)
         count = self.random.randint(1, 4)
-        writer.write(pa.record_batch([pa.array([b"x"] * count, pa.binary())], names=["body"]))
+        unit = self.units.choice([None, *UNITS]) if self.has_units else None
+        bodies, units = pa.array([b"x"] * count, pa.binary()), pa.array([unit] * count, pa.string())
+        writer.write(pa.record_batch([bodies, units], names=["body", "JMSXGroupID"]))
         if self.random.random() < 0.2:  # between the two
             self.random.choice([self.stop_server, self.start_servers, self.change_servers])()
         try:
             sent = send(log, writer.close(), snapshot.route_id)
         except ServerDownError:
-            assert set(log.snapshot.destination.servers) <= log.snapshot.destination.down.keys()
+            self.check_refused(log.snapshot.destination, unit)
             return
         keys = [(m, n) for m, picks in sent.sequences.items() for n in picks.numbers().tolist()]
+        if unit is not None:
+            self.check_unit(log.snapshot.destination, unit, keys[0][0])
+            self.unit_of |= dict.fromkeys(keys, unit)
+            self.seen["paths"] += unit in log.snapshot.paths
         self.sent |= set(keys)
         self.poison |= {key for key in keys if self.random.random() < self.poisonous}
+
+    def check_refused(self, now: Destination, unit: str | None) -> None:
+        """All servers are down; or the one of the unit's path; or the one of its slot, and the table has messages of it, which here
+        are never purged."""
+        if set(now.servers) <= now.down.keys():
+            return
+        assert unit is not None
+        slot = slot_of(unit)
+        path, owner = now.paths.get(unit), now.slot_map.owners[slot]
+        known = {member for (member, _), one in self.unit_of.items() if one == unit} & now.slot_map.holders(slot)
+        assert path in now.down_members if path is not None else owner in now.down_members and known
+        self.seen["units refused"] += 1
+
+    def check_unit(self, now: Destination, unit: str, member: int) -> None:
+        """What waits elsewhere is before a barrier."""
+        barriers = [b for b in now.slot_map.barriers if b.new == member and slot_of(unit) in b.slots]
+        waiting = {key for key, one in self.unit_of.items() if one == unit} - self.finished()
+        for old, number in waiting:
+            assert old == member or any(b.old == old and number <= b.old_last for b in barriers), (
+                f"{unit}: {old} and {member}"
+            )
+
+    def check_order(self, new: Collection[Key]) -> None:
+        """A batch has no message of a unit before the earlier ones of the unit. Isolation and failures change the order."""
+        if not self.has_units or self.isolates or self.failing:
+            return
+        left = set(self.unit_of) - self.finished() - set(new)
+        for key in new:
+            if unit := self.unit_of.get(key):
+                earlier = takewhile(lambda other, key=key: other != key, self.unit_of)
+                stuck = [other for other in earlier if self.unit_of[other] == unit and other in left]
+                assert not stuck, f"{key} of {unit} came before {stuck}"
+
+    def finished(self) -> set[Key]:
+        return {key for query in self.queries for rows in query.sink.values() for key, _ in rows} | self.poison
 
     def work(self) -> None:
         self.random.choice(self.queries).step()
@@ -226,8 +285,7 @@ class World:
 
     def is_drained(self) -> bool:
         busy = any(query.is_busy for query in self.queries)
-        taken = {key for q in self.queries for rows in q.sink.values() for key, _ in rows}
-        return not busy and taken | self.poison >= self.sent and len(self.set_aside()) >= len(self.poison)
+        return not busy and self.finished() >= self.sent and len(self.set_aside()) >= len(self.poison)
 
     def set_aside(self) -> list[Key]:
         """Where the messages of the error destination come from."""
@@ -274,3 +332,5 @@ def test_model_is_full_of_faults() -> None:
         seen += run(seed).seen
     expected = ("carried", "left out", "servers changed", "change refused", "stopped", "failures")
     assert all(seen[what] > 3 for what in expected), seen
+    assert seen["paths"]
+    assert seen["units refused"]
