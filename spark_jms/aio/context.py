@@ -17,6 +17,7 @@ from spark_jms.aio.room import SendRoom
 from spark_jms.claims.subscription_request import Sharing
 from spark_jms.client import AcknowledgeMode, Context, ContextStatistics, Message, MessageArguments, StartingPosition
 from spark_jms.client.asynchronous_send import MAX_BYTES, MAX_MESSAGES
+from spark_jms.client.producer import DEFAULT_SEND_TIMEOUT_S
 from spark_jms.core.client_identity import ClientIdPolicy
 from spark_jms.settings.connection_factory import ConnectionFactory
 from spark_jms.settings.duration import DurationLike
@@ -72,15 +73,24 @@ class AsyncContext:
     def __init__(self, blocking: Context, calls: BlockingCalls) -> None:
         self.blocking, self.root, self.client_id = blocking, blocking.root, blocking.client_id
         self._calls = calls
-        # Half of what the core allows, so that the core never makes the event loop wait.
-        self._room = SendRoom(MAX_MESSAGES // 2, MAX_BYTES // 2)
+        self._room = SendRoom(MAX_MESSAGES, MAX_BYTES)
 
-    def producer(self, destination: str, *, send_timeout: DurationLike | None = None) -> AsyncOpening[AsyncProducer]:
+    def producer(
+        self,
+        destination: str,
+        *,
+        send_timeout: DurationLike = DEFAULT_SEND_TIMEOUT_S,
+        compression_threshold: int | None = None,
+    ) -> AsyncOpening[AsyncProducer]:
         """As `Context.producer`: await it, or use it in `async with`."""
-        given = {} if send_timeout is None else {"send_timeout": send_timeout}
+        make = partial(
+            self.blocking.producer,
+            destination,
+            send_timeout=send_timeout,
+            compression_threshold=compression_threshold,
+        )
 
         async def opened() -> AsyncProducer:
-            make = partial(self.blocking.producer, destination, **given)  # type: ignore[arg-type]
             producer = await self._calls.open(make, client.Producer.close)
             return AsyncProducer(producer, self._calls, self._room)
 

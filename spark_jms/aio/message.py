@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from spark_jms.aio.blocking_calls import BlockingCalls
+from spark_jms.client.compressed import CompressedMessage
 from spark_jms.client.durations import seconds_of
 from spark_jms.client.message import Message, MessageArguments, Receipt
 from spark_jms.settings.duration import DurationLike
@@ -14,7 +15,7 @@ from spark_jms.settings.duration import DurationLike
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_FIELDS = [field.name for field in fields(Message)]
+_SLOTS: list[Any] = [vars(Message)[field.name] for field in fields(Message)]  # they do not decompress
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,18 @@ class AsyncMessage(Message):
         return await receipt.calls.run(getattr(receipt.receipt, call), self, *arguments)
 
 
+class _CompressedAsyncMessage(AsyncMessage, CompressedMessage):
+    """Its body is compressed until the application reads it (T8)."""
+
+    __slots__ = ()
+
+
 def asynchronous(message: Message, calls: BlockingCalls) -> AsyncMessage:
-    values = {name: getattr(message, name) for name in _FIELDS}
-    receipt = message._receipt
-    values["_receipt"] = None if receipt is None else _AsyncReceipt(receipt, calls)
-    return AsyncMessage(**values)
+    kind = _CompressedAsyncMessage if isinstance(message, CompressedMessage) else AsyncMessage
+    made = kind(*(slot.__get__(message) for slot in _SLOTS))
+    if isinstance(message, CompressedMessage):
+        for name in CompressedMessage.__slots__:
+            object.__setattr__(made, name, getattr(message, name))
+    if message._receipt is not None:
+        object.__setattr__(made, "_receipt", _AsyncReceipt(message._receipt, calls))
+    return made

@@ -23,7 +23,8 @@ log = logging.getLogger("spark_jms")
 
 class AsyncProducer:
     """Made by `AsyncContext.producer`. Coroutines that send at the same time share commits. The messages of one coroutine, and of
-    any in the order of their calls, keep their order as those of a Producer do."""
+    any in the order of their calls, keep their order as those of a Producer do; while flow control slows the producer, only those
+    of one coroutine."""
 
     def __init__(self, producer: Producer, calls: BlockingCalls, room: SendRoom) -> None:
         self.destination = producer.destination
@@ -118,7 +119,7 @@ class AsyncProducer:
 class _Outcome:
     """The completion listener of one send."""
 
-    has_kept_pace = True  # the coroutine has waited: `Producer.send` does not
+    has_waited = True  # the coroutine, for its pace and for room: `Producer.send` does not
 
     def __init__(self, outcome: asyncio.Future[Message], size: int, calls: BlockingCalls, room: SendRoom) -> None:
         self._outcome, self._size, self._calls, self._room = outcome, size, calls, room

@@ -13,7 +13,7 @@ While a batch is committed the application queues the next one: the slower a com
     waits for                                         who
     ---------                                         ---
     fewer than MAX_MESSAGES and MAX_BYTES that are    an asynchronous send, except from a listener. A message of more bytes
-    outstanding                                       goes alone
+    outstanding                                       goes alone. A coroutine's send has waited before (spark_jms/aio/room.py)
     the producer's own sends to be sent               its blocking sends, so that its messages keep their order
     the producer's, or all, to be complete            closing it, or the context
 
@@ -45,13 +45,14 @@ BATCH = 1_000
 @dataclass(eq=False)
 class AsynchronousSend:
     """One message of one producer, which `outgoing.producer` names. `complete` takes its part or its error, and calls the
-    application's listener. `check` raises when the producer is closed."""
+    application's listener. `check` raises when the producer is closed. `waits`: for room."""
 
     shared: SharedSender
     outgoing: OutgoingMessages
     bytes: int
     complete: Callable[[Part | Exception], object]
     check: Callable[[], object]
+    waits: bool = True
     outcome: Part | Exception | None = None
 
 
@@ -80,7 +81,7 @@ class AsynchronousSender:
     def submit(self, send: AsynchronousSend) -> None:
         """Waits while too much is outstanding. Raises ClosedError, and IllegalStateException in a forked child."""
         with self._lock:
-            while self._is_full(send.bytes) and not self.in_listener:
+            while send.waits and self._is_full(send.bytes) and not self.in_listener:
                 send.check()
                 self._room.wait()
             send.check()

@@ -186,7 +186,8 @@ class Producer:
             **unknown,
         }
         self._check()
-        if not getattr(completion, "has_kept_pace", False):
+        has_waited = getattr(completion, "has_waited", False)
+        if not has_waited:
             self._keep_pace(1)
         now = now_ms()
         if template is None:
@@ -197,18 +198,18 @@ class Producer:
             message = _template(template)
         if completion is not None:
             check_completion(completion)
-            self._submit(message, now, completion)
+            self._submit(message, now, completion, waits=not has_waited)
             return None
         if self._one_way is not None and self._one_way.takes(message, self._log.snapshot.destination):
             self._submit(message, now, self._one_way)
             return self._as_sent(message, NOWHERE, now)
         return self._as_sent(message, self._share([message], now)[0], now)
 
-    def _submit(self, message: Message, now: int, completion: CompletionListener) -> None:
+    def _submit(self, message: Message, now: int, completion: CompletionListener, *, waits: bool = True) -> None:
         size = item_bytes(message)
         done = partial(self._complete, completion, message, size)
         outgoing = self._outgoing([message], now)
-        self._asynchronous.submit(AsynchronousSend(self._shared, outgoing, size, done, self._check))
+        self._asynchronous.submit(AsynchronousSend(self._shared, outgoing, size, done, self._check, waits))
 
     def send_many(
         self,

@@ -131,6 +131,27 @@ def test_reject_recover_reply_and_request(root: str) -> None:
     running(root, body)
 
 
+def test_compressed_body_stays_so_until_it_is_read(root: str) -> None:
+    """M7, T8"""
+
+    async def body(context: aio.AsyncContext) -> None:
+        text = "hello " * 1000
+        async with context.producer("orders", compression_threshold=100) as producer:
+            await producer.send(text=text, priority=7)
+            await producer.send(map={"long": text})
+        async with context.consumer("orders", acknowledge="individual") as consumer:
+            for expected in ((text, None), (None, {"long": text})):
+                message = await consumer.receive()
+                assert isinstance(message, aio.AsyncMessage)
+                assert 0 < message.compressed_bytes < 1000  # type: ignore[attr-defined]
+                assert (message.text, message.map) == expected
+                assert message.compressed_bytes == 0  # type: ignore[attr-defined]
+                await message.acknowledge()
+        assert await texts(context) == []
+
+    running(root, body)
+
+
 def test_opening_is_awaited_or_used_in_async_with(root: str) -> None:
     """M7: errors of opening are raised there."""
 
@@ -210,6 +231,22 @@ def test_send_waits_for_room_and_cancelled_there_sends_nothing(root: str) -> Non
         assert [(await sends[n]).text for n in (0, 1, 3, 5)] == ["0", "1", "3", "5"]
         assert await texts(context) == ["0", "1", "3", "5"]
         assert (context._room.messages, context._room.waiting) == (0, 0)
+
+    running(root, body)
+
+
+def test_send_never_makes_the_loop_wait(root: str) -> None:
+    """M7: also while the blocking client's sends take all the room of the core."""
+
+    async def body(context: aio.AsyncContext) -> None:
+        context.blocking._asynchronous._max_messages = 1
+        producer = await context.producer("orders")
+        hold = Hold(context.blocking)
+        sends = [asyncio.ensure_future(producer.send(text=str(n))) for n in range(5)]
+        await until(lambda: producer.statistics().outstanding == 5)
+        hold.open()
+        await asyncio.gather(*sends)
+        assert await texts(context) == numbers(0, 5)
 
     running(root, body)
 

@@ -15,6 +15,7 @@ from spark_jms.admin.pause import pause, resume
 from spark_jms.client import ConnectionFactory, Context, Message, Producer
 from spark_jms.core.pause import PRODUCTION
 from spark_jms.errors import ClosedError, MessageFormatError, ModuleFileError, OptionError, ProductionPausedError
+from spark_jms.log.admission import QuotaExceededError
 from spark_jms.store.errors import ResourceAllocationException
 from spark_jms.testing import memory_domain, wait_until
 from tests.contract.test_asynchronous_send import Hold, in_thread, numbers
@@ -151,6 +152,41 @@ def test_refused_messages_are_deleted_and_counted(opened: Callable[..., Context]
     producer.close()
     assert texts(context) == ["two-way", "one-way"]
     assert producer.statistics().deleted == 3
+
+
+def test_quota_deletes_one_way_messages(opened: Callable[..., Context], root: str) -> None:
+    """T11, T1: silently; the next two-way send gets the error, and succeeds once there is room."""
+    apply(
+        root,
+        {
+            "quotas": {"small": {"messagesMaximum": 2}},
+            "destinations": {"orders": {"kind": "queue", "quota": "small"}},
+        },
+    )
+    context = opened()
+    producer = context.producer("orders", send_timeout=0)
+    with producer._shared._group._turn:
+        for number in range(4):
+            send(producer, str(number))
+    wait_until(lambda: producer.statistics().deleted == 2)
+    with pytest.raises(QuotaExceededError):
+        send(producer, "refused")
+    assert not producer.closed
+    with context.consumer("orders", acknowledge="auto") as consumer:
+        for number in range(2):
+            message = consumer.receive(timeout=LIMIT_S)
+            assert message is not None
+            assert message.text == str(number)
+        assert consumer.receive(timeout=0) is None
+    assert send(context.producer("orders", send_timeout=LIMIT_S), "other").text == "other"
+    producer.close()
+    assert (producer.statistics().one_way, producer.statistics().deleted) == (2, 2)
+
+
+def test_one_way_sends_are_not_slowed(opened: Callable[..., Context]) -> None:
+    """T11, T5: flow control is off for connection factories with one-way sends."""
+    assert opened().producer("orders")._flow is None
+    assert opened(ConnectionFactory()).producer("orders")._flow is not None
 
 
 def test_pause_makes_sends_two_way(opened: Callable[..., Context]) -> None:
