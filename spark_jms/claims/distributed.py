@@ -402,6 +402,12 @@ class DistributedSubscriber:
             self._each(Subscriber.take_up)
 
     # -- sharing --------------------------------------------------------------------------------------------------
+    def leave_all(self) -> None:
+        """As `Subscriber.leave_all`."""
+        with self._lock:
+            if not self.closed:
+                self._each(Subscriber.leave_all)
+
     def hand_over(self) -> int:
         with self._lock:
             return 0 if self.closed else sum(self._each(Subscriber.hand_over))

@@ -256,6 +256,17 @@ class Members:
         if held is not None:
             held.handle.close()
 
+    def leave_all(self) -> None:
+        """Hold nothing and wait for nothing, until this consumer asks again."""
+        try:
+            for member in list(self.held):
+                self.forget(member)
+            for name, info in self.store.infos(members_prefix(self.table_id, self.subscription)).items():
+                if self.session_id in (info.holder, *info.waiters):
+                    self.session.cancel(name)
+        except FencedError as error:
+            raise self._closed(error) from error
+
     def close(self) -> None:
         self.held.clear()
         self.session.close()

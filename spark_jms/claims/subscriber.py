@@ -290,6 +290,13 @@ class Subscriber:
                 self.members.open(member)
 
     # -- sharing --------------------------------------------------------------------------------------------------
+    def leave_all(self) -> None:
+        """Free the records for other consumers until the next plan. A consumer that has its share of members would not ask for
+        those that this one holds."""
+        with self._lock:
+            if not self.closed:
+                self.members.leave_all()
+
     def hand_over(self) -> int:
         """A boundary: hand over the records that other consumers wait for; returns how many. Called often; it looks at one
         file."""

@@ -28,7 +28,7 @@ from spark_jms.client.durations import seconds_of
 from spark_jms.client.listener import ListenerThread
 from spark_jms.client.message import Message
 from spark_jms.client.receiver import AcknowledgeMode, Receiver
-from spark_jms.errors import IllegalStateException
+from spark_jms.errors import ConsumerClosedException, IllegalStateException, MemberUnavailableError
 from spark_jms.settings.duration import DurationLike
 
 MODES: tuple[AcknowledgeMode, ...] = get_args(AcknowledgeMode)
@@ -122,6 +122,16 @@ class Consumer:
             f"<Consumer {self.name} of {self.destination}: {'closed, ' if self.closed else ''}{self.mode}, "
             f"{now.received:,} received, {now.unacknowledged:,} unacknowledged>"
         )
+
+
+def put_to_rest(consumer: Consumer) -> bool:
+    """Release everything, and keep no member from other consumers until the next `receive` (T17). False: that is not possible, and
+    the consumer can only be closed."""
+    try:
+        consumer._receiver.rest()
+    except (ConsumerClosedException, MemberUnavailableError):
+        return False
+    return True
 
 
 class InterruptibleReceive:

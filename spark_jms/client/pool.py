@@ -5,8 +5,8 @@
     with pool.consumer("orders") as consumer: ...      # this block's alone
 
 All of a pool are of one context, which the first use opens. What an application leaves closed, or in an error, is made again. A
-consumer that comes back releases what it has, as `close` does, and keeps its place among the consumers of its queue until it is
-closed: after `idle` without use, or when more than `max_idle` are idle. That happens when the pool is used, so it has no thread. A
+consumer that comes back releases what it has, as `close` does, and its members, which other consumers take meanwhile. An idle one is
+closed after `idle` without use, or when more than `max_idle` are idle. That happens when the pool is used, so it has no thread. A
 forked child has nothing of its parent's: its first use opens a context of its own.
 """
 
@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-from spark_jms.client.consumer import Consumer
+from spark_jms.client.consumer import Consumer, put_to_rest
 from spark_jms.client.context import Context
 from spark_jms.client.durations import seconds_of
 from spark_jms.client.producer import Producer
-from spark_jms.errors import ClosedError, ConsumerClosedException, OptionError
+from spark_jms.errors import ClosedError, OptionError
 from spark_jms.settings.duration import DurationLike
 from spark_jms.store.forks import abandon_in_child
 
@@ -152,7 +152,7 @@ class ClientPool:
                 return
         keeps = False
         try:
-            keeps = one.reusable and not one.client.closed and _is_empty(one.client)
+            keeps = one.reusable and not one.client.closed and _is_at_rest(one.client)
         finally:
             with self._lock:
                 contents.used.discard(one)
@@ -208,11 +208,5 @@ def _pooled(client: Producer | Consumer, key: _Key, arguments: Mapping[str, Any]
     return _Pooled(client, key, reusable=not own)
 
 
-def _is_empty(client: Producer | Consumer) -> bool:
-    """Whether it has released everything. False: it was fenced, and others get its messages."""
-    try:
-        if isinstance(client, Consumer):
-            client.recover()
-    except ConsumerClosedException:
-        return False
-    return True
+def _is_at_rest(client: Producer | Consumer) -> bool:
+    return isinstance(client, Producer) or put_to_rest(client)

@@ -264,6 +264,14 @@ class Receiver:
             self._delivery.give_back(delivered=True)
         self._write(HAND_OVER_TIMEOUT_S)
 
+    def rest(self) -> None:
+        """`recover`, and hold no member until the next message is asked for."""
+        self.recover()
+        try:
+            self._subscriber.leave_all()
+        except ConsumerClosedException as error:
+            raise self._fail(error) from None
+
     def reject(self, message: Message, delay_s: float | None) -> None:
         """Release this one message: it is delivered again, flagged and counted, when the delay is over (None: the
         destination's). Without a delay it comes before later ones. Later messages of its unit of order wait for it."""

@@ -11,10 +11,11 @@ import pytest
 
 import spark_jms
 from spark_jms.client import ClientPool, Context, PoolStatistics
-from spark_jms.errors import ClosedError, DomainError, OptionError
+from spark_jms.errors import ClosedError, DomainError, MemberUnavailableError, OptionError
 from spark_jms.testing import memory_domain
 
 IDLE_S = 60.0
+SPREAD = {"kind": "distributed-queue", "members": 4}
 
 
 class Hand:
@@ -28,7 +29,7 @@ class Hand:
 
 @pytest.fixture
 def root() -> Iterator[str]:
-    with memory_domain("file", orders="queue", prices="topic") as where:
+    with memory_domain("file", orders="queue", prices="topic", spread=SPREAD) as where:
         yield where
 
 
@@ -79,6 +80,36 @@ def test_returned_consumer_releases_its_messages(pool: ClientPool) -> None:
     with pool.consumer("orders", acknowledge="auto") as other:
         found = [other.receive(10) for _ in range(2)]
     assert [(m.text, m.redelivered) for m in found if m is not None] == [("b", True), ("c", False)]
+
+
+def test_idle_consumers_keep_no_members_from_others(pool: ClientPool, root: str) -> None:
+    """T17, C9: a consumer with its share of members asks for no more, so what idle ones held would wait."""
+    with pool.consumer("spread") as one, pool.consumer("spread") as two:
+        assert [one.receive(0), two.receive(0), one.receive(0.2), two.receive(0.2)] == [None] * 4
+    with spark_jms.connect(root, housekeeping=False) as other:
+        other.producer("spread").send_many([{"text": str(n)} for n in range(8)])
+        with other.consumer("spread", acknowledge="auto") as busy:
+            assert sum(busy.receive(1) is not None for _ in range(8)) == 8
+    with pool.consumer("spread") as again:
+        assert again in (one, two)
+
+
+def test_use_ends_while_another_consumer_has_the_record(pool: ClientPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T17, C9: the consumer is closed, as `close` does it without an error, and the next use makes another one."""
+    with pool.producer("orders") as producer:
+        producer.send(text="a")
+    with pool.consumer("orders") as consumer:
+        assert consumer.receive(10) is not None
+
+        def held(timeout_s: float, boundary: object) -> None:
+            raise MemberUnavailableError("another consumer holds it")
+
+        monkeypatch.setattr(consumer._receiver._writer, "write", held)
+    assert consumer.closed
+    with pool.consumer("orders", acknowledge="auto") as other:
+        message = other.receive(10)
+    assert message is not None
+    assert (message.text, message.redelivered) == ("a", True)
 
 
 def test_closed_client_is_made_again(pool: ClientPool) -> None:
