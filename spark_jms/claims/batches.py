@@ -156,7 +156,7 @@ class BatchMaker:
         )
         self.isolation = Isolation(table, members, transfers, errors, clock_ms, narrows=settings.isolates_poison)
         self.previous = PreviousBatch(store, members, self.isolation, replayable=settings.replayable, clock_ms=clock_ms)
-        self._expiration = Expiration(table, errors, members.session_id, members.label, clock_ms)
+        self._expiration = Expiration(table, errors, members.session_id, members.label, clock_ms, beside=True)
         self._limit = RedeliveryLimit(errors, members.session_id, members.label, clock_ms)
         self._room = SubscriptionLimit(table, members.subscription, settings.selector, members.label, clock_ms)
         self._work_planner = WorkPlanner(planner, errors, members.session_id, members.label, clock_ms)

@@ -22,7 +22,8 @@ from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.settings.expiration import DISCARD, LOG, REDIRECT, LoggedFields
 
-MOST = 10_000  # messages that are logged or redirected in one step
+LOGGED, REDIRECTED = 10_000, 2_000  # messages of one step of a search: while it lasts no consumer has the record
+BESIDE = 500  # of one plan of a consumer, which has better things to do
 log = logging.getLogger("spark_jms")
 expiration_log = logging.getLogger("spark_jms.expiration")
 
@@ -50,19 +51,22 @@ class Expiration:
         session: str,
         label: Callable[[int], str],
         clock_ms: Callable[[], int],
+        *,
+        beside: bool,
     ) -> None:
-        self._table = table
+        """`beside`: the holder is a consumer."""
+        self._table, self._beside = table, beside
         self._unclaimed = UnclaimedMessages(errors, EXPIRER, session, label, clock_ms)
         self._unlogged: list[_Unlogged] = []
 
     def expire(self, state: RecordSet, snapshot: Snapshot, member: int, over: Ranges, epoch: int) -> RecordSet:
-        """The state of a held member without these messages, as far as possible: at most MOST of them if they are logged or
+        """The state of a held member without these messages, as far as possible: so many in one step if they are logged or
         redirected, but units of work as a whole. When it has a new intent, the caller writes the state and then finishes the
         transfer. Raises DataLossError for messages that are gone."""
         declared = snapshot.destination
         over = state.unfinished_of(over - state.claimed - state.moving)
         if declared.expiration_policy != DISCARD and not declared.handles_units_of_work:
-            over = over.take(MOST)
+            over = over.take(BESIDE if self._beside else LOGGED if declared.expiration_policy == LOG else REDIRECTED)
         if not over:
             return state
         if declared.expiration_policy == REDIRECT:

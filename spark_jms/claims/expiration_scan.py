@@ -267,7 +267,7 @@ class ExpirationScan:
         if name not in self._holders:
             label = partial(label_of, self._table.name, name)
             errors = ErrorDestination(self._table, self._transfers, label, self._clock_ms, fail_on_data_loss=True)
-            self._holders[name] = Expiration(self._table, errors, "expiration", label, self._clock_ms)
+            self._holders[name] = Expiration(self._table, errors, "expiration", label, self._clock_ms, beside=False)
         return self._holders[name]
 
 

@@ -87,6 +87,9 @@ class Planner:
         self._fail_on_data_loss, self._name, self._clock_ms = fail_on_data_loss, name, clock_ms
         self._subscription, self._floors = subscription, floors
         self._passes: dict[int, _Pass] = {}
+        self._over: dict[
+            int, Ranges
+        ] = {}  # expired messages that the holder has perhaps not finished: never looked at again
         self._sorted = SortedBacklogs(table)
 
     @property
@@ -127,7 +130,8 @@ class Planner:
             current, max_rows = None, None  # units may have become available meanwhile: from the start to the end
         begin = current.behind + 1 if current else 1
         waiting = state.waiting
-        kept_back = waiting | apart | state.beyond_limit(snapshot.destination.redelivery_limit)
+        over = state.unfinished_of(self._over.get(member, EMPTY)) - state.claimed - state.moving
+        kept_back = waiting | apart | over | state.beyond_limit(snapshot.destination.redelivery_limit)
         now = self._clock_ms()
         if (refused := self._refused.get(member)) is not None:
             refused.forget_expired(now)
@@ -158,7 +162,8 @@ class Planner:
         else:
             self._passes.pop(member, None)
         offer = self._sorted.offer(snapshot, member, state, picks, order) if order and picks else Offer(picks)
-        return state, offer.beside(expired)
+        self._over[member] = over | expired
+        return state, offer.beside(self._over[member])
 
     def refuse(self, member: int, state: RecordSet, messages: Ranges) -> None:
         """Messages of a queue that the selector refuses, as another plan has found."""

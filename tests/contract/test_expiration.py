@@ -16,11 +16,12 @@ from spark_jms import apply, connect
 from spark_jms.admin.housekeeping import Rounds
 from spark_jms.admin.pause import pause, resume
 from spark_jms.admin.statistics import collect
-from spark_jms.claims import expiration, expiration_scan, views
+from spark_jms.claims import expiration, expiration_scan, planner, views
 from spark_jms.claims.active_subscriptions import not_durable
 from spark_jms.claims.batches import ConsumerSettings
 from spark_jms.claims.expiration_scan import ExpirationScan
 from spark_jms.claims.record_sets import state_of
+from spark_jms.claims.scan import Scan
 from spark_jms.claims.subscriber import Subscriber
 from spark_jms.cli.main import cli
 from spark_jms.client.context import Context
@@ -29,7 +30,9 @@ from spark_jms.core.destination import FORMAT_VERSION
 from spark_jms.core.expiration import EXPIRER
 from spark_jms.core.life_cycle import LifeEvent
 from spark_jms.core.pause import INSERTION
+from spark_jms.core.ranges import Ranges
 from spark_jms.errors import ModuleFileError
+from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.storage import now_ms
 from spark_jms.testing import memory_domain
 from spark_jms.testing.waiting import wait_until
@@ -160,7 +163,7 @@ def test_consumers_and_search_meet_the_same_messages(
 ) -> None:
     """T6: 20,000 messages, of which a consumer and the search each find parts; each is counted and logged once, and the others
     are delivered."""
-    monkeypatch.setattr(expiration, "MOST", 300)
+    monkeypatch.setattr(expiration, "LOGGED", 300)
     monkeypatch.setattr(expiration_scan, "WAIT_S", 60)
     send(context, "logged", *map(str, range(10_000)))
     send(context, "logged", *map(str, range(10_000, 10_100)), time_to_live=None)
@@ -255,6 +258,29 @@ def test_log_tells_of_each_message_once(context: Context, caplog: pytest.LogCapt
     assert expired(context, "logged") == 2
 
 
+def test_consumer_is_not_held_up_by_many_expired_messages(
+    context: Context, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T6: it logs some with each batch, and looks at none of the others again."""
+    monkeypatch.setattr(expiration, "BESIDE", 10)
+    looked: list[int] = []
+    looks = planner.scan
+
+    def scan(table: DeltaLog, member: int, candidates: Ranges, *given: Any, **more: Any) -> Scan:
+        looked.append(candidates.count)
+        return looks(table, member, candidates, *given, **more)
+
+    monkeypatch.setattr(planner, "scan", scan)
+    send(context, "logged", *map(str, range(50)))
+    send(context, "logged", *map(str, range(50, 60)), time_to_live=None)
+    later = Later(context, "logged")
+    with caplog.at_level(logging.WARNING, "spark_jms.expiration"):
+        assert [later.batch(2)[1] for _ in range(5)] == [[51, 52], [53, 54], [55, 56], [57, 58], [59, 60]]
+        assert len(caplog.records) == 50
+    assert looked == [2, 58, 2, 2, 2, 2]
+    assert expired(context, "logged") == 50
+
+
 def test_plan_that_is_not_written_logs_nothing(context: Context, caplog: pytest.LogCaptureFixture) -> None:
     """T6: a batch that is prepared and dropped has expired nothing."""
     send(context, "logged", "a")
@@ -311,7 +337,7 @@ def test_redirect_waits_for_its_error_destination(context: Context) -> None:
 
 def test_redirect_moves_many_messages_in_bounded_transfers(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """T6, C18: none is lost, doubled or counted twice."""
-    monkeypatch.setattr(expiration, "MOST", 100)
+    monkeypatch.setattr(expiration, "REDIRECTED", 100)
     send(context, "moved", *map(str, range(950)))
     assert Search(context, "moved").run() == 950
     assert expired(context, "moved") == 950

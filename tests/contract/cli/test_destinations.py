@@ -89,6 +89,8 @@ def test_list(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
         "messageLoggingEnabled": False,
         "messagesLimitOverride": -1,
         "messagingPerformancePreference": 25,
+        "storeMessageCompressionEnabled": False,
+        "messageCompressionOptions": "GZIP_DEFAULT_COMPRESSION",
         "expirationPolicy": "Discard",
         "expirationLoggingPolicy": "",
         "subscriptions": [],
