@@ -23,7 +23,7 @@ from spark_jms.claims.expiration import Expiration
 from spark_jms.claims.expired_units import expired_units, next_end_ms
 from spark_jms.claims.open_records import OpenRecords, opened_records
 from spark_jms.claims.record_sets import label_of, read_state
-from spark_jms.claims.scan import Question, may_expire, scan
+from spark_jms.claims.scan import Question, is_over, may_expire, scan
 from spark_jms.claims.stores import record_of, sessions_beside
 from spark_jms.claims.transfer import Transfers
 from spark_jms.core.destination import QUEUE_SUBSCRIPTION, Subscription
@@ -174,10 +174,11 @@ class ExpirationScan:
         now: int,
     ) -> None:
         """A file that was deleted meanwhile has been replaced: the next search looks at the new one."""
-        over, next_ms = EMPTY, NEVER
+        every = Ranges.of((file.first, file.last))
+        over, next_ms = every if is_over(file, now) else EMPTY, NEVER
         with suppress(FileNotFoundError):
-            for batch, sequences in read_stored(
-                self._table.storage, file.hint, Ranges.of((file.first, file.last)), ["JMSExpiration"]
+            for batch, sequences in (
+                () if over else read_stored(self._table.storage, file.hint, every, ["JMSExpiration"])
             ):
                 ends = batch.column("JMSExpiration")
                 passed = pc.and_(pc.greater(ends, 0), pc.less_equal(ends, now))

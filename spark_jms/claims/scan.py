@@ -179,6 +179,12 @@ def _scan_files(
 
 
 def _scan_file(storage: Storage, file: DataFile, part: Ranges, question: Question, bounds: ScanBounds) -> Scan:
+    if (
+        question.now_ms is not None
+        and is_over(file, question.now_ms)
+        and not (_misses(file, question) or (question.selector and question.skips_refused))
+    ):
+        return Scan(expired=part)
     if question.selector and not _expires(file, question) and never_matches(file, question.selector):
         if not (question.refused_block and file.has_groups):
             return Scan(refused=part)
@@ -194,6 +200,12 @@ def _high(file: DataFile, name: str) -> int:
 def may_expire(file: DataFile) -> bool:
     """Some message of the file does at some time."""
     return _high(file, "JMSExpiration") > 0
+
+
+def is_over(file: DataFile, now_ms: int) -> bool:
+    """Its statistics prove that all its messages have expired."""
+    first = int(file.statistics.get("minValues", {}).get("JMSExpiration", 0) or 0)
+    return first > 0 and _high(file, "JMSExpiration") <= now_ms
 
 
 def _expires(file: DataFile, question: Question) -> bool:

@@ -26,7 +26,6 @@ from spark_jms.claims.subscriber import Subscriber
 from spark_jms.cli.main import cli
 from spark_jms.client.context import Context
 from spark_jms.core.batch import Batch, Limits
-from spark_jms.core.destination import FORMAT_VERSION
 from spark_jms.core.expiration import EXPIRER
 from spark_jms.core.life_cycle import LifeEvent
 from spark_jms.core.pause import INSERTION
@@ -223,7 +222,7 @@ def test_search_of_messages_that_never_expire_costs_nothing(context: Context, mo
 
 def test_file_is_looked_at_when_its_next_message_expires(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """T6: not in every round."""
-    send(context, "plain", "a", time_to_live="3 h")
+    context.producer("plain").send_many([{"text": "a", "time_to_live": "3 h"}, {"text": "for ever"}])
     search, reads = Search(context, "plain"), []
     read_stored = expiration_scan.read_stored
     monkeypatch.setattr(
@@ -233,6 +232,19 @@ def test_file_is_looked_at_when_its_next_message_expires(context: Context, monke
     assert len(reads) == 1
     search.now_ms += 2 * HOUR_MS
     assert (search.run(), len(reads)) == (1, 2)
+
+
+def test_file_whose_messages_are_all_over_is_not_opened(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T6, C7: its statistics tell, to the search and to a consumer's plan; not of a topic's selector."""
+    send(context, "plain", "a", "b")
+    for name in ("scan", "expiration_scan"):
+        monkeypatch.setattr(f"spark_jms.claims.{name}.read_stored", lambda *given, **more: pytest.fail("opened"))
+    later = Later(context, "plain")
+    assert later.batch()[0] is None
+    later.subscriber.close()
+    send(context, "plain", "c")
+    assert Search(context, "plain").run() == 1
+    assert expired(context, "plain") == 3
 
 
 # -- policies ----------------------------------------------------------------------------------------------------------
@@ -457,7 +469,7 @@ def test_table_with_a_policy_is_refused_by_releases_that_would_discard(context: 
         name: context._domain.log(name).refresh().destination.to_configuration()["jmsq.formatVersion"]
         for name in ("plain", "logged", "moved")
     }
-    assert versions == {"plain": "1", "logged": str(FORMAT_VERSION), "moved": str(FORMAT_VERSION)}
+    assert versions == {"plain": "1", "logged": "6", "moved": "6"}
 
 
 def test_interval_is_a_key_of_the_module_file(tmp_path: Path) -> None:

@@ -93,6 +93,10 @@ def test_list(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
         "messageCompressionOptions": "GZIP_DEFAULT_COMPRESSION",
         "expirationPolicy": "Discard",
         "expirationLoggingPolicy": "",
+        "bytesThresholdHigh": -1,
+        "bytesThresholdLow": -1,
+        "messagesThresholdHigh": -1,
+        "messagesThresholdLow": -1,
         "subscriptions": [],
         "epoch": 1,
     }
