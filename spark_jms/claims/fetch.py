@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_jms.core.body_compression import columns_to_read, decompressed
+from spark_jms.core.body_compression import columns_to_read, decompressed, pieces
 from spark_jms.core.delivery_order import DeliveryOrder
 from spark_jms.core.message import COLUMNS, deliver, stored_columns
 from spark_jms.core.ranges import Ranges, union
@@ -55,9 +55,12 @@ def fetch(
     stored = list(dict.fromkeys([*stored_columns(columns), *order.columns]))
     rows = _together(found.rows(columns_to_read(stored) if unpacks else stored))
     for batch, sequences in _in_order(rows, order, redelivered) if order else rows:
-        if unpacks:
-            batch = _unpacked(batch, destination, member)
-        yield deliver(batch, columns, destination, member, sequences, _delivery_counts(sequences, redelivered))
+        done = 0
+        for piece in pieces(batch) if unpacks else [batch]:
+            numbers = sequences.slice(done, piece.num_rows)
+            done += piece.num_rows
+            plain = _unpacked(piece, destination, member) if unpacks else piece
+            yield deliver(plain, columns, destination, member, numbers, _delivery_counts(numbers, redelivered))
     if not found.left:
         return
     left = found.left

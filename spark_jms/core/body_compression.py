@@ -14,6 +14,7 @@ compaction leave the bodies compressed; the client decompresses one when the app
 from __future__ import annotations
 
 import zlib
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -25,6 +26,7 @@ COMPRESSED_PROPERTY = "JMS_JMSQ_Compressed"
 TEXT, BODY = "text", "body"
 _GZIP = 31  # zlib's window bits for the format of GZIP
 _LEVEL = 6
+MOST_BYTES = 64 * 2**20  # that are decompressed at a time
 _MAP = pa.map_(pa.string(), pa.string())
 
 
@@ -39,6 +41,11 @@ def unpack(packed: bytes) -> bytes:
         return zlib.decompress(packed, _GZIP)
     except zlib.error as error:
         raise ValueError(f"the compressed body is damaged: {error}") from None
+
+
+def unpacked_bytes(packed: bytes) -> int:
+    """How many bytes `unpack` gives, by the end of the GZIP: below 4 GiB, as the size of a message is."""
+    return int.from_bytes(packed[-4:], "little")
 
 
 def has_compressed(properties: pa.Array) -> bool:
@@ -78,15 +85,35 @@ def columns_to_read(columns: list[str]) -> list[str]:
     return list(dict.fromkeys([*columns, *(name for column in columns for name in more.get(column, ()))]))
 
 
+def pieces(rows: pa.RecordBatch) -> list[pa.RecordBatch]:
+    """Consecutive slices of the rows, whose compressed bodies have MOST_BYTES together once they are decompressed, or that are one
+    row. A few MB of GZIP may be more than a column can have."""
+    names = rows.schema.names
+    if BODY not in names or "properties" not in names or not has_compressed(rows.column("properties")):
+        return [rows]
+    starts, used = [0], 0
+    for row, kind in enumerate(_kinds(rows)):
+        size = unpacked_bytes(rows.column(BODY)[row].as_py() or b"") if kind is not None else 0
+        if used and used + size > MOST_BYTES:
+            starts.append(row)
+            used = 0
+        used += size
+    return [rows.slice(first, end - first) for first, end in pairwise([*starts, rows.num_rows])]
+
+
+def _kinds(rows: pa.RecordBatch) -> list[str | None]:
+    """What the property of each row says."""
+    entries = MapEntries(rows.column("properties"))
+    return list(entries.items.take(entries.of(pc.equal(entries.keys, COMPRESSED_PROPERTY))).to_pylist())
+
+
 def decompressed(rows: pa.RecordBatch) -> pa.RecordBatch:
     """Stored rows as they were sent, as far as their columns go (see `columns_to_read`). Raises ValueError, which names the
     row."""
     names = rows.schema.names
     if "properties" not in names or not has_compressed(rows.column("properties")):
         return rows
-    properties = rows.column("properties")
-    entries = MapEntries(properties)
-    kinds = entries.items.take(entries.of(pc.equal(entries.keys, COMPRESSED_PROPERTY))).to_pylist()
+    properties, kinds = rows.column("properties"), _kinds(rows)
     columns: dict[str, list[Any]] = {name: rows.column(name).to_pylist() for name in (TEXT, BODY) if name in names}
     plain = properties.to_pylist()
     for row, kind in enumerate(kinds):

@@ -15,7 +15,15 @@ from spark_jms.client.columns import item_bytes
 from spark_jms.client.compressed import CompressedMessage
 from spark_jms.client.encoding import decoded, to_batch
 from spark_jms.client.message import Message
-from spark_jms.core.body_compression import COMPRESSED_PROPERTY, columns_to_read, compressed, decompressed, unpack
+from spark_jms.core import body_compression
+from spark_jms.core.body_compression import (
+    COMPRESSED_PROPERTY,
+    columns_to_read,
+    compressed,
+    decompressed,
+    pieces,
+    unpack,
+)
 from spark_jms.core.message import COLUMNS, deliver, normalise
 from spark_jms.errors import MessageFormatError
 
@@ -49,6 +57,23 @@ def received(rows: pa.RecordBatch) -> list[Message]:
     found = decoded(deliver(stored, tuple(COLUMNS), "orders", 0, sequences, 1), None)
     assert not found.undecodable
     return found.messages
+
+
+@given(messages, st.none() | st.integers(0, 60))
+def test_pieces_are_all_rows_in_their_order(made: list[Message], threshold: int | None) -> None:
+    """T8: each decompresses to a bounded size, or is one row."""
+    rows = compressed(rows_of(made), threshold)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(body_compression, "MOST_BYTES", 60)
+        found = pieces(rows)
+    assert pa.Table.from_batches(found).to_pylist() == rows.to_pylist()
+    for piece in found:
+        sizes = [
+            len(row["body"] or (row["text"] or "").encode())
+            for row, stored in zip(decompressed(piece).to_pylist(), piece.to_pylist(), strict=True)
+            if COMPRESSED_PROPERTY in dict(stored["properties"] or ())
+        ]
+        assert sum(sizes) <= 60 or len([size for size in sizes if size]) == 1
 
 
 @given(messages, st.none() | st.integers(0, 60))
