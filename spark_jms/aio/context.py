@@ -47,7 +47,7 @@ class ConsumerArguments(TypedDict, total=False):
     sharing: Sharing
     starting_position: StartingPosition | None
     acknowledge: AcknowledgeMode
-    prefetch: int
+    prefetch: int | None
     members: int | Iterable[int] | None
     pin: bool | None
     fail_on_data_loss: bool

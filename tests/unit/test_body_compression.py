@@ -151,7 +151,11 @@ def test_compressed_message_is_a_message() -> None:
     assert to_batch([one(sent)]).to_pylist() == to_batch([plain]).to_pylist()
 
 
-@pytest.mark.parametrize("damage", [b"", b"plain", gzip.compress(b"a" * 100)[:-9], b"\x1f\x8b" + bytes(20)])
+@pytest.mark.parametrize(
+    "damage",
+    [b"", b"plain", gzip.compress(b"a" * 100)[:-9], b"\x1f\x8b" + bytes(20)],
+    ids=["empty", "not GZIP", "cut off", "zeros"],
+)
 def test_damaged_body_is_named(damage: bytes) -> None:
     """T8: with the message; its headers can be read."""
     rows = compressed(rows_of([Message(text="a" * 500)]), 0)
