@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from spark_jms.claims.error_destination import ErrorDestination
 from spark_jms.claims.expiration import Expiration
 from spark_jms.claims.expired_units import expired_units, next_end_ms
+from spark_jms.claims.life_cycle_table import LifeCycleTable, opened_table
 from spark_jms.claims.open_records import OpenRecords, opened_records
 from spark_jms.claims.record_sets import label_of, read_state
 from spark_jms.claims.scan import Question, is_over, may_expire, scan
@@ -238,6 +239,7 @@ class ExpirationScan:
                 return _Step()  # the destination was dropped and created again
             holder.forget()
             done = self._expire_held(holder, snapshot, place, over, records)
+            self._write_events(snapshot, place, records)
         holder.log_written()
         return done
 
@@ -262,6 +264,15 @@ class ExpirationScan:
             after = self._transfers.finish(after, epoch, patient=True).state
             records.change({place.record: after})
         return _Step(after.expired - state.expired, after.unfinished_of(free) - after.moving)
+
+    def _write_events(self, snapshot: Snapshot, place: _Place, records: OpenRecords) -> None:
+        """Into the life-cycle table, because there may be no consumer that does it."""
+        state = records.states[place.record]
+        if not (state.life.waiting and snapshot.destination.message_logging_enabled):
+            return
+        table = LifeCycleTable(opened_table(self._domain, self._table.name), snapshot.table_id)
+        written = table.write(place.subscription.name, {place.member: state.life.waiting})
+        records.change({place.record: state.logged_to_table(written[place.member])})
 
     def _holder(self, place: _Place) -> Expiration:
         name = place.subscription.name

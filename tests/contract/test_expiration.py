@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -506,13 +507,17 @@ def test_example(run_example: Callable[[str], str]) -> None:
 
 
 def test_life_cycle_log_tells_of_what_the_search_expires() -> None:
-    """T6: as of what a consumer finds expired."""
+    """T6: as of what a consumer finds expired; its table has the event although there is no consumer to write it."""
     logging_queue = {"kind": "queue", "message_logging_enabled": True}
     with memory_domain(orders=logging_queue) as root, connect(root, housekeeping=False) as made:
         send(made, "orders", "a", "b")
         assert Search(made, "orders").run() == 2
         state = state_of(made._store, made._domain.log("orders").refresh(), "-", 0)
-        assert [(row.event, row.picks.count) for row in state.life.waiting] == [(LifeEvent.EXPIRED, 2)]
+        table = made._domain.life_cycle("orders")
+        assert table is not None
+        found = [pq.read_table(f"{table.storage.uri}/{path}").to_pylist() for path in table.refresh().files]
+        assert [(row["event"], row["messages"]) for rows in found for row in rows] == [(LifeEvent.EXPIRED.value, 2)]
+        assert not state.life.waiting
 
 
 def test_counts_are_shown(tmp_path: Path) -> None:
