@@ -36,6 +36,8 @@ forced write; `≤ 1 ×`: not faster than the one above in the rank. **client**:
 process with housekeeping, each cell for 5 s or 100,000 messages, beside appending 200 bytes with `fdatasync`, and beside one
 Artemis broker with forced writes and a STOMP client in Python; latency to another process, which acknowledges each.
 **send modes**: one thread, or 100 coroutines, send non-persistent messages for 5 s, until the last one is in the table.
+**pipeline**: a backlog of 5,000 messages of 100 bytes, acknowledged ten at a time, by how many messages a consumer claims at once.
+**preference**: 100 messages a second, received by one consumer, by `messagingPerformancePreference`.
 **compression**: 5,000 messages of 10 KB of text like JSON, in one send, for each kind that a destination's files may have.
 **growth**: {commits:,} single sends with housekeeping in the sender's process, beside a consumer in another process that takes 20
 messages a second; the windows of the last third over those of the third before. **selector**: {rows:,} messages in sends of

@@ -36,6 +36,7 @@ from benchmarks import (  # noqa: E402
     jars,
     latency,
     machine,
+    pipeline,
     ranking,
     report,
     scaling,
@@ -153,6 +154,8 @@ def _parts(bench: Workbench, broker: Broker | None) -> None:
         client.run(bench)
     if options.wants("modes") and "jmsq" in only:
         send_modes.run(bench)
+    if options.wants("pipeline") and "jmsq" in only:
+        pipeline.run(bench)
     if options.wants("compression") and "jmsq" in only:
         compression.run(bench)
     if options.wants("growth") and "jmsq" in only:

@@ -22,12 +22,13 @@ PARTS = (
     "ranking",
     "client",
     "modes",
+    "pipeline",
     "compression",
     "growth",
     "selectors",
     "subscriptions",
 )
-SPARKLESS = ("ranking", "client", "modes", "compression", "growth", "selectors", "subscriptions")
+SPARKLESS = ("ranking", "client", "modes", "pipeline", "compression", "growth", "selectors", "subscriptions")
 FAMILIES = ("jmsq", "kafka", "delta")
 
 
