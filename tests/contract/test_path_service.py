@@ -23,7 +23,7 @@ from spark_jms.claims.housekeeper import Housekeeper
 from spark_jms.cli.main import cli
 from spark_jms.client import Context
 from spark_jms.core.balancing import ANY_MEMBER, Balancing
-from spark_jms.core.destination import Destination
+from spark_jms.core.destination import FORMAT_VERSION, Destination
 from spark_jms.core.placement import HOME
 from spark_jms.core.routing import slot_of
 from spark_jms.core.staged_file import StagedFile
@@ -327,7 +327,7 @@ def test_paths_survive_checkpoints_and_have_a_format_version(context: Context) -
     stored = fresh.snapshot.metadata["configuration"]
     assert stored["jmsq.formatVersion"] == "5"
     with pytest.raises(FormatVersionError):
-        Destination.from_configuration({**stored, "jmsq.formatVersion": "6"}, "here")
+        Destination.from_configuration({**stored, "jmsq.formatVersion": str(FORMAT_VERSION + 1)}, "here")
 
 
 def test_paths_are_followed_after_a_change_to_hashing(context: Context) -> None:

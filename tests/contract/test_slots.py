@@ -21,7 +21,7 @@ from spark_jms.claims.subscriber import Subscriber
 from spark_jms.client import Context
 from spark_jms.core.balancing import ANY_MEMBER
 from spark_jms.core.batch import Batch, Limits
-from spark_jms.core.destination import Destination
+from spark_jms.core.destination import FORMAT_VERSION, Destination
 from spark_jms.core.routing import slot_of
 from spark_jms.errors import FormatVersionError, MemberRemovalError
 from spark_jms.log.barriers import pass_barriers
@@ -419,4 +419,4 @@ def test_moved_slots_have_a_format_version_of_their_own(context: Context) -> Non
     assert (before["jmsq.formatVersion"], after["jmsq.formatVersion"]) == ("1", "4")
     assert Destination.from_configuration(after, "here") == declared(context)
     with pytest.raises(FormatVersionError):
-        Destination.from_configuration({**after, "jmsq.formatVersion": "6"}, "here")
+        Destination.from_configuration({**after, "jmsq.formatVersion": str(FORMAT_VERSION + 1)}, "here")
