@@ -139,10 +139,13 @@ class Receiver:
                 return self._delivery.take(now_ms())
 
     def _claim(self, hurries: bool) -> None:
-        """Claim and read the next messages, if any are available. `hurries`: without waiting for a full batch."""
+        """Claim and read the next messages, if any are available and none are on their way back: later ones of their units would
+        overtake them. `hurries`: without waiting for a full batch."""
         self._boundary_s = time.monotonic()
         self._write(0)
         self._seen_version = self._table.snapshot.version
+        if self._delivery.returning and not self._subscriber.away():  # a server may be away for long
+            return
         try:
             limits = self._pipeline.limits(self._table.snapshot.destination, hurries=hurries)
             batch = self._subscriber.next_batch(Batch(self.name), limits)
@@ -168,6 +171,8 @@ class Receiver:
             ]
             self._delivery.finished.update(dict.fromkeys(read.missing, batch.claim))
             self._delivery.give_up(read.rest, batch.claim)
+        if read.rest:
+            self._write(0)
         if read.undecodable:
             self._set_aside()
 

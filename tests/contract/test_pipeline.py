@@ -104,6 +104,40 @@ def test_returned_messages_go_to_other_consumers(open_context: Any) -> None:
         assert [(len(m.body or b""), m.redelivered) for m in (first, second)] == [(900, False), (800, False)]
 
 
+def test_returned_messages_are_not_overtaken_by_later_ones_of_their_unit(
+    open_context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T9, T10: also while another consumer has the record, so that they cannot be returned at once."""
+    monkeypatch.setattr(members, "MIN_HOLD_S", 0.0)
+    context = open_context(messages_maximum=-1, max_message_bytes=20_500)
+    context._background.close()
+    producer = context.producer("orders")
+    producer.send_many({"body": bytes(1000), "group_id": "u", "correlation_id": str(n)} for n in range(40))
+    with context.consumer("orders") as one, context.consumer("orders") as other:
+        mine, theirs = one._receiver, other._receiver
+        read, write, losses = mine._reader.read, mine._writer.write, iter([True])
+
+        def read_and_lose_the_record(*arguments: Any) -> Any:
+            found = read(*arguments)
+            if next(losses, False):
+                assert other.receive(0) is None
+                mine._boundary()
+                theirs._boundary()
+            return found
+
+        def get_it_back_too_late(*arguments: Any) -> None:
+            write(*arguments)
+            theirs._boundary()
+
+        monkeypatch.setattr(mine._reader, "read", read_and_lose_the_record)
+        received = [one.receive(0) for _ in range(20)]
+        producer.send(body=bytes(1000), group_id="u", correlation_id="40")
+        monkeypatch.setattr(mine._writer, "write", get_it_back_too_late)
+        while len(received) < 41 and (message := one.receive(10)) is not None:
+            received.append(message)
+        assert [m.correlation_id for m in received if m is not None] == [str(n) for n in range(41)]
+
+
 def test_members_take_turns_when_one_of_them_fills_the_pipeline(open_context: Any) -> None:
     """T9: the messages of the second member do not wait until the first is empty."""
     context = open_context(max_message_bytes=1000)
