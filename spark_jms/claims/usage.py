@@ -6,6 +6,7 @@ senders may wait for room. Only destinations that `publishes_usage` names publis
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -15,12 +16,14 @@ from spark_jms.claims.stores import timed_stores
 from spark_jms.core.ranges import EMPTY, Ranges, union
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.usage import MemberUsage, MessageUsage, PublishedUsage
+from spark_jms.errors import JmsqError
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.flow_watch import publishes_usage
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.store import Store, StoreError
 
+log = logging.getLogger("spark_jms")
 PUBLISH_EVERY_S = 0.05
 _SHARE_OF_TIME = 0.05  # that a publisher may use
 
@@ -33,6 +36,13 @@ class UsagePublisher:
     def __init__(self, domain: Domain, store: Store, destination: str) -> None:
         self._domain, self._store, self._log = domain, timed_stores(store), domain.log(destination)
         self._next_s = 0.0
+
+    def publish_last(self) -> None:
+        """A consumer closes. Raises nothing: housekeeping publishes as well."""
+        try:
+            self.publish(paced=False)
+        except (JmsqError, StoreError, OSError) as error:
+            log.warning("the usage of %s is published later, by housekeeping: %s", self._log.name, error)
 
     def publish(self, *, paced: bool = True) -> None:
         if not publishes_usage(self._domain, self._log.snapshot.destination):

@@ -491,7 +491,7 @@ class Context:
         self._background.remove(receiver.make_room)
         self._background.remove(receiver.flush_life_cycle)
         if receiver.destination in self._publishers:
-            self._publishers[receiver.destination].publish(paced=False)
+            self._publishers[receiver.destination].publish_last()
         self._forget(self._consumers)(consumer)
 
     def _check(self) -> None:

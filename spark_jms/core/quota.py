@@ -108,8 +108,8 @@ class Request:
 
 @dataclass(frozen=True)
 class OpenRequest:
-    """`number` is that of the entry in which it was registered or reserved. After `until_ms` other senders may take its place.
-    `slot`: of a reservation."""
+    """`number` is that of the entry in which it was registered or reserved, above the ledger's base. After `until_ms` other senders
+    may take its place. `slot`: of a reservation."""
 
     request: Request
     state: QuotaRequestState
@@ -135,9 +135,11 @@ _NOT_LOOKED = Observation(MessageUsage())
 
 @dataclass(frozen=True)
 class QuotaState:
-    """`number` is that of the entry that has this state."""
+    """`number` is that of the entry that has this state. `base`: when the ledger began, in ms. Requests get base + number, so
+    those of a ledger that was deleted or restored are above all that the logs of its destinations know."""
 
     number: int = 0
+    base: int = 0
     usages: Mapping[str, MessageUsage] = field(default_factory=dict)
     requests: tuple[OpenRequest, ...] = ()
 
@@ -174,13 +176,13 @@ class QuotaState:
     def is_next(self, id: str) -> bool:
         """No request waits before it."""
         known = self.find(id)
-        number = known.number if known is not None else self.number
+        number = known.number if known is not None else self.base + self.number
         return not any(one.number < number for one in self.waiting if one.request.id != id)
 
     # -- changing: the next entry -----------------------------------------------------------------------------------
-    def successor(self) -> QuotaState:
+    def successor(self, now_ms: int = 0) -> QuotaState:
         """The state of the next entry, before anything has changed."""
-        return replace(self, number=self.number + 1)
+        return replace(self, number=self.number + 1, base=self.base or now_ms)
 
     def observe(self, found: Mapping[str, Observation | None]) -> QuotaState:
         """What these destinations hold now, without the reservations that their logs have ended. None: the destination does not
@@ -226,7 +228,7 @@ class QuotaState:
         others = tuple(one for one in self.requests if one.request.id != request.id)
         if state is _S.ABSENT:
             return replace(self, requests=others)
-        number = known.number if known is not None and event is _E.RENEW else self.number
+        number = known.number if known is not None and event is _E.RENEW else self.base + self.number
         slot = 0
         if state is _S.RESERVED:
             taken = set(replace(self, requests=others).slots(request.destination))
@@ -237,6 +239,7 @@ class QuotaState:
     def to_json(self) -> dict[str, Any]:
         return {
             "number": self.number,
+            "base": self.base,
             "usages": {name: usage.to_json() for name, usage in sorted(self.usages.items())},
             "requests": [_to_json(one) for one in self.requests],
         }
@@ -245,7 +248,7 @@ class QuotaState:
     def from_json(value: Mapping[str, Any]) -> QuotaState:
         """Raises KeyError, ValueError or TypeError."""
         usages = {str(name): MessageUsage.from_json(usage) for name, usage in value["usages"].items()}
-        return QuotaState(int(value["number"]), usages, tuple(_from_json(value["requests"])))
+        return QuotaState(int(value["number"]), int(value["base"]), usages, tuple(_from_json(value["requests"])))
 
 
 def _to_json(one: OpenRequest) -> dict[str, Any]:

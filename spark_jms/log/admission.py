@@ -63,11 +63,11 @@ class Grant:
 
 @dataclass(frozen=True)
 class Sender:
-    """`id` is unique to a send; None: one is made. `by` names the sender for people. A sender that `stays` keeps its place in
-    the queue when it gives up for now, and asks again within seconds."""
+    """`by` names the sender for people. `id` is unique to a send. A sender that `stays` keeps its place in the queue when it gives
+    up for now, and asks again within seconds."""
 
     by: str
-    id: str | None = None
+    id: str
     stays: bool = False
 
 

@@ -174,7 +174,7 @@ class Quotas:
         while True:
             entry, now = ledger.read(), self._clock_ms()
             # The destinations are looked at after the entry is read, or a commit between the two would count nowhere.
-            draft = self._observed(ledger, entry.state.successor().lapse(now), [request.destination])
+            draft = self._observed(ledger, entry.state.successor(now).lapse(now), [request.destination])
             granted = draft.grant(request, limit, now + RESERVED_MS)
             if granted is None and (draft.is_next(request.id) or limit.policy != "FIFO"):
                 draft = self._looked(ledger, draft, now)
@@ -230,7 +230,7 @@ class Quotas:
         """One entry with this change and what the destination holds then."""
         for _ in range(_ATTEMPTS):
             entry = ledger.read()
-            looked = self._observed(ledger, entry.state.successor(), [destination])
+            looked = self._observed(ledger, entry.state.successor(self._clock_ms()), [destination])
             made = ledger.append(entry, change(looked), self._clock_ms(), what)
             if made is not None:
                 return made

@@ -117,7 +117,7 @@ def send(
     latter nothing was committed. ResourceAllocationException while the domain's store is overloaded (R13)."""
     shipment, now = _Send(log, list(staged), routed_by, transaction, reroute, balancing), now_ms()
     deadline = time.monotonic() + wait_s
-    room = Room(log, sender or _this_process(), deadline)
+    room = Room(log, sender, deadline)
     try:
         if transaction is None:  # else the messages may be in the log already
             room.reserve_for(staged)
@@ -202,9 +202,8 @@ class Room:
     """The reservations of one commit in the quotas of its destination. The commit ends them. After an interrupt they stay until
     other senders need the room: whether the commit is in the log is unknown."""
 
-    def __init__(self, log: DeltaLog, sender: Sender, deadline: float) -> None:
+    def __init__(self, log: DeltaLog, sender: Sender | None, deadline: float) -> None:
         self._log, self._sender, self._deadline = log, sender, deadline
-        self._id = sender.id or uuid.uuid4().hex
         self.grants: tuple[Grant, ...] = ()
 
     def reserve(self, needed: QuotaNeeded) -> None:
@@ -213,10 +212,11 @@ class Room:
         if quotas is None:
             raise AssertionError(f"{self._log.name} has a quota, but its log was opened without quotas")
         self.give_back()
+        self._sender = sender = self._sender or _this_process()
         for quota, need in sorted(needed.needs.items(), key=itemgetter(0)):  # in one order: no two wait for each other
-            request = Request(self._id, self._log.name, need, self._sender.by)
+            request = Request(sender.id, self._log.name, need, sender.by)
             wait_s = self._deadline - time.monotonic()
-            grant = quotas.reserve(request, quota, needed.epoch, wait_s, stays=self._sender.stays)
+            grant = quotas.reserve(request, quota, needed.epoch, wait_s, stays=sender.stays)
             self.grants += (grant,) if grant is not None else ()
 
     def reserve_for(self, files: Sequence[StagedFile]) -> None:
@@ -281,7 +281,7 @@ class _Send:
 
 
 def _this_process() -> Sender:
-    return Sender(f"process {os.getpid()} of {socket.gethostname()}")
+    return Sender(f"process {os.getpid()} of {socket.gethostname()}", uuid.uuid4().hex)
 
 
 def decide_send(

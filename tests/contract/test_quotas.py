@@ -293,7 +293,24 @@ def test_reservation_ends_with_its_commit(root: str) -> None:
         assert entry.number == before + 3
         assert (entry.state.used.messages, entry.state.reserved.messages) == (2, 1)
         assert (state_of(context).used.messages, state_of(context).requests) == (3, ())
-        assert context._domain.log("orders").snapshot.transactions.get("quota/small/0") == entry.number
+        newest = context._domain.log("orders").snapshot.transactions.get("quota/small/0")
+        assert newest == entry.state.base + entry.number
+
+
+def test_ledger_that_was_deleted_begins_again(root: str) -> None:
+    """T1: also when a backup is restored, which has no ledgers: what is in the tables counts, and senders continue."""
+    made(root, {"messagesMaximum": 5})
+    with connect(root) as context:
+        context.producer("orders").send_many([{"text": "x"}] * 3)
+        context.producer("orders").send(text="x")
+    Domain(root).storage.delete_all("_jmsq/quota-ledgers")
+    with connect(root) as context:
+        producer = context.producer("orders", send_timeout=0)
+        producer.send(text="x")
+        found = context._domain.quotas
+        assert found.ledger("small", found.limit("small"), "orders").read().number == 1, "its first reservation is good"
+        with pytest.raises(QuotaExceededError):
+            producer.send(text="x")
 
 
 def file_of(rows: int) -> Any:
