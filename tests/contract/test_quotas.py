@@ -9,11 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import StringType, StructField, StructType
 
 from spark_jms import apply, connect
 from spark_jms.admin.move import MoveOrder, move
 from spark_jms.admin.quota import quotas
 from spark_jms.client import Context
+from spark_jms.core.balancing import ANY_MEMBER
 from spark_jms.core.quota import QuotaState
 from spark_jms.core.usage import MessageUsage
 from spark_jms.errors import JmsqError, ModuleFileError
@@ -21,6 +23,9 @@ from spark_jms.log import quotas as quotas_module
 from spark_jms.log import send as sending
 from spark_jms.log.admission import Grant, LargerThanQuotaError, QuotaExceededError
 from spark_jms.log.domain import Domain
+from spark_jms.log.message_writer import MessageWriter
+from spark_jms.spark.options import parse_options
+from spark_jms.spark.sink import JmsqStreamWriter, StagedMessage
 from spark_jms.store import MemoryStore
 from spark_jms.store.errors import ResourceAllocationException
 from spark_jms.testing import wait_until
@@ -315,6 +320,37 @@ def test_ledger_that_was_deleted_begins_again(root: str) -> None:
 
 def file_of(rows: int) -> Any:
     return sending.StagedFile("m0-xxxxxxxx.parquet", 0, rows, 1, 0, "{}")
+
+
+def test_batch_of_a_query_waits_and_is_sent_once(root: str) -> None:
+    """T1, T2, C5: the sink as Spark drives it: `jmsq quota` names query and batch, a repeated attempt takes over the place of the
+    first, and after a time-out the batch is sent by the next attempt."""
+    made(root, {"messagesMaximum": 2})
+    schema = StructType([StructField("text", StringType())])
+
+    def attempt(**options: str) -> None:
+        log = Domain(root).log("orders")
+        writer = MessageWriter(log.storage, log.refresh().destination, 0)
+        writer.write(pa.RecordBatch.from_pydict({"text": ["batch"]}))
+        given = parse_options({"root": root, "destination": "orders", **options})
+        message = StagedMessage(0, "q", log.snapshot.route_id, writer.close(), ANY_MEMBER)
+        JmsqStreamWriter(given, schema, False).commit([message], 7)
+
+    with connect(root) as context, ThreadPoolExecutor(2) as threads:
+        context.producer("orders").send_many([{"text": "old"}] * 2)
+        with pytest.raises(QuotaExceededError):
+            attempt(sendTimeout="0")
+        first = threads.submit(attempt)
+        wait_until(waiting(context, 1), LIMIT_S)
+        (request,) = quotas(context._domain, ["small"])[0].requests
+        assert (request.state, request.by) == ("waiting", "query q, batch 7")
+        second = threads.submit(attempt)
+        receive(context, 2)
+        first.result(LIMIT_S)
+        second.result(LIMIT_S)
+        attempt()
+        assert [m.text for m in context.browser("orders")] == ["batch"]
+        assert state_of(context).requests == ()
 
 
 # -- changes -------------------------------------------------------------------------------------------------------------------
