@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
@@ -22,7 +23,7 @@ from spark_jms.claims.active_subscriptions import not_durable
 from spark_jms.claims.batches import ConsumerSettings
 from spark_jms.claims.expiration_scan import ExpirationScan
 from spark_jms.claims.record_sets import state_of
-from spark_jms.claims.scan import Scan
+from spark_jms.claims.scan import Question, Scan
 from spark_jms.claims.subscriber import Subscriber
 from spark_jms.cli.main import cli
 from spark_jms.client.context import Context
@@ -30,7 +31,7 @@ from spark_jms.core.batch import Batch, Limits
 from spark_jms.core.expiration import EXPIRER
 from spark_jms.core.life_cycle import LifeEvent
 from spark_jms.core.pause import INSERTION
-from spark_jms.core.ranges import Ranges
+from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.errors import ModuleFileError
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.storage import now_ms
@@ -246,6 +247,16 @@ def test_file_whose_messages_are_all_over_is_not_opened(context: Context, monkey
     send(context, "plain", "c")
     assert Search(context, "plain").run() == 1
     assert expired(context, "plain") == 3
+
+
+def test_missed_message_does_not_expire(context: Context) -> None:
+    """T6, D6: a message that is not persistent, sent while the subscription's server was down, never belonged to it."""
+    over = pa.array([now_ms() - 1] * 2, pa.int64())
+    rows = pa.table({"text": ["a", "b"], "JMSExpiration": over, "JMSDeliveryMode": pa.array([1, 1], pa.int32())})
+    context.producer("plain").send_table(rows)
+    question = Question(now_ms=now_ms(), missed=Ranges.of((1, 1)))
+    found = planner.scan(context._domain.log("plain"), 0, Ranges.of((1, 2)), question)
+    assert (found.missed, found.expired, found.picks) == (Ranges.of((1, 1)), Ranges.of((2, 2)), EMPTY)
 
 
 # -- policies ----------------------------------------------------------------------------------------------------------
