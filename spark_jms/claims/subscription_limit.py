@@ -15,6 +15,7 @@ from spark_jms.claims.record_sets import label_of, opened_state, operations
 from spark_jms.claims.scan import Question, scan
 from spark_jms.claims.stores import record_of
 from spark_jms.claims.work_parts import read_parts, together
+from spark_jms.core.active_subscription import is_durable
 from spark_jms.core.destination import Subscription
 from spark_jms.core.life_cycle import SERVER_WAS_DOWN, LifeEvent
 from spark_jms.core.placement import HOME
@@ -171,6 +172,14 @@ class FreeRecordLimits:
             session.cancel(record)
             return
         with handle:
+            if is_durable(
+                subscription.name
+            ):  # it may be dropped by now, and its record empty for a later one of its name
+                snapshot = self._table.refresh()
+                known = snapshot.destination.subscriptions.get(subscription.name)
+                if known is None or record != record_of(snapshot, known.name, member):
+                    return
+                subscription = known
             label = label_of(snapshot.destination.name, subscription.name, member)
             logged = snapshot.destination.message_logging_enabled
             before = opened_state(handle, label).logging(is_on=logged, now_ms=self._clock_ms())

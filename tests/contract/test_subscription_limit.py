@@ -288,6 +288,28 @@ def test_dropped_subscription_counts_from_the_beginning(context: Context) -> Non
     assert deleted(context, "prices", "s") == 0
 
 
+def test_subscription_that_is_dropped_meanwhile_leaves_nothing(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T4, C10: a later one of its name has every message."""
+    subscribed(context, "prices", "s")
+    send(context, "prices", *numbered(1, 12))
+    is_over, drops = subscription_limit.is_over, iter([True])
+
+    def is_over_and_dropped(*arguments: Any) -> bool:
+        found = is_over(*arguments)
+        if found and next(drops, False):
+            context.unsubscribe("prices", "s")
+        return found
+
+    monkeypatch.setattr(subscription_limit, "is_over", is_over_and_dropped)
+    keep_house(context, "prices")
+    assert next(drops, "dropped") == "dropped"
+    apply_destinations(context._domain, [Destination("prices", "topic")], lambda d, m: False)
+    subscribed(context, "prices", "s", starting_position="earliest")
+    assert all_texts(context, "prices", "s") == numbered(1, 12)
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_random_course_keeps_the_account(context: Context, seed: int) -> None:
     """T4, C5: sent = acknowledged + backlog + dropped for each subscription, at any time; each message is delivered at most
