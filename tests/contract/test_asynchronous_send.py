@@ -303,6 +303,30 @@ def test_insertion_that_resumes_between_two_messages_keeps_their_order(
     assert met >= 2
 
 
+def test_room_that_comes_between_two_messages_keeps_their_order(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T11, T1: the ones behind the message that found no room wait for it."""
+    outcomes, producer = Outcomes(), context.producer("orders", send_timeout=LIMIT_S)
+    original, met, queued = shared_send.send, 0, threading.Event()
+
+    def full(*arguments: Any, **more: Any) -> Any:
+        nonlocal met
+        met += 1
+        if met <= 2:  # all together, then the first alone
+            raise QuotaExceededError()
+        return original(*arguments, **more)
+
+    producer.send(text="first", completion=Completion(lambda _: queued.wait(LIMIT_S), lambda *_: None))
+    wait_until(lambda: texts(context) == ["first"])
+    monkeypatch.setattr(shared_send, "send", full)
+    send_texts(producer, outcomes, 0, 5)
+    queued.set()
+    producer.close()
+    assert (outcomes.texts(), outcomes.failed) == (numbers(0, 5), [])
+    assert texts(context) == ["first", *numbers(0, 5)]
+
+
 def test_quota_makes_messages_wait_in_order() -> None:
     """T11, T1: those that find no room within the send time-out fail, the others follow each other when there is room."""
     module = {

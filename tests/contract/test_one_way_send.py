@@ -116,6 +116,8 @@ def test_upgraded_sends_wait(opened: Callable[..., Context]) -> None:
     assert producer.statistics().one_way == 1
     with context.consumer("units", listener=lambda m: m.reply(text="yes"), acknowledge="auto"):
         assert context.request("units", text="?", delivery_mode="NON_PERSISTENT", timeout=LIMIT_S).text == "yes"
+    with refuse(context, OSError("the network is down")), pytest.raises(OSError, match="the network is down"):
+        context.request("orders", text="?", delivery_mode="NON_PERSISTENT", timeout=LIMIT_S)
 
 
 def test_topic_only_sends_to_queues_wait(opened: Callable[..., Context]) -> None:

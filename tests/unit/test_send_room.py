@@ -56,3 +56,20 @@ async def _check(steps: list[Any]) -> None:
     assert entered == sorted(entered)
     assert (room.messages, room.waiting) == (0, 0)
     assert all(task.cancelled() or task.exception() is None for task in tasks)
+
+
+def test_cancelled_waiter_makes_way_for_those_behind_it() -> None:
+    """M7: a smaller one behind it enters at once."""
+
+    async def body() -> None:
+        room = SendRoom(3, 10)
+        await room.enter(5)
+        large, small = asyncio.ensure_future(room.enter(8)), asyncio.ensure_future(room.enter(2))
+        await asyncio.sleep(0)
+        assert room.waiting == 2
+        large.cancel()
+        await asyncio.wait([large, small], timeout=30)
+        assert small.done()
+        assert room.messages == 2
+
+    asyncio.run(body())
