@@ -62,14 +62,17 @@ class Senders(RuleBasedStateMachine):
         return True
 
     @rule(destination=NAMES, need=NEEDS)
-    def want(self, destination: str, need: MessageUsage) -> None:
+    def send(self, destination: str, need: MessageUsage) -> None:
         self.ids += 1
         self.wanting.append(Request(f"r{self.ids}", destination, need, "a sender"))
+        self.attempt(self.wanting[-1])
 
     @precondition(lambda self: self.wanting)
-    @rule(data=st.data(), waits=st.booleans())
-    def attempt(self, data: st.DataObject, waits: bool) -> None:
-        request = data.draw(st.sampled_from(self.wanting))
+    @rule(data=st.data())
+    def try_again(self, data: st.DataObject) -> None:
+        self.attempt(data.draw(st.sampled_from(self.wanting)))
+
+    def attempt(self, request: Request) -> None:
         draft = self.looked(request.destination).lapse(self.now)
         before = [one for one in draft.waiting if one.request.id != request.id]
         known = draft.find(request.id)
@@ -82,7 +85,7 @@ class Senders(RuleBasedStateMachine):
             made = granted.find(request.id)
             assert made is not None
             self.grants.append(made)
-        elif waits:
+        else:
             self.entry(draft.wait(request, self.now + 6))
 
     @precondition(lambda self: self.grants)
