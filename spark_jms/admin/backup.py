@@ -120,6 +120,7 @@ def back_up(domain: Domain, store: Store, target_uri: str) -> Manifest:
         tuple(files),
         servers,
         {name: entry.lease_ms for name, entry in entries.items()},
+        {name: entry.thresholds.to_json() for name, entry in entries.items() if entry.thresholds},
     )
     manifest.write(target)
     return manifest

@@ -31,7 +31,7 @@ from spark_jms.store.reports import DumpedRecord
 
 MANIFEST, RECORDS, DOMAIN = "backup.json", "records.jsonl", "domain"
 RECORDS_OF_SERVERS = "records/"
-FORMAT_VERSION = 2  # with servers; without any, version 1
+FORMAT_VERSION = 3  # with thresholds of servers; with servers 2, without any 1
 _CHUNK_BYTES = 8 * 2**20
 
 
@@ -62,15 +62,19 @@ class Manifest:
     files: tuple[CopiedFile, ...]
     servers: Mapping[str, str] = field(default_factory=dict)  # name -> its store, as the module file has it
     lease_ms: Mapping[str, int] = field(default_factory=dict)  # name -> the length of its lease
+    thresholds: Mapping[str, Any] = field(default_factory=dict)  # name -> those of its flow control, if it has any
 
     @property
     def bytes(self) -> int:
         return sum(file.bytes for file in self.files)
 
     def write(self, target: Storage) -> None:
-        value = {"formatVersion": FORMAT_VERSION if self.servers else 1, **asdict(self)}
+        version = FORMAT_VERSION if self.thresholds else 2 if self.servers else 1
+        value = {"formatVersion": version, **asdict(self)}
         if not self.servers:
             del value["servers"], value["lease_ms"]
+        if not self.thresholds:
+            del value["thresholds"]
         data = json.dumps(value).encode()
         target.create(MANIFEST, data, durable=True)
 

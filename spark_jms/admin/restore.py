@@ -12,6 +12,7 @@ from typing import Any
 
 from spark_jms.admin.backup_files import DOMAIN, CopiedFile, Manifest, copy, described, is_records, read_records
 from spark_jms.core.placement import HOME
+from spark_jms.core.thresholds import FlowThresholds
 from spark_jms.errors import BackupError, JmsqError
 from spark_jms.log.domain import DOMAIN_FILE, Domain, server_store_uri, store_uri
 from spark_jms.log.root import open_storage
@@ -78,7 +79,9 @@ def restore(
         if not file.bytes:
             target.put(to, b"")
     for name, own in plan.servers.items():
-        Servers(target).add(name, ServerEntry(own, plan.manifest.lease_ms.get(name, DEFAULT_LEASE_MS)))
+        thresholds = FlowThresholds.from_json(plan.manifest.thresholds.get(name, {}))
+        lease_ms = plan.manifest.lease_ms.get(name, DEFAULT_LEASE_MS)
+        Servers(target).add(name, ServerEntry(own, lease_ms, thresholds))
     target.sync([file.path.removeprefix(f"{DOMAIN}/") for file in plan.manifest.files if not is_records(file.path)])
     for server, uri in stores.items():
         load(read_records(backup, server), uri)

@@ -204,3 +204,17 @@ def test_backup_without_servers_keeps_its_format(tmp_path: Path) -> None:
     manifest = json.loads((tmp_path / "copy" / MANIFEST).read_text())
     assert manifest["formatVersion"] == 1
     assert "servers" not in manifest
+
+
+@pytest.mark.parametrize("limited", [True, False])
+def test_thresholds_of_servers_are_restored(tmp_path: Path, backup: str, limited: bool) -> None:
+    """C19, T5: earlier versions refuse such a backup by name; any other they read."""
+    more = {"messagesThresholdHigh": 10, "messagesThresholdLow": 5} if limited else {}
+    root = applied(tmp_path, {**MODULE, "servers": {"a": {"store": "file", **more}, "b": {"store": "file"}}})
+    backed_up(root, backup)
+    assert json.loads((Path(backup) / MANIFEST).read_text())["formatVersion"] == (3 if limited else 2)
+    restore(backup, str(tmp_path / "restored"))
+    servers = Domain(str(tmp_path / "restored")).servers
+    assert servers.entry("a") == Domain(root).servers.entry("a")
+    assert bool(servers.entry("a").thresholds) is limited
+    assert not servers.entry("b").thresholds
