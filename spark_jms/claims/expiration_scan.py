@@ -160,7 +160,7 @@ class ExpirationScan:
     def _swept(self, snapshot: Snapshot, place: _Place, state: RecordSet, live: set[str]) -> RecordSet:
         """As a consumer that comes now finds it: without the claims of dead clients."""
         declared = snapshot.destination
-        started = state.start_at(place.subscription.floors.get(place.member, 0))
+        started = state.start_at(place.subscription.floor(place.member, snapshot.last_sequence(place.member)))
         return started.sweep(
             live, self._clock_ms(), declared.in_doubt_timeout_ms, declared.redelivery_delay_ms, due_ms=0
         )

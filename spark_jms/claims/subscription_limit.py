@@ -183,7 +183,7 @@ class FreeRecordLimits:
             label = label_of(snapshot.destination.name, subscription.name, member)
             logged = snapshot.destination.message_logging_enabled
             before = opened_state(handle, label).logging(is_on=logged, now_ms=self._clock_ms())
-            begun = before.start_at(subscription.floors.get(member, 0))
+            begun = before.start_at(subscription.floor(member, snapshot.last_sequence(member)))
             after = self._limit(snapshot, subscription).enforce(begun, snapshot, member, handle.epoch)
             if after is not begun:
                 handle.commit(operations(before, after))

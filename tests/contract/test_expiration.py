@@ -22,6 +22,7 @@ from spark_jms.claims import expiration, expiration_scan, planner, views
 from spark_jms.claims.active_subscriptions import not_durable
 from spark_jms.claims.batches import ConsumerSettings
 from spark_jms.claims.expiration_scan import ExpirationScan
+from spark_jms.claims.housekeeper import Housekeeper
 from spark_jms.claims.record_sets import state_of
 from spark_jms.claims.scan import Question, Scan
 from spark_jms.claims.subscriber import Subscriber
@@ -37,6 +38,7 @@ from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.storage import now_ms
 from spark_jms.testing import memory_domain
 from spark_jms.testing.waiting import wait_until
+from tests.contract.servers import applied
 
 HOUR_MS = 3_600_000
 REDIRECTED = {"kind": "queue", "expiration_policy": "Redirect", "error_destination": "failed"}
@@ -547,3 +549,26 @@ def test_counts_are_shown(tmp_path: Path) -> None:
     assert "Expired messages" in shown("stat")
     assert json.loads(shown("stat", "--json"))["destinations"][0]["expired"] == 1
     assert json.loads(shown("subscriptions", "--json"))[0]["expired"] == 1
+
+
+def test_message_of_a_member_that_a_subscription_does_not_have_does_not_expire_there(tmp_path: Path) -> None:
+    """T6, C10, D7: a consumer of `a@prices` whose subscription is not durable has only the messages on a."""
+    prices = {"kind": "distributed-topic", "servers": ["a", "b"], "expirationPolicy": "Redirect"}
+    root = applied(
+        tmp_path,
+        {
+            "servers": {name: {"store": "file"} for name in "ab"},
+            "destinations": {"failed": {"kind": "queue"}, "prices": {**prices, "errorDestination": "failed"}},
+        },
+    )
+    with connect(root, housekeeping=False) as context, context.consumer("a@prices"):
+        expired_ms = now_ms() - 1
+        for server in "ab":
+            rows = pa.table({"text": [server, server], "JMSExpiration": [expired_ms, expired_ms]})
+            context.producer(f"{server}@prices").send_table(rows)
+        housekeeper = Housekeeper(context._domain, context._store, "prices")
+        housekeeper.scans_at_once = True
+        assert housekeeper.run()
+        assert not housekeeper.health.failures
+        housekeeper.close()
+        assert context._domain.log("failed").refresh().last_sequence(0) == 2
