@@ -175,7 +175,7 @@ def change_data(backup: Path) -> None:
         (change_records, BackupError, "records.jsonl has .* use another backup"),
         (change_data, BackupError, "parquet has .* use another backup"),
         (
-            lambda backup: (backup / MANIFEST).write_text('{"formatVersion": 3}'),
+            lambda backup: (backup / MANIFEST).write_text('{"formatVersion": 99}'),
             FormatVersionError,
             "a newer spark-jms wrote",
         ),
