@@ -60,6 +60,7 @@ from spark_jms.errors import (
 )
 from spark_jms.log.domain import Domain
 from spark_jms.log.storage import now_ms
+from spark_jms.settings.destination import UNLIMITED
 from spark_jms.store import Store
 
 T = TypeVar("T")
@@ -386,6 +387,8 @@ class DistributedSubscriber:
 
     def make_room(self) -> None:
         """As `Subscriber.make_room`."""
+        if self.table.snapshot.destination.messages_limit_override == UNLIMITED:
+            return  # without asking the servers
         with self._lock:
             if not self.closed:
                 self._each(Subscriber.make_room)

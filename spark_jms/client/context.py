@@ -397,7 +397,7 @@ class Context:
     ) -> Producer:
         name = address.destination
         if is_temporary(name) and name not in self._domain.temporary.own:
-            return self._keep(self._producers, self._reply_producer(name, send_timeout_s))
+            return self._keep(self._producers, self._temporary_producer(name, send_timeout_s, threshold))
         log = self._use(name)
         address.members(log.snapshot.destination)
         with self._lock:
@@ -419,18 +419,29 @@ class Context:
 
     def _request_producer(self, destination: str) -> Producer:
         """Each of its sends waits: a request needs its message's id, and its errors."""
-        return self._producer(DestinationAddress.parse(destination), DEFAULT_SEND_TIMEOUT_S)
+        address, threshold = DestinationAddress.parse(destination), self._choices.threshold(None)
+        return self._producer(address, DEFAULT_SEND_TIMEOUT_S, threshold=threshold)
 
-    def _reply_producer(self, destination: str, send_timeout_s: float = DEFAULT_SEND_TIMEOUT_S) -> Producer:
+    def _reply_producer(self, destination: str) -> Producer:
         """Of a destination to which this context perhaps sends once: nothing of it is kept here."""
         if not is_temporary(destination):
             return self._request_producer(destination)
+        return self._temporary_producer(destination, DEFAULT_SEND_TIMEOUT_S, self._choices.threshold(None))
+
+    def _temporary_producer(self, destination: str, send_timeout_s: float, threshold: int | None) -> Producer:
         self._check()
         log = self._domain.temporary.log(destination)
         log.verify()
-        forget = self._forget(self._producers)
-        shared, after_send = SharedSender(log), lambda *_: None
-        return Producer(log, shared, self._asynchronous, self._check, after_send, forget, send_timeout_s)
+        return Producer(
+            log,
+            SharedSender(log),
+            self._asynchronous,
+            self._check,
+            lambda *_: None,
+            self._forget(self._producers),
+            send_timeout_s,
+            threshold=threshold,
+        )
 
     def _open_inbox(self, listener: MessageListener, exception_listener: ExceptionListener) -> Consumer:
         queue = self.create_temporary_queue()

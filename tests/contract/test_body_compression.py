@@ -202,3 +202,16 @@ def test_sink_compresses_as_its_connection_factory_says(tmp_path: Path, monkeypa
     writer.commit([writer.write(iter([rows]))])
     assert stored_bodies(root, "orders") == [True, False]
     assert [row["text"] for row in query(root, "orders", columns="text")] == [LONG, "short"]
+
+
+def test_requests_and_replies_follow_the_connection_factory(root: str, context: Context) -> None:
+    """T8, C15: also a reply to a temporary queue of another context."""
+    with (
+        context.consumer("orders", acknowledge="auto", listener=lambda message: message.reply(text=LONG)),
+        spark_jms.connect(root, housekeeping=False) as other,
+    ):
+        for requesting in (context, other):
+            reply = requesting.request("orders", text=LONG, timeout=30)
+            assert isinstance(reply, CompressedMessage)
+            assert reply.text == LONG
+    assert stored_bodies(root, "orders") == [True, False]
