@@ -3,8 +3,9 @@
 The steps, each durable before the next. A rename that was interrupted anywhere is finished by the next one:
 
     1  a register entry of the new name, with the same paths    both names work; nobody else can take the new one
-    2  a commit changes the name in the table's metadata
-    3  the old register entry is removed
+    2  a commit changes the name in the table's metadata, and begins a new epoch: a reservation under the old name covers no send
+    3  the ledgers of its quotas count it under the new name; under the old one too, until it has ended (T1)
+    4  the old register entry is removed
 """
 
 from __future__ import annotations
@@ -66,10 +67,11 @@ def rename_destination(domain: Domain, store: Store, old: str, new: str, *, forc
     def decide(snapshot: Snapshot) -> Decision | None:
         if snapshot.destination.name == new:
             return None
-        action = metadata_action(snapshot, attrs.evolve(snapshot.destination, name=new))
+        declared = snapshot.destination
+        action = metadata_action(snapshot, attrs.evolve(declared, name=new, epoch=declared.epoch + 1))
         return Decision("RENAME", [{"metaData": {**action["metaData"], "name": new}}])
 
     commit(log, decide)
-    domain.register.remove(old)
     domain.quotas.observe(new)
+    domain.register.remove(old)
     return RenamedDestination(old, new, entry.path)

@@ -70,7 +70,8 @@ def publish_usage(
     snapshot = log.refresh()
     names = [*snapshot.destination.subscription_names(), *live(snapshot)]
     members = {member: _member(snapshot, member, names, state) for member in snapshot.members}
-    found = PublishedUsage(log.name, members)
+    durable = {one.name: one.created_ms for one in snapshot.destination.subscriptions.values()}
+    found = PublishedUsage(log.name, members, durable)
     domain.usages.publish(snapshot.table_id, found)
     return found
 

@@ -6,6 +6,9 @@ sequence:
 
     usage now = the published usage + the messages behind the published last sequences
 
+A subscription that began before these, and of which the publication does not know, may have all of them: then all messages in the
+log count until the next publication.
+
 Messages in flight, delayed and claimed ones are not finished. A topic's message is finished when every subscription has finished
 it, and counts once. A publication that is late overstates the usage; nothing understates it.
 
@@ -17,6 +20,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from spark_jms.core.destination import Subscription
 
 FORMAT_VERSION = 1
 
@@ -60,6 +65,13 @@ class PublishedUsage:
 
     destination: str
     members: Mapping[int, MemberUsage] = field(default_factory=dict)
+    subscriptions: Mapping[str, int] = field(default_factory=dict)  # the durable ones, and when each was created, in ms
+
+    def of(self, member: int, subscriptions: Iterable[Subscription]) -> MemberUsage | None:
+        """None: nothing is known of the member, as these are the durable subscriptions now."""
+        known = self.members.get(member)
+        new = (one for one in subscriptions if self.subscriptions.get(one.name) != one.created_ms)
+        return None if known is None or any(one.floor(member, known.last) < known.last for one in new) else known
 
     def on_server(self, server: str) -> MessageUsage:
         return total(member.unfinished for member in self.members.values() if member.server == server)
@@ -69,6 +81,7 @@ class PublishedUsage:
             "formatVersion": FORMAT_VERSION,
             "destination": self.destination,
             "members": {str(m): [u.last, *u.unfinished.to_json(), u.server] for m, u in sorted(self.members.items())},
+            "subscriptions": dict(self.subscriptions),
         }
 
     @staticmethod
@@ -80,4 +93,5 @@ class PublishedUsage:
             int(member): MemberUsage(int(last), MessageUsage(int(messages), int(size)), str(server))
             for member, (last, messages, size, server) in value["members"].items()
         }
-        return PublishedUsage(str(value["destination"]), members)
+        subscriptions = {str(name): int(created_ms) for name, created_ms in value.get("subscriptions", {}).items()}
+        return PublishedUsage(str(value["destination"]), members, subscriptions)

@@ -112,7 +112,7 @@ def follow_server_quotas(domain: Domain) -> None:
     known = domain.quotas.server_quotas()
     limited = {server for server, quota in known.items() if quota.has_maximum}
     for name in domain.destinations() if known else ():
-        if commit(domain.log(name), partial(decide_limited, limited)) is not None:
+        if commit(domain.log(name), partial(decide_limited, limited)) is not None or not domain.quotas.knows(name):
             domain.quotas.observe(name)
 
 

@@ -160,6 +160,12 @@ class Quotas:
             ledger = self.ledger(quota, self.limit(quota), destination)
             self._change(ledger, destination, lambda state: state, "looked")
 
+    def knows(self, destination: str) -> bool:
+        """The ledgers of all its quotas count the destination."""
+        counted = self._log_of(destination).snapshot.destination.quotas
+        ledgers = (self.ledger(quota, self.limit(quota), destination) for quota in counted)
+        return all(destination in ledger.read().state.usages for ledger in ledgers)
+
     def now(self, ledger: QuotaLedger, destinations: Iterable[str] = ()) -> QuotaState:
         """The ledger's newest state, with what its destinations, and these, hold now. Changes nothing."""
         state = ledger.read().state.lapse(self._clock_ms())
@@ -170,6 +176,7 @@ class Quotas:
         """None: there is no room now."""
         request, limit = attempt.request, self.limit(quota)
         _check_possible(request.destination, request.need, quota, limit)
+        self._log_of(request.destination)  # raises when it was dropped or renamed: no ledger would count what is sent
         ledger = self.ledger(quota, limit, request.destination)
         while True:
             entry, now = ledger.read(), self._clock_ms()

@@ -49,11 +49,11 @@ class UsageFiles:
         """What the table, or `only` these members of it, hold at this version, at most. With a publication this looks at the files
         that were sent since, without one at every file; in a series of calls only at the newest ones."""
         published = self.read(snapshot.table_id)
-        known, messages, size = published.members if published else {}, 0, 0
+        subscriptions, messages, size = snapshot.destination.subscriptions.values(), 0, 0
         for member, files in snapshot.members.items():
-            then, after = known.get(member), 0
             if not len(files) or (only is not None and member not in only):
                 continue
+            then, after = published.of(member, subscriptions) if published else None, 0
             if then is not None:
                 messages, size, after = messages + then.unfinished.messages, size + then.unfinished.bytes, then.last
             for found in (

@@ -14,16 +14,20 @@ from pyspark.sql.types import StringType, StructField, StructType
 from spark_jms import apply, connect
 from spark_jms.admin.move import MoveOrder, move
 from spark_jms.admin.quota import quotas
+from spark_jms.admin.rename import rename_destination
+from spark_jms.claims.positions import ensure_subscription
 from spark_jms.client import Context
 from spark_jms.core.balancing import ANY_MEMBER
 from spark_jms.core.quota import QuotaState
 from spark_jms.core.usage import MessageUsage
-from spark_jms.errors import JmsqError, ModuleFileError
+from spark_jms.errors import InvalidDestinationError, JmsqError, ModuleFileError
 from spark_jms.log import quotas as quotas_module
 from spark_jms.log import send as sending
 from spark_jms.log.admission import Grant, LargerThanQuotaError, QuotaExceededError
 from spark_jms.log.domain import Domain
 from spark_jms.log.message_writer import MessageWriter
+from spark_jms.log.quotas import Quotas
+from spark_jms.log.register import Register
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.sink import JmsqStreamWriter, StagedMessage
 from spark_jms.store import MemoryStore
@@ -388,6 +392,86 @@ def test_destination_that_joins_a_quota_brings_its_messages(root: str) -> None:
         made(root, {"messagesMaximum": 3}, free=QUEUE)
         with pytest.raises(QuotaExceededError):
             context.producer("orders", send_timeout=0).send(text="x")
+
+
+def test_interrupted_rename_hides_no_messages(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T1, C18: what the destination holds counts under its new name before the old one ends."""
+    made(root, {"messagesMaximum": 3}, more=QUEUE)
+
+    def killed(self: Register, name: str) -> None:
+        monkeypatch.undo()
+        self.remove(name)
+        raise KeyboardInterrupt
+
+    with connect(root, housekeeping=False) as context:
+        context.producer("orders").send_many([{"text": "x"}] * 3)
+        monkeypatch.setattr(Register, "remove", killed)
+        with pytest.raises(KeyboardInterrupt):
+            rename_destination(context._domain, context._store, "orders", "invoices")
+        with pytest.raises(QuotaExceededError):
+            context.producer("more", send_timeout=0).send(text="x")
+        assert state_of(context, destination="invoices").used.messages == 3
+
+
+def test_rename_ends_the_reservations_under_the_old_name(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T1, C18: the ledger drops them, so a sender between its reservation and its commit must not commit with one."""
+    made(root, {"messagesMaximum": 3}, more=QUEUE)
+    with connect(root, housekeeping=False) as context:
+        context.producer("orders").send(text="x")
+        before = sending.number
+
+        def rename_first(*args: Any) -> Any:
+            monkeypatch.undo()
+            rename_destination(context._domain, context._store, "orders", "invoices")
+            return before(*args)
+
+        monkeypatch.setattr(sending, "number", rename_first)
+        with pytest.raises(InvalidDestinationError):
+            context.producer("orders").send_many([{"text": "x"}] * 2)
+        assert state_of(context, destination="invoices").used.messages == 1
+        context.producer("more", send_timeout=0).send_many([{"text": "x"}] * 2)
+
+
+def test_interrupted_apply_is_finished_by_the_next(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T1: a destination that learned of its server's quota counts there, also when `apply` was killed behind that."""
+    on_servers(root)
+    with connect(root) as context:
+        context.producer("plain").send_many([{"text": "x"}] * 2)
+
+        observe = Quotas.observe
+
+        def killed(self: Quotas, destination: str) -> None:
+            if destination == "plain":
+                raise KeyboardInterrupt
+            observe(self, destination)
+
+        monkeypatch.setattr(Quotas, "observe", killed)
+        with pytest.raises(KeyboardInterrupt):
+            on_servers(root, home={"messagesMaximum": 2})
+        monkeypatch.undo()
+        on_servers(root, home={"messagesMaximum": 2})
+        ledger = context._domain.quotas.ledger("server+home", context._domain.quotas.limit("server+home"), "plain")
+        assert ledger.read().state.used.messages == 2
+
+
+def test_new_subscription_from_the_earliest_counts_at_once(root: str) -> None:
+    """T1: the messages that the others have finished, before a process with consumers has published that."""
+    made(root, {"messagesMaximum": 2}, prices={"kind": "topic", "quota": "small"})
+    with connect(root, housekeeping=False) as context:
+        consumer = context.consumer("prices", subscription="one", starting_position="latest")
+        context.producer("prices").send_many([{"text": "1"}, {"text": "2"}])
+        for _ in range(2):
+            message = consumer.receive(timeout=LIMIT_S)
+            assert message is not None
+            message.acknowledge()
+    domain = Domain(root)
+    table = domain.log("prices")
+    ensure_subscription(table, "late", "latest")
+    assert domain.usage_of("prices").messages == 0
+    ensure_subscription(table, "early", "earliest")
+    assert domain.usage_of("prices").messages == 2
+    with connect(root, housekeeping=False) as context, pytest.raises(QuotaExceededError):
+        context.producer("prices", send_timeout=0).send(text="3")
 
 
 @pytest.mark.parametrize(
