@@ -97,11 +97,15 @@ def publishes_usage(domain: Domain, destination: Destination) -> bool:
 
 
 def _of_server(domain: Domain, server: str) -> FlowThresholds:
-    """Read once a minute by a process: each send to a destination on servers asks."""
+    """Read once a minute by a process: each send to a destination on servers asks. They stay as they are while they cannot be
+    read, since flow control never fails a send."""
     key, now_s = (domain.root, server), time.monotonic()
     until_s, thresholds = _known.get(key, (0.0, NO_THRESHOLDS))
     if now_s >= until_s:
-        thresholds = domain.servers.entry(server).thresholds
+        try:
+            thresholds = domain.servers.entry(server).thresholds
+        except (JmsqError, OSError) as error:
+            log.warning("server %s: its thresholds cannot be read, so flow control stays as it is: %s", server, error)
         _known[key] = (now_s + _SERVERS_KEPT_S, thresholds)
     return thresholds
 

@@ -251,13 +251,13 @@ class Options(Table):
         without="environment variable JMSQ_SERVER of the driver",
         used_in="W",
     )
-    send_timeout_ms: int | None = setting(
+    send_timeout_ms: int = setting(
         "sendTimeout",
         Duration(),
-        None,
-        "How long a batch waits at its commit while the destination's quota has no room or insertion is paused. It never waits "
-        "longer than its files are safe from clean-up: nearly half of `fileGrace`.",
-        without="nearly half of the destination's `fileGrace`",
+        60_000,
+        "How long a batch waits at its commit while the destination's quota has no room or insertion is paused. Spark interrupts "
+        "no commit, so `query.stop()` returns when the wait ends. A batch never waits longer than its files are safe from "
+        "clean-up: nearly half of `fileGrace`.",
         used_in="W",
     )
 

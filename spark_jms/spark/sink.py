@@ -5,8 +5,10 @@ batch. A batch write has no such identity, because two writes in one foreachBatc
 `txnVersion` make it repeatable.
 
 While production is paused, a new batch fails by name before it writes; one that was planned before the pause is committed.
-While insertion is paused (T14), or the destination's quota has no room (T1), a batch waits at its commit for `sendTimeout`, or as
-long as its staged files are safe from clean-up.
+While insertion is paused (T14), or the destination's quota has no room (T1), a batch waits at its commit for `sendTimeout`, at
+most as long as its staged files are safe from clean-up, and then fails by name. Spark interrupts a task, but no commit: a query
+that is stopped meanwhile ends after the wait. A task must not wait instead, because it would keep a core from the query that makes
+the room.
 """
 
 from __future__ import annotations
@@ -168,9 +170,7 @@ class _Writer:
         log = domain.log(self.address.destination)
         if paced and transaction is not None:
             self._keep_pace(SinkFlow(domain, log, self.factory), staged, transaction.version)
-        wait_s = patience_ms(files, self.destination, now_ms()) / 1000
-        if self.options.send_timeout_ms is not None:
-            wait_s = min(wait_s, self.options.send_timeout_ms / 1000)
+        wait_s = min(patience_ms(files, self.destination, now_ms()), self.options.send_timeout_ms) / 1000
         sent = send(
             log,
             files,

@@ -232,6 +232,30 @@ def test_server_slows_the_senders_of_its_destinations(tmp_path: Path, monkeypatc
         assert not producer.statistics().flow.armed
 
 
+def test_thresholds_that_cannot_be_read_fail_no_send(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """T5: they stay as they are, and the log names the server."""
+    monkeypatch.setattr(flow_watch, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(flow_watch, "_SERVERS_KEPT_S", 0.0)
+    module = queue_on("a", "b")
+    module["servers"]["a"] |= {"messagesThresholdHigh": 10, "messagesThresholdLow": 5}
+    root = str(tmp_path / "root")
+    apply(root, module)
+    monkeypatch.setattr(Domain, "usage_of_server", lambda self, server: MessageUsage(11, 0))
+    with connect(root, housekeeping=False, connection_factory=FAST) as context:
+        producer = context.producer("orders")
+        producer.send(text="x")
+
+        def unreadable(self: object, server: str) -> object:
+            raise OSError(f"the file of {server} is away")
+
+        monkeypatch.setattr(type(Domain(root).servers), "entry", unreadable)
+        producer.send(text="x")
+        assert producer.statistics().flow.armed
+    assert "server a: its thresholds cannot be read" in caplog.text
+
+
 @dataclass
 class Sink:
     """The commits of a query, each by a new process, with a clock that its waits advance."""
