@@ -32,7 +32,8 @@ from spark_jms.core.batch import Batch, Limits, MemberPick, claim_id, claim_numb
 from spark_jms.core.batching import Admission
 from spark_jms.core.claim import Claim
 from spark_jms.core.destination import Destination
-from spark_jms.core.life_cycle import SERVER_WAS_DOWN, LifeEvent
+from spark_jms.core.life_cycle import SERVER_WAS_DOWN
+from spark_jms.core.life_event import LifeEvent
 from spark_jms.core.pause import CONSUMPTION
 from spark_jms.core.placement import HOME
 from spark_jms.core.poison import Messages, Trial, claimed_again, common, count, joined

@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 
 from spark_jms.claims import views
 from spark_jms.claims.record_sets import state_of
-from spark_jms.core.life_cycle import LifeEvent, LoggedEvent
+from spark_jms.core.life_cycle import LoggedEvent
+from spark_jms.core.life_event import LifeEvent
 from spark_jms.core.placement import HOME
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.subscription_place import record_server

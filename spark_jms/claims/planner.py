@@ -26,7 +26,8 @@ from spark_jms.claims.refused import RefusedMessages
 from spark_jms.claims.scan import Question, Scan, ScanBounds, scan, units_of
 from spark_jms.core.batch import Limits, fair_shares
 from spark_jms.core.destination import QUEUE_SUBSCRIPTION
-from spark_jms.core.life_cycle import SERVER_WAS_DOWN, LifeEvent
+from spark_jms.core.life_cycle import SERVER_WAS_DOWN
+from spark_jms.core.life_event import LifeEvent
 from spark_jms.core.ranges import EMPTY, Ranges, union
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.selector import Selector

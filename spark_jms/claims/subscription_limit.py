@@ -17,7 +17,8 @@ from spark_jms.claims.stores import record_of
 from spark_jms.claims.work_parts import read_parts, together
 from spark_jms.core.active_subscription import is_durable
 from spark_jms.core.destination import Subscription
-from spark_jms.core.life_cycle import SERVER_WAS_DOWN, LifeEvent
+from spark_jms.core.life_cycle import SERVER_WAS_DOWN
+from spark_jms.core.life_event import LifeEvent
 from spark_jms.core.placement import HOME
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.record_set import RecordSet

@@ -19,7 +19,7 @@ from spark_jms.claims.offer import Offer
 from spark_jms.claims.planner import Planner
 from spark_jms.claims.work_parts import read_parts, together
 from spark_jms.core.batch import Limits
-from spark_jms.core.life_cycle import LifeEvent
+from spark_jms.core.life_event import LifeEvent
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.unit_of_work import NO_PARTS, WorkVerdict, are_in, judge

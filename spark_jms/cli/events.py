@@ -11,7 +11,7 @@ from spark_jms.cli.settings import (
     command,
     destination_argument,
 )
-from spark_jms.core.life_cycle import LifeEvent
+from spark_jms.core.life_event import LifeEvent
 
 
 @command("events", short_help="Show what became of messages: the life-cycle log.")

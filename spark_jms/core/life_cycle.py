@@ -27,10 +27,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from operator import attrgetter
 
 from spark_jms.core.claim import Claim
+from spark_jms.core.life_event import LifeEvent
 from spark_jms.core.message_state import MessageEvent
 from spark_jms.core.ranges import Ranges
 
@@ -38,20 +38,6 @@ MAX_EVENTS = 10_000  # of one record set, that wait for the table: about what a 
 MAX_EVENT_BYTES = 2 * 2**20  # but the newest one stays
 SERVER_WAS_DOWN = "sent while its server was down"  # the detail of a skipped message
 _ROW_BYTES, _RANGE_BYTES = 200, 24  # upper bounds of a stored row and of each of its ranges
-
-
-class LifeEvent(Enum):
-    """`value` stands in the table."""
-
-    SENT = "sent"
-    CLAIMED = "claimed"
-    ACKNOWLEDGED = "acknowledged"
-    RELEASED = "released"
-    EXPIRED = "expired"
-    REFUSED = "refused"
-    SKIPPED = "skipped"
-    TRANSFERRED = "transferred"
-    REMOVED = "removed"
 
 
 LOGGED: Mapping[MessageEvent, LifeEvent] = {

@@ -22,7 +22,8 @@ from spark_jms.core.acknowledgement import NOTHING_WAITS, Acknowledgement, Outbo
 from spark_jms.core.chunked_ranges import NONE, ChunkedRanges
 from spark_jms.core.claim import Claim
 from spark_jms.core.expiration import EXPIRER
-from spark_jms.core.life_cycle import LOGGED, OFF, LifeCycle, LifeEvent, LoggedEvent
+from spark_jms.core.life_cycle import LOGGED, OFF, LifeCycle, LoggedEvent
+from spark_jms.core.life_event import LifeEvent
 from spark_jms.core.message_state import TRANSITIONS, MessageEvent, MessageState
 from spark_jms.core.ranges import Ranges, union
 from spark_jms.core.redelivery import (

@@ -27,7 +27,8 @@ from typing import Any
 from spark_jms.core.acknowledgement import Acknowledgement, Outbox, outbox_change
 from spark_jms.core.chunked_ranges import Chunk, ChunkedRanges
 from spark_jms.core.claim import Claim
-from spark_jms.core.life_cycle import LifeCycle, LifeEvent, LoggedEvent, WaitingEvents
+from spark_jms.core.life_cycle import LifeCycle, LoggedEvent, WaitingEvents
+from spark_jms.core.life_event import LifeEvent
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.subscription_limit import NOTHING_DROPPED, LimitAccount
@@ -49,7 +50,11 @@ def changed_objects(before: RecordSet | None, after: RecordSet) -> dict[str, byt
     out: dict[str, bytes | None] = {}
     if before is None or _in_head(before) != _in_head(after):
         out[HEAD] = _dump(_head(after))
-    if old.done.chunks is not after.done.chunks or old.deliveries is not after.deliveries:
+    if (
+        old.done.chunks is not after.done.chunks
+        or old.deliveries is not after.deliveries
+        or old.delays is not after.delays
+    ):
         _compare(out, _chunks(old), _chunks(after), lambda chunk: chunk.data)
     for key, claim in after.claims.items():
         known = old.claims.get(key)

@@ -20,7 +20,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from spark_jms.claims.life_cycle_table import opened_table
 from spark_jms.core.expiration import EXPIRER
-from spark_jms.core.life_cycle import LifeEvent
+from spark_jms.core.life_event import LifeEvent
 from spark_jms.log.domain import Domain
 from spark_jms.setup.session import spark_session
 

@@ -6,7 +6,8 @@ of that table: whatever process writes them here, and whenever, no message is mi
 
 from __future__ import annotations
 
-from spark_jms.core.life_cycle import LifeEvent, LoggedEvent
+from spark_jms.core.life_cycle import LoggedEvent
+from spark_jms.core.life_event import LifeEvent
 from spark_jms.core.ranges import Ranges
 from spark_jms.log.data_file import DataFile
 from spark_jms.log.snapshot import Snapshot

@@ -30,7 +30,7 @@ from spark_jms.cli.main import cli
 from spark_jms.client.context import Context
 from spark_jms.core.batch import Batch, Limits
 from spark_jms.core.expiration import EXPIRER
-from spark_jms.core.life_cycle import LifeEvent
+from spark_jms.core.life_event import LifeEvent
 from spark_jms.core.pause import INSERTION
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.errors import ModuleFileError

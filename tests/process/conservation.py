@@ -33,7 +33,7 @@ from spark_jms.claims import views
 from spark_jms.claims.housekeeper import Housekeeper
 from spark_jms.claims.life_cycle_view import EventRow, events
 from spark_jms.claims.record_sets import state_of
-from spark_jms.core.life_cycle import LifeEvent
+from spark_jms.core.life_event import LifeEvent
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.log.domain import Domain
 from spark_jms.store import Store

@@ -48,7 +48,9 @@ def test_killed_services_expire_each_message_once(tmp_path: Path) -> None:
             running.wait()
             running.stdout.close()
         last = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert last.stdout is not None
         try:
+            assert last.stdout.readline()  # it has begun, so SIGTERM no longer just kills it
             wait_until(lambda: counts() == (COUNT, COUNT), 60, lambda: f"{counts()}")
         finally:
             last.send_signal(signal.SIGTERM)

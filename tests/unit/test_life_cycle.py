@@ -9,7 +9,8 @@ from hypothesis.stateful import invariant, rule
 
 from spark_jms.core import life_cycle
 from spark_jms.core.claim import Claim
-from spark_jms.core.life_cycle import LOGGED, LifeEvent
+from spark_jms.core.life_cycle import LOGGED
+from spark_jms.core.life_event import LifeEvent
 from spark_jms.core.message_state import MessageEvent
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet

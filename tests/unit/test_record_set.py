@@ -367,6 +367,21 @@ def test_acknowledgement_writes_only_what_changed() -> None:
     assert from_objects({**to_objects(state), **changed_objects(state, after)}, "x") == after  # type: ignore[dict-item]
 
 
+def test_claim_of_a_delayed_message_ends_its_delay_in_the_store() -> None:
+    """C8: also when nothing else of its chunk changes."""
+    state = RecordSet().attach("a", "s1").claim(claim("c1", "a", "s1", Ranges.of((1, 1)), replayable=False))
+    delayed = state.release("c1", Ranges.of((1, 1)), delivered=True, until_ms=1100)
+    claimed = delayed.claim(claim("c2", "a", "s1", Ranges.of((1, 1)), replayable=False))
+    objects = to_objects(delayed)
+    for key, value in changed_objects(delayed, claimed).items():
+        if value is None:
+            del objects[key]
+        else:
+            objects[key] = value
+    assert from_objects(objects, "x") == claimed
+    assert not from_objects(objects, "x").delays
+
+
 def test_record_of_ten_million_scattered_messages_is_small() -> None:
     """C18: at most 3 MB at any density, 1 MB where 95 % are done, and 64 KiB for an acknowledgement."""
     for density, limit in ((0.5, 3_000_000), (0.95, 1_000_000)):

@@ -1,0 +1,19 @@
+"""The events of the life-cycle log (T6): life_cycle.py says where they come from."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class LifeEvent(Enum):
+    """`value` stands in the table."""
+
+    SENT = "sent"
+    CLAIMED = "claimed"
+    ACKNOWLEDGED = "acknowledged"
+    RELEASED = "released"
+    EXPIRED = "expired"
+    REFUSED = "refused"
+    SKIPPED = "skipped"
+    TRANSFERRED = "transferred"
+    REMOVED = "removed"
