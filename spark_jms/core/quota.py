@@ -164,6 +164,12 @@ class QuotaState:
         """Of its open reservations."""
         return [one.slot for one in self.requests if not one.waits and one.request.destination == destination]
 
+    def is_same_of(self, destination: str, other: QuotaState) -> bool:
+        """Its usage and its reservations are the same in both."""
+        return self.usages.get(destination) == other.usages.get(destination) and self.slots(destination) == other.slots(
+            destination
+        )
+
     def overdue(self, now_ms: int) -> list[OpenRequest]:
         """Reservations whose senders are dead or slow."""
         return [one for one in self.requests if not one.waits and one.until_ms < now_ms]

@@ -178,14 +178,20 @@ class Quotas:
         _check_possible(request.destination, request.need, quota, limit)
         self._log_of(request.destination)  # raises when it was dropped or renamed: no ledger would count what is sent
         ledger = self.ledger(quota, limit, request.destination)
+        changed, looked = {request.destination}, False
         while True:
             entry, now = ledger.read(), self._clock_ms()
             # The destinations are looked at after the entry is read, or a commit between the two would count nowhere.
-            draft = self._observed(ledger, entry.state.successor(now).lapse(now), [request.destination])
+            draft = self._observed(ledger, entry.state.successor(now).lapse(now), changed)
             granted = draft.grant(request, limit, now + RESERVED_MS)
-            if granted is None and (draft.is_next(request.id) or limit.policy != "FIFO"):
-                draft = self._looked(ledger, draft, now)
-                granted = draft.grant(request, limit, now + RESERVED_MS)
+            if granted is None and not looked and (draft.is_next(request.id) or limit.policy != "FIFO"):
+                # A look at many destinations takes so long that another process writes the entry first, each time. So it only tells
+                # which of them to look at again, behind the newest entry.
+                seen, looked = self._looked(ledger, draft, now), True
+                changed |= {name for name in draft.usages if not seen.is_same_of(name, draft)}
+                if len(changed) > 1:
+                    continue
+                draft, granted = seen, seen.grant(request, limit, now + RESERVED_MS)
             attempt.state = draft
             if granted is not None:
                 if ledger.append(entry, granted, now, f"granted {_shown(request.need)} to {request.by}"):

@@ -26,6 +26,7 @@ from spark_jms.log import send as sending
 from spark_jms.log.admission import Grant, LargerThanQuotaError, QuotaExceededError
 from spark_jms.log.domain import Domain
 from spark_jms.log.message_writer import MessageWriter
+from spark_jms.log.quota_ledger import QuotaLedger
 from spark_jms.log.quotas import Quotas
 from spark_jms.log.register import Register
 from spark_jms.spark.options import parse_options
@@ -181,6 +182,29 @@ def test_shared_quota_counts_all_its_destinations(root: str) -> None:
             receive(context, 3)
             receive(context, room, "more")
             wait_until(lambda: state_of(context).used.messages == 0, LIMIT_S)
+
+
+def test_long_look_at_other_destinations_does_not_lose_the_room(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T1: another process writes an entry during each look at all destinations, as on a slow storage."""
+    made(root, {"messagesMaximum": 2}, more=QUEUE)
+    with connect(root, housekeeping=False) as context:
+        context.producer("more").send_many([{"text": "x"}] * 2)
+        receive(context, 2, "more")
+        wait_until(lambda: context._domain.usage_of("more").messages == 0, LIMIT_S)
+        look, other, looks = Quotas._looked, Domain(root), []
+
+        def overtaken(self: Quotas, ledger: QuotaLedger, *rest: Any) -> QuotaState:
+            found = look(self, ledger, *rest)
+            looks.append(ledger.name)
+            assert len(looks) < 20, "each look is lost"
+            same = other.quotas.ledger("small", other.quotas.limit("small"), "orders")
+            entry = same.read()
+            assert same.append(entry, entry.state.successor(), 0, "another process") is not None
+            return found
+
+        monkeypatch.setattr(Quotas, "_looked", overtaken)
+        context.producer("orders", send_timeout=LIMIT_S).send_many([{"text": "x"}] * 2)
+        assert state_of(context).used.messages == 2
 
 
 # -- waiting ------------------------------------------------------------------------------------------------------------------
