@@ -1,11 +1,13 @@
 """Asynchronous sends of one context (T11): one thread sends what producers have queued, and then calls their listeners.
 
-    a send is   until                                                      counted by
-    ---------   -----                                                      ----------
-    queued      the thread has taken up to BATCH of them, and each         `_unsent`, `_outstanding`
-                destination has committed its share in one shipment
-    sent        its listener has returned; also when sending failed        `_outstanding`
-    complete    –                                                          –
+    a send is   until                                                      it is in            counted by
+    ---------   -----                                                      --------            ----------
+    queued      the thread has taken up to BATCH of them                   `_queue`            `_unsent`, `_outstanding`
+    taken       each destination has committed its share in one shipment   `_taken`            `_unsent`, `_outstanding`
+    sent        its listener has returned; also when sending failed        `_sent`             `_outstanding`
+    complete    –                                                          –                   –
+
+An interrupt (Ctrl-C) of the application's thread between queueing a send and counting it makes it count all sends again.
 
 The thread sends in the order of the queue and calls the listeners in that order too, so both keep the order of each producer.
 While a batch is committed the application queues the next one: the slower a commit, the more sends share the next.
@@ -71,7 +73,8 @@ class AsynchronousSender:
         self._lock = threading.Lock()
         self._work, self._room, self._changed = (threading.Condition(self._lock) for _ in range(3))
         self._queue: deque[AsynchronousSend] = deque()
-        self._sent: deque[AsynchronousSend] = deque()  # only the thread uses it
+        self._taken: list[AsynchronousSend] = []
+        self._sent: deque[AsynchronousSend] = deque()
         self._outstanding: Counter[str] = Counter()  # producer -> sends that are not complete
         self._unsent: Counter[str] = Counter()
         self._messages = self._bytes = 0  # of all that are outstanding
@@ -89,15 +92,27 @@ class AsynchronousSender:
                 raise IllegalStateException("the parent of this forked process opened the context: connect again here")
             if self._closed:
                 raise ClosedError("this context is closed: connect again")
-            self._queue.append(send)
-            self._outstanding[send.outgoing.producer] += 1
-            self._unsent[send.outgoing.producer] += 1
-            self._messages += 1
-            self._bytes += send.bytes
-            self._work.notify()
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():  # an interrupt may have left it without a start
                 self._thread = threading.Thread(target=self._run, name="jmsq-asynchronous-sends", daemon=True)
                 self._thread.start()
+            try:
+                self._queue.append(send)
+                self._outstanding[send.outgoing.producer] += 1
+                self._unsent[send.outgoing.producer] += 1
+                self._messages += 1
+                self._bytes += send.bytes
+                self._work.notify()
+            except BaseException:
+                self._count_again()
+                raise
+
+    def _count_again(self) -> None:
+        unsent = [*self._queue, *self._taken]
+        outstanding = [*unsent, *self._sent]
+        self._unsent = Counter(send.outgoing.producer for send in unsent)
+        self._outstanding = Counter(send.outgoing.producer for send in outstanding)
+        self._messages, self._bytes = len(outstanding), sum(send.bytes for send in outstanding)
+        self._work.notify()
 
     def outstanding(self, producer: str) -> int:
         return self._outstanding[producer]
@@ -111,11 +126,13 @@ class AsynchronousSender:
                 self._send_batch()
             return
         with self._lock:
+            self._work.notify()
             self._changed.wait_for(lambda: not self._unsent[producer])
 
     def wait_until_complete(self, producer: str) -> None:
         with self._lock:
             self._room.notify_all()  # a send that waits for room finds its producer closed
+            self._work.notify()
             self._changed.wait_for(lambda: not self._outstanding[producer])
 
     def refuse_in_listener(self, call: str) -> None:
@@ -128,11 +145,12 @@ class AsynchronousSender:
     def close(self) -> None:
         """Once every send is complete."""
         with self._lock:
+            self._work.notify()
             self._changed.wait_for(lambda: not self._messages)
             self._closed = True
             self._work.notify()
             self._room.notify_all()
-        if self._thread is not None and not self._abandoned:
+        if self._thread is not None and self._thread.is_alive() and not self._abandoned:
             self._thread.join()
 
     def abandon(self) -> None:
@@ -158,18 +176,19 @@ class AsynchronousSender:
                     return
             self._send_batch()
             while self._sent:
-                self._complete(self._sent.popleft())
+                self._complete(self._sent[0])
 
     def _send_batch(self) -> None:
         with self._lock:
-            batch = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
+            batch = self._taken = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
         by_destination: dict[SharedSender, list[AsynchronousSend]] = {}
         for send in batch:
             by_destination.setdefault(send.shared, []).append(send)
         for shared, sends in by_destination.items():
             _send(shared, sends)
-        self._sent += batch
         with self._lock:
+            self._sent += batch
+            self._taken = []
             self._unsent -= Counter(send.outgoing.producer for send in batch)
             self._changed.notify_all()
 
@@ -182,6 +201,7 @@ class AsynchronousSender:
             log.warning("a completion listener raised; the next ones are called", exc_info=error)
         producer = send.outgoing.producer
         with self._lock:
+            self._sent.popleft()
             self._outstanding[producer] -= 1
             self._messages -= 1
             self._bytes -= send.bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +20,7 @@ import pytest
 from spark_jms import apply, connect
 from spark_jms.admin.pause import pause, resume
 from spark_jms.client import Completion, Context, Message, Producer, shared_send
+from spark_jms.client.asynchronous_send import AsynchronousSender
 from spark_jms.core.pause import INSERTION, PRODUCTION
 from spark_jms.errors import (
     ClosedError,
@@ -521,6 +524,42 @@ def test_interrupt_ends_the_wait_for_room(context: Context) -> None:
     hold.open()
     producer.close()
     assert outcomes.texts() == numbers(0, 2)
+
+
+def test_interrupt_at_any_line_of_a_send_leaves_nothing_waiting() -> None:
+    """T11: Ctrl-C; the message is sent and told, or neither, and closing ends."""
+    code = AsynchronousSender.submit.__code__
+    source, first = inspect.getsourcelines(AsynchronousSender.submit)
+    # Python looks for signals after calls, so never at a `try:`, which belongs to no block yet.
+    lines = [first + n for n, text in enumerate(source) if text.strip() != "try:"]
+    interrupted = []
+    with memory_domain(orders="queue") as root:
+        for line in lines:
+            context, outcomes = connect(root, housekeeping=False), Outcomes()
+            producer = context.producer("orders")
+
+            def trace(frame: FrameType, event: str, _: object, line: int = line) -> Any:
+                if frame.f_code is not code:
+                    return None
+                if event == "line" and frame.f_lineno == line and line not in interrupted:
+                    interrupted.append(line)
+                    raise KeyboardInterrupt
+                return trace
+
+            before = sys.gettrace()
+            sys.settrace(trace)
+            try:
+                send_texts(producer, outcomes, 0, 1)
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(before)
+            closing = in_thread(context.close)
+            closing.join(LIMIT_S)
+            assert not closing.is_alive(), f"line {line}"
+            assert not context._asynchronous._messages
+            assert outcomes.texts() in ([], ["0"])
+    assert len(interrupted) > 5
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------
