@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 FACTORIES = "connectionFactories"
 TEMPLATES = "templates"
 QUOTAS = "quotas"
+_KEYS_OF = {FACTORIES: FACTORY_KEYS, TEMPLATES: TEMPLATE_KEYS, QUOTAS: QUOTA_KEYS}
 SCAN_INTERVAL = "expirationScanInterval"
 MAX_FILE_BYTES = 2**20
 _STORE_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
@@ -140,6 +141,16 @@ def _written(row: Setting, value: object) -> object:
     return list(value) if isinstance(value, tuple) else value
 
 
+@dataclass(frozen=True)
+class _Resource:
+    """An entry of `quotas:`, `templates:` or `connectionFactories:`."""
+
+    name: str
+    path: str
+    node: Node
+    keys: Mapping[str, Node]
+
+
 class _Reader:
     """Reads the tree of one file. `path` is the place of a value, such as `destinations.orders.members`."""
 
@@ -177,39 +188,38 @@ class _Reader:
         value = self._values({SCAN_INTERVAL: top[SCAN_INTERVAL]}, "", rows) if SCAN_INTERVAL in top else {}
         return next(iter(value.values()), None)
 
+    def _resources(self, node: Node, section: str, what: str, plural: str, example: str) -> Iterator[_Resource]:
+        """The named resources of a section, with known keys."""
+        for name, entry in self._mapping(node, section, f"a mapping of names to {plural}").items():
+            path = f"{section}.{name}"
+            self._check_name(what, name, entry)
+            keys = self._mapping(entry, path, f"a mapping, such as {example}")
+            self._known_keys(keys, path, _KEYS_OF[section])
+            yield _Resource(name, path, entry, keys)
+
     def _quotas(self, node: Node) -> dict[str, QuotaSettings]:
         quotas = {}
-        for name, entry in self._mapping(node, QUOTAS, "a mapping of names to quotas").items():
-            path = f"{QUOTAS}.{name}"
-            self._check_name("quota", name, entry)
-            keys = self._mapping(entry, path, "a mapping, such as {messagesMaximum: 10000}")
-            self._known_keys(keys, path, QUOTA_KEYS)
-            quotas[name] = QuotaSettings(**self._values(keys, path, QUOTA_KEYS))
+        for one in self._resources(node, QUOTAS, "quota", "quotas", "{messagesMaximum: 10000}"):
+            quotas[one.name] = QuotaSettings(**self._values(one.keys, one.path, QUOTA_KEYS))
         return quotas
 
-    def _templates(self, node: Node) -> dict[str, dict[str, Node]]:
+    def _templates(self, node: Node) -> dict[str, Mapping[str, Node]]:
         """By name, the keys of each template. Their values are checked here, and what they contradict in each destination."""
         templates = {}
-        for name, entry in self._mapping(node, TEMPLATES, "a mapping of names to templates").items():
-            path = f"{TEMPLATES}.{name}"
-            self._check_name("template", name, entry)
-            keys = self._mapping(entry, path, "a mapping, such as {retention: 1 day}")
-            self._known_keys(keys, path, TEMPLATE_KEYS)
-            self._values(keys, path, TEMPLATE_KEYS)
-            templates[name] = keys
+        for one in self._resources(node, TEMPLATES, "template", "templates", "{retention: 1 day}"):
+            self._values(one.keys, one.path, TEMPLATE_KEYS)
+            templates[one.name] = one.keys
         return templates
 
     def _factories(self, node: Node) -> dict[str, ConnectionFactory]:
         factories = {}
-        for name, entry in self._mapping(node, FACTORIES, "a mapping of names to connection factories").items():
-            path = f"{FACTORIES}.{name}"
-            self._check_name("connection factory", name, entry)
-            keys = self._mapping(entry, path, "a mapping, such as {loadBalancingEnabled: false}")
-            self._known_keys(keys, path, FACTORY_KEYS)
+        for one in self._resources(
+            node, FACTORIES, "connection factory", "connection factories", "{loadBalancingEnabled: false}"
+        ):
             try:
-                factories[name] = ConnectionFactory(**self._values(keys, path, FACTORY_KEYS))
+                factories[one.name] = ConnectionFactory(**self._values(one.keys, one.path, FACTORY_KEYS))
             except OptionError as error:
-                raise self._fail(entry, f"{path}: {error}") from error
+                raise self._fail(one.node, f"{one.path}: {error}") from error
         return factories
 
     def _servers(self, node: Node) -> list[ServerSettings]:

@@ -41,11 +41,12 @@ from spark_jms.claims.stores import keep_servers
 from spark_jms.claims.subscriber import Subscriber
 from spark_jms.claims.subscription_request import SubscriptionRequest
 from spark_jms.claims.subscription_use import SubscriptionUse, use_subscription
+from spark_jms.claims.unfinished import UnfinishedMessages
 from spark_jms.core.batch import Batch, Limits, MemberPick, claim_id, claim_number
 from spark_jms.core.batching import Admission
 from spark_jms.core.destination import QUEUE_SUBSCRIPTION
 from spark_jms.core.poison import joined, without
-from spark_jms.core.ranges import EMPTY, Ranges
+from spark_jms.core.ranges import Ranges
 from spark_jms.core.subscription_name import server_of_subscription
 from spark_jms.core.subscription_place import record_server, record_servers, recorded_on
 from spark_jms.errors import (
@@ -109,8 +110,7 @@ class DistributedSubscriber:
         self.table_id = self.table.refresh().table_id
         self._clock_ms, self._lane, self._monotonic_s = clock_ms, lane, monotonic_s
         self._branches: dict[str, Branch] = {}
-        self._claimed_in: dict[str, int] = {}  # server -> generation in which a client's messages were claimed
-        self._unfinished: dict[int, Ranges] = {}  # a client's, by member
+        self._unfinished = UnfinishedMessages(self._server_of)  # of a client
         self._isolation = DistributedIsolation(f"{destination}/{subscription}", narrows=settings.isolates_poison)
         self._delivered = ""  # the claim of the newest batch that this instance has let Spark deliver
         self._left_out = LeftOut(domain.storage, self.table_id, consumer)
@@ -180,7 +180,8 @@ class DistributedSubscriber:
                     done.acknowledged.add(server)
                 if batch is not None:
                     done.made.update(batch.members)
-                    self._note_claimed(server, batch)
+                    if not self.settings.replayable:
+                        self._unfinished.claimed(self._branches[server], batch.members)
         if trial is not None and trial.messages.keys() - done.made.keys():
             return replace(done, made={})
         if done.made:
@@ -354,7 +355,7 @@ class DistributedSubscriber:
                 for claim, members in own.items():
                     for member, picks in members.items():
                         if member not in rest.get(claim, {}):
-                            self._note_finished(member, picks)
+                            self._unfinished.finished(member, picks)
                 for claim, some in rest.items():
                     left.setdefault(claim, {}).update(some)
             return left
@@ -371,7 +372,7 @@ class DistributedSubscriber:
                 released = released and done
                 if done:
                     for member, some in picks.items():
-                        self._note_finished(member, some)
+                        self._unfinished.finished(member, some)
             return released
 
     def set_aside(self, claim: str, member: int, reasons: Mapping[int, str]) -> bool:
@@ -381,22 +382,16 @@ class DistributedSubscriber:
             return self._must(self._server_of(member), lambda s: s.set_aside(claim, member, reasons))
 
     def flush_outbox(self) -> None:
-        with self._lock:
-            if not self.closed:
-                self._each(Subscriber.flush_outbox)
+        self._each_if_open(Subscriber.flush_outbox)
 
     def make_room(self) -> None:
         """As `Subscriber.make_room`."""
         if self.table.snapshot.destination.messages_limit_override == UNLIMITED:
             return  # without asking the servers
-        with self._lock:
-            if not self.closed:
-                self._each(Subscriber.make_room)
+        self._each_if_open(Subscriber.make_room)
 
     def flush_life_cycle(self) -> None:
-        with self._lock:
-            if not self.closed:
-                self._each(Subscriber.flush_life_cycle)
+        self._each_if_open(Subscriber.flush_life_cycle)
 
     def take_up(self) -> None:
         """As `Subscriber.take_up`."""
@@ -407,13 +402,10 @@ class DistributedSubscriber:
     # -- sharing --------------------------------------------------------------------------------------------------
     def leave_all(self) -> None:
         """As `Subscriber.leave_all`."""
-        with self._lock:
-            if not self.closed:
-                self._each(Subscriber.leave_all)
+        self._each_if_open(Subscriber.leave_all)
 
     def hand_over(self) -> int:
-        with self._lock:
-            return 0 if self.closed else sum(self._each(Subscriber.hand_over))
+        return sum(self._each_if_open(Subscriber.hand_over))
 
     def backlog(self) -> dict[int, int]:
         """As `Subscriber.backlog`, without the members of servers that are away."""
@@ -532,6 +524,10 @@ class DistributedSubscriber:
     def _each(self, act: Callable[[Subscriber], T]) -> list[T]:
         return [answer for branch in self._branches.values() for answer in self._answers(branch, act)]
 
+    def _each_if_open(self, act: Callable[[Subscriber], T]) -> list[T]:
+        with self._lock:
+            return [] if self.closed else self._each(act)
+
     def _any(self, act: Callable[[Subscriber], bool]) -> bool:
         return any(self._each(act))
 
@@ -551,30 +547,16 @@ class DistributedSubscriber:
                 f"{self.destination}: server {server} is away ({error}): nothing is known to be acknowledged there; try again"
             ) from error
 
-    # -- what a client has not finished ---------------------------------------------------------------------------
-    def _note_claimed(self, server: str, batch: Batch) -> None:
-        if self.settings.replayable:
-            return
-        self._claimed_in[server] = self._branches[server].generation
-        for member, pick in batch.members.items():
-            self._unfinished[member] = self._unfinished.get(member, EMPTY) | pick.picks
-
-    def _note_finished(self, member: int, picks: Ranges) -> None:
-        if left := self._unfinished.pop(member, EMPTY) - picks:
-            self._unfinished[member] = left
-
     def _check_open(self) -> None:
         if self.closed:
             raise ClosedError(f"consumer {self.consumer} of {self.destination} is closed: create a new one")
-        for member in self._unfinished:
-            server = self._server_of(member)
-            branch = self._branches.get(server)
-            if branch is None or branch.generation != self._claimed_in[server]:
-                raise ConsumerClosedException(
-                    f"consumer {self.consumer} lost server {server}, on which it has messages of {self.destination} that are not "
-                    f"acknowledged ({branch.why_away or 'it answers again' if branch else 'its member was removed'}): they go to "
-                    "other consumers, flagged. Close this consumer and create a new one."
-                )
+        lost = self._unfinished.lost(self._branches)
+        if lost is not None:
+            server, why = lost
+            raise ConsumerClosedException(
+                f"consumer {self.consumer} lost server {server}, on which it has messages of {self.destination} that are not "
+                f"acknowledged ({why}): they go to other consumers, flagged. Close this consumer and create a new one."
+            )
 
 
 AnySubscriber = Subscriber | DistributedSubscriber

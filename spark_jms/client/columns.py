@@ -68,7 +68,7 @@ def _small(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
 def item_bytes(item: Item) -> int:
     """Of bodies and properties. An estimate: text counts its characters. A later check refuses values that a message cannot carry."""
     body: object
-    if isinstance(item, CompressedMessage) and item.compressed_bytes:  # nobody has read its body
+    if isinstance(item, CompressedMessage) and item.compressed_bytes:  # its body was not read
         return item.compressed_bytes
     if isinstance(item, Message):
         text, body, content, properties = item.text, item.body, item.map, item.properties

@@ -35,7 +35,7 @@ class CompressedMessage(Message):
 
     @property
     def compressed_bytes(self) -> int:
-        """Of the body, as long as nobody has read it; then 0."""
+        """Of the body, until the application reads it; then 0."""
         packed = getattr(self, "_packed", None)
         return len(packed) if packed is not None else 0
 

@@ -185,6 +185,11 @@ class Producer:
             "delivery_mode": delivery_mode,
             **unknown,
         }
+        return self._send_composed(template, arguments, completion)
+
+    def _send_composed(
+        self, template: Message | None, arguments: Mapping[str, object], completion: CompletionListener | None
+    ) -> Message | None:
         self._check()
         has_waited = getattr(completion, "has_waited", False)
         if not has_waited:

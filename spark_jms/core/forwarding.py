@@ -31,8 +31,8 @@ class LookedAt:
 
 
 def staying(state: RecordSet, redelivery_limit: int, now_ms: int) -> Ranges:
-    """Available messages that do not go to another member. Delays that are over count for nothing: a member without consumers
-    has nobody who ends them."""
+    """Available messages that do not go to another member. Delays that are over count for nothing: without consumers, no
+    process ends them."""
     delayed = union(ranges.all() for until_ms, ranges in state.delays.items() if until_ms > now_ms)
     return delayed | state.beyond_limit(redelivery_limit)
 

@@ -12,7 +12,7 @@ must be the same with the column and without it, whenever the property was promo
 A file has none when it was written before the promotion (or after its end), or when one of its messages has a value that the
 column cannot take. The column takes the value that a selector sees: whole numbers of any of the four types where they fit,
 float and double where the column has them exactly, text and booleans. A long is no double, as in selectors; text is no
-number. Compaction writes the columns anew, by the declaration of that moment.
+number. Compaction writes the columns again, by the declaration of that moment.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ reservation together with entering the new usage. Slots are used again, so a log
 What a destination commits is in an open reservation, until an entry looks at one version of its log and moves it from reserved
 to used: the sum does not change. An entry that does not look at a destination keeps its old usage and its reservations.
 
-**Why nobody overtakes.** With the policy FIFO a grant also checks that no request waits that was registered before. A dead
+**Why no request overtakes.** With the policy FIFO a grant also checks that no request waits that was registered before. A dead
 sender's request lapses, because it is not renewed.
 
 The exceptions, where usage may exceed the maximum: it was lowered; a destination with messages joined the quota; messages move

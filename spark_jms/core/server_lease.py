@@ -16,7 +16,7 @@ the domain with a token, which they replace while the store answers them. Each p
 
 No clocks are compared. A process measures by its own monotonic clock for how long it has seen the same token. A lease is *due*
 after a third of its length, and *over* after its whole length. So one process that cannot reach the store changes nothing while
-another one can: that one renews. A store that no process asks has nobody to end its lease.
+another one can: that one renews. No process ends the lease of a store that no process asks.
 
 A store that hangs may only be slow, so nothing but the whole length tells. A killed one is known sooner: its address refuses
 connections, or its folder does not exist. That proves no more than a firewall or an unmounted disk of this one host would.

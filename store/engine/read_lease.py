@@ -1,7 +1,7 @@
 """What lets an engine answer a read from its memory: proof that it still owns the store (C9, S4, S6, R8).
 
 Theory. An engine that was stopped does not know it, and another process may have become the engine meanwhile. A write cannot
-be kept then, because the persistence refuses it. A read asks nobody, so it needs a proof of its own.
+be kept then, because the persistence refuses it. A read asks no other process, so it needs a proof of its own.
 
     proof        the persistence has confirmed that this process owned it, after the engine asked
     old engine   answers from its memory until LEASE_MS after the moment at which it asked; then it asks again

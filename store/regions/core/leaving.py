@@ -7,7 +7,7 @@
 
 Theory of step 3. The memory that step 2 counted on may be used up meanwhile: a daemon died, a region was created, or
 another daemon leaves as well. Then the leaving daemon is WAITING. It says so in its log and in its heartbeats, until there
-is room again or an administrator breaks the shutdown off. What it waits for is judged anew at every tick.
+is room again or an administrator breaks the shutdown off. What it waits for is judged again at every tick.
 """
 
 from __future__ import annotations
