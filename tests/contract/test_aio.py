@@ -24,7 +24,7 @@ from spark_jms.errors import (
     MessageSizeError,
 )
 from spark_jms.testing import memory_domain
-from tests.contract.test_asynchronous_send import Hold, numbers
+from tests.contract.completions import Hold, numbers
 
 LIMIT_S = 30
 

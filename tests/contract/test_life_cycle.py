@@ -20,11 +20,9 @@ from spark_jms.admin.purge import drop_backlog, purge_files
 from spark_jms.admin.rename import rename_destination
 from spark_jms.admin.restore import restore
 from spark_jms.claims import views
-from spark_jms.claims.batches import ConsumerSettings
 from spark_jms.claims.housekeeper import Housekeeper
 from spark_jms.claims.life_cycle_table import LifeCycleTable
 from spark_jms.claims.life_cycle_view import EventRow, events
-from spark_jms.claims.subscriber import Subscriber
 from spark_jms.cli.main import cli
 from spark_jms.client.context import Context
 from spark_jms.core.batch import Batch, Limits
@@ -34,6 +32,7 @@ from spark_jms.log.declarations import apply_destinations
 from spark_jms.log.domain import Domain
 from spark_jms.log.storage import now_ms
 from spark_jms.testing import memory_domain, wait_until
+from tests.contract.clocked_consumer import ClockedConsumer
 
 ON = {"message_logging_enabled": True}
 DESTINATIONS: dict[str, Any] = {
@@ -53,21 +52,8 @@ def context() -> Iterator[Context]:
         yield made
 
 
-class Clocked:
+class Clocked(ClockedConsumer):
     """A consumer without background threads, whose time the test sets."""
-
-    def __init__(self, context: Context, destination: str, consumer: str = "q") -> None:
-        self.now_ms = now_ms() + 1_000
-        self.subscriber = Subscriber(
-            context._domain,
-            context._store,
-            destination,
-            "-",
-            consumer,
-            ConsumerSettings(replayable=False),
-            lambda: self.now_ms,
-        )
-        self.start = Batch(consumer)
 
     def take(self, count: int | None = None) -> Batch:
         batch = self.subscriber.next_batch(self.start, Limits(max_messages=count))

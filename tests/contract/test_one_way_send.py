@@ -18,7 +18,7 @@ from spark_jms.errors import ClosedError, MessageFormatError, ModuleFileError, O
 from spark_jms.log.admission import QuotaExceededError
 from spark_jms.store.errors import ResourceAllocationException
 from spark_jms.testing import memory_domain, wait_until
-from tests.contract.test_asynchronous_send import Hold, in_thread, numbers
+from tests.contract.completions import Hold, in_thread, numbers
 
 LIMIT_S = 30
 FOUR = {"kind": "distributed-queue", "members": 4}

@@ -12,9 +12,7 @@ from spark_jms.admin.drop import drop_destination
 from spark_jms.admin.redrive import Redriven, RedriveOrder, plan_redrive, redrive
 from spark_jms.admin.rename import rename_destination
 from spark_jms.claims import redelivery_limit, transfer, views
-from spark_jms.claims.batches import ConsumerSettings
 from spark_jms.claims.record_sets import state_of
-from spark_jms.claims.subscriber import Subscriber
 from spark_jms.client.context import Context
 from spark_jms.client.message import Message
 from spark_jms.core.batch import Batch, Limits
@@ -28,8 +26,8 @@ from spark_jms.errors import (
     ModuleFileError,
 )
 from spark_jms.log.declarations import apply_destinations
-from spark_jms.log.storage import now_ms
 from spark_jms.testing import memory_domain
+from tests.contract.clocked_consumer import ClockedConsumer
 from tests.contract.messages import reject_next
 
 QUEUES: dict[str, Any] = {
@@ -68,21 +66,8 @@ def fail(context: Context, destination: str, times: int, **how: Any) -> None:
             message.reject()
 
 
-class Clocked:
+class Clocked(ClockedConsumer):
     """A consumer of `destination` whose time the test sets."""
-
-    def __init__(self, context: Context, destination: str, consumer: str = "q") -> None:
-        self.now_ms = now_ms() + 1_000
-        self.subscriber = Subscriber(
-            context._domain,
-            context._store,
-            destination,
-            "-",
-            consumer,
-            ConsumerSettings(replayable=False),
-            lambda: self.now_ms,
-        )
-        self.start = Batch(consumer)
 
     def batch(self, count: int | None = None) -> tuple[Batch | None, list[int]]:
         batch = self.subscriber.next_batch(self.start, Limits(max_messages=count))

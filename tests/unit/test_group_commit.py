@@ -45,6 +45,20 @@ class Place:
         finish(requests, None)
 
 
+def run_behind_the_first(
+    threads: list[threading.Thread], place: Place, commit: GroupCommit, gate: threading.Event
+) -> None:
+    """The first thread writes, and waits for the gate; the gate opens once all others have queued up."""
+    threads[0].start()
+    wait_until(lambda: place.leader and not commit._queue, what="the first to write")
+    for thread in threads[1:]:
+        thread.start()
+    wait_until(lambda: len(commit._queue) == len(threads) - 1, what="the others to queue up")
+    gate.set()
+    for thread in threads:
+        thread.join(10)
+
+
 def test_requests_that_queue_up_during_a_write_share_the_next() -> None:
     """C6: the first is written at once, the others together, each with its own result or error."""
     gate = threading.Event()
@@ -64,14 +78,7 @@ def test_requests_that_queue_up_during_a_write_share_the_next() -> None:
             results[number] = str(error)
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(6)]
-    threads[0].start()
-    wait_until(lambda: place.leader and not commit._queue, what="the first to write")
-    for thread in threads[1:]:
-        thread.start()
-    wait_until(lambda: len(commit._queue) == 5, what="the others to queue up")
-    gate.set()
-    for thread in threads:
-        thread.join(10)
+    run_behind_the_first(threads, place, commit, gate)
     assert results == {0: 0, 1: 1, 2: 2, 3: "three", 4: 4, 5: 5}
     assert place.rounds == [1, 5]
 
@@ -87,18 +94,11 @@ def test_leader_gathers_the_threads_that_the_write_before_served() -> None:
             commit.write(lambda _: None)
 
     threads = [threading.Thread(target=work, args=(times,)) for times in (21, 20, 20, 20)]
-    threads[0].start()
-    wait_until(lambda: place.leader and not commit._queue, what="the first to write")
-    for thread in threads[1:]:
-        thread.start()
-    wait_until(lambda: len(commit._queue) == 3, what="the others to queue up")
-    gate.set()
-    for thread in threads:
-        thread.join(10)
+    run_behind_the_first(threads, place, commit, gate)
     assert place.rounds == [1, *[4] * 20]
 
 
-def test_thread_that_writes_alone_gathers_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_that_writes_alone_does_not_gather(monkeypatch: pytest.MonkeyPatch) -> None:
     """C6: and the last of several threads waits once at most."""
     waits: list[float] = []
     monkeypatch.setattr(group.time, "sleep", waits.append)
